@@ -1,0 +1,29 @@
+"""tb_memplugin: where each training step's memory went, in a TensorBoard tab of its own.
+
+Names are imported on first use, so that TensorBoard's side needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tb_memplugin.errors import MemPluginError
+    from tb_memplugin.handler import combine_handlers, memory_trace_handler
+
+__all__ = ["MemPluginError", "combine_handlers", "memory_trace_handler"]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "MemPluginError": "tb_memplugin.errors",
+    "combine_handlers": "tb_memplugin.handler",
+    "memory_trace_handler": "tb_memplugin.handler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,106 @@
+"""The state at one moment: how much is alive, what it is, and what was going on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.analysis.breakdown import By, Part, breakdown
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAllocation:
+    """One live block. `born_ns` is None if it was alive before the window, `freed_ns` if it outlived it.
+
+    `module`, `operator` and `name` (a parameter's FQN, say) are None where not known.
+    """
+
+    bytes: int
+    address: int
+    category: Category
+    phase: Phase
+    module: str | None
+    operator: str | None
+    name: str | None
+    born_ns: int | None
+    freed_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The state of a device after an event. `reserved` is None where the device has no reserve."""
+
+    event: int
+    time_ns: int
+    bytes: int
+    reserved: int | None
+    phase: Phase
+    module: str | None
+    operator: str | None
+    largest: tuple[LiveAllocation, ...]
+    _trace: MemoryTrace
+    _device: int
+
+    def parts(self, by: By) -> tuple[Part, ...]:
+        """The live bytes divided into parts that sum to them, largest first."""
+        return breakdown(self._trace, self._device, self.event, by)
+
+
+def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) -> Moment:
+    """The state of a device after an event; -1 is the moment before the first.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        event: index of an event, of any device.
+        largest: how many of the largest live blocks to list.
+    """
+    events = trace.events
+    began = trace.steps[0].start_ns
+    known = event >= 0
+    reserved = events.reserved[: event + 1][events.device[: event + 1] == device]
+    return Moment(
+        event=event,
+        time_ns=int(events.time_ns[event]) if known else began,
+        bytes=int(trace.live(device)[event + 1]),
+        reserved=int(reserved[-1]) if len(reserved) and reserved[-1] >= 0 else None,
+        phase=Phase(int(events.phase[event])) if known else Phase.BEFORE,
+        module=_name(trace, "modules", int(events.module[event])) if known else None,
+        operator=_name(trace, "operators", int(events.operator[event])) if known else None,
+        largest=largest_alive(trace, device, event, largest),
+        _trace=trace,
+        _device=device,
+    )
+
+
+def largest_alive(trace: MemoryTrace, device: int, event: int, limit: int) -> tuple[LiveAllocation, ...]:
+    """The largest blocks alive on a device after an event, largest first."""
+    alive = trace.allocations.alive_at(event, device)
+    rows = alive[np.argsort(-trace.allocations.bytes[alive], kind="stable")[:limit]]
+    return tuple(_live_allocation(trace, int(row)) for row in rows)
+
+
+def _live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
+    blocks, time = trace.allocations, trace.events.time_ns
+    born, freed = int(blocks.born[row]), int(blocks.freed[row])
+    return LiveAllocation(
+        bytes=int(blocks.bytes[row]),
+        address=int(blocks.address[row]),
+        category=Category(int(blocks.category[row])),
+        phase=Phase(int(blocks.phase[row])),
+        module=_name(trace, "modules", int(blocks.module[row])),
+        operator=_name(trace, "operators", int(blocks.operator[row])),
+        name=_name(trace, "labels", int(blocks.label[row])),
+        born_ns=int(time[born]) if born >= 0 else None,
+        freed_ns=int(time[freed]) if freed < len(time) else None,
+    )
+
+
+def _name(trace: MemoryTrace, table: str, row: int) -> str | None:
+    if row < 0:
+        return None
+    if table == "modules":
+        return trace.modules[row].key
+    return str((trace.operators if table == "operators" else trace.labels)[row])

@@ -1,0 +1,29 @@
+"""The peak: when the most bytes were live, and what they were."""
+
+from __future__ import annotations
+
+from tb_memplugin.analysis.moment import Moment, moment
+from tb_memplugin.analysis.steps import step_stats
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.trace import MemoryTrace
+
+
+def peak(trace: MemoryTrace, device: str | None = None, step: int | None = None, *, largest: int = 10) -> Moment:
+    """The moment with the most live bytes.
+
+    Args:
+        trace: any trace.
+        device: a device's name; None takes the one with the highest peak.
+        step: a step's number; None looks at the whole window.
+        largest: how many of the largest live blocks to list.
+
+    Raises:
+        NotRecordedError: no such device or step, or a trace without devices.
+    """
+    if not trace.devices:
+        raise NotRecordedError("The trace has no device.", where=trace.source, fix="Profile with profile_memory=True.")
+    rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+    chosen = range(len(trace.steps)) if step is None else [trace.step_row(step)]
+    stats = [(row, step_stats(trace, row)[number]) for row in rows for number in chosen]
+    row, best = max(stats, key=lambda item: item[1].peak_bytes)
+    return moment(trace, row, best.peak_event, largest=largest)

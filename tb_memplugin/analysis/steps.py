@@ -1,0 +1,95 @@
+"""The numbers of each profiled step on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.trace import Kind, MemoryTrace
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One step on one device. Bytes and epoch nanoseconds.
+
+    Attributes:
+        step: the step's number.
+        peak_bytes: highest live bytes in the step, the moment of its start included.
+        peak_event: index of the event after which they were reached; one before the step's first
+            event when that was at its start.
+        peak_time_ns: when.
+        start_bytes: alive when the profiled *window* began (the same for all its steps).
+        entry_bytes: alive when this step began.
+        end_bytes: alive when this step ended.
+        window_peak_bytes: highest running sum, at this step's events, of what the source reported
+            since the window began.
+        peak_reserved_bytes: highest reserve, None where the device has none.
+        allocated_bytes, allocations: born in this step.
+        stayed_bytes, stayed: born in this step and alive at its end.
+    """
+
+    step: int
+    start_ns: int
+    end_ns: int
+    peak_bytes: int
+    peak_event: int
+    peak_time_ns: int
+    start_bytes: int
+    entry_bytes: int
+    end_bytes: int
+    window_peak_bytes: int
+    peak_reserved_bytes: int | None
+    allocated_bytes: int
+    allocations: int
+    stayed_bytes: int
+    stayed: int
+
+
+def step_stats(trace: MemoryTrace, device: int) -> tuple[StepStats, ...]:
+    """The numbers of every step of a trace on one device (a row in `trace.devices`), in time order."""
+    return tuple(_stats_of(trace, device, row) for row in range(len(trace.steps)))
+
+
+def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
+    first, end = trace.step_events(row)
+    step = trace.steps[row]
+    live, window = trace.live(device), trace.window(device)
+    peak_event = first - 1 + int(np.argmax(live[first : end + 1]))
+    here = trace.events.device[first:end] == device
+    reported = window[first + 1 : end + 1][here & _reported(trace, first, end)]
+    reserved = trace.events.reserved[first:end][here]
+    blocks = trace.allocations
+    born_first, born_end = np.searchsorted(blocks.born, (first, end))
+    mine = blocks.device[born_first:born_end] == device
+    size = blocks.bytes[born_first:born_end][mine]
+    kept = blocks.freed[born_first:born_end][mine] >= end
+    return StepStats(
+        step=step.number,
+        start_ns=step.start_ns,
+        end_ns=step.end_ns,
+        peak_bytes=int(live[peak_event + 1]),
+        peak_event=peak_event,
+        peak_time_ns=int(trace.events.time_ns[peak_event]) if peak_event >= first else step.start_ns,
+        start_bytes=int(live[0]),
+        entry_bytes=int(live[first]),
+        end_bytes=int(live[end]),
+        window_peak_bytes=int(reported.max()) if len(reported) else int(window[first]),
+        peak_reserved_bytes=_peak_reserved(trace, device, reserved),
+        allocated_bytes=int(size.sum()),
+        allocations=len(size),
+        stayed_bytes=int(size[kept].sum()),
+        stayed=int(np.count_nonzero(kept)),
+    )
+
+
+def _reported(trace: MemoryTrace, first: int, end: int) -> np.ndarray:
+    kind = trace.events.kind[first:end]
+    return (kind == Kind.ALLOC) | (kind == Kind.FREE_COMPLETED)
+
+
+def _peak_reserved(trace: MemoryTrace, device: int, reserved: np.ndarray) -> int | None:
+    known = reserved[reserved >= 0]
+    if not trace.devices[device].has_reserved or not len(known):
+        return None
+    return int(known.max())

@@ -1,0 +1,160 @@
+"""`memory_trace_handler`: what people hand to torch.profiler as `on_trace_ready`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.profiler import trace_from_profile
+from tb_memplugin.sources.window import WindowRecorder, watch
+from tb_memplugin.store.writer import RunWriter
+
+logger = logging.getLogger("tb_memplugin")
+
+Handler = Callable[[torch.profiler.profile], None]
+
+
+def memory_trace_handler(
+    dir_name: str | os.PathLike[str],
+    worker_name: str | None = None,
+    *,
+    model: nn.Module | Mapping[str, nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+) -> Handler:
+    """A handler for `torch.profiler.profile(on_trace_ready=…)` that writes memory for the Memory tab.
+
+    Make it before the profiled window starts, and pass `profile_memory=True` to the profiler. It needs
+    neither stacks nor shapes, changes nothing that the training computes, leaves the profile to other
+    handlers, and never ends the training: what goes wrong on its side is logged once.
+
+    Args:
+        dir_name: the run's folder, below TensorBoard's logdir. Local, or a URL that fsspec opens.
+        worker_name: unique per process. Default: `rank<N>` under torchrun, else `<host>_<pid>`.
+        model: a module, or a dict of named modules, whose memory should be told apart by layer.
+            Held weakly. None: names come from Python stacks, where the profile records them.
+        optimizer: one or several optimizers, to tell their state and gradients apart. Held weakly.
+            Optimizers that step during the window are also found by themselves.
+
+    Raises:
+        TypeError: a model or optimizer of the wrong type.
+
+    Example:
+        >>> handler = memory_trace_handler("runs/a", model=model, optimizer=optimizer)
+        >>> with torch.profiler.profile(profile_memory=True, on_trace_ready=handler) as prof:
+        ...     train(prof)
+    """
+    return _MemoryTraceHandler(str(os.fspath(dir_name)), worker_name, _models(model), _optimizers(optimizer))
+
+
+def combine_handlers(*handlers: Handler) -> Handler:
+    """One `on_trace_ready` out of several: each is called with the profile, in order.
+
+    If one raises, the others are still called, and then the first error is raised.
+    """
+
+    def combined(prof: torch.profiler.profile) -> None:
+        errors = []
+        for handler in handlers:
+            try:
+                handler(prof)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    combined.handlers = handlers  # type: ignore[attr-defined]  # keeps them alive, and visible to readers
+    return combined
+
+
+def default_worker_name() -> str:
+    """`rank<N>` under torchrun or an initialised process group, else `<host>_<pid>`."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return f"rank{torch.distributed.get_rank()}"
+    rank = os.environ.get("RANK")
+    return f"rank{rank}" if rank else f"{socket.gethostname()}_{os.getpid()}"
+
+
+class _MemoryTraceHandler:
+    """The callable behind `memory_trace_handler`."""
+
+    def __init__(
+        self,
+        dir_name: str,
+        worker_name: str | None,
+        models: Mapping[str, nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        self._dir_name = dir_name
+        self._worker_name = worker_name
+        self._writer: RunWriter | None = None
+        self._windows = 0
+        self._warned: set[str] = set()
+        self._recorder = WindowRecorder(models, optimizers)
+        watch(self._recorder)
+
+    def __call__(self, prof: torch.profiler.profile) -> None:
+        try:
+            self._write(prof)
+        except MemPluginError as error:
+            self._warn(str(error))
+        except Exception as error:  # the training goes on, whatever happens to us
+            logger.debug("writing the memory trace failed", exc_info=error)
+            self._warn(
+                f"The memory of this window was not written ({type(error).__name__}: {error}). The training goes on.\n"
+                "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that."
+            )
+
+    def _write(self, prof: torch.profiler.profile) -> None:
+        window = self._recorder.take()
+        if window is None:
+            raise MemPluginError(
+                "This window's start was not seen, so its memory cannot be told apart; nothing was written.",
+                where="memory_trace_handler",
+                fix="Make the handler before the profiler starts, and call it once per window.",
+            )
+        trace = trace_from_profile(prof, window, self._windows)
+        self._windows += 1
+        if self._writer is None:
+            self._writer = RunWriter(self._dir_name, self._worker_name or default_worker_name())
+            logger.info(
+                "Memory is written to %s. See it with: tensorboard --logdir %s",
+                self._dir_name,
+                self._dir_name,
+            )
+        self._writer.write(trace)
+        for problem in window.problems:
+            self._warn(problem)
+
+    def _warn(self, message: str) -> None:
+        """Say something once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning("%s", message)
+
+
+def _models(model: nn.Module | Mapping[str, nn.Module] | None) -> Mapping[str, nn.Module]:
+    if model is None:
+        return {}
+    named = {"": model} if isinstance(model, nn.Module) else dict(model)
+    for name, module in named.items():
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"model {name!r} is a {type(module).__name__}; give a torch.nn.Module or a dict of them")
+    return named
+
+
+def _optimizers(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> Sequence[torch.optim.Optimizer]:
+    if optimizer is None:
+        return ()
+    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    for one in several:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is a {type(one).__name__}; give torch.optim.Optimizer or a list of them")
+    return several

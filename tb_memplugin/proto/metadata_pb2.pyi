@@ -1,0 +1,69 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StepStats(_message.Message):
+    __slots__ = ("peak_bytes", "peak_event", "peak_time_ns", "start_bytes", "entry_bytes", "end_bytes", "window_peak_bytes", "peak_reserved_bytes", "step_start_ns", "step_end_ns", "allocated_bytes", "allocations", "stayed_bytes", "stayed")
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_EVENT_FIELD_NUMBER: _ClassVar[int]
+    PEAK_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    START_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    END_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_START_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_END_NS_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    STAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STAYED_FIELD_NUMBER: _ClassVar[int]
+    peak_bytes: int
+    peak_event: int
+    peak_time_ns: int
+    start_bytes: int
+    entry_bytes: int
+    end_bytes: int
+    window_peak_bytes: int
+    peak_reserved_bytes: int
+    step_start_ns: int
+    step_end_ns: int
+    allocated_bytes: int
+    allocations: int
+    stayed_bytes: int
+    stayed: int
+    def __init__(self, peak_bytes: _Optional[int] = ..., peak_event: _Optional[int] = ..., peak_time_ns: _Optional[int] = ..., start_bytes: _Optional[int] = ..., entry_bytes: _Optional[int] = ..., end_bytes: _Optional[int] = ..., window_peak_bytes: _Optional[int] = ..., peak_reserved_bytes: _Optional[int] = ..., step_start_ns: _Optional[int] = ..., step_end_ns: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., allocations: _Optional[int] = ..., stayed_bytes: _Optional[int] = ..., stayed: _Optional[int] = ...) -> None: ...
+
+class DeviceStats(_message.Message):
+    __slots__ = ("device", "capacity_bytes", "stats")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    capacity_bytes: int
+    stats: StepStats
+    def __init__(self, device: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., stats: _Optional[_Union[StepStats, _Mapping]] = ...) -> None: ...
+
+class StepMetadata(_message.Message):
+    __slots__ = ("version", "worker", "writer_id", "window", "step", "epoch_ns", "side_file", "devices")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_NS_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FILE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    worker: str
+    writer_id: str
+    window: int
+    step: int
+    epoch_ns: int
+    side_file: str
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceStats]
+    def __init__(self, version: _Optional[int] = ..., worker: _Optional[str] = ..., writer_id: _Optional[str] = ..., window: _Optional[int] = ..., step: _Optional[int] = ..., epoch_ns: _Optional[int] = ..., side_file: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceStats, _Mapping]]] = ...) -> None: ...

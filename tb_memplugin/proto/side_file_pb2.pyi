@@ -1,0 +1,121 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONSTANT: _ClassVar[Encoding]
+    OFFSET: _ClassVar[Encoding]
+    DELTA: _ClassVar[Encoding]
+    DICTIONARY: _ClassVar[Encoding]
+CONSTANT: Encoding
+OFFSET: Encoding
+DELTA: Encoding
+DICTIONARY: Encoding
+
+class Footer(_message.Message):
+    __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    source: bytes
+    notes: _containers.RepeatedScalarFieldContainer[bytes]
+    properties: _containers.RepeatedCompositeFieldContainer[Property]
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceInfo]
+    steps: _containers.RepeatedCompositeFieldContainer[StepInfo]
+    columns: _containers.RepeatedCompositeFieldContainer[Column]
+    names: Chunk
+    def __init__(self, version: _Optional[int] = ..., source: _Optional[bytes] = ..., notes: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceInfo, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., names: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class Property(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    value: bytes
+    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class DeviceInfo(_message.Message):
+    __slots__ = ("name", "capacity_bytes", "product")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    capacity_bytes: int
+    product: bytes
+    def __init__(self, name: _Optional[bytes] = ..., capacity_bytes: _Optional[int] = ..., product: _Optional[bytes] = ...) -> None: ...
+
+class StepInfo(_message.Message):
+    __slots__ = ("number", "start_ns", "end_ns")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    start_ns: int
+    end_ns: int
+    def __init__(self, number: _Optional[int] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ...) -> None: ...
+
+class Column(_message.Message):
+    __slots__ = ("name", "rows", "chunks")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("offset", "size", "checksum", "raw_size", "rows", "encoding", "width", "base", "first", "values")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    RAW_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    size: int
+    checksum: int
+    raw_size: int
+    rows: int
+    encoding: Encoding
+    width: int
+    base: int
+    first: int
+    values: int
+    def __init__(self, offset: _Optional[int] = ..., size: _Optional[int] = ..., checksum: _Optional[int] = ..., raw_size: _Optional[int] = ..., rows: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., width: _Optional[int] = ..., base: _Optional[int] = ..., first: _Optional[int] = ..., values: _Optional[int] = ...) -> None: ...
+
+class Names(_message.Message):
+    __slots__ = ("operators", "labels", "module_keys", "module_parents", "module_classes", "frames", "stack_lengths", "stack_frames")
+    OPERATORS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    MODULE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MODULE_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    MODULE_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    STACK_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    STACK_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    operators: _containers.RepeatedScalarFieldContainer[bytes]
+    labels: _containers.RepeatedScalarFieldContainer[bytes]
+    module_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    module_parents: _containers.RepeatedScalarFieldContainer[int]
+    module_classes: _containers.RepeatedScalarFieldContainer[bytes]
+    frames: _containers.RepeatedScalarFieldContainer[bytes]
+    stack_lengths: _containers.RepeatedScalarFieldContainer[int]
+    stack_frames: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, operators: _Optional[_Iterable[bytes]] = ..., labels: _Optional[_Iterable[bytes]] = ..., module_keys: _Optional[_Iterable[bytes]] = ..., module_parents: _Optional[_Iterable[int]] = ..., module_classes: _Optional[_Iterable[bytes]] = ..., frames: _Optional[_Iterable[bytes]] = ..., stack_lengths: _Optional[_Iterable[int]] = ..., stack_frames: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,207 @@
+from tb_memplugin.proto import metadata_pb2 as _metadata_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StepBlob(_message.Message):
+    __slots__ = ("version", "raw_size", "summary")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RAW_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    raw_size: int
+    summary: bytes
+    def __init__(self, version: _Optional[int] = ..., raw_size: _Optional[int] = ..., summary: _Optional[bytes] = ...) -> None: ...
+
+class StepSummary(_message.Message):
+    __slots__ = ("metadata", "source", "properties", "notes", "folded", "modules", "devices", "phases", "calls")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    FOLDED_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    metadata: _metadata_pb2.StepMetadata
+    source: str
+    properties: _containers.ScalarMap[str, str]
+    notes: _containers.RepeatedCompositeFieldContainer[Note]
+    folded: bool
+    modules: Modules
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceSummary]
+    phases: Spans
+    calls: Spans
+    def __init__(self, metadata: _Optional[_Union[_metadata_pb2.StepMetadata, _Mapping]] = ..., source: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., notes: _Optional[_Iterable[_Union[Note, _Mapping]]] = ..., folded: bool = ..., modules: _Optional[_Union[Modules, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[DeviceSummary, _Mapping]]] = ..., phases: _Optional[_Union[Spans, _Mapping]] = ..., calls: _Optional[_Union[Spans, _Mapping]] = ...) -> None: ...
+
+class Note(_message.Message):
+    __slots__ = ("warning", "text")
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    warning: bool
+    text: str
+    def __init__(self, warning: bool = ..., text: _Optional[str] = ...) -> None: ...
+
+class Modules(_message.Message):
+    __slots__ = ("keys", "parents", "classes", "class_names")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    classes: _containers.RepeatedScalarFieldContainer[int]
+    class_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, keys: _Optional[_Iterable[str]] = ..., parents: _Optional[_Iterable[int]] = ..., classes: _Optional[_Iterable[int]] = ..., class_names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeviceSummary(_message.Message):
+    __slots__ = ("name", "capacity_bytes", "product", "stats", "peak", "curve", "modules")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_FIELD_NUMBER: _ClassVar[int]
+    CURVE_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    capacity_bytes: int
+    product: str
+    stats: _metadata_pb2.StepStats
+    peak: Peak
+    curve: Curve
+    modules: ModuleTable
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., product: _Optional[str] = ..., stats: _Optional[_Union[_metadata_pb2.StepStats, _Mapping]] = ..., peak: _Optional[_Union[Peak, _Mapping]] = ..., curve: _Optional[_Union[Curve, _Mapping]] = ..., modules: _Optional[_Union[ModuleTable, _Mapping]] = ...) -> None: ...
+
+class Peak(_message.Message):
+    __slots__ = ("event", "time_ns", "bytes", "phase", "operator", "module", "by_category", "by_module", "by_operator", "by_phase", "largest")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    BY_CATEGORY_FIELD_NUMBER: _ClassVar[int]
+    BY_MODULE_FIELD_NUMBER: _ClassVar[int]
+    BY_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    BY_PHASE_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FIELD_NUMBER: _ClassVar[int]
+    event: int
+    time_ns: int
+    bytes: int
+    phase: int
+    operator: str
+    module: str
+    by_category: Parts
+    by_module: Parts
+    by_operator: Parts
+    by_phase: Parts
+    largest: _containers.RepeatedCompositeFieldContainer[Allocation]
+    def __init__(self, event: _Optional[int] = ..., time_ns: _Optional[int] = ..., bytes: _Optional[int] = ..., phase: _Optional[int] = ..., operator: _Optional[str] = ..., module: _Optional[str] = ..., by_category: _Optional[_Union[Parts, _Mapping]] = ..., by_module: _Optional[_Union[Parts, _Mapping]] = ..., by_operator: _Optional[_Union[Parts, _Mapping]] = ..., by_phase: _Optional[_Union[Parts, _Mapping]] = ..., largest: _Optional[_Iterable[_Union[Allocation, _Mapping]]] = ...) -> None: ...
+
+class Parts(_message.Message):
+    __slots__ = ("keys", "bytes", "counts", "categories")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    bytes: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    categories: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, keys: _Optional[_Iterable[str]] = ..., bytes: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., categories: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Allocation(_message.Message):
+    __slots__ = ("bytes", "address", "category", "phase", "module", "operator", "name", "born_ns", "freed_ns")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CATEGORY_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BORN_NS_FIELD_NUMBER: _ClassVar[int]
+    FREED_NS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    address: int
+    category: int
+    phase: int
+    module: str
+    operator: str
+    name: str
+    born_ns: int
+    freed_ns: int
+    def __init__(self, bytes: _Optional[int] = ..., address: _Optional[int] = ..., category: _Optional[int] = ..., phase: _Optional[int] = ..., module: _Optional[str] = ..., operator: _Optional[str] = ..., name: _Optional[str] = ..., born_ns: _Optional[int] = ..., freed_ns: _Optional[int] = ...) -> None: ...
+
+class Curve(_message.Message):
+    __slots__ = ("t0_ns", "t1_ns", "columns", "low", "high", "reserved", "categories", "stacks", "peak_event", "peak_time_ns", "peak_column")
+    T0_NS_FIELD_NUMBER: _ClassVar[int]
+    T1_NS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_EVENT_FIELD_NUMBER: _ClassVar[int]
+    PEAK_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_COLUMN_FIELD_NUMBER: _ClassVar[int]
+    t0_ns: int
+    t1_ns: int
+    columns: int
+    low: _containers.RepeatedScalarFieldContainer[int]
+    high: _containers.RepeatedScalarFieldContainer[int]
+    reserved: _containers.RepeatedScalarFieldContainer[int]
+    categories: _containers.RepeatedScalarFieldContainer[int]
+    stacks: _containers.RepeatedScalarFieldContainer[int]
+    peak_event: int
+    peak_time_ns: int
+    peak_column: int
+    def __init__(self, t0_ns: _Optional[int] = ..., t1_ns: _Optional[int] = ..., columns: _Optional[int] = ..., low: _Optional[_Iterable[int]] = ..., high: _Optional[_Iterable[int]] = ..., reserved: _Optional[_Iterable[int]] = ..., categories: _Optional[_Iterable[int]] = ..., stacks: _Optional[_Iterable[int]] = ..., peak_event: _Optional[int] = ..., peak_time_ns: _Optional[int] = ..., peak_column: _Optional[int] = ...) -> None: ...
+
+class ModuleTable(_message.Message):
+    __slots__ = ("modules", "own", "highest", "peak_inside", "calls", "allocations", "allocated_bytes", "forward_ns", "backward_ns")
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_FIELD_NUMBER: _ClassVar[int]
+    PEAK_INSIDE_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    modules: _containers.RepeatedScalarFieldContainer[int]
+    own: _containers.RepeatedScalarFieldContainer[int]
+    highest: _containers.RepeatedScalarFieldContainer[int]
+    peak_inside: _containers.RepeatedScalarFieldContainer[int]
+    calls: _containers.RepeatedScalarFieldContainer[int]
+    allocations: _containers.RepeatedScalarFieldContainer[int]
+    allocated_bytes: _containers.RepeatedScalarFieldContainer[int]
+    forward_ns: _containers.RepeatedScalarFieldContainer[int]
+    backward_ns: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, modules: _Optional[_Iterable[int]] = ..., own: _Optional[_Iterable[int]] = ..., highest: _Optional[_Iterable[int]] = ..., peak_inside: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[int]] = ..., allocations: _Optional[_Iterable[int]] = ..., allocated_bytes: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[_Iterable[int]] = ..., backward_ns: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Spans(_message.Message):
+    __slots__ = ("starts", "lengths", "names", "depths", "phases")
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    DEPTHS_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    names: _containers.RepeatedScalarFieldContainer[int]
+    depths: _containers.RepeatedScalarFieldContainer[int]
+    phases: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, starts: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., names: _Optional[_Iterable[int]] = ..., depths: _Optional[_Iterable[int]] = ..., phases: _Optional[_Iterable[int]] = ...) -> None: ...

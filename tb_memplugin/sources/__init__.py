@@ -1,0 +1,1 @@
+"""Sources: each reads something foreign and yields a `MemoryTrace`."""

@@ -1,0 +1,239 @@
+"""Where each allocation was born: step's phase, operator, module. By time and by autograd, with numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.sources.calls import Calls, by_thread, calls_from, crossings_from_spans
+from tb_memplugin.sources.memory_events import MemoryEvents
+from tb_memplugin.sources.phases import phase_at, phase_spans
+from tb_memplugin.sources.profiler_tree import MODULE_PREFIX, NODE_PREFIX, ProfilerTree, sequence_numbers, spans
+from tb_memplugin.sources.tables import Names, Owners
+from tb_memplugin.sources.window import Window
+from tb_memplugin.trace import Module, Phase, Spans, Step
+from tb_memplugin.trace.tables import OUTSIDE, Int32, Int64, UInt8
+
+NO_OPERATOR = "(no operator)"
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Columns for the allocs of a window (not the frees), in time order, and the tables they point into.
+
+    `row` is the place of each alloc among the memory events. `operator_end_ns` is 0 where no operator
+    encloses the birth. `recomputing`: born in a module call that ran during backward.
+    """
+
+    row: Int64
+    phase: UInt8
+    operator: Int32
+    module: Int32
+    operator_end_ns: Int64
+    recomputing: np.ndarray
+    operators: Names
+    owners: Owners
+    phases: Spans
+    calls: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """Operators outside autograd nodes, in time order, with their sequence numbers.
+
+    `creates` marks those that made autograd nodes: the counter stood higher afterwards.
+    """
+
+    row: Int64
+    start_ns: Int64
+    end_ns: Int64
+    sequence: Int64
+    creates: np.ndarray
+
+    def creator(self, sequence: Int64) -> Int64:
+        """The place (in these columns) of the operator that made each node, -1 if none did."""
+        makers = np.flatnonzero(self.creates)
+        place = np.searchsorted(self.sequence[makers], sequence, side="right") - 1
+        return np.where((sequence >= 0) & (place >= 0), np.append(makers, -1)[place], -1).astype(np.int64)
+
+
+def attribute(tree: ProfilerTree, memory: MemoryEvents, window: Window, steps: Sequence[Step]) -> Attribution:
+    """Attribute every alloc of a window.
+
+    Forward: the innermost module call at that time on that thread. Backward: the module whose call
+    held the autograd node's sequence number, or, during recomputation, the call that runs. What no
+    module owns goes to `outside:<operator>`, nodes to the operator that made them.
+    """
+    owners, hooked, threads = _owners_and_calls(tree, window)
+    main = _main_thread(tree)
+    calls = threads[window.thread]
+    operator_start, operator_end = spans(tree.operators)
+    node_start, node_end = spans(tree.nodes)
+    optimizer = spans([event for _, event in tree.optimizer_steps])
+    forward = _forward_operators(tree, calls, hooked, operator_start, operator_end, optimizer)
+    node_sequence = sequence_numbers(tree.nodes)
+    maker = forward.creator(node_sequence)
+    owner_call = calls.owning(node_sequence) if hooked else _call_of_maker(calls, forward, maker)
+    root_node = np.array(tree.node_parent, np.int64) < 0
+    marks = _forward_marks(calls, forward)
+    step_starts = np.array([step.start_ns for step in steps], np.int64)
+    phases = phase_spans(marks, (node_start[root_node], node_end[root_node]), optimizer, step_starts)
+
+    row = np.flatnonzero(memory.bytes > 0)
+    time, operator, node, thread = memory.time_ns[row], memory.operator[row], memory.node[row], memory.thread[row]
+    running, call_start = _running_calls(time, thread, main, window.thread, threads, tree, node_start, node_end)
+    in_node = node >= 0
+    recomputing = in_node & (running >= 0) & (call_start >= np.append(node_start, 0)[node])
+    node_module = np.append(calls.module_of(owner_call), -1)
+    module = np.where(in_node & ~recomputing, node_module[node], running)
+
+    operators = Names()
+    operator_id = np.append(operators.add_all(tree.operator_names), operators.add(NO_OPERATOR))
+    node_id = operators.add_all([name.removeprefix(NODE_PREFIX) for name in tree.node_names])
+    named = np.where((operator < 0) & in_node, np.append(node_id, 0)[node], operator_id[operator]).astype(np.int32)
+    outside_id = np.where(in_node & ~recomputing, _node_names(forward, maker, operator_id, node_id)[node], named)
+    phase = np.where(in_node, Phase.BACKWARD, phase_at(phases, time)).astype(np.uint8)
+    ends = np.where((operator < 0) & in_node, np.append(node_end, 0)[node], np.append(operator_end, 0)[operator])
+    return Attribution(
+        row=row,
+        phase=phase,
+        operator=named,
+        module=owners.with_outside(module, outside_id, operators),
+        operator_end_ns=ends,
+        recomputing=recomputing,
+        operators=operators,
+        owners=owners,
+        phases=phases,
+        calls=_call_spans(calls, phases, owners, node_module[:-1], node_start, node_end),
+    )
+
+
+def _owners_and_calls(tree: ProfilerTree, window: Window) -> tuple[Owners, bool, dict[int, Calls]]:
+    """The module table, whether hooks logged the calls, and the calls of each thread ident."""
+    if window.has_models or not tree.modules:
+        logs = by_thread(window.crossings, window.thread)
+        return Owners(window.names.modules), True, {key: calls_from(log, window.stop_ns) for key, log in logs.items()}
+    start, end = spans([event for _, event, _ in tree.modules])
+    modules, rows = _modules_from_frames([name for name, _, _ in tree.modules], start, end)
+    log = crossings_from_spans(rows, start, end)
+    return Owners(modules), False, {window.thread: calls_from(log, window.stop_ns)}
+
+
+def _modules_from_frames(names: Sequence[str], start: Int64, end: Int64) -> tuple[list[Module], list[int]]:
+    """Name modules by how their Python frames nest: `TransformerLM_0.Block_1.Linear_5`."""
+    modules: list[Module] = []
+    row_of: dict[str, int] = {}
+    rows = [0] * len(names)
+    open_frames: list[tuple[int, int]] = []
+    for frame in np.lexsort((-end, start)).tolist():
+        while open_frames and open_frames[-1][0] <= start[frame]:
+            open_frames.pop()
+        parent = open_frames[-1][1] if open_frames else -1
+        name = names[frame].removeprefix(MODULE_PREFIX)
+        key = f"{modules[parent].key}.{name}" if parent >= 0 else name
+        if key not in row_of:
+            row_of[key] = len(modules)
+            modules.append(Module(key, parent, name.rpartition("_")[0] or name))
+        rows[frame] = row_of[key]
+        open_frames.append((int(end[frame]), rows[frame]))
+    return modules, rows
+
+
+def _main_thread(tree: ProfilerTree) -> int:
+    """The profiler's number of the thread that runs the training loop: most operators outside nodes."""
+    threads = np.array(tree.operator_thread, np.int64)[np.array(tree.operator_node, np.int64) < 0]
+    if not len(threads):
+        return tree.memory_thread[0]
+    found, count = np.unique(threads, return_counts=True)
+    return int(found[np.argmax(count)])
+
+
+def _forward_operators(
+    tree: ProfilerTree, calls: Calls, hooked: bool, start: Int64, end: Int64, optimizer: tuple[Int64, Int64]
+) -> _Forward:
+    """Operators that no autograd node and no optimizer step encloses; if hooks ran, only outside modules."""
+    candidate = np.array(tree.operator_node, np.int64) < 0
+    step = np.searchsorted(optimizer[0], start, side="right") - 1
+    candidate &= ~((step >= 0) & (start < np.append(optimizer[1], 0)[step]))
+    if hooked:
+        candidate &= calls.at(start) < 0
+    row = np.flatnonzero(candidate)
+    row = row[np.argsort(start[row], kind="stable")]
+    sequence = sequence_numbers([tree.operators[place] for place in row.tolist()])
+    times = np.concatenate((start[row], calls.boundary_ns if hooked else calls.boundary_ns[:0]))
+    known = np.concatenate((sequence, calls.boundary_sequence if hooked else calls.boundary_sequence[:0]))
+    last = max(int(sequence_numbers(tree.nodes).max(initial=-1)) + 1, int(known.max(initial=-1)))
+    numbered = np.flatnonzero(known >= 0)
+    numbered = numbered[np.argsort(times[numbered], kind="stable")]
+    following = np.full(len(known), -1, np.int64)
+    following[numbered] = np.append(known[numbered[1:]], last)[: len(numbered)]
+    return _Forward(row, start[row], end[row], sequence, (following > known)[: len(row)] & (sequence >= 0))
+
+
+def _call_of_maker(calls: Calls, forward: _Forward, maker: Int64) -> Int64:
+    started = np.append(forward.start_ns, 0)[maker]
+    return np.where(maker >= 0, calls.at(started), -1)
+
+
+def _forward_marks(calls: Calls, forward: _Forward) -> tuple[Int64, Int64]:
+    outer = calls.depth == 0
+    return (
+        np.concatenate((calls.start_ns[outer], forward.start_ns[forward.creates])),
+        np.concatenate((calls.end_ns[outer], forward.end_ns[forward.creates])),
+    )
+
+
+def _running_calls(
+    time: Int64,
+    thread: Int64,
+    main: int,
+    main_ident: int,
+    threads: dict[int, Calls],
+    tree: ProfilerTree,
+    node_start: Int64,
+    node_end: Int64,
+) -> tuple[Int64, Int64]:
+    """The module's row of the innermost call at each birth on its own thread, and when it was entered."""
+    module, entered = np.full(len(time), -1, np.int64), np.zeros(len(time), np.int64)
+    node_thread = np.array(tree.node_thread, np.int64)
+    for ident, calls in threads.items():
+        if not len(calls):
+            continue
+        number = main if ident == main_ident else _thread_running(calls, node_thread, node_start, node_end)
+        mine = np.flatnonzero(thread == number) if number is not None else np.empty(0, np.intp)
+        call = calls.at(time[mine])
+        module[mine] = calls.module_of(call)
+        entered[mine] = np.append(calls.start_ns, 0)[call]
+    return module, entered
+
+
+def _thread_running(calls: Calls, node_thread: Int64, node_start: Int64, node_end: Int64) -> int | None:
+    """The profiler's number of an autograd thread, from the node during which it called its first module.
+
+    None for threads that the profiler does not see.
+    """
+    around = np.flatnonzero((node_start <= calls.start_ns[0]) & (calls.start_ns[0] < node_end))
+    return int(node_thread[around[-1]]) if len(around) else None
+
+
+def _node_names(forward: _Forward, maker: Int64, operator_id: Int64, node_id: Int64) -> Int64:
+    """The operator by which a node outside all modules goes: the one that made it, else its own name."""
+    made_by = operator_id[np.append(forward.row, -1)[maker]]
+    return np.append(np.where(maker >= 0, made_by, node_id), 0)
+
+
+def _call_spans(
+    calls: Calls, phases: Spans, owners: Owners, node_module: Int64, node_start: Int64, node_end: Int64
+) -> Spans:
+    """Forward calls, and autograd nodes under the module that owns them, sorted by start."""
+    owned = np.flatnonzero(node_module >= 0)
+    start = np.concatenate((calls.start_ns, node_start[owned]))
+    order = np.argsort(start, kind="stable")
+    depth = np.concatenate((calls.depth, owners.depth()[node_module[owned]].astype(np.int32)))
+    name = np.concatenate((calls.row, node_module[owned].astype(np.int32)))
+    forward = np.where(phase_at(phases, calls.start_ns) == Phase.BACKWARD, Phase.BACKWARD, Phase.FORWARD)
+    phase = np.concatenate((forward.astype(np.uint8), np.full(len(owned), Phase.BACKWARD, np.uint8)))
+    end = np.concatenate((calls.end_ns, node_end[owned]))
+    return Spans(start[order], end[order], name[order], depth[order], phase[order])

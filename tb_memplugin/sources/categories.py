@@ -1,0 +1,121 @@
+"""What a block is for: by identity where it is known, else by how long it lived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.sources.storages import Sighting
+from tb_memplugin.trace import Allocations, Category, Phase, Spans
+from tb_memplugin.trace.tables import Int32, Int64, UInt8
+
+COMMUNICATION_PREFIXES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "fsdp::", "record_param_comms")
+WORKSPACE_BYTES = frozenset({8_519_680, 33_554_432})
+"""What cuBLAS takes per handle and stream, before Hopper and on it (measured; allocated inside a matmul)."""
+_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "MmBackward0", "AddmmBackward0", "BmmBackward0")
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """What is known of the allocations born in the window: columns of one length, in order of birth.
+
+    `operator_end_ns` is when the operator (or autograd node) around the allocation ended, 0 for none;
+    `recomputing` marks births inside a module call that ran during backward.
+    """
+
+    time_ns: Int64
+    freed_ns: Int64
+    device: UInt8
+    address: Int64
+    bytes: Int64
+    phase: UInt8
+    operator: Int32
+    operator_end_ns: Int64
+    recomputing: np.ndarray
+
+
+def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_optimizer: bool) -> UInt8:
+    """Categories from when blocks were born and freed.
+
+    - freed before its operator ended: temporary;
+    - born in forward: activation; in a module call during backward: recomputed;
+    - born in backward: a gradient if it outlives the backward, else autograd detail;
+    - born in an optimizer step: temporary if it does not outlive it, else optimizer state, unless the
+      optimizer's state is known by pointer: then what is left is unknown;
+    - born elsewhere: input if it is alive when a forward begins, temporary if it is freed before the
+      next phase, else unknown.
+
+    Args:
+        born: the allocations.
+        phases: the stretches of the phases, in time order.
+        operators: names of operators, to find communication.
+        knows_optimizer: whether optimizer state has been told apart by pointer.
+    """
+    category = np.full(len(born.time_ns), Category.UNKNOWN, np.uint8)
+    here, following = _stretch_end(born, phases), _next_forward(born, phases)
+    outlives = born.freed_ns > here
+    forward, backward = born.phase == Phase.FORWARD, born.phase == Phase.BACKWARD
+    category[forward] = Category.ACTIVATION
+    category[backward] = np.where(outlives[backward], Category.GRADIENT, Category.AUTOGRAD_DETAIL)
+    category[backward & born.recomputing] = Category.RECOMPUTED
+    optimizer = born.phase == Phase.OPTIMIZER
+    kept = Category.UNKNOWN if knows_optimizer else Category.OPTIMIZER_STATE
+    category[optimizer] = np.where(outlives[optimizer], kept, Category.TEMPORARY)
+    other = born.phase == Phase.OTHER
+    category[other & ~outlives] = Category.TEMPORARY
+    category[other & (born.freed_ns > following)] = Category.INPUT
+    communication = np.array([name.startswith(COMMUNICATION_PREFIXES) for name in (*operators, "")], bool)
+    category[communication[born.operator]] = Category.COMMUNICATION
+    category[(born.operator_end_ns > 0) & (born.freed_ns <= born.operator_end_ns)] = Category.TEMPORARY
+    return category
+
+
+def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], window_end_ns: int) -> np.ndarray:
+    """Mask of cuBLAS workspaces: their exact size, born inside a matrix product, and never given back."""
+    matmul = np.array([name.removeprefix("aten::") in _MATMULS for name in (*operators, "")], bool)
+    on_cuda = np.array([name.startswith("cuda") for name in devices] or [False], bool)
+    right_size = np.isin(born.bytes, list(WORKSPACE_BYTES))
+    return matmul[born.operator] & right_size & on_cuda[born.device] & (born.freed_ns > window_end_ns)
+
+
+def match_sightings(sightings: Sequence[Sighting], devices: Sequence[str], blocks: Allocations, time_ns: Int64) -> Int64:
+    """The row of the allocation behind each sighting: alive at its time, at its address; -1 for none.
+
+    Args:
+        sightings: of any time within the window.
+        devices: names, as rows of `blocks.device` point to.
+        blocks: the paired allocations.
+        time_ns: the events' times.
+    """
+    wanted = np.array([seen.address for seen in sightings], np.uint64)
+    found = np.full(len(sightings), -1, np.int64)
+    candidates = np.flatnonzero(np.isin(blocks.address, wanted) & (blocks.address != 0))
+    times = np.append(time_ns, np.iinfo(np.int64).max)
+    began = np.where(blocks.born[candidates] >= 0, times[blocks.born[candidates]], 0).tolist()
+    ended = times[blocks.freed[candidates]].tolist()
+    lives: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    where = zip(blocks.device[candidates].tolist(), blocks.address[candidates].tolist(), strict=True)
+    for row, (device, address), start, end in zip(candidates.tolist(), where, began, ended, strict=True):
+        lives.setdefault((devices[device], address), []).append((start, end, row))
+    for place, seen in enumerate(sightings):
+        for start, end, row in reversed(lives.get((seen.device, seen.address), ())):
+            if start <= seen.time_ns < end:
+                found[place] = row
+                break
+    return found
+
+
+def _stretch_end(born: Born, phases: Spans) -> Int64:
+    """When the stretch of each birth's phase ends; in `other`, when the next stretch begins."""
+    forever = np.iinfo(np.int64).max - 1
+    ends, starts = np.append(phases.end_ns, forever), np.append(phases.start_ns, forever)
+    row = np.searchsorted(phases.start_ns, born.time_ns, side="right")
+    return np.where(born.phase == Phase.OTHER, starts[row], ends[row - 1])
+
+
+def _next_forward(born: Born, phases: Spans) -> Int64:
+    forever = np.iinfo(np.int64).max
+    starts = np.append(phases.start_ns[phases.phase == Phase.FORWARD], forever)
+    return starts[np.searchsorted(starts, born.time_ns, side="right").clip(max=len(starts) - 1)]

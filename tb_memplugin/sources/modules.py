@@ -1,0 +1,150 @@
+"""Which module runs when: hooks that exist only while a profiler records, and the names of modules.
+
+The hooks log times and autograd sequence numbers instead of opening profiler ranges: that leaves the
+traces of other handlers on the same profile as they are, and costs less than a range.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.trace import Module
+
+Models = nn.Module | Mapping[str, nn.Module]
+
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Path segments that torch.compile, FSDP and checkpoint wrappers put into names: people do not write them."""
+
+
+def clean_name(fqn: str) -> str:
+    """A module's or parameter's FQN without the segments that wrappers add."""
+    if "_" not in fqn:
+        return fqn
+    return ".".join(part for part in fqn.split(".") if part not in _WRAPPERS)
+
+
+@dataclass(slots=True)
+class ModuleNames:
+    """The modules of the models at one moment: a row each, parents before children.
+
+    `row_of` maps `id(module)` to its row; a shared module has the first of its names.
+    `owner_of` maps `id(parameter or buffer)` to (row of the owning module, FQN of the tensor).
+    """
+
+    modules: list[Module] = field(default_factory=list)
+    row_of: dict[int, int] = field(default_factory=dict)
+    owner_of: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, models: Mapping[str, nn.Module]) -> ModuleNames:
+        """Name every module of the models; with several models each FQN begins with its model's name."""
+        names = cls()
+        rows: dict[str, int] = {}
+        for prefix, model in models.items():
+            for fqn, module in model.named_modules(prefix=prefix):
+                key = clean_name(fqn)
+                if key not in rows:
+                    rows[key] = len(names.modules)
+                    names.modules.append(Module(key, _parent(key, rows), type(module).__name__))
+                names.row_of[id(module)] = rows[key]
+                for tensors in (module._parameters, module._buffers):
+                    for name, tensor in tensors.items():
+                        if tensor is not None:
+                            label = f"{key}.{name}" if key else name
+                            names.owner_of.setdefault(id(tensor), (rows[key], label))
+        return names
+
+
+def _parent(key: str, rows: Mapping[str, int]) -> int:
+    while key:
+        key = key.rpartition(".")[0]
+        if key in rows:
+            return rows[key]
+    return -1
+
+
+class ModuleRecorder:
+    """Logs when modules are entered and left. `start` puts hooks on, `stop` takes every one of them off.
+
+    Nothing is hooked below a compiled module: its own call is logged, and the compiled code inside
+    stays as it was compiled.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[tuple[int, int, int, int]] = []
+        """(time_ns, row or -1 - row, sequence number, thread ident), in order for each thread."""
+        self._handles: list[Any] = []
+        self._patched: list[tuple[weakref.ref[nn.Module], Any]] = []
+
+    def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
+        """Hook every module of the models that runs as Python code."""
+        self.log = []
+        seen: set[int] = set()
+        for model in models.values():
+            self._hook_tree(model, names, seen)
+
+    def stop(self) -> None:
+        """Remove all hooks. Safe to call at any time, and twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for reference, original in self._patched:
+            module = reference()
+            if module is not None:
+                module._compiled_call_impl = original
+        self._patched.clear()
+
+    def _hook_tree(self, module: nn.Module, names: ModuleNames, seen: set[int]) -> None:
+        pending = [module]
+        while pending:
+            module = pending.pop()
+            if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
+                continue
+            seen.add(id(module))
+            row = names.row_of.get(id(module))
+            if row is None:
+                continue
+            if getattr(module, "_compiled_call_impl", None) is not None:
+                self._wrap_compiled(module, row)
+                continue
+            self._hook(module, row)
+            if not isinstance(module, torch._dynamo.OptimizedModule):
+                pending.extend(module.children())
+
+    def _hook(self, module: nn.Module, row: int) -> None:
+        log, ident, compiling = self.log, threading.get_ident, torch.compiler.is_compiling
+
+        def entered(*_: object) -> None:
+            if not compiling():
+                log.append((time_ns(), row, _sequence_number(), ident()))
+
+        def left(*_: object) -> None:
+            if not compiling():
+                log.append((time_ns(), -1 - row, _sequence_number(), ident()))
+
+        self._handles.append(module.register_forward_pre_hook(entered))
+        self._handles.append(module.register_forward_hook(left, always_call=True))
+
+    def _wrap_compiled(self, module: nn.Module, row: int) -> None:
+        """`Module.compile()` replaces the call itself, hooks included: log around the replacement."""
+        original, log, ident = module._compiled_call_impl, self.log, threading.get_ident
+
+        def logged(*args: Any, **kwargs: Any) -> Any:
+            log.append((time_ns(), row, _sequence_number(), ident()))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                log.append((time_ns(), -1 - row, _sequence_number(), ident()))
+
+        module._compiled_call_impl = logged
+        self._patched.append((weakref.ref(module), original))

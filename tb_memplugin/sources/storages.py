@@ -1,0 +1,142 @@
+"""Who owns which storage: parameters, buffers, gradients and optimizer state, by pointer.
+
+A sighting says that at some time a storage at some address was, say, the gradient of a parameter.
+Matched with the allocations of the trace it names them exactly, also after they are freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.trace import Category
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A storage with a known purpose. `module` is a row of the names, -1 if none owns it."""
+
+    time_ns: int
+    device: str
+    address: int
+    bytes: int
+    category: Category
+    module: int
+    label: str
+
+
+def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
+    """The storages behind a tensor with their device's name: several for sparse and wrapper tensors."""
+    for plain in _plain(tensor):
+        try:
+            storage = plain.untyped_storage()
+            address = storage.data_ptr()
+        except (RuntimeError, NotImplementedError):
+            continue  # meta, fake, functorch: no memory that an allocator knows
+        if address:
+            yield storage, _memory_of(plain, storage)
+
+
+def _memory_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> str:
+    if tensor.device.type == "cpu":
+        return "shared" if storage.is_shared() else "cpu"
+    return str(tensor.device)
+
+
+def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is nn.Parameter or kind is nn.Buffer:
+        if tensor.layout is torch.strided:
+            yield tensor
+        elif tensor.layout is torch.sparse_coo:
+            yield from (tensor._indices(), tensor._values())
+        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+        elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+            yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+        return
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        for name in flatten()[0]:
+            yield from _plain(getattr(tensor, name))
+    elif tensor.layout is torch.strided:
+        yield tensor
+
+
+def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Iterator[tuple[torch.Tensor, Category, int, str]]:
+    """Parameters, buffers and gradients: (tensor, category, owning module's row, label)."""
+    for model in models.values():
+        for tensors, category in ((model.parameters(), Category.PARAMETER), (model.buffers(), Category.BUFFER)):
+            for tensor in tensors:
+                module, label = names.owner_of.get(id(tensor), (-1, ""))
+                yield tensor, category, module, label
+                if category is Category.PARAMETER and tensor.grad is not None:
+                    yield tensor.grad, Category.GRADIENT, module, f"{label} (gradient)"
+
+
+def gradients(
+    optimizer: torch.optim.Optimizer, names: ModuleNames
+) -> Iterator[tuple[torch.Tensor, Category, int, str]]:
+    """The gradients that an optimizer is about to use."""
+    for parameter, module, label in optimizer_parameters(optimizer, names):
+        if parameter.grad is not None:
+            yield parameter.grad, Category.GRADIENT, module, f"{label} (gradient)"
+
+
+def optimizer_storages(
+    optimizer: torch.optim.Optimizer, names: ModuleNames
+) -> Iterator[tuple[torch.Tensor, Category, int, str]]:
+    """Every tensor of an optimizer's state, nested ones too, with the parameter's owner."""
+    for parameter, module, label in optimizer_parameters(optimizer, names):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            for tensor in _tensors(value):
+                if tensor is not parameter:
+                    yield tensor, Category.OPTIMIZER_STATE, module, f"{label} ({name})"
+
+
+def optimizer_parameters(
+    optimizer: torch.optim.Optimizer, names: ModuleNames
+) -> Iterator[tuple[torch.Tensor, int, str]]:
+    """An optimizer's parameters in its own order, with the owning module's row and the FQN."""
+    for index, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            yield parameter, *names.owner_of.get(id(parameter), (-1, f"group {index} parameter {place}"))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
+
+
+def sight(
+    tensors: Iterable[tuple[torch.Tensor, Category, int, str]], *, keep: list[torch.UntypedStorage] | None = None
+) -> list[Sighting]:
+    """Note the storages of tensors, each once: a storage seen under two purposes keeps the first.
+
+    Args:
+        tensors: (tensor, category, owning module's row, label).
+        keep: receives the storage objects, in the order of the result.
+    """
+    now, seen, found = time_ns(), set(), []
+    for tensor, category, module, label in tensors:
+        for storage, device in storages(tensor):
+            address = storage.data_ptr()
+            if address in seen:
+                continue
+            seen.add(address)
+            found.append(Sighting(now, device, address, storage.nbytes(), category, module, label))
+            if keep is not None:
+                keep.append(storage)
+    return found

@@ -1,0 +1,78 @@
+"""Tables that grow while a trace is built: names, and the owners of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tb_memplugin.trace import Module
+from tb_memplugin.trace.tables import NOT_NAMED, OUTSIDE, Int32, Int64
+
+
+class Names:
+    """Strings, each once; `add` gives a string's row."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+
+    def add(self, name: str) -> int:
+        """The row of a name, new or known."""
+        return self._rows.setdefault(name, len(self._rows))
+
+    def add_all(self, names: Iterable[str]) -> Int64:
+        """The rows of names: int64."""
+        rows = self._rows
+        return np.array([rows.setdefault(name, len(rows)) for name in names], np.int64)
+
+    def as_tuple(self) -> tuple[str, ...]:
+        """All names, in row order."""
+        return tuple(self._rows)
+
+
+class Owners:
+    """The modules of the models, and behind them the keys that stand for no module."""
+
+    def __init__(self, modules: Sequence[Module]) -> None:
+        self._modules = list(modules)
+        self._extra: dict[str, int] = {}
+        self._named = len(modules)
+
+    @property
+    def not_named(self) -> int:
+        """The row for what was alive before the window and has no known owner."""
+        return self._row(NOT_NAMED)
+
+    def with_outside(self, module: Int64, operator: Int64, operators: Names) -> Int32:
+        """Give rows without a module (-1) the row of their operator's key, `outside:<operator>`."""
+        owner = module.astype(np.int32)
+        loose = np.flatnonzero(module < 0)
+        names = operators.as_tuple()
+        for name in np.unique(operator[loose]).tolist():
+            owner[loose[operator[loose] == name]] = self._row(OUTSIDE + _short(names[name]))
+        return owner
+
+    def is_module(self, rows: Int32) -> np.ndarray:
+        """Mask of rows that are modules of the models."""
+        return (rows >= 0) & (rows < self._named)
+
+    def depth(self) -> Int64:
+        """How many modules enclose each row: int64, one entry a row."""
+        depth = np.zeros(len(self._modules) + 1, np.int64)
+        for row, module in enumerate(self._modules):
+            depth[row] = depth[module.parent] + 1 if module.parent >= 0 else 0
+        return depth
+
+    def as_tuple(self) -> tuple[Module, ...]:
+        """All owners, in row order."""
+        return tuple(self._modules)
+
+    def _row(self, key: str) -> int:
+        if key not in self._extra:
+            self._extra[key] = len(self._modules)
+            self._modules.append(Module(key))
+        return self._extra[key]
+
+
+def _short(operator: str) -> str:
+    return operator.removeprefix("aten::").removeprefix("torch::autograd::")

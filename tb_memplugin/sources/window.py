@@ -1,0 +1,270 @@
+"""What must be seen while the profiler records, because the profile itself does not keep it.
+
+At a window's start: what is alive, by storage. During it: when modules are entered and left, which
+storages are gradients and optimizer state, when storages of the start state die. Between windows
+nothing of this exists: no hook, no weak reference.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import profiler as autograd_profiler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.sources.storages import (
+    Sighting,
+    gradients,
+    model_storages,
+    optimizer_parameters,
+    optimizer_storages,
+    sight,
+)
+
+logger = logging.getLogger("tb_memplugin")
+
+
+@dataclass(slots=True)
+class Window:
+    """The record of one window. Times are epoch nanoseconds.
+
+    Attributes:
+        start_ns, stop_ns: when it began and ended.
+        thread: `threading.get_ident()` of the thread that started the profiler.
+        names: the models' modules.
+        start: the storages alive at the start.
+        died: (time, row in `start`) of storages of the start state that were freed.
+        crossings: see `ModuleRecorder.log`.
+        sightings: gradients and optimizer state seen during the window and at its end.
+        parameter_bytes: per optimizer, (module row, label, bytes) of parameters in its order.
+        blocks: what the device allocators themselves say is alive at the start:
+            (device name, address, bytes) per block. Empty on the CPU, whose allocator cannot tell.
+        problems: what could not be recorded, as sentences.
+    """
+
+    start_ns: int
+    thread: int
+    names: ModuleNames
+    start: list[Sighting] = field(default_factory=list)
+    died: list[tuple[int, int]] = field(default_factory=list)
+    crossings: list[tuple[int, int, int, int]] = field(default_factory=list)
+    sightings: list[Sighting] = field(default_factory=list)
+    parameter_bytes: list[list[tuple[int, str, int]]] = field(default_factory=list)
+    blocks: list[tuple[str, int, int]] = field(default_factory=list)
+    stop_ns: int = 0
+    has_models: bool = False
+    has_optimizers: bool = False
+    problems: list[str] = field(default_factory=list)
+
+
+class WindowRecorder:
+    """Records windows for one handler. Holds models and optimizers weakly: they may die.
+
+    Args:
+        models: name -> module; a single unnamed model has the name "".
+        optimizers: the optimizers whose state should be told apart. Others that step during a window
+            and own parameters of the models are found by themselves.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._models = {name: weakref.ref(model) for name, model in models.items()}
+        self._given = len(optimizers)
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [weakref.ref(one) for one in optimizers]
+        self._modules = ModuleRecorder()
+        self._handles: list[Any] = []
+        self._deaths: list[weakref.ref[torch.UntypedStorage]] = []
+        self._window: Window | None = None
+        self._stepped: set[int] = set()
+
+    def start(self) -> None:
+        """Begin a window: take the start state, put hooks on. Never raises."""
+        self._release()
+        models = self._alive_models()
+        self._window = window = Window(time_ns(), threading.get_ident(), ModuleNames())
+        try:
+            window.names = ModuleNames.of(models)
+            window.has_models = bool(models)
+            window.has_optimizers = bool(self._given)
+            self._missing(models)
+            self._take_start(models)
+            window.blocks = allocator_blocks()
+            self._modules.start(models, window.names)
+            window.crossings = self._modules.log
+            self._handles = [
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ]
+        except Exception as error:  # the training goes on, whatever happens to us
+            self._failed("start", error)
+
+    def stop(self) -> None:
+        """End the window: take every hook off, note what is alive. Never raises."""
+        window = self._window
+        try:
+            self._modules.stop()
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+            if window is not None and not window.stop_ns:
+                window.stop_ns = time_ns()
+                self._take_end(window)
+        except Exception as error:  # see start
+            self._failed("stop", error)
+        self._deaths.clear()
+
+    def take(self) -> Window | None:
+        """The finished window, once; None if none was recorded since the last call."""
+        window, self._window = self._window, None
+        return window if window is not None and window.stop_ns else None
+
+    def _release(self) -> None:
+        self._modules.stop()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._deaths.clear()
+        self._stepped.clear()
+
+    def _alive_models(self) -> dict[str, nn.Module]:
+        models = {name: reference() for name, reference in self._models.items()}
+        return {name: model for name, model in models.items() if model is not None}
+
+    def _alive_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+
+    def _missing(self, models: Mapping[str, nn.Module]) -> None:
+        assert self._window is not None
+        gone = len(self._models) - len(models)
+        if gone:
+            self._window.problems.append(
+                f"{gone} model(s) given to memory_trace_handler no longer exist: their modules have no names here. "
+                "Keep a reference to the model, or make a new handler for the new one."
+            )
+
+    def _take_start(self, models: Mapping[str, nn.Module]) -> None:
+        assert self._window is not None
+        window, kept = self._window, []
+        tensors = list(model_storages(models, window.names))
+        for optimizer in self._alive_optimizers():
+            tensors += gradients(optimizer, window.names)
+            tensors += optimizer_storages(optimizer, window.names)
+            window.parameter_bytes.append(_parameter_bytes(optimizer, window.names))
+        window.start = sight(tensors, keep=kept)
+        died = window.died
+        for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
+            if sighting.device in ("cpu", "shared"):
+                self._deaths.append(weakref.ref(storage, _on_death(died, row)))
+
+    def _take_end(self, window: Window) -> None:
+        tensors = list(model_storages(self._alive_models(), window.names))
+        for optimizer in self._alive_optimizers():
+            tensors += optimizer_storages(optimizer, window.names)
+        window.sightings += sight(tensors)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        window = self._window
+        if window is None:
+            return
+        try:
+            self._meet(optimizer, window)
+            window.sightings += sight(gradients(optimizer, window.names))
+        except Exception as error:  # see start
+            self._failed("optimizer step", error)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        window = self._window
+        if window is None or id(optimizer) in self._stepped:
+            return
+        try:
+            self._stepped.add(id(optimizer))
+            window.sightings += sight(optimizer_storages(optimizer, window.names))
+        except Exception as error:  # see start
+            self._failed("optimizer step", error)
+
+    def _meet(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
+        """An optimizer that was not given, or replaced the one that was: take it in."""
+        if any(reference() is optimizer for reference in self._optimizers):
+            return
+        parameters = _parameter_bytes(optimizer, window.names)
+        if window.has_models and not any(module >= 0 for module, _, _ in parameters):
+            return
+        self._optimizers = [reference for reference in self._optimizers if reference() is not None]
+        self._optimizers.append(weakref.ref(optimizer))
+        window.parameter_bytes.append(parameters)
+        if self._given:
+            window.problems.append(
+                f"{type(optimizer).__name__} stepped, but is not the optimizer given to memory_trace_handler. "
+                "Its state is recorded from here on; state it held before this window is not named in it."
+            )
+
+    def _failed(self, moment: str, error: Exception) -> None:
+        logger.debug("recording failed at %s", moment, exc_info=error)
+        if self._window is not None:
+            self._window.problems.append(f"Recording at {moment} failed ({type(error).__name__}: {error}).")
+
+
+def _parameter_bytes(optimizer: torch.optim.Optimizer, names: ModuleNames) -> list[tuple[int, str, int]]:
+    return [(row, label, tensor.nbytes) for tensor, row, label in optimizer_parameters(optimizer, names)]
+
+
+def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]:
+    def freed(_: object) -> None:
+        died.append((time_ns(), row))
+
+    return freed
+
+
+def allocator_blocks() -> list[tuple[str, int, int]]:
+    """Every allocated block that CUDA's caching allocator knows: (device name, address, rounded bytes).
+
+    The profiler counts the same rounded sizes, so these sum to its counter at that moment.
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return []
+    return [
+        (f"cuda:{segment['device']}", block["address"], block["size"])
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ]
+
+
+_recorders: weakref.WeakSet[WindowRecorder] = weakref.WeakSet()
+_original: tuple[Callable[[], None], Callable[[], None]] | None = None
+
+
+def watch(recorder: WindowRecorder) -> None:
+    """Call `recorder.start` and `.stop` around every profiler window, for as long as the recorder lives.
+
+    torch calls `_run_on_profiler_start` just before each window and `_run_on_profiler_stop` just after
+    (torch/autograd/profiler.py): the one place where "no profiler" costs nothing.
+    """
+    global _original
+    _recorders.add(recorder)
+    if _original is None:
+        _original = (autograd_profiler._run_on_profiler_start, autograd_profiler._run_on_profiler_stop)
+        autograd_profiler._run_on_profiler_start = _started
+        autograd_profiler._run_on_profiler_stop = _stopped
+
+
+def _started() -> None:
+    assert _original is not None
+    for recorder in list(_recorders):
+        recorder.start()
+    _original[0]()
+
+
+def _stopped() -> None:
+    assert _original is not None
+    _original[1]()
+    for recorder in list(_recorders):
+        recorder.stop()

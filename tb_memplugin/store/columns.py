@@ -1,0 +1,150 @@
+"""One block of one column, as numbers turn into few bytes and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.proto.side_file_pb2 import CONSTANT, DELTA, DICTIONARY, OFFSET, Chunk
+from tb_memplugin.trace.replay import address_order
+
+BLOCK_ROWS = 65_536
+"""Rows in a block: a reader decodes, and trusts, at most this many at once."""
+
+DICTIONARY_COLUMNS = frozenset({"events.address", "events.bytes", "events.reserved", "start.bytes"})
+"""Columns whose values are wide but come back often: a place in a list of them is shorter."""
+
+DELTA_COLUMNS = frozenset({"start_ns", "end_ns", "time_ns"})
+"""Columns that hardly decrease, whichever table they are in."""
+
+Column = npt.NDArray[Any]
+Words = npt.NDArray[np.uint64]
+
+
+def encode(name: str, block: Column) -> tuple[Chunk, bytes]:
+    """A block as a chunk's description and its bytes, not yet compressed.
+
+    Args:
+        name: the column's name with its table, which says how its values behave.
+        block: shape (n,), n from 1 to `BLOCK_ROWS`, any integer dtype of at most 8 bytes.
+    """
+    low, high = int(block.min()), int(block.max())
+    chunk = Chunk(rows=len(block), base=low & _MASK)
+    if low == high:
+        chunk.encoding = CONSTANT
+        return chunk, b""
+    words = _words(block)
+    if name.rpartition(".")[2] in DELTA_COLUMNS:
+        return _delta(chunk, words)
+    if name in DICTIONARY_COLUMNS and len(block) > 1:
+        return _dictionary(chunk, words)
+    chunk.encoding, chunk.width = OFFSET, _width(high - low)
+    return chunk, _planes(words - np.uint64(low & _MASK), chunk.width)
+
+
+def decode(chunk: Chunk, raw: bytes, dtype: np.dtype[Any]) -> Column:
+    """The block that `encode` was given: shape (chunk.rows,).
+
+    Raises:
+        ValueError: the bytes are not what the chunk says.
+    """
+    if len(raw) != expected_size(chunk):
+        raise ValueError(f"a chunk holds {len(raw)} bytes where it should hold {expected_size(chunk)}")
+    if chunk.encoding == CONSTANT:
+        return np.full(chunk.rows, chunk.base, np.uint64).astype(dtype)
+    if chunk.encoding == DELTA:
+        return _sums(chunk, _numbers(raw, chunk.rows - 1, chunk.width)).astype(dtype)
+    if chunk.encoding == DICTIONARY:
+        cut = 8 * (chunk.values - 1)
+        values = _sums(chunk, _numbers(raw[:cut], chunk.values - 1, 8)).astype(dtype)
+        places = _numbers(raw[cut:], chunk.rows, chunk.width)
+        if int(places.max()) >= len(values):
+            raise ValueError("a chunk points behind the end of its values")
+        return values[places]
+    offsets = _numbers(raw, chunk.rows, chunk.width)
+    if chunk.base == 0:
+        return offsets.astype(dtype)
+    return (offsets.astype(np.uint64) + np.uint64(chunk.base)).astype(dtype)
+
+
+def expected_size(chunk: Chunk) -> int:
+    """Bytes of a chunk before compression, from its description alone.
+
+    Raises:
+        ValueError: the description cannot be right.
+    """
+    if not 1 <= chunk.rows <= BLOCK_ROWS or chunk.values > chunk.rows:
+        raise ValueError(f"a chunk claims {chunk.rows} rows and {chunk.values} values")
+    if chunk.encoding == CONSTANT:
+        return 0
+    if chunk.width not in (1, 2, 4, 8):
+        raise ValueError(f"a chunk claims numbers of {chunk.width} bytes")
+    if chunk.encoding == OFFSET:
+        return chunk.rows * chunk.width
+    if chunk.encoding == DELTA:
+        return (chunk.rows - 1) * chunk.width
+    if chunk.encoding == DICTIONARY and chunk.values:
+        return (chunk.values - 1) * 8 + chunk.rows * chunk.width
+    raise ValueError(f"a chunk has the unknown encoding {chunk.encoding}")
+
+
+_MASK = (1 << 64) - 1
+
+
+def _words(block: Column) -> Words:
+    """The same numbers modulo 2**64: sums and differences of these never overflow."""
+    return block.astype(np.int64 if block.dtype.kind == "i" else np.uint64).view(np.uint64)
+
+
+def _delta(chunk: Chunk, words: Words) -> tuple[Chunk, bytes]:
+    chunk.encoding = DELTA
+    return chunk, _differences(chunk, words)
+
+
+def _dictionary(chunk: Chunk, words: Words) -> tuple[Chunk, bytes]:
+    order = address_order(words)
+    ordered = words[order]
+    new = np.empty(len(words), bool)
+    new[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    values = ordered[new]
+    places = np.empty(len(words), np.uint64)
+    places[order] = np.cumsum(new) - 1
+    chunk.encoding, chunk.values = DICTIONARY, len(values)
+    described = _differences(chunk, values, width=8)
+    chunk.width = _width(len(values) - 1)
+    return chunk, described + _planes(places, chunk.width)
+
+
+def _differences(chunk: Chunk, words: Words, width: int = 0) -> bytes:
+    steps = np.diff(words)
+    low = steps.view(np.int64).min() if len(steps) else np.int64(0)
+    chunk.first, chunk.base = int(words[0]), int(low) & _MASK
+    steps -= np.uint64(chunk.base)
+    chunk.width = width or _width(int(steps.max()) if len(steps) else 0)
+    return _planes(steps, chunk.width)
+
+
+def _sums(chunk: Chunk, steps: Column) -> Words:
+    words = np.empty(len(steps) + 1, np.uint64)
+    words[0] = chunk.first
+    np.add(steps, np.uint64(chunk.base), out=words[1:], casting="unsafe")
+    return np.cumsum(words, out=words)
+
+
+def _width(highest: int) -> int:
+    """Bytes for numbers up to `highest`: 1, 2, 4 or 8."""
+    return next(width for width in (1, 2, 4, 8) if highest >> (8 * width) == 0)
+
+
+def _planes(words: Words, width: int) -> bytes:
+    """All lowest bytes, then all second lowest, ...: what changes slowly comes together and compresses."""
+    narrow = words.astype(f"<u{width}")
+    return narrow.view(np.uint8).reshape(-1, width).T.tobytes()
+
+
+def _numbers(raw: bytes, count: int, width: int) -> Column:
+    planes = np.frombuffer(raw, np.uint8).reshape(width, count)
+    return np.ascontiguousarray(planes.T).view(f"<u{width}").reshape(count)

@@ -1,0 +1,142 @@
+"""The side file's envelope: head, compressed chunks, an index at the end, each with a checksum."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import BinaryIO, NoReturn
+
+import zstandard
+from google.protobuf.message import DecodeError
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto.side_file_pb2 import Chunk, Footer
+
+VERSION = 1
+"""Of the envelope and of what it holds. Readers take their own and older ones."""
+
+HEAD_MAGIC = b"\x89TBMEM\r\n"
+TAIL_MAGIC = b"TBMEMEND"
+HEAD = struct.Struct("<8sII")  # magic, version, zero
+TAIL = struct.Struct("<QIi8s")  # footer's length, its CRC-32, version, magic
+
+MOST_FOOTER = 64 << 20
+MOST_NAMES = 512 << 20
+"""Bytes that an index, and the names after decompression, may take: more is damage or an attack."""
+
+ReadRange = Callable[[int, int], bytes]
+"""`read(offset, size)` gives at most `size` bytes of the file."""
+
+RERECORD = "Record the window again, or delete the file: the other windows stay readable."
+UPGRADE = "Upgrade tb-memplugin on this machine: pip install --upgrade tb-memplugin"
+
+
+class EnvelopeWriter:
+    """Writes chunks one after another, then the footer that finds them."""
+
+    def __init__(self, stream: BinaryIO, level: int = 1) -> None:
+        self._stream = stream
+        self._compressor = zstandard.ZstdCompressor(level=level)
+        self._offset = stream.write(HEAD.pack(HEAD_MAGIC, VERSION, 0))
+
+    def add(self, chunk: Chunk, raw: bytes) -> Chunk:
+        """Compress and write one chunk's bytes, and complete its description with where they are."""
+        chunk.raw_size = len(raw)
+        if raw:
+            packed = self._compressor.compress(raw)
+            chunk.offset, chunk.size, chunk.checksum = self._offset, len(packed), zlib.crc32(packed)
+            self._offset += self._stream.write(packed)
+        return chunk
+
+    def finish(self, footer: Footer) -> int:
+        """Write the index and the tail.
+
+        Returns:
+            The size of the whole file in bytes.
+        """
+        footer.version = VERSION
+        packed = footer.SerializeToString()
+        self._offset += self._stream.write(packed)
+        self._offset += self._stream.write(TAIL.pack(len(packed), zlib.crc32(packed), VERSION, TAIL_MAGIC))
+        return self._offset
+
+
+class EnvelopeReader:
+    """Reads the index at once and chunks when asked, by byte range.
+
+    Args:
+        read: gives a range of the file's bytes.
+        size: the file's size in bytes.
+        name: the file, as errors should name it.
+
+    Raises:
+        UnreadableFileError: truncated, foreign, damaged, or newer than this reader.
+    """
+
+    def __init__(self, read: ReadRange, size: int, name: str) -> None:
+        self._read, self._size, self._name = read, size, name
+        self.footer = self._footer()
+
+    def raw(self, chunk: Chunk, size: int) -> bytes:
+        """The bytes of a chunk before compression.
+
+        Args:
+            chunk: one that the footer describes.
+            size: how many bytes there must be: nothing is unpacked that claims another number.
+
+        Raises:
+            UnreadableFileError: damaged.
+        """
+        if chunk.raw_size != size:
+            self._refuse("Part of the file claims another size than its rows need.")
+        if not size:
+            return b""
+        if chunk.offset + chunk.size > self._size:
+            self._refuse("The file ends before its last part: it is truncated.")
+        packed = self._read(chunk.offset, chunk.size)
+        if len(packed) != chunk.size or zlib.crc32(packed) != chunk.checksum:
+            self._refuse("A checksum in the file is wrong: it is damaged.")
+        try:
+            if zstandard.get_frame_parameters(packed).content_size != size:
+                self._refuse("Part of the file claims another size than its rows need.")
+            return zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
+        except zstandard.ZstdError as error:
+            self._refuse(f"Part of the file cannot be decompressed ({error}).")
+
+    def _footer(self) -> Footer:
+        head = self._read(0, HEAD.size)
+        if len(head) < HEAD.size or head[:8] != HEAD_MAGIC:
+            what = "The file is empty." if not self._size else "This is not a tb_memplugin side file."
+            self._refuse(what)
+        self._check_version(HEAD.unpack(head)[1])
+        tail = self._read(max(self._size - TAIL.size, 0), TAIL.size)
+        if self._size < HEAD.size + TAIL.size or tail[-8:] != TAIL_MAGIC:
+            self._refuse("The file has no end: it is truncated.")
+        length, checksum, version, _ = TAIL.unpack(tail)
+        self._check_version(version)
+        start = self._size - TAIL.size - length
+        if start < HEAD.size or length > MOST_FOOTER:
+            self._refuse("The file's index claims to be larger than the file: it is damaged.")
+        packed = self._read(start, length)
+        if zlib.crc32(packed) != checksum:
+            self._refuse("The checksum of the file's index is wrong: it is damaged.")
+        try:
+            footer = Footer.FromString(packed)
+        except DecodeError:
+            self._refuse("The file's index cannot be read: it is damaged.")
+        self._check_version(footer.version)
+        return footer
+
+    def _check_version(self, version: int) -> None:
+        if version > VERSION:
+            raise UnreadableFileError(
+                f"The file has format version {version}; this tb_memplugin reads up to {VERSION}.",
+                where=self._name,
+                fix=UPGRADE,
+            )
+        if version < 1:
+            self._refuse(f"The file claims format version {version}, which never was.")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UnreadableFileError(what, where=self._name, fix=RERECORD)

@@ -1,0 +1,79 @@
+"""Event files: one event per captured step, with its summary and the scalars of the same step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import (
+    DATA_CLASS_BLOB_SEQUENCE,
+    DATA_CLASS_SCALAR,
+    Summary,
+    SummaryMetadata,
+)
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
+
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.store.paths import PLUGIN_NAME, readable
+from tb_memplugin.store.records import record
+
+
+def first_record() -> bytes:
+    """What an event file begins with."""
+    return record(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+
+
+def step_record(metadata: StepMetadata, blob: bytes) -> bytes:
+    """One captured step as a record: the blob under a tag of its own, and the peaks as scalars."""
+    values = [_blob_value(metadata, blob), *_scalars(metadata)]
+    event = Event(wall_time=time.time(), step=metadata.step, summary=Summary(value=values))
+    return record(event.SerializeToString())
+
+
+def blobs_of(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Metadata and blob of each of our values in a record's data, both still serialised.
+
+    Raises:
+        google.protobuf.message.DecodeError: the data is no event.
+    """
+    for value in Event.FromString(data).summary.value:
+        if value.metadata.plugin_data.plugin_name == PLUGIN_NAME and value.tensor.string_val:
+            yield value.metadata.plugin_data.content, value.tensor.string_val[0]
+
+
+def _blob_value(metadata: StepMetadata, blob: bytes) -> Summary.Value:
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    return Summary.Value(
+        tag=f"memory/window-{metadata.window:06d}/step-{metadata.step}",
+        metadata=SummaryMetadata(
+            plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME, content=metadata.SerializeToString()),
+            data_class=DATA_CLASS_BLOB_SEQUENCE,
+        ),
+        tensor=TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=[blob]),
+    )
+
+
+def _scalars(metadata: StepMetadata) -> Iterator[Summary.Value]:
+    several = len(metadata.devices) > 1
+    for device in metadata.devices:
+        series = f"memory/{readable(device.device)}" if several else "memory"
+        stats = device.stats
+        yield _scalar(f"{series}/peak_allocated", stats.peak_bytes, f"Highest live bytes on {device.device} in the step")
+        if stats.HasField("peak_reserved_bytes"):
+            about = f"Highest bytes reserved by the allocator of {device.device} in the step"
+            yield _scalar(f"{series}/peak_reserved", stats.peak_reserved_bytes, about)
+
+
+def _scalar(tag: str, value: int, about: str) -> Summary.Value:
+    return Summary.Value(
+        tag=tag,
+        metadata=SummaryMetadata(
+            plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"),
+            data_class=DATA_CLASS_SCALAR,
+            summary_description=about,
+        ),
+        tensor=TensorProto(dtype=DT_FLOAT, tensor_shape=TensorShapeProto(), float_val=[float(value)]),
+    )

@@ -1,0 +1,114 @@
+"""TFRecord framing, as event files use it: length, checksum, data, checksum.
+
+TensorBoard's own writer computes CRC-32C byte by byte in Python, at some 10 MB/s; here numpy does it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import cache
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+UInt32 = npt.NDArray[np.uint32]
+
+_POLYNOMIAL = 0x82F63B78  # Castagnoli, bits reversed
+_BLOCK = 64
+_SHORT = 96  # bytes below which the plain loop is quicker
+_ALL = 0xFFFFFFFF
+
+
+def record(data: bytes) -> bytes:
+    """One record of an event file."""
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked(crc32c(length))) + data + struct.pack("<I", masked(crc32c(data)))
+
+
+def records(stream: BinaryIO) -> Iterator[bytes]:
+    """The data of each whole record; ends at the first that is cut short or damaged.
+
+    Returns:
+        Nothing is raised for a damaged end: a writer may be in the middle of it.
+    """
+    while len(head := stream.read(12)) == 12:
+        length, checksum = struct.unpack("<QI", head)
+        if masked(crc32c(head[:8])) != checksum:
+            return
+        data, tail = stream.read(length), stream.read(4)
+        if len(tail) < 4 or struct.pack("<I", masked(crc32c(data))) != tail:
+            return
+        yield data
+
+
+def masked(crc: int) -> int:
+    """A CRC as it stands in a record: turned, so that a record of records keeps its strength."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli). A CRC is linear: blocks are reduced side by side, then pairwise."""
+    if len(data) < _SHORT:
+        crc = _ALL
+        for byte in data:
+            crc = _table_list()[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+        return crc ^ _ALL
+    levels = max((len(data) - 1) // _BLOCK, 0).bit_length()
+    # Zeros in front change nothing while the register is 0; its start value goes into the first 4 bytes.
+    front = (-len(data)) % _BLOCK
+    padded = np.zeros(front + len(data), np.uint8)
+    padded[front:] = np.frombuffer(data, np.uint8)
+    padded[front : front + 4] ^= 0xFF
+    flat = padded.reshape(-1, _BLOCK) + _ROW_STARTS
+    crcs: UInt32 = np.bitwise_xor.reduce(_block_table().take(flat), axis=1)
+    for level in range(levels):
+        if len(crcs) % 2:
+            crcs = np.concatenate((np.zeros(1, np.uint32), crcs))
+        crcs = _shifted(crcs[0::2], _shift_table(level)) ^ crcs[1::2]
+    return int(crcs[0]) ^ _ALL
+
+
+_ROW_STARTS = np.arange(_BLOCK, dtype=np.int32) * 256
+
+
+@cache
+def _table() -> UInt32:
+    crc = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        crc = (crc >> 1) ^ np.where(crc & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
+    return crc
+
+
+@cache
+def _table_list() -> list[int]:
+    return [int(value) for value in _table()]
+
+
+@cache
+def _block_table() -> UInt32:
+    """What a byte at each place of a block adds to the block's CRC: flat, shape (64 * 256,)."""
+    rows = [_table()]
+    for _ in range(_BLOCK - 1):
+        rows.append(_table()[rows[-1] & 0xFF] ^ (rows[-1] >> 8))
+    return np.concatenate(rows[::-1])
+
+
+@cache
+def _shift_table(level: int) -> UInt32:
+    """What each byte of a CRC becomes after 64 * 2**level zero bytes: shape (4, 256)."""
+    if level:
+        half = _shift_table(level - 1)
+        return np.stack([_shifted(row, half) for row in half])
+    words = np.arange(256, dtype=np.uint32)[None, :] << np.arange(0, 32, 8, dtype=np.uint32)[:, None]
+    for _ in range(_BLOCK):
+        words = _table()[words & 0xFF] ^ (words >> 8)
+    return words
+
+
+def _shifted(crcs: UInt32, table: UInt32) -> UInt32:
+    out: UInt32 = table[0][crcs & 0xFF]
+    for byte in range(1, 4):
+        out = out ^ table[byte][(crcs >> (8 * byte)) & 0xFF]
+    return out

@@ -1,0 +1,246 @@
+"""A captured step as a summary: everything the tab shows before it opens a side file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.analysis.breakdown import Part
+from tb_memplugin.analysis.curve import category_columns
+from tb_memplugin.analysis.modules import ModuleTable, module_table
+from tb_memplugin.analysis.moment import LiveAllocation, moment
+from tb_memplugin.analysis.steps import StepStats, step_stats
+from tb_memplugin.proto import metadata_pb2, summary_pb2
+from tb_memplugin.store.paths import readable
+from tb_memplugin.trace import Category, MemoryTrace, Spans
+
+SCHEMA_VERSION = 1
+CURVE_COLUMNS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Who recorded a window, and where its side file lies (a name without folders)."""
+
+    worker: str
+    writer_id: str
+    number: int
+    side_file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a step a summary keeps; None keeps all. `text` is characters of a name."""
+
+    largest: int = 30
+    calls: int = 300
+    parts: int | None = None
+    modules: int | None = None
+    text: int | None = None
+
+
+def epoch_ns(trace: MemoryTrace) -> int:
+    """When the window began, epoch nanoseconds: summaries and the HTTP API count time from here."""
+    first = trace.steps[0].start_ns
+    return min(first, int(trace.events.time_ns[0])) if len(trace.events) else first
+
+
+def step_span(trace: MemoryTrace, row: int) -> tuple[int, int]:
+    """A step's span in epoch nanoseconds, widened to hold every event that belongs to it."""
+    step = trace.steps[row]
+    first, end = trace.step_events(row)
+    start_ns, end_ns = step.start_ns, step.end_ns
+    if end > first:
+        start_ns = min(start_ns, int(trace.events.time_ns[first]))
+        end_ns = max(end_ns, int(trace.events.time_ns[end - 1]))
+    return start_ns, max(end_ns, start_ns + 1)
+
+
+class WindowSummaries:
+    """Makes the summaries of a window's steps; what they share is computed once.
+
+    Args:
+        trace: the window.
+        window: who recorded it.
+    """
+
+    def __init__(self, trace: MemoryTrace, window: Window) -> None:
+        self._trace, self._window = trace, window
+        self._epoch = epoch_ns(trace)
+        self._stats = [step_stats(trace, device) for device in range(len(trace.devices))]
+
+    def metadata(self, row: int) -> metadata_pb2.StepMetadata:
+        """What a step's tag carries."""
+        trace = self._trace
+        return metadata_pb2.StepMetadata(
+            version=SCHEMA_VERSION,
+            worker=readable(self._window.worker),
+            writer_id=self._window.writer_id,
+            window=self._window.number,
+            step=trace.steps[row].number,
+            epoch_ns=self._epoch,
+            side_file=self._window.side_file,
+            devices=[
+                metadata_pb2.DeviceStats(
+                    device=readable(device.name),
+                    capacity_bytes=device.capacity,
+                    stats=self._stats_of(self._stats[number][row]),
+                )
+                for number, device in enumerate(trace.devices)
+            ],
+        )
+
+    def summary(self, row: int, limits: Limits = Limits()) -> summary_pb2.StepSummary:  # noqa: B008  # frozen
+        """A step's summary, by its row in the trace's steps."""
+        trace = self._trace
+        return summary_pb2.StepSummary(
+            metadata=self.metadata(row),
+            source=readable(trace.source),
+            properties={readable(key): readable(value) for key, value in trace.properties.items()},
+            notes=[summary_pb2.Note(text=readable(note)) for note in trace.notes],
+            modules=self._modules(),
+            devices=[self._device(row, device, limits) for device in range(len(trace.devices))],
+            phases=self._spans(trace.phases, row, limits.calls),
+            calls=self._spans(trace.calls, row, limits.calls),
+        )
+
+    def _device(self, row: int, device: int, limits: Limits) -> summary_pb2.DeviceSummary:
+        stats, info = self._stats[device][row], self._trace.devices[device]
+        return summary_pb2.DeviceSummary(
+            name=readable(info.name),
+            capacity_bytes=info.capacity,
+            product=readable(info.product),
+            stats=self._stats_of(stats),
+            peak=self._peak(device, stats, limits.largest),
+            curve=self._curve(row, device),
+            modules=_table(module_table(self._trace, device, row, stats.peak_event)),
+        )
+
+    def _stats_of(self, stats: StepStats) -> metadata_pb2.StepStats:
+        return metadata_pb2.StepStats(
+            peak_bytes=stats.peak_bytes,
+            peak_event=stats.peak_event,
+            peak_time_ns=stats.peak_time_ns - self._epoch,
+            start_bytes=stats.start_bytes,
+            entry_bytes=stats.entry_bytes,
+            end_bytes=stats.end_bytes,
+            window_peak_bytes=stats.window_peak_bytes,
+            peak_reserved_bytes=stats.peak_reserved_bytes,
+            step_start_ns=stats.start_ns - self._epoch,
+            step_end_ns=stats.end_ns - self._epoch,
+            allocated_bytes=stats.allocated_bytes,
+            allocations=stats.allocations,
+            stayed_bytes=stats.stayed_bytes,
+            stayed=stats.stayed,
+        )
+
+    def _peak(self, device: int, stats: StepStats, largest: int) -> summary_pb2.Peak:
+        state = moment(self._trace, device, stats.peak_event, largest=largest)
+        return summary_pb2.Peak(
+            event=state.event,
+            time_ns=stats.peak_time_ns - self._epoch,
+            bytes=state.bytes,
+            phase=state.phase,
+            operator=_or_none(state.operator),
+            module=_or_none(state.module),
+            by_category=parts(state.parts("category")),
+            by_module=parts(state.parts("module")),
+            by_operator=parts(state.parts("operator")),
+            by_phase=parts(state.parts("phase")),
+            largest=[self._allocation(block) for block in state.largest],
+        )
+
+    def _allocation(self, block: LiveAllocation) -> summary_pb2.Allocation:
+        return summary_pb2.Allocation(
+            bytes=block.bytes,
+            address=block.address,
+            category=block.category,
+            phase=block.phase,
+            module=_or_none(block.module),
+            operator=_or_none(block.operator),
+            name=_or_none(block.name),
+            born_ns=None if block.born_ns is None else block.born_ns - self._epoch,
+            freed_ns=None if block.freed_ns is None else block.freed_ns - self._epoch,
+        )
+
+    def _curve(self, row: int, device: int) -> summary_pb2.Curve:
+        drawn = category_columns(self._trace, device, *step_span(self._trace, row), CURVE_COLUMNS)
+        used = np.flatnonzero(drawn.stacks.any(axis=1))
+        return summary_pb2.Curve(
+            t0_ns=drawn.t0_ns - self._epoch,
+            t1_ns=drawn.t1_ns - self._epoch,
+            columns=CURVE_COLUMNS,
+            low=_differences(drawn.low),
+            high=_differences(drawn.high),
+            reserved=None if drawn.reserved is None else _differences(drawn.reserved),
+            categories=used.tolist(),
+            stacks=np.diff(drawn.stacks[used], prepend=0, axis=1).ravel().tolist(),
+            peak_event=drawn.peak_event,
+            peak_time_ns=drawn.peak_time_ns - self._epoch,
+            peak_column=drawn.peak_column,
+        )
+
+    def _modules(self) -> summary_pb2.Modules:
+        modules = self._trace.modules
+        classes = {name: row + 1 for row, name in enumerate(dict.fromkeys(m.class_name for m in modules if m.class_name))}
+        return summary_pb2.Modules(
+            keys=[readable(module.key) for module in modules],
+            parents=[module.parent for module in modules],
+            classes=[classes.get(module.class_name, 0) for module in modules],
+            class_names=map(readable, classes),
+        )
+
+    def _spans(self, spans: Spans, row: int, limit: int) -> summary_pb2.Spans:
+        """The longest spans that touch a step, those too short to see on a screen left out."""
+        start_ns, end_ns = step_span(self._trace, row)
+        length = spans.end_ns - spans.start_ns
+        seen = (spans.end_ns > start_ns) & (spans.start_ns < end_ns) & (length >= (end_ns - start_ns) // 500)
+        rows = np.flatnonzero(seen)
+        rows = np.sort(rows[np.argsort(-length[rows], kind="stable")[:limit]])
+        return summary_pb2.Spans(
+            starts=_differences(spans.start_ns[rows] - self._epoch),
+            lengths=length[rows].tolist(),
+            names=spans.name[rows].tolist(),
+            depths=spans.depth[rows].tolist(),
+            phases=spans.phase[rows].tolist(),
+        )
+
+
+def parts(found: Sequence[Part]) -> summary_pb2.Parts:
+    """A breakdown as columns."""
+    inner: list[int] = []
+    if any(part.categories for part in found):
+        inner = [part.categories.get(key, 0) for part in found for key in _CATEGORY_KEYS]
+    return summary_pb2.Parts(
+        keys=[readable(part.key) for part in found],
+        bytes=[part.bytes for part in found],
+        counts=[part.count for part in found],
+        categories=inner,
+    )
+
+
+_CATEGORY_KEYS = tuple(category.key for category in Category)
+
+
+def _table(table: ModuleTable) -> summary_pb2.ModuleTable:
+    return summary_pb2.ModuleTable(
+        modules=table.rows.tolist(),
+        own=table.own.ravel().tolist(),
+        highest=table.highest.ravel().tolist(),
+        peak_inside=table.peak_inside.tolist(),
+        calls=table.calls.tolist(),
+        allocations=table.allocations.tolist(),
+        allocated_bytes=table.allocated_bytes.tolist(),
+        forward_ns=table.forward_ns.tolist(),
+        backward_ns=table.backward_ns.tolist(),
+    )
+
+
+def _differences(series: np.ndarray) -> list[int]:
+    return np.diff(series, prepend=0).tolist()
+
+
+def _or_none(text: str | None) -> str | None:
+    return None if text is None else readable(text)

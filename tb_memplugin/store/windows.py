@@ -1,0 +1,233 @@
+"""A whole window as a side file: `MemoryTrace` to bytes and back, equal in every column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NoReturn, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.proto.side_file_pb2 import Chunk, Column, DeviceInfo, Footer, Names, Property, StepInfo
+from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
+from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
+from tb_memplugin.trace import Category, Device, Events, MemoryTrace, Module, Phase, Spans, StartState, Step
+from tb_memplugin.trace.kinds import Kind
+from tb_memplugin.trace.tables import EVENT_DTYPES
+
+MOST_ROWS = 1 << 26
+"""Rows of one table in one window. A file that claims more is refused before memory is taken."""
+
+TABLES: dict[str, type[Any]] = {"events": Events, "start": StartState, "phases": Spans, "calls": Spans}
+"""The columnar parts of a trace."""
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    **{f"events.{field}": dtype for field, dtype in EVENT_DTYPES.items()},
+    **{f"start.{field}": getattr(StartState(), field).dtype for field in StartState.__slots__},
+    **{f"{table}.{field}": getattr(Spans(), field).dtype for table in ("phases", "calls") for field in Spans.__slots__},
+}
+"""The dtype of every column, by the name it has on disk."""
+
+Table = TypeVar("Table", Events, StartState, Spans)
+
+
+def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
+    """Write a trace as a side file.
+
+    Returns:
+        The file's size in bytes.
+
+    Raises:
+        OSError: the stream does.
+        MemPluginError: a table has more than `MOST_ROWS` rows.
+    """
+    envelope = EnvelopeWriter(stream)
+    columns = [_column(envelope, name, values) for name, values in _columns(trace)]
+    raw = _names(trace).SerializeToString()
+    names = envelope.add(Chunk(), raw)
+    footer = Footer(
+        source=_utf8(trace.source),
+        notes=map(_utf8, trace.notes),
+        properties=[Property(key=_utf8(key), value=_utf8(value)) for key, value in trace.properties.items()],
+        devices=[
+            DeviceInfo(name=_utf8(device.name), capacity_bytes=device.capacity, product=_utf8(device.product))
+            for device in trace.devices
+        ],
+        steps=[StepInfo(number=step.number, start_ns=step.start_ns, end_ns=step.end_ns) for step in trace.steps],
+        columns=columns,
+        names=names,
+    )
+    return envelope.finish(footer)
+
+
+def read_window(read: ReadRange, size: int, name: str) -> MemoryTrace:
+    """The trace in a side file.
+
+    Args:
+        read: gives a range of the file's bytes.
+        size: the file's size in bytes.
+        name: the file, as errors should name it.
+
+    Raises:
+        UnreadableFileError: truncated, foreign, damaged, or newer than this reader.
+    """
+    try:
+        return _WindowReader(read, size, name).trace()
+    except (ValueError, IndexError) as error:
+        raise UnreadableFileError(f"The file's tables are damaged ({error}).", where=name, fix=RERECORD) from error
+
+
+class _WindowReader:
+    def __init__(self, read: ReadRange, size: int, name: str) -> None:
+        self._name = name
+        self._envelope = EnvelopeReader(read, size, name)
+        self._columns = {column.name: column for column in self._envelope.footer.columns}
+
+    def trace(self) -> MemoryTrace:
+        footer = self._envelope.footer
+        names = self._names(footer.names)
+        trace = MemoryTrace(
+            source=_text(footer.source),
+            events=self._table("events", Events),
+            start=self._table("start", StartState),
+            devices=tuple(
+                Device(
+                    _text(device.name),
+                    device.capacity_bytes if device.HasField("capacity_bytes") else None,
+                    _text(device.product),
+                )
+                for device in footer.devices
+            ),
+            steps=tuple(Step(step.number, step.start_ns, step.end_ns) for step in footer.steps),
+            operators=tuple(map(_text, names.operators)),
+            modules=_modules(names),
+            labels=tuple(map(_text, names.labels)),
+            stacks=_stacks(names),
+            phases=self._table("phases", Spans),
+            calls=self._table("calls", Spans),
+            notes=tuple(map(_text, footer.notes)),
+            properties={_text(item.key): _text(item.value) for item in footer.properties},
+        )
+        self._check(trace)
+        return trace
+
+    def _table(self, name: str, kind: type[Table]) -> Table:
+        columns = {field: self._column(f"{name}.{field}") for field in kind.__slots__}
+        if len({len(column) for column in columns.values()}) > 1:
+            self._refuse(f"The columns of {name} have different lengths.")
+        return kind(**columns)
+
+    def _column(self, name: str) -> np.ndarray:
+        if name not in self._columns:
+            self._refuse(f"Column {name} is absent.")
+        column = self._columns[name]
+        if column.rows > MOST_ROWS or column.rows != sum(chunk.rows for chunk in column.chunks):
+            self._refuse(f"Column {name} claims {column.rows} rows.")
+        dtype = DTYPES[name]
+        whole = np.empty(column.rows, dtype)
+        row = 0
+        for chunk in column.chunks:
+            try:
+                block = decode(chunk, self._envelope.raw(chunk, expected_size(chunk)), dtype)
+            except ValueError as error:
+                self._refuse(f"Column {name} is damaged: {error}.")
+            whole[row : row + chunk.rows] = block
+            row += chunk.rows
+        whole.flags.writeable = False
+        return whole
+
+    def _names(self, chunk: Chunk) -> Names:
+        if chunk.raw_size > MOST_NAMES:
+            self._refuse(f"The names claim {chunk.raw_size} bytes.")
+        try:
+            return Names.FromString(self._envelope.raw(chunk, chunk.raw_size))
+        except DecodeError:
+            self._refuse("The names cannot be read: they are damaged.")
+
+    def _check(self, trace: MemoryTrace) -> None:
+        """Refuse numbers that point outside their tables: nothing after this checks again."""
+        if not trace.steps:
+            self._refuse("The file has no step.")
+        for what, column, lowest, end in _limits(trace):
+            if len(column) and (int(column.min()) < lowest or int(column.max()) >= end):
+                self._refuse(f"Column {what} points outside its table.")
+        if any(not -1 <= module.parent < row for row, module in enumerate(trace.modules)):
+            self._refuse("A module stands before its parent.")
+        if len(trace.events) and bool((np.diff(trace.events.time_ns) < 0).any()):
+            self._refuse("The events are not in time order.")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UnreadableFileError(what, where=self._name, fix=RERECORD)
+
+
+def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
+    ends = {"operator": trace.operators, "module": trace.modules, "label": trace.labels, "stack": trace.stacks}
+    codes = {"kind": Kind, "device": trace.devices, "category": Category, "phase": Phase}
+    for name in ("events", "start"):
+        table = getattr(trace, name)
+        for field in table.__slots__:
+            if field in ends:
+                yield f"{name}.{field}", getattr(table, field), -1, len(ends[field])
+            elif field in codes:
+                yield f"{name}.{field}", getattr(table, field), 0, len(codes[field])  # type: ignore[arg-type]
+    yield "events.bytes", trace.events.bytes, 0, 1 << 62
+    yield "start.bytes", trace.start.bytes, 0, 1 << 62
+    yield "calls.name", trace.calls.name, -1, len(trace.modules)
+    yield "calls.phase", trace.calls.phase, 0, len(Phase)
+    yield "phases.phase", trace.phases.phase, 0, len(Phase)
+
+
+def _columns(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray]]:
+    for table, kind in TABLES.items():
+        for field in kind.__slots__:
+            yield f"{table}.{field}", getattr(getattr(trace, table), field)
+
+
+def _column(envelope: EnvelopeWriter, name: str, values: np.ndarray) -> Column:
+    if len(values) > MOST_ROWS:
+        raise MemPluginError(
+            f"The window has {len(values)} {name.partition('.')[0]}; a file holds {MOST_ROWS}.",
+            where=name,
+            fix="Profile fewer steps at a time.",
+        )
+    blocks = (values[row : row + BLOCK_ROWS] for row in range(0, len(values), BLOCK_ROWS))
+    chunks = [envelope.add(*encode(name, block)) for block in blocks]
+    return Column(name=name, rows=len(values), chunks=chunks)
+
+
+def _names(trace: MemoryTrace) -> Names:
+    frames: dict[str, int] = {}
+    for stack in trace.stacks:
+        for frame in stack:
+            frames.setdefault(frame, len(frames))
+    return Names(
+        operators=map(_utf8, trace.operators),
+        labels=map(_utf8, trace.labels),
+        module_keys=[_utf8(module.key) for module in trace.modules],
+        module_parents=[module.parent for module in trace.modules],
+        module_classes=[_utf8(module.class_name) for module in trace.modules],
+        frames=map(_utf8, frames),
+        stack_lengths=map(len, trace.stacks),
+        stack_frames=[frames[frame] for stack in trace.stacks for frame in stack],
+    )
+
+
+def _modules(names: Names) -> tuple[Module, ...]:
+    rows = zip(names.module_keys, names.module_parents, names.module_classes, strict=True)
+    return tuple(Module(_text(key), parent, _text(class_name)) for key, parent, class_name in rows)
+
+
+def _stacks(names: Names) -> tuple[tuple[str, ...], ...]:
+    frames = [_text(frame) for frame in names.frames]
+    rows = [frames[row] for row in names.stack_frames]
+    ends = np.cumsum([0, *names.stack_lengths]).tolist()
+    return tuple(tuple(rows[start:end]) for start, end in zip(ends, ends[1:], strict=False))
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
