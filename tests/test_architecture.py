@@ -1,0 +1,219 @@
+"""The rules of the house: imports point one way, torch stays where it belongs, a file holds one idea."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "tb_memplugin"
+LONGEST_FILE = 400
+
+# Which parts of the package each part may import. Every part may import `errors`.
+KNOWS = {
+    "errors": set[str](),
+    "proto": set[str](),
+    "trace": set[str](),
+    "analysis": {"trace"},
+    "sources": {"trace"},
+    "estimate": {"trace"},
+    "store": {"trace", "analysis", "proto"},
+    "exports": {"trace", "analysis"},
+    "handler": {"trace", "analysis", "sources", "store"},
+    "server": {"trace", "analysis", "sources", "store", "exports", "proto"},
+    "commands": {"trace", "analysis", "sources", "estimate", "store", "exports"},
+    "callbacks": {"trace", "handler", "sources"},
+}
+NUMPY_ALONE = ("trace", "analysis")
+# What watches a live training or runs a model in fake tensors; everything else reads what was recorded.
+MAY_IMPORT_TORCH = (
+    "handler",
+    "sources.memory_events",
+    "sources.profiler",
+    "sources.profiler_tree",
+    "sources.window",
+    "sources.storages",
+    "sources.modules",
+    "sources.tracer",
+    "estimate",
+    "callbacks",
+)
+VAGUE_NAMES = {"utils", "util", "helpers", "common", "manager", "misc"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, by its full dotted name, and where the import stands."""
+
+    name: str
+    line: int
+    types_only: bool
+
+    @property
+    def root(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def dotted(path: Path) -> str:
+    """`tb_memplugin/trace/replay.py` -> `tb_memplugin.trace.replay`; a package goes by its folder's name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in (ROOT / PACKAGE).rglob("*.py") if not path.stem.endswith("_pb2"))
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def imports_in(node: ast.AST, package: str, types_only: bool = False) -> Iterator[Import]:
+    """Every import below a node, those inside functions included."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, child.lineno, types_only) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - child.level + 1] if child.level else []
+            module = ".".join([*base, *([child.module] if child.module else [])])
+            names = [f"{module}.{alias.name}" for alias in child.names] if module == PACKAGE else [module]
+            yield from (Import(name, child.lineno, types_only) for name in names)
+        else:
+            yield from imports_in(child, package, types_only or is_type_checking(child))
+
+
+def imports_of(path: Path) -> list[Import]:
+    name = dotted(path)
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return list(imports_in(ast.parse(path.read_text("utf-8")), package))
+
+
+def part_of(name: str) -> str:
+    """`tb_memplugin.trace.replay` -> `trace`; the package's own root is the empty string."""
+    return [*name.split("."), ""][1]
+
+
+def told(path: Path, found: Import) -> str:
+    return f"{path.relative_to(ROOT)}:{found.line} imports {found.name}"
+
+
+def test_every_part_has_its_place_in_the_rules() -> None:
+    parts = {part_of(dotted(path)) for path in modules()} - {""}
+    assert parts <= set(KNOWS), f"say in KNOWS what these may import: {sorted(parts - set(KNOWS))}"
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    folders = {path.parent for path in (ROOT / PACKAGE).rglob("*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("part", sorted(KNOWS))
+def test_imports_point_one_way(part: str) -> None:
+    allowed = KNOWS[part] | {part, "errors"}
+    broken = [
+        told(path, found)
+        for path in modules()
+        if part_of(dotted(path)) == part
+        for found in imports_of(path)
+        if found.root == PACKAGE and part_of(found.name) not in allowed
+    ]
+    assert broken == []
+
+
+@pytest.mark.parametrize("part", NUMPY_ALONE)
+def test_the_core_imports_numpy_and_the_standard_library_alone(part: str) -> None:
+    allowed = {PACKAGE, "numpy", *sys.stdlib_module_names}
+    broken = [
+        told(path, found)
+        for path in modules()
+        if part_of(dotted(path)) == part
+        for found in imports_of(path)
+        if found.root not in allowed
+    ]
+    assert broken == []
+
+
+def test_torch_is_imported_only_where_training_runs() -> None:
+    homes = tuple(f"{PACKAGE}.{home}." for home in MAY_IMPORT_TORCH)
+    broken = [
+        told(path, found)
+        for path in modules()
+        for found in imports_of(path)
+        if found.root == "torch" and not found.types_only and not f"{dotted(path)}.".startswith(homes)
+    ]
+    assert broken == []
+
+
+WITHOUT_TORCH = """
+import sys
+from argparse import Namespace
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}: torch is blocked", name=name)
+
+sys.meta_path.insert(0, NoTorch())
+"""
+
+
+def run_without_torch(code: str, *arguments: str) -> str:
+    """Run code in a process where nothing can import torch; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH + code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_the_package_imports_nothing_big() -> None:
+    big = run_without_torch(
+        "import tb_memplugin\nprint(*{'torch', 'tensorboard', 'numpy', 'google.protobuf'} & set(sys.modules))"
+    )
+    assert big == ""
+
+
+def test_the_tab_loads_on_a_host_without_torch(tmp_path: Path) -> None:
+    name = run_without_torch(
+        """
+from tensorboard.plugins.base_plugin import TBContext
+from tb_memplugin.server.loader import MemoryPluginLoader
+
+plugin = MemoryPluginLoader().load(TBContext(logdir=sys.argv[1], flags=Namespace(logdir=sys.argv[1])))
+assert plugin.get_plugin_apps()
+print(plugin.frontend_metadata().tab_name)
+""",
+        str(tmp_path),
+    )
+    assert name == "Memory"
+
+
+def test_the_command_starts_on_a_host_without_torch() -> None:
+    assert "peak" in run_without_torch(
+        "from tb_memplugin.commands import main\nmain(['--help'], standalone_mode=False)"
+    )
+
+
+def written_by_hand() -> list[Path]:
+    folders = (PACKAGE, "build_backend", "benchmarks", "examples", "proto", "tests", "frontend/src")
+    files = (path for folder in folders for path in (ROOT / folder).rglob("*"))
+    return sorted(path for path in files if path.suffix in {".py", ".ts", ".tsx"} and "_pb2" not in path.name)
+
+
+def test_no_file_holds_two_ideas() -> None:
+    lines = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in written_by_hand()}
+    assert {str(path): count for path, count in lines.items() if count > LONGEST_FILE} == {}
+
+
+def test_no_file_has_a_vague_name() -> None:
+    assert [str(path) for path in written_by_hand() if path.stem.lower() in VAGUE_NAMES] == []
