@@ -16,7 +16,9 @@ class MemPluginError(Exception):
         self.what = what
         self.where = where
         self.fix = fix
-        super().__init__("\n".join(part for part in (what, where and f"  where: {where}", fix and f"  fix: {fix}") if part))
+        super().__init__(
+            "\n".join(part for part in (what, where and f"  where: {where}", fix and f"  fix: {fix}") if part)
+        )
 
 
 class UnreadableFileError(MemPluginError):

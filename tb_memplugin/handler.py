@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
+import click
 import torch
 from torch import nn
 
@@ -95,6 +97,7 @@ class _MemoryTraceHandler:
         self._writer: RunWriter | None = None
         self._windows = 0
         self._warned: set[str] = set()
+        self._told = False
         self._recorder = WindowRecorder(models, optimizers)
         watch(self._recorder)
 
@@ -122,14 +125,20 @@ class _MemoryTraceHandler:
         self._windows += 1
         if self._writer is None:
             self._writer = RunWriter(self._dir_name, self._worker_name or default_worker_name())
-            logger.info(
-                "Memory is written to %s. See it with: tensorboard --logdir %s",
-                self._dir_name,
-                self._dir_name,
-            )
         self._writer.write(trace)
+        self._tell()
         for problem in window.problems:
             self._warn(problem)
+
+    def _tell(self) -> None:
+        """Say where the recording is, once, and on one rank only."""
+        if not self._told and os.environ.get("RANK", "0") == "0":
+            click.echo(
+                f"tb_memplugin: memory recorded in {self._dir_name}\n"
+                f"  see it in the Memory tab of: tensorboard --logdir {shlex.quote(self._dir_name)}",
+                err=True,
+            )
+        self._told = True
 
     def _warn(self, message: str) -> None:
         """Say something once."""
@@ -141,10 +150,12 @@ class _MemoryTraceHandler:
 def _models(model: nn.Module | Mapping[str, nn.Module] | None) -> Mapping[str, nn.Module]:
     if model is None:
         return {}
-    named = {"": model} if isinstance(model, nn.Module) else dict(model)
+    named = dict(model) if isinstance(model, Mapping) else {"": model}
     for name, module in named.items():
         if not isinstance(module, nn.Module):
-            raise TypeError(f"model {name!r} is a {type(module).__name__}; give a torch.nn.Module or a dict of them")
+            raise TypeError(
+                f"model {name!r} is a {type(module).__name__}; give a torch.nn.Module or a dict of them"
+            )
     return named
 
 
@@ -156,5 +167,7 @@ def _optimizers(
     several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     for one in several:
         if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(f"optimizer is a {type(one).__name__}; give torch.optim.Optimizer or a list of them")
+            raise TypeError(
+                f"optimizer is a {type(one).__name__}; give torch.optim.Optimizer or a list of them"
+            )
     return several

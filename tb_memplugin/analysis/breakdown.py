@@ -46,7 +46,9 @@ def codes(trace: MemoryTrace, by: By) -> tuple[Int64, tuple[str, ...]]:
         return blocks.module.astype(np.int64) + 1, (NOT_NAMED, *(module.key for module in trace.modules))
     if by == "operator":
         return blocks.operator.astype(np.int64) + 1, (BEFORE_WINDOW, *trace.operators)
-    raise MemPluginError(f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {', '.join(DIVISIONS)}.")
+    raise MemPluginError(
+        f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {', '.join(DIVISIONS)}."
+    )
 
 
 def breakdown(trace: MemoryTrace, device: int, event: int, by: By) -> tuple[Part, ...]:
@@ -74,7 +76,7 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: By) -> tuple[Part
     parts: dict[str, Part] = {}
     for row in np.argsort(-total, kind="stable"):
         new = Part(keys[found[row]], int(total[row]), int(count[row]), inner[row])
-        parts[new.key] = _merged(parts[new.key], new) if new.key in parts else new
+        parts[new.key] = merged(parts[new.key], new) if new.key in parts else new
     return tuple(sorted(parts.values(), key=lambda item: -item.bytes))
 
 
@@ -86,11 +88,16 @@ def sums(group: Int64, size: Int64, groups: int) -> Int64:
 
 
 def _categories_of(group: Int64, category: np.ndarray, size: Int64, groups: int) -> list[dict[str, int]]:
-    table = sums(group * len(Category) + category, size, groups * len(Category)).reshape(groups, len(Category))
-    return [{Category(c).key: int(row[c]) for c in np.flatnonzero(row)} for row in table]
+    table = sums(group * len(Category) + category, size, groups * len(Category)).reshape(
+        groups, len(Category)
+    )
+    keys = [category.key for category in Category]
+    return [{key: size for key, size in zip(keys, row, strict=True) if size} for row in table.tolist()]
 
 
-def _merged(a: Part, b: Part) -> Part:
+def merged(a: Part, b: Part) -> Part:
     """Two rows with one key: tables may name a thing twice, people should see it once."""
-    categories = {key: a.categories.get(key, 0) + b.categories.get(key, 0) for key in {**a.categories, **b.categories}}
+    categories = {
+        key: a.categories.get(key, 0) + b.categories.get(key, 0) for key in {**a.categories, **b.categories}
+    }
     return Part(a.key, a.bytes + b.bytes, a.count + b.count, categories)

@@ -38,7 +38,11 @@ def compare_parts(base: Sequence[Part], other: Sequence[Part]) -> tuple[Delta, .
     left, right = {part.key: part for part in base}, {part.key: part for part in other}
     keys = {**left, **right}
     deltas = [_delta(key, left.get(key), right.get(key)) for key in keys]
-    return tuple(sorted(deltas, key=lambda row: (-abs(row.delta_bytes), -max(row.base_bytes, row.other_bytes), row.key)))
+    return tuple(
+        sorted(
+            deltas, key=lambda row: (-abs(row.delta_bytes), -max(row.base_bytes, row.other_bytes), row.key)
+        )
+    )
 
 
 def _delta(key: str, base: Part | None, other: Part | None) -> Delta:
@@ -66,4 +70,8 @@ def _status(base: Part | None, other: Part | None) -> Status:
 
 def _changed_category(base: dict[str, int], other: dict[str, int]) -> str | None:
     change = {key: abs(other.get(key, 0) - base.get(key, 0)) for key in {**base, **other}}
-    return max(change, key=lambda key: (change[key], max(base.get(key, 0), other.get(key, 0)))) if change else None
+    return (
+        max(change, key=lambda key: (change[key], max(base.get(key, 0), other.get(key, 0))))
+        if change
+        else None
+    )

@@ -36,7 +36,9 @@ class Curve:
     peak_column: int
 
 
-def curve(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int, by: By = "category") -> Curve:
+def curve(
+    trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int, by: By = "category"
+) -> Curve:
     """Reduce a device's live bytes to pixel columns without losing the peak.
 
     Args:
@@ -115,7 +117,7 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: By) -> tuple[tuple[s
     blocks = trace.allocations
     part, names = codes(trace, by)
     part, names = _folded(trace, device, part, names, int(at[np.argmax(trace.live(device)[at])]) - 1, by)
-    here = blocks.device == device
+    here = (blocks.device == device) & (blocks.born < at.max()) & (blocks.freed >= at.min())
     born, freed, size, part = blocks.born[here], blocks.freed[here], blocks.bytes[here], part[here]
     stacks = np.zeros((len(names), len(at)), np.int64)
     order = np.argsort(at, kind="stable")
@@ -153,4 +155,6 @@ def category_columns(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, co
     stacks = np.zeros((len(Category), columns), np.int64)
     keys = [category.key for category in Category]
     stacks[[keys.index(key) for key in drawn.keys]] = drawn.stacks
-    return Curve(**{**{name: getattr(drawn, name) for name in Curve.__slots__}, "keys": tuple(keys), "stacks": stacks})
+    return Curve(
+        **{**{name: getattr(drawn, name) for name in Curve.__slots__}, "keys": tuple(keys), "stacks": stacks}
+    )

@@ -205,6 +205,13 @@ def _without_idle(trace: MemoryTrace, table: ModuleTable) -> ModuleTable:
         None if table.highest is None else table.highest[keep],
         *(
             getattr(table, name)[keep]
-            for name in ("peak_inside", "calls", "allocations", "allocated_bytes", "forward_ns", "backward_ns")
+            for name in (
+                "peak_inside",
+                "calls",
+                "allocations",
+                "allocated_bytes",
+                "forward_ns",
+                "backward_ns",
+            )
         ),
     )

@@ -8,7 +8,9 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 
 
-def peak(trace: MemoryTrace, device: str | None = None, step: int | None = None, *, largest: int = 10) -> Moment:
+def peak(
+    trace: MemoryTrace, device: str | None = None, step: int | None = None, *, largest: int = 10
+) -> Moment:
     """The moment with the most live bytes.
 
     Args:
@@ -21,7 +23,9 @@ def peak(trace: MemoryTrace, device: str | None = None, step: int | None = None,
         NotRecordedError: no such device or step, or a trace without devices.
     """
     if not trace.devices:
-        raise NotRecordedError("The trace has no device.", where=trace.source, fix="Profile with profile_memory=True.")
+        raise NotRecordedError(
+            "The trace has no device.", where=trace.source, fix="Profile with profile_memory=True."
+        )
     rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
     chosen = range(len(trace.steps)) if step is None else [trace.step_row(step)]
     stats = [(row, step_stats(trace, row)[number]) for row in rows for number in chosen]

@@ -55,16 +55,14 @@ class Note(_message.Message):
     def __init__(self, warning: bool = ..., text: _Optional[str] = ...) -> None: ...
 
 class Modules(_message.Message):
-    __slots__ = ("keys", "parents", "classes", "class_names")
+    __slots__ = ("keys", "classes", "class_names")
     KEYS_FIELD_NUMBER: _ClassVar[int]
-    PARENTS_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
     CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[str]
-    parents: _containers.RepeatedScalarFieldContainer[int]
     classes: _containers.RepeatedScalarFieldContainer[int]
     class_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, keys: _Optional[_Iterable[str]] = ..., parents: _Optional[_Iterable[int]] = ..., classes: _Optional[_Iterable[int]] = ..., class_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, keys: _Optional[_Iterable[str]] = ..., classes: _Optional[_Iterable[int]] = ..., class_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeviceSummary(_message.Message):
     __slots__ = ("name", "capacity_bytes", "product", "stats", "peak", "curve", "modules")
@@ -85,7 +83,7 @@ class DeviceSummary(_message.Message):
     def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., product: _Optional[str] = ..., stats: _Optional[_Union[_metadata_pb2.StepStats, _Mapping]] = ..., peak: _Optional[_Union[Peak, _Mapping]] = ..., curve: _Optional[_Union[Curve, _Mapping]] = ..., modules: _Optional[_Union[ModuleTable, _Mapping]] = ...) -> None: ...
 
 class Peak(_message.Message):
-    __slots__ = ("event", "time_ns", "bytes", "phase", "operator", "module", "by_category", "by_module", "by_operator", "by_phase", "largest")
+    __slots__ = ("event", "time_ns", "bytes", "phase", "operator", "module", "by_category", "by_operator", "by_phase", "largest")
     EVENT_FIELD_NUMBER: _ClassVar[int]
     TIME_NS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -93,7 +91,6 @@ class Peak(_message.Message):
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
     BY_CATEGORY_FIELD_NUMBER: _ClassVar[int]
-    BY_MODULE_FIELD_NUMBER: _ClassVar[int]
     BY_OPERATOR_FIELD_NUMBER: _ClassVar[int]
     BY_PHASE_FIELD_NUMBER: _ClassVar[int]
     LARGEST_FIELD_NUMBER: _ClassVar[int]
@@ -104,45 +101,42 @@ class Peak(_message.Message):
     operator: str
     module: str
     by_category: Parts
-    by_module: Parts
     by_operator: Parts
     by_phase: Parts
-    largest: _containers.RepeatedCompositeFieldContainer[Allocation]
-    def __init__(self, event: _Optional[int] = ..., time_ns: _Optional[int] = ..., bytes: _Optional[int] = ..., phase: _Optional[int] = ..., operator: _Optional[str] = ..., module: _Optional[str] = ..., by_category: _Optional[_Union[Parts, _Mapping]] = ..., by_module: _Optional[_Union[Parts, _Mapping]] = ..., by_operator: _Optional[_Union[Parts, _Mapping]] = ..., by_phase: _Optional[_Union[Parts, _Mapping]] = ..., largest: _Optional[_Iterable[_Union[Allocation, _Mapping]]] = ...) -> None: ...
+    largest: Allocations
+    def __init__(self, event: _Optional[int] = ..., time_ns: _Optional[int] = ..., bytes: _Optional[int] = ..., phase: _Optional[int] = ..., operator: _Optional[str] = ..., module: _Optional[str] = ..., by_category: _Optional[_Union[Parts, _Mapping]] = ..., by_operator: _Optional[_Union[Parts, _Mapping]] = ..., by_phase: _Optional[_Union[Parts, _Mapping]] = ..., largest: _Optional[_Union[Allocations, _Mapping]] = ...) -> None: ...
 
 class Parts(_message.Message):
-    __slots__ = ("keys", "bytes", "counts", "categories")
+    __slots__ = ("keys", "bytes", "counts")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
-    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[str]
     bytes: _containers.RepeatedScalarFieldContainer[int]
     counts: _containers.RepeatedScalarFieldContainer[int]
-    categories: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, keys: _Optional[_Iterable[str]] = ..., bytes: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., categories: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, keys: _Optional[_Iterable[str]] = ..., bytes: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Allocation(_message.Message):
-    __slots__ = ("bytes", "address", "category", "phase", "module", "operator", "name", "born_ns", "freed_ns")
+class Allocations(_message.Message):
+    __slots__ = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names", "born_ns", "freed_ns")
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    CATEGORY_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
-    MODULE_FIELD_NUMBER: _ClassVar[int]
-    OPERATOR_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    OPERATORS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     BORN_NS_FIELD_NUMBER: _ClassVar[int]
     FREED_NS_FIELD_NUMBER: _ClassVar[int]
-    bytes: int
-    address: int
-    category: int
-    phase: int
-    module: str
-    operator: str
-    name: str
-    born_ns: int
-    freed_ns: int
-    def __init__(self, bytes: _Optional[int] = ..., address: _Optional[int] = ..., category: _Optional[int] = ..., phase: _Optional[int] = ..., module: _Optional[str] = ..., operator: _Optional[str] = ..., name: _Optional[str] = ..., born_ns: _Optional[int] = ..., freed_ns: _Optional[int] = ...) -> None: ...
+    bytes: _containers.RepeatedScalarFieldContainer[int]
+    addresses: _containers.RepeatedScalarFieldContainer[int]
+    categories: _containers.RepeatedScalarFieldContainer[int]
+    phases: _containers.RepeatedScalarFieldContainer[int]
+    modules: _containers.RepeatedScalarFieldContainer[int]
+    operators: _containers.RepeatedScalarFieldContainer[str]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    born_ns: _containers.RepeatedScalarFieldContainer[int]
+    freed_ns: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bytes: _Optional[_Iterable[int]] = ..., addresses: _Optional[_Iterable[int]] = ..., categories: _Optional[_Iterable[int]] = ..., phases: _Optional[_Iterable[int]] = ..., modules: _Optional[_Iterable[int]] = ..., operators: _Optional[_Iterable[str]] = ..., names: _Optional[_Iterable[str]] = ..., born_ns: _Optional[_Iterable[int]] = ..., freed_ns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Curve(_message.Message):
     __slots__ = ("t0_ns", "t1_ns", "columns", "low", "high", "reserved", "categories", "stacks", "peak_event", "peak_time_ns", "peak_column")
@@ -171,10 +165,11 @@ class Curve(_message.Message):
     def __init__(self, t0_ns: _Optional[int] = ..., t1_ns: _Optional[int] = ..., columns: _Optional[int] = ..., low: _Optional[_Iterable[int]] = ..., high: _Optional[_Iterable[int]] = ..., reserved: _Optional[_Iterable[int]] = ..., categories: _Optional[_Iterable[int]] = ..., stacks: _Optional[_Iterable[int]] = ..., peak_event: _Optional[int] = ..., peak_time_ns: _Optional[int] = ..., peak_column: _Optional[int] = ...) -> None: ...
 
 class ModuleTable(_message.Message):
-    __slots__ = ("modules", "own", "highest", "peak_inside", "calls", "allocations", "allocated_bytes", "forward_ns", "backward_ns")
+    __slots__ = ("modules", "parents", "own", "own_count", "peak_inside", "calls", "allocations", "allocated_bytes", "forward_ns", "backward_ns")
     MODULES_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
-    HIGHEST_FIELD_NUMBER: _ClassVar[int]
+    OWN_COUNT_FIELD_NUMBER: _ClassVar[int]
     PEAK_INSIDE_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -182,15 +177,16 @@ class ModuleTable(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_NS_FIELD_NUMBER: _ClassVar[int]
     modules: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
     own: _containers.RepeatedScalarFieldContainer[int]
-    highest: _containers.RepeatedScalarFieldContainer[int]
+    own_count: _containers.RepeatedScalarFieldContainer[int]
     peak_inside: _containers.RepeatedScalarFieldContainer[int]
     calls: _containers.RepeatedScalarFieldContainer[int]
     allocations: _containers.RepeatedScalarFieldContainer[int]
     allocated_bytes: _containers.RepeatedScalarFieldContainer[int]
     forward_ns: _containers.RepeatedScalarFieldContainer[int]
     backward_ns: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, modules: _Optional[_Iterable[int]] = ..., own: _Optional[_Iterable[int]] = ..., highest: _Optional[_Iterable[int]] = ..., peak_inside: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[int]] = ..., allocations: _Optional[_Iterable[int]] = ..., allocated_bytes: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[_Iterable[int]] = ..., backward_ns: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, modules: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., own: _Optional[_Iterable[int]] = ..., own_count: _Optional[_Iterable[int]] = ..., peak_inside: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[int]] = ..., allocations: _Optional[_Iterable[int]] = ..., allocated_bytes: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[_Iterable[int]] = ..., backward_ns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Spans(_message.Message):
     __slots__ = ("starts", "lengths", "names", "depths", "phases")

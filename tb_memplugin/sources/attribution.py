@@ -10,11 +10,11 @@ import numpy as np
 from tb_memplugin.sources.calls import Calls, by_thread, calls_from, crossings_from_spans
 from tb_memplugin.sources.memory_events import MemoryEvents
 from tb_memplugin.sources.phases import phase_at, phase_spans
-from tb_memplugin.sources.profiler_tree import MODULE_PREFIX, NODE_PREFIX, ProfilerTree, sequence_numbers, spans
+from tb_memplugin.sources.profiler_tree import MODULE_PREFIX, NODE_PREFIX, ProfilerTree, Role
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.sources.window import Window
 from tb_memplugin.trace import Module, Phase, Spans, Step
-from tb_memplugin.trace.tables import OUTSIDE, Int32, Int64, UInt8
+from tb_memplugin.trace.tables import Int32, Int64, UInt8
 
 NO_OPERATOR = "(no operator)"
 
@@ -41,7 +41,7 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """Operators outside autograd nodes, in time order, with their sequence numbers.
+    """Operators outside autograd nodes and optimizer steps, in time order, with their sequence numbers.
 
     `creates` marks those that made autograd nodes: the counter stood higher afterwards.
     """
@@ -59,21 +59,24 @@ class _Forward:
         return np.where((sequence >= 0) & (place >= 0), np.append(makers, -1)[place], -1).astype(np.int64)
 
 
-def attribute(tree: ProfilerTree, memory: MemoryEvents, window: Window, steps: Sequence[Step]) -> Attribution:
+def attribute(
+    tree: ProfilerTree, memory: MemoryEvents, window: Window, logged: Logged, steps: Sequence[Step]
+) -> Attribution:
     """Attribute every alloc of a window.
 
     Forward: the innermost module call at that time on that thread. Backward: the module whose call
     held the autograd node's sequence number, or, during recomputation, the call that runs. What no
     module owns goes to `outside:<operator>`, nodes to the operator that made them.
     """
-    owners, hooked, threads = _owners_and_calls(tree, window)
-    main = _main_thread(tree)
+    logged = logged if logged.hooked or not tree.ranges.get(Role.MODULE) else _from_frames(tree, window)
+    owners, hooked, threads = logged.owners, logged.hooked, logged.threads
     calls = threads[window.thread]
-    operator_start, operator_end = spans(tree.operators)
-    node_start, node_end = spans(tree.nodes)
-    optimizer = spans([event for _, event in tree.optimizer_steps])
-    forward = _forward_operators(tree, calls, hooked, operator_start, operator_end, optimizer)
-    node_sequence = sequence_numbers(tree.nodes)
+    main = _main_thread(tree)
+    node_start, node_end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
+    operator_end = np.array(tree.operator_end, np.int64)
+    optimizer = tree.range_spans(Role.OPTIMIZER)
+    forward = _forward_operators(tree, calls, hooked, optimizer)
+    node_sequence = np.array(tree.node_sequence, np.int64)
     maker = forward.creator(node_sequence)
     owner_call = calls.owning(node_sequence) if hooked else _call_of_maker(calls, forward, maker)
     root_node = np.array(tree.node_parent, np.int64) < 0
@@ -82,8 +85,15 @@ def attribute(tree: ProfilerTree, memory: MemoryEvents, window: Window, steps: S
     phases = phase_spans(marks, (node_start[root_node], node_end[root_node]), optimizer, step_starts)
 
     row = np.flatnonzero(memory.bytes > 0)
-    time, operator, node, thread = memory.time_ns[row], memory.operator[row], memory.node[row], memory.thread[row]
-    running, call_start = _running_calls(time, thread, main, window.thread, threads, tree, node_start, node_end)
+    time, operator, node, thread = (
+        memory.time_ns[row],
+        memory.operator[row],
+        memory.node[row],
+        memory.thread[row],
+    )
+    running, call_start = _running_calls(
+        time, thread, main, window.thread, threads, tree, node_start, node_end
+    )
     in_node = node >= 0
     recomputing = in_node & (running >= 0) & (call_start >= np.append(node_start, 0)[node])
     node_module = np.append(calls.module_of(owner_call), -1)
@@ -92,10 +102,16 @@ def attribute(tree: ProfilerTree, memory: MemoryEvents, window: Window, steps: S
     operators = Names()
     operator_id = np.append(operators.add_all(tree.operator_names), operators.add(NO_OPERATOR))
     node_id = operators.add_all([name.removeprefix(NODE_PREFIX) for name in tree.node_names])
-    named = np.where((operator < 0) & in_node, np.append(node_id, 0)[node], operator_id[operator]).astype(np.int32)
-    outside_id = np.where(in_node & ~recomputing, _node_names(forward, maker, operator_id, node_id)[node], named)
+    named = np.where((operator < 0) & in_node, np.append(node_id, 0)[node], operator_id[operator]).astype(
+        np.int32
+    )
+    outside_id = np.where(
+        in_node & ~recomputing, _node_names(forward, maker, operator_id, node_id)[node], named
+    )
     phase = np.where(in_node, Phase.BACKWARD, phase_at(phases, time)).astype(np.uint8)
-    ends = np.where((operator < 0) & in_node, np.append(node_end, 0)[node], np.append(operator_end, 0)[operator])
+    ends = np.where(
+        (operator < 0) & in_node, np.append(node_end, 0)[node], np.append(operator_end, 0)[operator]
+    )
     return Attribution(
         row=row,
         phase=phase,
@@ -110,15 +126,39 @@ def attribute(tree: ProfilerTree, memory: MemoryEvents, window: Window, steps: S
     )
 
 
-def _owners_and_calls(tree: ProfilerTree, window: Window) -> tuple[Owners, bool, dict[int, Calls]]:
-    """The module table, whether hooks logged the calls, and the calls of each thread ident."""
-    if window.has_models or not tree.modules:
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """The owners of bytes, and the module calls of each thread ident.
+
+    `hooked` is False where no model was given: then there are no calls, or those of Python frames.
+    """
+
+    owners: Owners
+    hooked: bool
+    threads: dict[int, Calls]
+
+    @classmethod
+    def of(cls, window: Window) -> Logged:
+        """The calls that the hooks logged during a window."""
         logs = by_thread(window.crossings, window.thread)
-        return Owners(window.names.modules), True, {key: calls_from(log, window.stop_ns) for key, log in logs.items()}
-    start, end = spans([event for _, event, _ in tree.modules])
-    modules, rows = _modules_from_frames([name for name, _, _ in tree.modules], start, end)
+        calls = {ident: calls_from(log, window.stop_ns) for ident, log in logs.items()}
+        return cls(Owners(window.names.modules), window.has_models, calls)
+
+    def outer_calls(self, thread: int) -> tuple[list[int], list[int]]:
+        """Starts and ends of a thread's outermost calls."""
+        calls = self.threads[thread]
+        outer = calls.depth == 0
+        return calls.start_ns[outer].tolist(), calls.end_ns[outer].tolist()
+
+
+def _from_frames(tree: ProfilerTree, window: Window) -> Logged:
+    """The module calls of a profile with stacks but without a model, by their Python frames."""
+    frames = tree.ranges[Role.MODULE]
+    start = np.array([begin for _, begin, _ in frames], np.int64)
+    end = np.array([finish for _, _, finish in frames], np.int64)
+    modules, rows = _modules_from_frames([name for name, _, _ in frames], start, end)
     log = crossings_from_spans(rows, start, end)
-    return Owners(modules), False, {window.thread: calls_from(log, window.stop_ns)}
+    return Logged(Owners(modules), False, {window.thread: calls_from(log, window.stop_ns)})
 
 
 def _modules_from_frames(names: Sequence[str], start: Int64, end: Int64) -> tuple[list[Module], list[int]]:
@@ -143,28 +183,27 @@ def _modules_from_frames(names: Sequence[str], start: Int64, end: Int64) -> tupl
 
 def _main_thread(tree: ProfilerTree) -> int:
     """The profiler's number of the thread that runs the training loop: most operators outside nodes."""
-    threads = np.array(tree.operator_thread, np.int64)[np.array(tree.operator_node, np.int64) < 0]
+    threads = tree.thread_of(2)[np.array(tree.operator_node, np.int64) < 0]
     if not len(threads):
-        return tree.memory_thread[0]
+        return tree.threads[0][0]
     found, count = np.unique(threads, return_counts=True)
     return int(found[np.argmax(count)])
 
 
 def _forward_operators(
-    tree: ProfilerTree, calls: Calls, hooked: bool, start: Int64, end: Int64, optimizer: tuple[Int64, Int64]
+    tree: ProfilerTree, calls: Calls, hooked: bool, optimizer: tuple[Int64, Int64]
 ) -> _Forward:
     """Operators that no autograd node and no optimizer step encloses; if hooks ran, only outside modules."""
-    candidate = np.array(tree.operator_node, np.int64) < 0
-    step = np.searchsorted(optimizer[0], start, side="right") - 1
-    candidate &= ~((step >= 0) & (start < np.append(optimizer[1], 0)[step]))
-    if hooked:
-        candidate &= calls.at(start) < 0
-    row = np.flatnonzero(candidate)
+    sequence = np.array(tree.operator_sequence, np.int64)
+    row = np.flatnonzero(sequence > -2)
+    start, end = np.array(tree.operator_start, np.int64), np.array(tree.operator_end, np.int64)
+    step = np.searchsorted(optimizer[0], start[row], side="right") - 1
+    row = row[~((step >= 0) & (start[row] < np.append(optimizer[1], 0)[step]))]
     row = row[np.argsort(start[row], kind="stable")]
-    sequence = sequence_numbers([tree.operators[place] for place in row.tolist()])
+    sequence = sequence[row]
     times = np.concatenate((start[row], calls.boundary_ns if hooked else calls.boundary_ns[:0]))
     known = np.concatenate((sequence, calls.boundary_sequence if hooked else calls.boundary_sequence[:0]))
-    last = max(int(sequence_numbers(tree.nodes).max(initial=-1)) + 1, int(known.max(initial=-1)))
+    last = max(max(tree.node_sequence, default=-1) + 1, int(known.max(initial=-1)))
     numbered = np.flatnonzero(known >= 0)
     numbered = numbered[np.argsort(times[numbered], kind="stable")]
     following = np.full(len(known), -1, np.int64)
@@ -197,7 +236,7 @@ def _running_calls(
 ) -> tuple[Int64, Int64]:
     """The module's row of the innermost call at each birth on its own thread, and when it was entered."""
     module, entered = np.full(len(time), -1, np.int64), np.zeros(len(time), np.int64)
-    node_thread = np.array(tree.node_thread, np.int64)
+    node_thread = tree.thread_of(3)
     for ident, calls in threads.items():
         if not len(calls):
             continue

@@ -99,6 +99,11 @@ def by_thread(log: Sequence[Crossing], first_thread: int) -> dict[int, list[Cros
 
 def crossings_from_spans(row: Sequence[int], start_ns: Int64, end_ns: Int64) -> list[Crossing]:
     """A log as the hooks would have written it, from spans that nest (sequence numbers unknown: 0)."""
-    marks = [(int(start), 1, -int(end), module) for module, start, end in zip(row, start_ns, end_ns, strict=True)]
-    marks += [(int(end), 0, -int(start), -1 - module) for module, start, end in zip(row, start_ns, end_ns, strict=True)]
+    marks = [
+        (int(start), 1, -int(end), module) for module, start, end in zip(row, start_ns, end_ns, strict=True)
+    ]
+    marks += [
+        (int(end), 0, -int(start), -1 - module)
+        for module, start, end in zip(row, start_ns, end_ns, strict=True)
+    ]
     return [(time, module, 0, 0) for time, _, _, module in sorted(marks)]

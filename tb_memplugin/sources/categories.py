@@ -14,7 +14,17 @@ from tb_memplugin.trace.tables import Int32, Int64, UInt8
 COMMUNICATION_PREFIXES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "fsdp::", "record_param_comms")
 WORKSPACE_BYTES = frozenset({8_519_680, 33_554_432})
 """What cuBLAS takes per handle and stream, before Hopper and on it (measured; allocated inside a matmul)."""
-_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "MmBackward0", "AddmmBackward0", "BmmBackward0")
+_MATMULS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "linear",
+    "matmul",
+    "MmBackward0",
+    "AddmmBackward0",
+    "BmmBackward0",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,9 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
     return category
 
 
-def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], window_end_ns: int) -> np.ndarray:
+def workspaces(
+    born: Born, devices: Sequence[str], operators: Sequence[str], window_end_ns: int
+) -> np.ndarray:
     """Mask of cuBLAS workspaces: their exact size, born inside a matrix product, and never given back."""
     matmul = np.array([name.removeprefix("aten::") in _MATMULS for name in (*operators, "")], bool)
     on_cuda = np.array([name.startswith("cuda") for name in devices] or [False], bool)
@@ -80,7 +92,9 @@ def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], win
     return matmul[born.operator] & right_size & on_cuda[born.device] & (born.freed_ns > window_end_ns)
 
 
-def match_sightings(sightings: Sequence[Sighting], devices: Sequence[str], blocks: Allocations, time_ns: Int64) -> Int64:
+def match_sightings(
+    sightings: Sequence[Sighting], devices: Sequence[str], blocks: Allocations, time_ns: Int64
+) -> Int64:
     """The row of the allocation behind each sighting: alive at its time, at its address; -1 for none.
 
     Args:

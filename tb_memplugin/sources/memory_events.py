@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+import numpy.typing as npt
 from torch._C import _profiler
 
-from tb_memplugin.sources.profiler_tree import ProfilerTree, _get_fields, _get_start
+from tb_memplugin.sources.profiler_tree import ProfilerTree
 from tb_memplugin.trace.tables import Int64, UInt8, UInt64
 
 SHARED = "shared"
@@ -20,7 +20,8 @@ class MemoryEvents:
     """Allocs and frees in time order, columns of one length.
 
     `bytes` is signed: negative for frees. `total` and `reserved` are the reporting allocator's
-    counters after the event. `operator`, `node` are rows in the tree's lists, -1 for none.
+    counters after the event; `reserved` is -1 on devices that keep none. `operator` and `node` are
+    rows of the tree, -1 for none; `thread` is the profiler's number.
     """
 
     time_ns: Int64
@@ -36,41 +37,40 @@ class MemoryEvents:
 
 
 def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
-    """Read the fields of every memory event that the walk found, and sort by time."""
-    count = len(tree.memory)
-    fields = list(map(_get_fields, tree.memory))
-    kind = _profiler._ExtraFields_Allocation
-    time = np.fromiter(map(_get_start, tree.memory), np.int64, count)
-    size = np.fromiter(map(kind.alloc_size.fget, fields), np.int64, count)
-    total = np.fromiter(map(kind.total_allocated.fget, fields), np.int64, count)
-    if torch.accelerator.is_available():
-        found = list(map(str, map(kind.device.fget, fields)))
-        names, device = np.unique(np.array(found), return_inverse=True)
-        devices = [str(name) for name in names]
-        reserved = np.fromiter(map(kind.total_reserved.fget, fields), np.int64, count)
+    """The memory events that the walk found, sorted by time, with their devices told apart."""
+    columns = tree.memory_columns()
+    order = np.argsort(columns[0], kind="stable")
+    time, address, size, total, operator, node = (column[order] for column in columns)
+    if tree.fields:
+        found, device = np.unique([str(fields.device) for fields in tree.fields], return_inverse=True)
+        devices, device = [str(name) for name in found], device[order]
+        reserve = map(_profiler._ExtraFields_Allocation.total_reserved.fget, tree.fields)
+        reserved = np.fromiter(reserve, np.int64, len(order))[order]
     else:
-        devices, device = ["cpu"], np.zeros(count, np.int64)
-        reserved = np.zeros(count, np.int64)
-    order = np.argsort(time, kind="stable")
-    address = np.fromiter(map(kind.ptr.fget, fields), np.int64, count).view(np.uint64)
-    columns = [column[order] for column in (time, address, size, total, reserved, device)]
-    shared = _shared(columns[1], columns[2], columns[3], np.array(devices)[columns[5]] == "cpu")
+        devices, device = ["cpu"], np.zeros(len(order), np.int64)
+        reserved = np.full(len(order), -1, np.int64)
+    shared = _shared(address, size, total, np.array(devices)[device] == "cpu")
     if shared.any():
         devices.append(SHARED)
-        columns[5][shared] = len(devices) - 1
-    cpu_like = np.array([name in ("cpu", SHARED) for name in devices])
-    columns[4][cpu_like[columns[5]]] = -1
+        device[shared] = len(devices) - 1
+    reserved[np.array([name in ("cpu", SHARED) for name in devices])[device]] = -1
     return MemoryEvents(
-        *columns[:5],
-        columns[5].astype(np.uint8),
-        np.array(tree.memory_operator, np.int64)[order],
-        np.array(tree.memory_node, np.int64)[order],
-        np.array(tree.memory_thread, np.int64)[order],
+        time,
+        address.view(np.uint64),
+        size,
+        total,
+        reserved,
+        device.astype(np.uint8),
+        operator,
+        node,
+        tree.thread_of(1)[order],
         tuple(devices),
     )
 
 
-def _shared(address: UInt64, size: Int64, total: Int64, on_cpu: np.ndarray) -> np.ndarray:
+def _shared(
+    address: Int64, size: Int64, total: Int64, on_cpu: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
     """Mask of events in shared memory: they carry a total of 0 (c10's MapAllocator counts nothing)."""
     suspect = on_cpu & (total == 0)
     if not suspect.any():
@@ -81,8 +81,7 @@ def _shared(address: UInt64, size: Int64, total: Int64, on_cpu: np.ndarray) -> n
     for event in np.flatnonzero(frees):
         place = np.searchsorted(regular, event) - 1
         before = int(total[regular[place]]) if place >= 0 else None
-        if before is not None and before + int(size[event]) == 0:
-            frees[event] = False  # the counter really came down to 0
-        elif before is None and not np.isin(address[event], address[allocs]):
+        came_down_to_zero = before is not None and before + int(size[event]) == 0
+        if came_down_to_zero or (before is None and not np.isin(address[event], address[allocs])):
             frees[event] = False
     return allocs | frees

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.sources.attribution import Attribution, attribute
+from tb_memplugin.sources.attribution import Attribution, Logged, attribute
 from tb_memplugin.sources.categories import Born, by_lifetime, match_sightings, workspaces
 from tb_memplugin.sources.memory_events import MemoryEvents, read_memory_events
 from tb_memplugin.sources.optimizer_order import temporaries_in_order
-from tb_memplugin.sources.profiler_tree import STEP_PREFIX, ProfilerTree, spans, walk
+from tb_memplugin.sources.profiler_tree import STEP_PREFIX, ProfilerTree, Role, walk
 from tb_memplugin.sources.start_state import start_state
 from tb_memplugin.sources.tables import Names
 from tb_memplugin.sources.window import Window
@@ -33,8 +33,16 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     """
     results = getattr(prof.profiler, "kineto_results", None)
     if results is None:
-        raise NotRecordedError("The profile has no results.", where="torch.profiler.profile", fix="Stop it first.")
-    tree = walk(results.experimental_event_tree(), [time for time, row, _, _ in window.crossings if row >= 0])
+        raise NotRecordedError(
+            "The profile has no results.", where="torch.profiler.profile", fix="Stop it first."
+        )
+    logged = Logged.of(window)
+    tree = walk(
+        results.experimental_event_tree(),
+        module_entries=[time for time, row, _, _ in window.crossings if row >= 0],
+        outer_calls=logged.outer_calls(window.thread),
+        keep_fields=torch.accelerator.is_available(),
+    )
     if not tree.memory:
         raise NotRecordedError(
             "The profile holds no memory events, so nothing was written.",
@@ -43,7 +51,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         )
     memory = read_memory_events(tree)
     steps = _steps(tree, window, number)
-    found = attribute(tree, memory, window, steps)
+    found = attribute(tree, memory, window, logged, steps)
     devices = _all_devices(memory, window)
     labels = Names()
     start, notes = start_state(window, memory, devices, found.owners, labels)
@@ -67,11 +75,11 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
 
 
 def _steps(tree: ProfilerTree, window: Window, number: int) -> tuple[Step, ...]:
-    if not tree.steps:
+    found = tree.ranges.get(Role.STEP)
+    if not found:
         return (Step(number, window.start_ns, window.stop_ns),)
-    start, end = spans([event for _, event in tree.steps])
-    numbers = [int(name.removeprefix(STEP_PREFIX)) for name, _ in tree.steps]
-    return tuple(sorted(map(Step, numbers, start.tolist(), end.tolist()), key=lambda step: step.start_ns))
+    steps = (Step(int(name.removeprefix(STEP_PREFIX)), start, end) for name, start, end in found)
+    return tuple(sorted(steps, key=lambda step: step.start_ns))
 
 
 def _all_devices(memory: MemoryEvents, window: Window) -> tuple[str, ...]:
@@ -113,7 +121,9 @@ def _with_deaths(bare: Events, window: Window, devices: tuple[str, ...]) -> Even
         bytes=[sighting.bytes for sighting in seen],
     )
     order = np.argsort(np.concatenate((time, bare.time_ns)), kind="stable")
-    columns = {name: np.concatenate((getattr(deaths, name), getattr(bare, name)))[order] for name in Events.__slots__}
+    columns = {
+        name: np.concatenate((getattr(deaths, name), getattr(bare, name)))[order] for name in Events.__slots__
+    }
     return Events(**columns)
 
 
@@ -161,7 +171,9 @@ def _categorised(
     return Events(**columns)
 
 
-def _own_temporaries(module: np.ndarray, born: Born, found: Attribution, window: Window, loose: np.ndarray) -> None:
+def _own_temporaries(
+    module: np.ndarray, born: Born, found: Attribution, window: Window, loose: np.ndarray
+) -> None:
     """Owners of an optimizer's temporaries, in place."""
     inside = found.phases.phase == Phase.OPTIMIZER
     for begin, end in zip(found.phases.start_ns[inside], found.phases.end_ns[inside], strict=True):
@@ -185,8 +197,10 @@ def _notes(blocks: Allocations, full: Events, steps: tuple[Step, ...], tree: Pro
             f"{blocks.unseen_frees:,} blocks were freed on a thread that the profiler does not see; "
             "they count as freed when their address was used again."
         )
-    if not tree.steps:
-        notes.append("The profile has no steps (no schedule, or no prof.step()): the whole window is shown as one.")
+    if Role.STEP not in tree.ranges:
+        notes.append(
+            "The profile has no steps (no schedule, or no prof.step()): the whole window is shown as one."
+        )
     return notes
 
 

@@ -1,14 +1,15 @@
 """The walk over torch.profiler's event tree: the only loop that runs once per event.
 
-Making a Python object for each event is about half the time that `tensorboard_trace_handler` takes,
-so the loop asks as little as it can: the children of every event, the name of events without children
-(is it an allocation?), and more only of the outermost operators. Everything else is numpy afterwards.
+Making a Python object for each event is more than half of what `tensorboard_trace_handler` takes, and
+reading a field costs a tenth of a microsecond when the event is at hand and three when it is not. So
+the loop asks as little as it can, asks it while it holds the event, and keeps none. An event that took
+time is an operator or a range; one that took none is an allocation, until its fields say otherwise.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -21,67 +22,105 @@ from tb_memplugin.trace.tables import Int64
 Event = Any
 """A `torch._C._profiler._ProfilerEvent`; the class is not typed upstream."""
 
-_get_children = _profiler._ProfilerEvent.children.fget
-_get_name = _profiler._ProfilerEvent.name.fget
-_get_start = _profiler._ProfilerEvent.start_time_ns.fget
-_get_end = _profiler._ProfilerEvent.end_time_ns.fget
-_get_thread = _profiler._ProfilerEvent.start_tid.fget
-_get_fields = _profiler._ProfilerEvent.extra_fields.fget
+
+def _getter(owner: Any, name: str) -> Callable[[Any], Any]:
+    """The plain function behind a property: calling it saves the look-up at every event."""
+    getter: Callable[[Any], Any] = getattr(owner, name).fget
+    return getter
+
+
+_get_children = _getter(_profiler._ProfilerEvent, "children")
+_get_name = _getter(_profiler._ProfilerEvent, "name")
+_get_start = _getter(_profiler._ProfilerEvent, "start_time_ns")
+_get_end = _getter(_profiler._ProfilerEvent, "end_time_ns")
+_get_duration = _getter(_profiler._ProfilerEvent, "duration_time_ns")
+_get_thread = _getter(_profiler._ProfilerEvent, "start_tid")
+_get_fields = _getter(_profiler._ProfilerEvent, "extra_fields")
+_Allocation = _profiler._ExtraFields_Allocation
+_get_address = _getter(_Allocation, "ptr")
+_get_size = _getter(_Allocation, "alloc_size")
+_get_total = _getter(_Allocation, "total_allocated")
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 STEP_PREFIX = "ProfilerStep#"
 OPTIMIZER_PREFIX = "Optimizer.step#"
 MODULE_PREFIX = "nn.Module: "
-MEMORY_NAME = "[memory]"
-OOM_NAME = "[OutOfMemory]"
 _NOT_CALLING_BACK = ("aten::", "prims::", "quantized::", "c10d::")
 """Operators of these namespaces never call a module, so their insides need no second look."""
 
 
 class Role(IntEnum):
-    """What an event means to us."""
+    """What an event that took time means to us."""
 
-    MEMORY = 0
-    OPERATOR = 1
-    NODE = 2
+    OPERATOR = 0
+    NODE = 1
     """An autograd node being evaluated."""
-    STEP = 3
-    OPTIMIZER = 4
-    MODULE = 5
+    STEP = 2
+    OPTIMIZER = 3
+    MODULE = 4
     """A module's Python frame (only with `with_stack`)."""
-    FRAME = 6
+    FRAME = 5
     """A Python frame, or a range that the user opened: what is inside it counts as not enclosed."""
-    OOM = 7
 
 
 @dataclass(slots=True)
 class ProfilerTree:
-    """What the walk found. `memory`, `operators`, ... hold the profiler's event objects.
+    """What the walk found, in no particular order; times in epoch nanoseconds.
 
-    `memory_operator` and `memory_node` are rows in `operators` and `nodes`, -1 for none: the
-    outermost operator and the innermost autograd node around an allocation. `operator_node` is the
-    same for operators. Threads are the profiler's own numbers.
+    `memory` holds four numbers per allocator event: time, address, signed bytes, and the allocator's
+    total after it. `around` holds three numbers per run of such events: how many of them in all had
+    been found when the run ended, and rows in `operator_*` and `node_*` (-1 for none): the outermost
+    operator and the innermost autograd node around them. `fields` holds the events' fields where
+    devices other than the CPU may occur. `operator_sequence` is the autograd sequence number of operators that neither an
+    autograd node, an optimizer step nor an outermost module call encloses; -2 marks the others.
+    `threads` gives, for each of the profiler's threads, how many rows of memory, operators and nodes
+    had been found when its part was done.
     """
 
-    memory: list[Event] = field(default_factory=list)
-    memory_operator: list[int] = field(default_factory=list)
-    memory_node: list[int] = field(default_factory=list)
-    memory_thread: list[int] = field(default_factory=list)
-    operators: list[Event] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    around: list[int] = field(default_factory=list)
+    fields: list[Any] = field(default_factory=list)
     operator_names: list[str] = field(default_factory=list)
+    operator_start: list[int] = field(default_factory=list)
+    operator_end: list[int] = field(default_factory=list)
     operator_node: list[int] = field(default_factory=list)
-    operator_thread: list[int] = field(default_factory=list)
-    nodes: list[Event] = field(default_factory=list)
+    operator_sequence: list[int] = field(default_factory=list)
     node_names: list[str] = field(default_factory=list)
+    node_start: list[int] = field(default_factory=list)
+    node_end: list[int] = field(default_factory=list)
     node_parent: list[int] = field(default_factory=list)
-    node_thread: list[int] = field(default_factory=list)
-    steps: list[tuple[str, Event]] = field(default_factory=list)
-    optimizer_steps: list[tuple[str, Event]] = field(default_factory=list)
-    modules: list[tuple[str, Event, int]] = field(default_factory=list)
-    out_of_memory: list[Event] = field(default_factory=list)
+    node_sequence: list[int] = field(default_factory=list)
+    ranges: dict[Role, list[tuple[str, int, int]]] = field(default_factory=dict)
+    threads: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    def memory_columns(self) -> tuple[Int64, Int64, Int64, Int64, Int64, Int64]:
+        """Time, address, signed bytes, total, operator and node of each allocator event, in order found."""
+        time, address, size, total = np.array(self.memory, np.int64).reshape(-1, 4).T
+        until, operator, node = np.array(self.around, np.int64).reshape(-1, 3).T
+        count = np.diff(until // 4, prepend=0)
+        return time, address, size, total, np.repeat(operator, count), np.repeat(node, count)
+
+    def thread_of(self, kind: int) -> Int64:
+        """The profiler's thread number of each row of memory (kind 1), operators (2) or nodes (3)."""
+        numbers = np.array([row[0] for row in self.threads], np.int64)
+        ends = np.array([row[kind] for row in self.threads], np.int64)
+        return np.repeat(numbers, np.diff(ends, prepend=0))
+
+    def range_spans(self, role: Role) -> tuple[Int64, Int64]:
+        """Starts and ends of the ranges of a role, sorted by start."""
+        found = sorted((start, end) for _, start, end in self.ranges.get(role, ()))
+        return np.array([start for start, _ in found], np.int64), np.array(
+            [end for _, end in found], np.int64
+        )
 
 
-def walk(roots: Iterable[Event], module_entries: Sequence[int] = ()) -> ProfilerTree:
+def walk(
+    roots: Iterable[Event],
+    *,
+    module_entries: Sequence[int] = (),
+    outer_calls: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    keep_fields: bool = False,
+) -> ProfilerTree:
     """Visit every event once.
 
     Args:
@@ -89,82 +128,108 @@ def walk(roots: Iterable[Event], module_entries: Sequence[int] = ()) -> Profiler
         module_entries: epoch nanoseconds at which modules were entered, ascending. An operator during
             which a module was entered (activation checkpointing, say) is looked into, so that
             allocations are named by the operators inside it.
+        outer_calls: starts and ends of the outermost module calls, ascending.
+        keep_fields: keep the fields of allocations, to read devices and reserves.
     """
     tree = ProfilerTree()
-    roles: dict[str, Role] = {MEMORY_NAME: Role.MEMORY, OOM_NAME: Role.OOM}
-    pending: list[tuple[list[Event], int, int, int]] = []
     by_thread: dict[int, list[Event]] = {}
     for root in roots:
         by_thread.setdefault(_get_thread(root), []).append(root)
     for thread, events in by_thread.items():
-        pending.append((events, -1, -1, thread))
-        while pending:
-            children, operator, node, thread = pending.pop()
-            for event in children:
-                name = _get_name(event)
-                role = roles.get(name)
-                if role is None:
-                    role = roles[name] = _role(name, event)
-                if role is Role.MEMORY:
-                    tree.memory.append(event)
-                    tree.memory_operator.append(operator)
-                    tree.memory_node.append(node)
-                    tree.memory_thread.append(thread)
-                    continue
-                inner = _get_children(event)
-                if role is Role.OPERATOR:
-                    row = len(tree.operators)
-                    tree.operators.append(event)
-                    tree.operator_names.append(name)
-                    tree.operator_node.append(node)
-                    tree.operator_thread.append(thread)
-                    if not inner:
-                        continue
-                    if not name.startswith(_NOT_CALLING_BACK) and _encloses(event, module_entries):
-                        pending.append((inner, row, node, thread))
-                    else:
-                        _inside(inner, tree, row, node, thread)
-                elif role is Role.NODE:
-                    tree.nodes.append(event)
-                    tree.node_names.append(name)
-                    tree.node_parent.append(node)
-                    tree.node_thread.append(thread)
-                    pending.append((inner, -1, len(tree.nodes) - 1, thread))
-                else:
-                    if role is Role.STEP:
-                        tree.steps.append((name, event))
-                    elif role is Role.OPTIMIZER:
-                        tree.optimizer_steps.append((name, event))
-                    elif role is Role.MODULE:
-                        tree.modules.append((name, event, thread))
-                    elif role is Role.OOM:
-                        tree.out_of_memory.append(event)
-                    if inner:
-                        pending.append((inner, operator, node, thread))
+        _walk_thread(events, tree, module_entries, outer_calls, keep_fields)
+        tree.threads.append((thread, len(tree.memory) // 4, len(tree.operator_names), len(tree.node_names)))
     return tree
 
 
-def _inside(children: list[Event], tree: ProfilerTree, operator: int, node: int, thread: int) -> None:
-    """Collect the allocations anywhere inside an operator."""
-    memory, found = tree.memory, 0
-    pending = [children]
+_OUTSIDE, _IN_OPTIMIZER, _IN_NODE = 0, 1, 2
+_OPERATOR, _NODE, _FRAME, _OPTIMIZER = Role.OPERATOR, Role.NODE, Role.FRAME, Role.OPTIMIZER
+
+
+def _walk_thread(
+    events: list[Event],
+    tree: ProfilerTree,
+    module_entries: Sequence[int],
+    outer_calls: tuple[Sequence[int], Sequence[int]],
+    keep_fields: bool,
+) -> None:
+    """One thread's events. Two loops: outside operators all is asked, inside them only for allocations."""
+    roles: dict[str, Role] = {}
+    memory, around, keep = tree.memory, tree.around, tree.fields.append
+    remember, told = memory.extend, around.extend
+    names, starts, ends = tree.operator_names, tree.operator_start, tree.operator_end
+    nodes, sequences = tree.operator_node, tree.operator_sequence
+    pending = [(events, -1, -1, _OUTSIDE)]
     while pending:
-        for event in pending.pop():
+        children, operator, node, where = pending.pop()
+        for event in children:
+            if not _get_duration(event):
+                fields = _get_fields(event)
+                if type(fields) is _Allocation:
+                    remember((_get_start(event), _get_address(fields), _get_size(fields), _get_total(fields)))
+                    told((len(memory), operator, node))
+                    if keep_fields:
+                        keep(fields)
+                    continue
             inner = _get_children(event)
-            if inner:
-                pending.append(inner)
-            elif _get_name(event) == MEMORY_NAME:
-                memory.append(event)
-                found += 1
-    tree.memory_operator.extend([operator] * found)
-    tree.memory_node.extend([node] * found)
-    tree.memory_thread.extend([thread] * found)
+            name = _get_name(event)
+            role = roles.get(name)
+            if role is None:
+                role = roles[name] = _role(name, event)
+            if role is _OPERATOR:
+                row, found = len(names), len(memory)
+                start, end = _get_start(event), _get_end(event)
+                names.append(name)
+                starts.append(start)
+                ends.append(end)
+                nodes.append(node)
+                loose = where == _OUTSIDE and not _inside(start, outer_calls)
+                sequences.append(_get_fields(event).sequence_number if loose else -2)
+                if not inner:
+                    continue
+                if module_entries and not name.startswith(_NOT_CALLING_BACK) and _entered(start, end, module_entries):
+                    pending.append((inner, row, node, where))
+                    continue
+                below = [inner]
+                while below:
+                    for event in below.pop():
+                        if _get_duration(event):
+                            inner = _get_children(event)
+                            if inner:
+                                below.append(inner)
+                            continue
+                        fields = _get_fields(event)
+                        if type(fields) is _Allocation:
+                            remember((_get_start(event), _get_address(fields), _get_size(fields), _get_total(fields)))
+                            if keep_fields:
+                                keep(fields)
+                        else:
+                            below.append(_get_children(event))
+                if len(memory) != found:
+                    told((len(memory), row, node))
+            elif role is _NODE:
+                tree.node_names.append(name)
+                tree.node_start.append(_get_start(event))
+                tree.node_end.append(_get_end(event))
+                tree.node_parent.append(node)
+                tree.node_sequence.append(_get_fields(event).sequence_number)
+                pending.append((inner, -1, len(tree.node_names) - 1, _IN_NODE))
+            else:
+                if role is not _FRAME:
+                    tree.ranges.setdefault(role, []).append((name, _get_start(event), _get_end(event)))
+                if inner:
+                    pending.append((inner, operator, node, _IN_OPTIMIZER if role is _OPTIMIZER else where))
 
 
-def _encloses(event: Event, module_entries: Sequence[int]) -> bool:
-    """Whether a module was entered while the event ran."""
-    following = bisect_left(module_entries, _get_start(event))
-    return following < len(module_entries) and module_entries[following] < _get_end(event)
+def _inside(time_ns: int, calls: tuple[Sequence[int], Sequence[int]]) -> bool:
+    """Whether a time falls into one of several disjoint spans."""
+    place = bisect_right(calls[0], time_ns) - 1
+    return place >= 0 and time_ns < calls[1][place]
+
+
+def _entered(start: int, end: int, module_entries: Sequence[int]) -> bool:
+    """Whether a module was entered between two times."""
+    following = bisect_left(module_entries, start)
+    return following < len(module_entries) and module_entries[following] < end
 
 
 def _role(name: str, event: Event) -> Role:
@@ -178,18 +243,8 @@ def _role(name: str, event: Event) -> Role:
         return Role.OPERATOR
     fields = _get_fields(event)
     if isinstance(fields, _profiler._ExtraFields_TorchOp):
-        user = fields.scope == _profiler.RecordScope.USER_SCOPE and not name.startswith("Torch-Compiled Region")
+        user = fields.scope == _profiler.RecordScope.USER_SCOPE and not name.startswith(
+            "Torch-Compiled Region"
+        )
         return Role.FRAME if user else Role.OPERATOR
     return Role.MODULE if name.startswith(MODULE_PREFIX) else Role.FRAME
-
-
-def spans(events: Sequence[Event]) -> tuple[Int64, Int64]:
-    """Start and end of events: two int64 arrays, epoch nanoseconds."""
-    count = len(events)
-    return np.fromiter(map(_get_start, events), np.int64, count), np.fromiter(map(_get_end, events), np.int64, count)
-
-
-def sequence_numbers(events: Sequence[Event]) -> Int64:
-    """The autograd sequence number of operators or nodes, int64; -1 where they have none."""
-    numbers = (fields.sequence_number for fields in map(_get_fields, events))
-    return np.fromiter(numbers, np.int64, len(events))

@@ -72,7 +72,9 @@ def _counted(
     """The start state of a device whose counter is the allocator's own: it sums to the counter."""
     here = np.flatnonzero(memory.device == device) if name in memory.devices else np.empty(0, np.intp)
     blocks = [(address, size) for where, address, size in window.blocks if where == name]
-    base = int(memory.total[here[0]] - memory.bytes[here[0]]) if len(here) else sum(size for _, size in blocks)
+    base = (
+        int(memory.total[here[0]] - memory.bytes[here[0]]) if len(here) else sum(size for _, size in blocks)
+    )
     owner = {sighting.address: sighting for sighting in seen}
     if not blocks:
         blocks = [(sighting.address, sighting.bytes) for sighting in seen]

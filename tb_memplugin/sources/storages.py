@@ -69,10 +69,15 @@ def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
 
 
-def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Iterator[tuple[torch.Tensor, Category, int, str]]:
+def model_storages(
+    models: Mapping[str, nn.Module], names: ModuleNames
+) -> Iterator[tuple[torch.Tensor, Category, int, str]]:
     """Parameters, buffers and gradients: (tensor, category, owning module's row, label)."""
     for model in models.values():
-        for tensors, category in ((model.parameters(), Category.PARAMETER), (model.buffers(), Category.BUFFER)):
+        for tensors, category in (
+            (model.parameters(), Category.PARAMETER),
+            (model.buffers(), Category.BUFFER),
+        ):
             for tensor in tensors:
                 module, label = names.owner_of.get(id(tensor), (-1, ""))
                 yield tensor, category, module, label
@@ -121,7 +126,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def sight(
-    tensors: Iterable[tuple[torch.Tensor, Category, int, str]], *, keep: list[torch.UntypedStorage] | None = None
+    tensors: Iterable[tuple[torch.Tensor, Category, int, str]],
+    *,
+    keep: list[torch.UntypedStorage] | None = None,
 ) -> list[Sighting]:
     """Note the storages of tensors, each once: a storage seen under two purposes keeps the first.
 

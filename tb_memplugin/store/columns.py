@@ -53,20 +53,24 @@ def decode(chunk: Chunk, raw: bytes, dtype: np.dtype[Any]) -> Column:
     if len(raw) != expected_size(chunk):
         raise ValueError(f"a chunk holds {len(raw)} bytes where it should hold {expected_size(chunk)}")
     if chunk.encoding == CONSTANT:
-        return np.full(chunk.rows, chunk.base, np.uint64).astype(dtype)
+        same: Column = np.full(chunk.rows, chunk.base, np.uint64).astype(dtype)
+        return same
     if chunk.encoding == DELTA:
-        return _sums(chunk, _numbers(raw, chunk.rows - 1, chunk.width)).astype(dtype)
+        summed: Column = _sums(chunk, _numbers(raw, chunk.rows - 1, chunk.width)).astype(dtype)
+        return summed
     if chunk.encoding == DICTIONARY:
         cut = 8 * (chunk.values - 1)
         values = _sums(chunk, _numbers(raw[:cut], chunk.values - 1, 8)).astype(dtype)
         places = _numbers(raw[cut:], chunk.rows, chunk.width)
         if int(places.max()) >= len(values):
             raise ValueError("a chunk points behind the end of its values")
-        return values[places]
+        block: Column = values[places]
+        return block
     offsets = _numbers(raw, chunk.rows, chunk.width)
-    if chunk.base == 0:
-        return offsets.astype(dtype)
-    return (offsets.astype(np.uint64) + np.uint64(chunk.base)).astype(dtype)
+    if chunk.base:
+        offsets = offsets.astype(np.uint64) + np.uint64(chunk.base)
+    narrow: Column = offsets.astype(dtype)
+    return narrow
 
 
 def expected_size(chunk: Chunk) -> int:
@@ -142,7 +146,7 @@ def _width(highest: int) -> int:
 def _planes(words: Words, width: int) -> bytes:
     """All lowest bytes, then all second lowest, ...: what changes slowly comes together and compresses."""
     narrow = words.astype(f"<u{width}")
-    return narrow.view(np.uint8).reshape(-1, width).T.tobytes()
+    return bytes(narrow.view(np.uint8).reshape(-1, width).T.tobytes())
 
 
 def _numbers(raw: bytes, count: int, width: int) -> Column:

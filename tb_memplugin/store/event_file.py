@@ -49,7 +49,9 @@ def _blob_value(metadata: StepMetadata, blob: bytes) -> Summary.Value:
     return Summary.Value(
         tag=f"memory/window-{metadata.window:06d}/step-{metadata.step}",
         metadata=SummaryMetadata(
-            plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME, content=metadata.SerializeToString()),
+            plugin_data=SummaryMetadata.PluginData(
+                plugin_name=PLUGIN_NAME, content=metadata.SerializeToString()
+            ),
             data_class=DATA_CLASS_BLOB_SEQUENCE,
         ),
         tensor=TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=[blob]),
@@ -61,7 +63,9 @@ def _scalars(metadata: StepMetadata) -> Iterator[Summary.Value]:
     for device in metadata.devices:
         series = f"memory/{readable(device.device)}" if several else "memory"
         stats = device.stats
-        yield _scalar(f"{series}/peak_allocated", stats.peak_bytes, f"Highest live bytes on {device.device} in the step")
+        yield _scalar(
+            f"{series}/peak_allocated", stats.peak_bytes, f"Highest live bytes on {device.device} in the step"
+        )
         if stats.HasField("peak_reserved_bytes"):
             about = f"Highest bytes reserved by the allocator of {device.device} in the step"
             yield _scalar(f"{series}/peak_reserved", stats.peak_reserved_bytes, about)

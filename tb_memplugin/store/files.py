@@ -172,7 +172,9 @@ def _remote(path: str) -> tuple[Any, str]:
         file_system, inner = url_to_fs(path)
     except (ImportError, ValueError) as error:
         raise MemPluginError(
-            f"This path needs a file system that is not installed: {error}", where=path, fix="Install its fsspec client."
+            f"This path needs a file system that is not installed: {error}",
+            where=path,
+            fix="Install its fsspec client.",
         ) from error
     file_system.invalidate_cache()
     return file_system, inner

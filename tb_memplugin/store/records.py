@@ -6,15 +6,15 @@ TensorBoard's own writer computes CRC-32C byte by byte in Python, at some 10 MB/
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 UInt32 = npt.NDArray[np.uint32]
 
+_HEAD = struct.Struct("<QI")  # length, its masked CRC
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, bits reversed
 _BLOCK = 64
 _SHORT = 96  # bytes below which the plain loop is quicker
@@ -27,20 +27,42 @@ def record(data: bytes) -> bytes:
     return length + struct.pack("<I", masked(crc32c(length))) + data + struct.pack("<I", masked(crc32c(data)))
 
 
-def records(stream: BinaryIO) -> Iterator[bytes]:
-    """The data of each whole record; ends at the first that is cut short or damaged.
+def records(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[bytes, int]]:
+    """The data of each whole record, and where it ends in the file.
+
+    Args:
+        read: gives a range of the file's bytes.
+        size: the file's size in bytes.
 
     Returns:
-        Nothing is raised for a damaged end: a writer may be in the middle of it.
+        It ends, without an error, before the first record that is cut short or damaged: a writer may
+        be in the middle of it.
     """
-    while len(head := stream.read(12)) == 12:
-        length, checksum = struct.unpack("<QI", head)
-        if masked(crc32c(head[:8])) != checksum:
+    offset = 0
+    while offset + _HEAD.size + 4 <= size:
+        head = read(offset, _HEAD.size)
+        length, checksum = _HEAD.unpack(head)
+        end = offset + _HEAD.size + length + 4
+        if masked(crc32c(head[:8])) != checksum or end > size:
             return
-        data, tail = stream.read(length), stream.read(4)
-        if len(tail) < 4 or struct.pack("<I", masked(crc32c(data))) != tail:
+        body = read(offset + _HEAD.size, length + 4)
+        if struct.pack("<I", masked(crc32c(body[:-4]))) != body[-4:]:
             return
-        yield data
+        yield body[:-4], end
+        offset = end
+
+
+def framed(read: Callable[[int, int], bytes], size: int) -> int:
+    """Where the last whole record ends, by the lengths alone: the data is not read."""
+    offset = 0
+    while offset + _HEAD.size + 4 <= size:
+        head = read(offset, _HEAD.size)
+        length, checksum = _HEAD.unpack(head)
+        end = offset + _HEAD.size + int(length) + 4
+        if masked(crc32c(head[:8])) != checksum or end > size:
+            break
+        offset = end
+    return offset
 
 
 def masked(crc: int) -> int:

@@ -9,12 +9,12 @@ import numpy as np
 
 from tb_memplugin.analysis.breakdown import Part
 from tb_memplugin.analysis.curve import category_columns
-from tb_memplugin.analysis.modules import ModuleTable, module_table
-from tb_memplugin.analysis.moment import LiveAllocation, moment
+from tb_memplugin.analysis.modules import module_table
+from tb_memplugin.analysis.moment import moment
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.paths import readable
-from tb_memplugin.trace import Category, MemoryTrace, Spans
+from tb_memplugin.trace import MemoryTrace, Spans
 
 SCHEMA_VERSION = 1
 CURVE_COLUMNS = 200
@@ -92,7 +92,7 @@ class WindowSummaries:
             ],
         )
 
-    def summary(self, row: int, limits: Limits = Limits()) -> summary_pb2.StepSummary:  # noqa: B008  # frozen
+    def summary(self, row: int, limits: Limits = Limits()) -> summary_pb2.StepSummary:  # frozen
         """A step's summary, by its row in the trace's steps."""
         trace = self._trace
         return summary_pb2.StepSummary(
@@ -115,7 +115,7 @@ class WindowSummaries:
             stats=self._stats_of(stats),
             peak=self._peak(device, stats, limits.largest),
             curve=self._curve(row, device),
-            modules=_table(module_table(self._trace, device, row, stats.peak_event)),
+            modules=self._table(device, row, stats.peak_event),
         )
 
     def _stats_of(self, stats: StepStats) -> metadata_pb2.StepStats:
@@ -137,7 +137,7 @@ class WindowSummaries:
         )
 
     def _peak(self, device: int, stats: StepStats, largest: int) -> summary_pb2.Peak:
-        state = moment(self._trace, device, stats.peak_event, largest=largest)
+        state = moment(self._trace, device, stats.peak_event, largest=0)
         return summary_pb2.Peak(
             event=state.event,
             time_ns=stats.peak_time_ns - self._epoch,
@@ -145,24 +145,49 @@ class WindowSummaries:
             phase=state.phase,
             operator=_or_none(state.operator),
             module=_or_none(state.module),
-            by_category=parts(state.parts("category")),
-            by_module=parts(state.parts("module")),
-            by_operator=parts(state.parts("operator")),
-            by_phase=parts(state.parts("phase")),
-            largest=[self._allocation(block) for block in state.largest],
+            by_category=_parts(state.parts("category")),
+            by_operator=_parts(state.parts("operator")),
+            by_phase=_parts(state.parts("phase")),
+            largest=self._largest(device, stats.peak_event, largest),
         )
 
-    def _allocation(self, block: LiveAllocation) -> summary_pb2.Allocation:
-        return summary_pb2.Allocation(
-            bytes=block.bytes,
-            address=block.address,
-            category=block.category,
-            phase=block.phase,
-            module=_or_none(block.module),
-            operator=_or_none(block.operator),
-            name=_or_none(block.name),
-            born_ns=None if block.born_ns is None else block.born_ns - self._epoch,
-            freed_ns=None if block.freed_ns is None else block.freed_ns - self._epoch,
+    def _largest(self, device: int, event: int, limit: int) -> summary_pb2.Allocations:
+        trace, blocks = self._trace, self._trace.allocations
+        alive = blocks.alive_at(event, device)
+        rows = alive[np.argsort(-blocks.bytes[alive], kind="stable")[:limit]]
+        times = np.append(trace.events.time_ns - self._epoch, -1)
+        return summary_pb2.Allocations(
+            bytes=blocks.bytes[rows].tolist(),
+            addresses=blocks.address[rows].tolist(),
+            categories=blocks.category[rows].tolist(),
+            phases=blocks.phase[rows].tolist(),
+            modules=blocks.module[rows].tolist(),
+            operators=[
+                readable(trace.operators[row]) if row >= 0 else "" for row in blocks.operator[rows].tolist()
+            ],
+            names=[readable(trace.labels[row]) if row >= 0 else "" for row in blocks.label[rows].tolist()],
+            born_ns=times[blocks.born[rows]].tolist(),
+            freed_ns=times[blocks.freed[rows]].tolist(),
+        )
+
+    def _table(self, device: int, row: int, event: int) -> summary_pb2.ModuleTable:
+        blocks = self._trace.allocations
+        table = module_table(self._trace, device, row, event)
+        # Counts by row of the modules; row -1, what is not named, comes last.
+        owner = blocks.module[blocks.alive_at(event, device)]
+        counts = np.bincount(owner[owner >= 0], minlength=len(self._trace.modules))
+        counts = np.append(counts, np.count_nonzero(owner < 0))
+        return summary_pb2.ModuleTable(
+            modules=table.rows.tolist(),
+            parents=table.parent.tolist(),
+            own=table.own.ravel().tolist(),
+            own_count=counts[table.rows].tolist(),
+            peak_inside=table.peak_inside.tolist(),
+            calls=table.calls.tolist(),
+            allocations=table.allocations.tolist(),
+            allocated_bytes=table.allocated_bytes.tolist(),
+            forward_ns=table.forward_ns.tolist(),
+            backward_ns=table.backward_ns.tolist(),
         )
 
     def _curve(self, row: int, device: int) -> summary_pb2.Curve:
@@ -184,10 +209,12 @@ class WindowSummaries:
 
     def _modules(self) -> summary_pb2.Modules:
         modules = self._trace.modules
-        classes = {name: row + 1 for row, name in enumerate(dict.fromkeys(m.class_name for m in modules if m.class_name))}
+        classes = {
+            name: row + 1
+            for row, name in enumerate(dict.fromkeys(m.class_name for m in modules if m.class_name))
+        }
         return summary_pb2.Modules(
             keys=[readable(module.key) for module in modules],
-            parents=[module.parent for module in modules],
             classes=[classes.get(module.class_name, 0) for module in modules],
             class_names=map(readable, classes),
         )
@@ -208,38 +235,17 @@ class WindowSummaries:
         )
 
 
-def parts(found: Sequence[Part]) -> summary_pb2.Parts:
-    """A breakdown as columns."""
-    inner: list[int] = []
-    if any(part.categories for part in found):
-        inner = [part.categories.get(key, 0) for part in found for key in _CATEGORY_KEYS]
+def _parts(found: Sequence[Part]) -> summary_pb2.Parts:
     return summary_pb2.Parts(
         keys=[readable(part.key) for part in found],
         bytes=[part.bytes for part in found],
         counts=[part.count for part in found],
-        categories=inner,
-    )
-
-
-_CATEGORY_KEYS = tuple(category.key for category in Category)
-
-
-def _table(table: ModuleTable) -> summary_pb2.ModuleTable:
-    return summary_pb2.ModuleTable(
-        modules=table.rows.tolist(),
-        own=table.own.ravel().tolist(),
-        highest=table.highest.ravel().tolist(),
-        peak_inside=table.peak_inside.tolist(),
-        calls=table.calls.tolist(),
-        allocations=table.allocations.tolist(),
-        allocated_bytes=table.allocated_bytes.tolist(),
-        forward_ns=table.forward_ns.tolist(),
-        backward_ns=table.backward_ns.tolist(),
     )
 
 
 def _differences(series: np.ndarray) -> list[int]:
-    return np.diff(series, prepend=0).tolist()
+    found: list[int] = np.diff(series, prepend=0).tolist()
+    return found
 
 
 def _or_none(text: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import numpy as np
@@ -25,7 +26,11 @@ TABLES: dict[str, type[Any]] = {"events": Events, "start": StartState, "phases":
 DTYPES: dict[str, np.dtype[Any]] = {
     **{f"events.{field}": dtype for field, dtype in EVENT_DTYPES.items()},
     **{f"start.{field}": getattr(StartState(), field).dtype for field in StartState.__slots__},
-    **{f"{table}.{field}": getattr(Spans(), field).dtype for table in ("phases", "calls") for field in Spans.__slots__},
+    **{
+        f"{table}.{field}": getattr(Spans(), field).dtype
+        for table in ("phases", "calls")
+        for field in Spans.__slots__
+    },
 }
 """The dtype of every column, by the name it has on disk."""
 
@@ -54,7 +59,9 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
             DeviceInfo(name=_utf8(device.name), capacity_bytes=device.capacity, product=_utf8(device.product))
             for device in trace.devices
         ],
-        steps=[StepInfo(number=step.number, start_ns=step.start_ns, end_ns=step.end_ns) for step in trace.steps],
+        steps=[
+            StepInfo(number=step.number, start_ns=step.start_ns, end_ns=step.end_ns) for step in trace.steps
+        ],
         columns=columns,
         names=names,
     )
@@ -75,7 +82,9 @@ def read_window(read: ReadRange, size: int, name: str) -> MemoryTrace:
     try:
         return _WindowReader(read, size, name).trace()
     except (ValueError, IndexError) as error:
-        raise UnreadableFileError(f"The file's tables are damaged ({error}).", where=name, fix=RERECORD) from error
+        raise UnreadableFileError(
+            f"The file's tables are damaged ({error}).", where=name, fix=RERECORD
+        ) from error
 
 
 class _WindowReader:
@@ -162,7 +171,12 @@ class _WindowReader:
 
 
 def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
-    ends = {"operator": trace.operators, "module": trace.modules, "label": trace.labels, "stack": trace.stacks}
+    ends = {
+        "operator": trace.operators,
+        "module": trace.modules,
+        "label": trace.labels,
+        "stack": trace.stacks,
+    }
     codes = {"kind": Kind, "device": trace.devices, "category": Category, "phase": Phase}
     for name in ("events", "start"):
         table = getattr(trace, name)
@@ -222,7 +236,7 @@ def _stacks(names: Names) -> tuple[tuple[str, ...], ...]:
     frames = [_text(frame) for frame in names.frames]
     rows = [frames[row] for row in names.stack_frames]
     ends = np.cumsum([0, *names.stack_lengths]).tolist()
-    return tuple(tuple(rows[start:end]) for start, end in zip(ends, ends[1:], strict=False))
+    return tuple(tuple(rows[start:end]) for start, end in pairwise(ends))
 
 
 def _utf8(text: str) -> bytes:

@@ -138,12 +138,20 @@ class RunWriter:
                     files.join(self._logdir, folder_name(self._worker)),
                     folder,
                 )
-            self._pid, self._folder, self._taken_worker, self._writer_id = os.getpid(), folder, worker, writer_id
-            self._event_stem = f"events.out.tfevents.{int(time.time()):010d}.{folder_name(socket.gethostname())}.{os.getpid()}"
+            self._pid, self._folder, self._taken_worker, self._writer_id = (
+                os.getpid(),
+                folder,
+                worker,
+                writer_id,
+            )
+            maker = f"{folder_name(socket.gethostname())}.{os.getpid()}"
+            self._event_stem = f"events.out.tfevents.{int(time.time()):010d}.{maker}"
             self._windows = 0
             return
         raise MemPluginError(
-            f"{_MOST_WRITERS} writers have used this worker's folder.", where=self._logdir, fix="Choose a new folder."
+            f"{_MOST_WRITERS} writers have used this worker's folder.",
+            where=self._logdir,
+            fix="Choose a new folder.",
         )
 
     def _refuse(self, error: OSError) -> NoReturn:

@@ -89,7 +89,9 @@ def address_order(address: UInt64) -> npt.NDArray[np.intp]:
 def pair(events: Events, start: StartState) -> Allocations:
     """The life of every block, from the events and the start state. No loop per event."""
     touched = np.flatnonzero(
-        (events.kind == Kind.ALLOC) | (events.kind == Kind.FREE_COMPLETED) | (events.kind == Kind.STORAGE_FREE)
+        (events.kind == Kind.ALLOC)
+        | (events.kind == Kind.FREE_COMPLETED)
+        | (events.kind == Kind.STORAGE_FREE)
     )
     addressed = np.flatnonzero(start.address != 0)
     is_alloc = np.concatenate((np.ones(len(addressed), bool), events.kind[touched] == Kind.ALLOC))

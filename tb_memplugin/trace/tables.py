@@ -164,7 +164,11 @@ def events(time_ns: npt.ArrayLike, **columns: npt.ArrayLike) -> Events:
     for name, dtype in EVENT_DTYPES.items():
         if name == "time_ns":
             continue
-        column = np.asarray(columns[name], dtype) if name in columns else np.full(len(time), _ABSENT.get(name, 0), dtype)
+        column = (
+            np.asarray(columns[name], dtype)
+            if name in columns
+            else np.full(len(time), _ABSENT.get(name, 0), dtype)
+        )
         if column.shape != time.shape:
             raise ValueError(f"column {name} has shape {column.shape}, time_ns has {time.shape}")
         filled[name] = column

@@ -94,7 +94,9 @@ class MemoryTrace:
             if step.number == number:
                 return row
         have = ", ".join(str(step.number) for step in self.steps)
-        raise NotRecordedError(f"Step {number} was not recorded.", where=self.source, fix=f"Choose one of: {have}.")
+        raise NotRecordedError(
+            f"Step {number} was not recorded.", where=self.source, fix=f"Choose one of: {have}."
+        )
 
     def device_row(self, name: str) -> int:
         """The row in `devices` of the device with this name.
@@ -106,7 +108,9 @@ class MemoryTrace:
             if device.name == name:
                 return row
         have = ", ".join(device.name for device in self.devices)
-        raise NotRecordedError(f"Device {name!r} has no events here.", where=self.source, fix=f"Choose one of: {have}.")
+        raise NotRecordedError(
+            f"Device {name!r} has no events here.", where=self.source, fix=f"Choose one of: {have}."
+        )
 
     def event_at(self, time_ns: int) -> int:
         """Index of the last event at or before a time, -1 when there is none."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tb_memplugin.sources.profiler_tree import NODE_PREFIX, sequence_numbers
+from tb_memplugin.sources.profiler_tree import NODE_PREFIX
 from tb_memplugin.trace import Category, Kind, Phase
 from tests.training import CNN, LSTM, MODELS, Cycle, Transformer, train
 
@@ -75,7 +75,7 @@ def born_in_nodes(cycle: Cycle) -> list[tuple[int, str, int]]:
 
     def visit(event, sequence):
         if event.name.startswith(NODE_PREFIX):
-            sequence = int(sequence_numbers([event])[0])
+            sequence = event.typed[1].sequence_number
         if event.name == "[memory]" and event.typed[1].alloc_size > 0 and sequence is not None and sequence >= 0:
             found.append((sequence, key_at[event.start_time_ns, event.typed[1].ptr], event.typed[1].alloc_size))
         for child in event.children:

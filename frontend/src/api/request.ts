@@ -1,0 +1,86 @@
+/** One request to the plugin's routes: the answer, or what went wrong, where, and what to do. */
+
+import { titleText } from "../state/names";
+
+export interface Failure {
+  what: string;
+  where: string;
+  fix: string;
+}
+
+export class RequestFailed extends Error {
+  readonly failure: Failure;
+  readonly status: number;
+
+  constructor(failure: Failure, status: number) {
+    super(failure.what);
+    this.failure = failure;
+    this.status = status;
+  }
+}
+
+type Query = Record<string, string | number | undefined>;
+
+/** The route's address below the document's base, data/plugin/tb_memplugin/. */
+export function address(route: string, query: Query = {}): string {
+  const pairs = Object.entries(query)
+    .filter(([, value]) => value !== undefined)
+    .map(([key, value]) => `${encodeURIComponent(key)}=${encodeURIComponent(String(value))}`);
+  return pairs.length > 0 ? `${route}?${pairs.join("&")}` : route;
+}
+
+export async function request<T>(path: string, signal?: AbortSignal): Promise<T> {
+  const where = path.split("?")[0] ?? path;
+  let response: Response;
+  try {
+    response = await fetch(path, { headers: { Accept: "application/json" }, ...(signal ? { signal } : {}) });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new RequestFailed(unreachable(where), 0);
+  }
+  const body = await bodyOf(response);
+  signal?.throwIfAborted();
+  if (!response.ok) throw new RequestFailed(failureIn(body, where, response.status), response.status);
+  if (body === undefined) throw new RequestFailed(notJson(where), response.status);
+  return body as T;
+}
+
+async function bodyOf(response: Response): Promise<unknown> {
+  try {
+    return await response.json();
+  } catch {
+    return undefined;
+  }
+}
+
+function failureIn(body: unknown, where: string, status: number): Failure {
+  const error = (body as { error?: Partial<Failure> } | undefined)?.error;
+  if (error && typeof error.what === "string") {
+    return {
+      what: titleText(error.what),
+      where: titleText(String(error.where ?? where)),
+      fix: titleText(String(error.fix ?? "Try again.")),
+    };
+  }
+  return {
+    what: `The server answered with status ${status} and no explanation.`,
+    where,
+    fix: "Look at TensorBoard's log for the traceback, then try again.",
+  };
+}
+
+function unreachable(where: string): Failure {
+  return {
+    what: "TensorBoard did not answer.",
+    where,
+    fix: "Check that the TensorBoard process still runs and that this machine can reach it, then try again.",
+  };
+}
+
+function notJson(where: string): Failure {
+  return {
+    what: "The answer is not JSON.",
+    where,
+    fix: "A proxy between this page and TensorBoard may have replaced it; open the page without the proxy, or sign in again.",
+  };
+}

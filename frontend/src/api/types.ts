@@ -1,0 +1,206 @@
+/** The answers of docs/http_api.md. Bytes are integers; times are nanoseconds since the window's start. */
+
+export type Categories = Record<string, number>;
+
+export interface StepStats {
+  peak_bytes: number;
+  peak_time_ns: number;
+  start_bytes: number;
+  end_bytes: number;
+  window_peak_bytes: number;
+  peak_reserved_bytes: number | null;
+  step_start_ns: number;
+  step_end_ns: number;
+  allocated_bytes: number;
+  allocations: number;
+  stayed_bytes: number;
+  stayed: number;
+  capacity_bytes: number | null;
+}
+
+export interface StepEntry {
+  step: number;
+  window: number;
+  devices: Record<string, StepStats>;
+}
+
+export interface WorkerEntry {
+  worker: string;
+  devices: string[];
+  steps: StepEntry[];
+}
+
+export interface RunEntry {
+  run: string;
+  workers: WorkerEntry[];
+}
+
+export interface Problem {
+  file: string;
+  reason: string;
+  fix: string;
+}
+
+export interface RunsAnswer {
+  runs: RunEntry[];
+  problems: Problem[];
+  logdir: string;
+}
+
+export interface Part {
+  key: string;
+  bytes: number;
+  count: number;
+  categories?: Categories;
+}
+
+export interface Allocation {
+  bytes: number;
+  category: string;
+  module: string | null;
+  operator: string | null;
+  phase: string | null;
+  name: string | null;
+  born_ns: number | null;
+  freed_ns: number | null;
+  address: string;
+}
+
+export interface Note {
+  level: "info" | "warning";
+  text: string;
+}
+
+export interface StepAnswer {
+  run: string;
+  worker: string;
+  step: number;
+  device: string;
+  stats: StepStats;
+  peak: {
+    bytes: number;
+    time_ns: number;
+    event: number;
+    phase: string | null;
+    operator: string | null;
+    module: string | null;
+    by_category: Part[];
+    by_module: Part[];
+    by_operator: Part[];
+    by_phase: Part[];
+    largest: Allocation[];
+  };
+  notes: Note[];
+  previous_step: number | null;
+  source: {
+    kind: string;
+    torch: string;
+    side_file: string;
+    side_file_present: boolean;
+    window: number;
+    epoch_ns: string;
+  };
+}
+
+export type CurveBy = "category" | "module" | "phase";
+
+export interface CurveAnswer {
+  t0: number;
+  t1: number;
+  px: number;
+  min: number[];
+  max: number[];
+  reserved: number[] | null;
+  keys: string[];
+  stacks: number[][];
+  peak: { time_ns: number; bytes: number; column: number; event: number };
+  exact: boolean;
+}
+
+export interface MomentAnswer {
+  time_ns: number;
+  event: number;
+  bytes: number;
+  reserved: number | null;
+  phase: string | null;
+  module: string | null;
+  operator: string | null;
+  previous_event_ns: number | null;
+  next_event_ns: number | null;
+  by_category: Part[];
+  by_module: Part[];
+  by_phase: Part[];
+  largest: Allocation[];
+}
+
+export interface Span {
+  start_ns: number;
+  end_ns: number;
+  name: string;
+  phase: string | null;
+}
+
+export interface LanesAnswer {
+  t0: number;
+  t1: number;
+  steps: Span[];
+  phases: Span[];
+  modules: Span[][];
+  omitted: number;
+}
+
+export interface ModuleRow {
+  id: number;
+  parent: number | null;
+  key: string;
+  name: string;
+  depth: number;
+  class_name: string | null;
+  kind: "module" | "outside" | "unnamed";
+  own: Categories;
+  inclusive: Categories;
+  own_bytes: number;
+  inclusive_bytes: number;
+  highest: Categories;
+  peak_inside_bytes: number | null;
+  calls: number;
+  allocations: number;
+  allocated_bytes: number;
+  forward_ns: number;
+  backward_ns: number;
+}
+
+export interface ModulesAnswer {
+  peak_bytes: number;
+  rows: ModuleRow[];
+}
+
+export type CompareBy = "category" | "module" | "operator" | "phase";
+export type Status = "added" | "removed" | "grown" | "shrunk" | "same";
+
+export interface CompareSide {
+  run: string;
+  worker: string;
+  step: number;
+  device: string;
+  peak_bytes: number;
+  allocations: number;
+}
+
+export interface CompareRow {
+  key: string;
+  status: Status;
+  base_bytes: number;
+  other_bytes: number;
+  delta_bytes: number;
+  base_count: number;
+  other_count: number;
+  category: string | null;
+}
+
+export interface CompareAnswer {
+  base: CompareSide;
+  other: CompareSide;
+  delta_bytes: number;
+  rows: CompareRow[];
+}

@@ -1,0 +1,61 @@
+/** Grid lines with bytes at the left, times along the bottom. */
+import { inUnit, type Unit } from "../state/bytes";
+import { inTimeUnit, timeUnitFor } from "../state/time";
+import type { Palette } from "./palette";
+import { roundStep, type Scale, tickDecimals, ticks } from "./scale";
+
+type Context = CanvasRenderingContext2D;
+
+export function drawByteAxis(
+  context: Context,
+  y: Scale,
+  left: number,
+  right: number,
+  unit: Unit,
+  palette: Palette,
+): void {
+  const [low, high] = y.domain;
+  const most = Math.max(2, Math.floor(Math.abs(y.range[0] - y.range[1]) / 38));
+  const digits = tickDecimals(roundStep((high - low) / unit.size, most));
+  context.font = "11px system-ui, sans-serif";
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (const value of ticks(low, high, most, unit.size)) {
+    const at = Math.round(y(value)) + 0.5;
+    context.strokeStyle = palette.rule;
+    context.lineWidth = 1;
+    line(context, left, at, right, at);
+    context.fillStyle = palette.muted;
+    const number = value === 0 ? "0" : digits > 2 ? inUnit(value, unit) : (value / unit.size).toFixed(digits);
+    context.fillText(`${number} ${unit.name}`, left - 8, at);
+  }
+  context.textAlign = "left";
+  context.textBaseline = "alphabetic";
+}
+
+/** Times count from `origin`, the start of the step. */
+export function drawTimeAxis(context: Context, x: Scale, top: number, origin: number, palette: Palette): void {
+  const [from, to] = [x.domain[0] - origin, x.domain[1] - origin];
+  const unit = timeUnitFor(Math.max(Math.abs(to - from), 1));
+  const most = Math.max(2, Math.floor((x.range[1] - x.range[0]) / 110));
+  const digits = tickDecimals(roundStep((to - from) / unit.ns, most));
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "top";
+  for (const value of ticks(from, to, most, unit.ns)) {
+    const at = Math.round(x(value + origin)) + 0.5;
+    context.strokeStyle = palette.rule;
+    line(context, at, top, at, top + 4);
+    context.fillStyle = palette.muted;
+    context.textAlign = at - x.range[0] < 20 ? "left" : x.range[1] - at < 30 ? "right" : "center";
+    context.fillText(`${inTimeUnit(value, unit, digits)} ${unit.name}`, at, top + 6);
+  }
+  context.textAlign = "left";
+  context.textBaseline = "alphabetic";
+}
+
+function line(context: Context, x0: number, y0: number, x1: number, y1: number): void {
+  context.beginPath();
+  context.moveTo(x0, y0);
+  context.lineTo(x1, y1);
+  context.stroke();
+}

@@ -1,0 +1,92 @@
+/**
+ * The route in two places: our own hash (it survives a reload of the frame) and, as p.tb_memplugin.*, TensorBoard's
+ * (it can be shared). TensorBoard's hash is `#tab&key=value…`; we touch no key but ours and never change the tab.
+ * replaceState fires no hashchange, so TensorBoard's own routing does not run.
+ */
+import { formatRoute, parseRoute, type Route, routeFrom } from "../state/route";
+
+export const PLUGIN = "tb_memplugin";
+const PREFIX = `p.${PLUGIN}.`;
+
+/** The hash with our keys replaced; null where another tab is open and the address is not ours to write. */
+export function withOurKeys(hash: string, route: Route): string | null {
+  const pieces = hash
+    .replace(/^#/, "")
+    .split("&")
+    .filter((piece) => piece !== "");
+  const tab = pieces.find((piece) => !piece.includes("="));
+  if (tab !== undefined && tab !== PLUGIN) return null;
+  const others = pieces.filter((piece) => piece.includes("=") && !isOurs(piece));
+  return `#${[PLUGIN, ...others, formatRoute(route, PREFIX)].join("&")}`;
+}
+
+/** Our keys in TensorBoard's hash, or null where it has none. */
+export function ourKeys(hash: string): Route | null {
+  const ours = hash.replace(/^#/, "").split("&").filter(isOurs);
+  if (ours.length === 0) return null;
+  return parseRoute(ours.map((piece) => piece.slice(piece.indexOf(PREFIX) + PREFIX.length)).join("&"));
+}
+
+function isOurs(piece: string): boolean {
+  return piece.startsWith(PREFIX);
+}
+
+/** The window whose address people see and share; null where it is not ours to read. */
+function shared(): Window | null {
+  try {
+    if (window.parent === window) return null;
+    void window.parent.location.hash;
+    return window.parent;
+  } catch {
+    return null;
+  }
+}
+
+export function readAddress(): Route {
+  const parent = shared();
+  return (parent && ourKeys(parent.location.hash)) ?? parseRoute(window.location.hash);
+}
+
+/** What GetURLPluginData answers, where the parent's address cannot be read directly. */
+export function routeFromHost(answer: unknown): Route | null {
+  if (typeof answer !== "object" || answer === null || Object.keys(answer).length === 0) return null;
+  return routeFrom(answer as Record<string, string>);
+}
+
+/** Writes both places. The frame's document has a <base>, so the address must be spelt out in full. */
+export function writeAddress(route: Route): void {
+  const here = window.location;
+  tryReplace(window, `${here.pathname}${here.search}#${formatRoute(route)}`);
+  const parent = shared();
+  if (!parent || window.innerWidth === 0 || window.innerHeight === 0) return;
+  const hash = withOurKeys(parent.location.hash, route);
+  if (hash !== null) tryReplace(parent, `${parent.location.pathname}${parent.location.search}${hash}`);
+}
+
+function tryReplace(target: Window, address: string): void {
+  try {
+    target.history.replaceState(target.history.state, "", address);
+  } catch {
+    // A sandboxed or very chatty page: the picks still work, only the address stays behind.
+  }
+}
+
+/** The address to give a link, so that it opens in a tab of its own. */
+export function addressOf(route: Route): string {
+  const parent = shared();
+  const own = `${window.location.pathname}${window.location.search}#${formatRoute(route)}`;
+  const hash = parent ? withOurKeys(parent.location.hash, route) : null;
+  return parent && hash !== null ? `${parent.location.pathname}${parent.location.search}${hash}` : own;
+}
+
+/** Calls back with the route when someone edits the address or goes back. */
+export function onAddressEdited(callback: (route: Route) => void): void {
+  const parent = shared();
+  const target = parent ?? window;
+  const heard = (): void => {
+    const route = parent ? ourKeys(parent.location.hash) : parseRoute(window.location.hash);
+    if (route) callback(route);
+  };
+  target.addEventListener("hashchange", heard);
+  window.addEventListener("pagehide", () => target.removeEventListener("hashchange", heard));
+}

@@ -1,0 +1,87 @@
+/** The state of the whole tab: the route, the runs, and what both together pick. */
+import { computed, signal } from "@preact/signals";
+import type { RunsAnswer } from "../api/types";
+import { forgetAnswers } from "../api/remote";
+import { type Failure, request, RequestFailed } from "../api/request";
+import { onAddressEdited, readAddress, routeFromHost, writeAddress } from "../host/address";
+import { GET_URL_DATA, type Host } from "../host/messages";
+import { onDataChanged, onShown } from "../host/refresh";
+import { patched, type Route, type RoutePatch } from "./route";
+import { resolveBase, resolveSelection } from "./selection";
+
+export const route = signal<Route>({ view: "overview" });
+export const runs = signal<RunsAnswer | undefined>(undefined);
+export const runsFailure = signal<Failure | undefined>(undefined);
+
+export const selection = computed(() => (runs.value ? resolveSelection(runs.value, route.value) : null));
+export const base = computed(() =>
+  runs.value && selection.value ? resolveBase(runs.value, route.value, selection.value) : null,
+);
+
+/** The selection as the query of a route of the API. */
+export const picked = computed(() => {
+  const s = selection.value;
+  return s && { run: s.run, worker: s.worker, step: s.step, device: s.device };
+});
+
+/** Changes the route. What was picked for want of a word is spelt out, so that the address means the same tomorrow. */
+export function navigate(patch: RoutePatch): void {
+  route.value = patched(spelledOut(route.value), patch);
+  writeSoon();
+}
+
+function spelledOut(now: Route): Route {
+  const s = selection.value;
+  return s ? { ...now, run: s.run, worker: s.worker, device: s.device, step: String(s.step) } : now;
+}
+
+/** Another run or worker keeps the step and the device where it has them, and says nothing where it has not. */
+export function pick(patch: { run: string } | { worker: string }): void {
+  const next = patched(spelledOut(route.value), patch);
+  const found = runs.value && resolveSelection(runs.value, next);
+  navigate(found ? { run: found.run, worker: found.worker, device: found.device, step: String(found.step) } : patch);
+}
+
+let writing: ReturnType<typeof setTimeout> | undefined;
+
+/** Dragging changes the route many times a second; browsers refuse that many address changes. */
+function writeSoon(): void {
+  clearTimeout(writing);
+  writing = setTimeout(() => writeAddress(route.value), 120);
+}
+
+let lastText = "";
+
+export async function loadRuns(): Promise<void> {
+  try {
+    const answer = await request<RunsAnswer>("runs");
+    const text = JSON.stringify(answer);
+    runsFailure.value = undefined;
+    if (text === lastText) return;
+    if (lastText !== "") forgetAnswers();
+    lastText = text;
+    runs.value = answer;
+  } catch (error) {
+    runsFailure.value =
+      error instanceof RequestFailed ? error.failure : { what: String(error), where: "runs", fix: "Try again." };
+  }
+}
+
+/** Called once by render(). */
+export function start(): void {
+  route.value = readAddress();
+  onAddressEdited((edited) => {
+    route.value = edited;
+  });
+  onShown(() => route.value.run !== undefined && writeSoon());
+  const host = onDataChanged(() => void loadRuns());
+  if (host && route.value.run === undefined) void askHostForRoute(host);
+  void loadRuns();
+}
+
+async function askHostForRoute(host: Host): Promise<void> {
+  const before = route.value;
+  const answer = await host.ask(GET_URL_DATA).catch(() => null);
+  const fromHost = routeFromHost(answer);
+  if (fromHost && route.value === before) route.value = fromHost;
+}

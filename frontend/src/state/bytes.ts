@@ -1,0 +1,65 @@
+/** Bytes as people read them: one unit per table, two decimals, the exact count on hover. */
+
+import { decimals, grouped } from "./numbers";
+
+export interface Unit {
+  name: string;
+  size: number;
+}
+
+const UNITS: readonly Unit[] = [
+  { name: "B", size: 1 },
+  { name: "KiB", size: 2 ** 10 },
+  { name: "MiB", size: 2 ** 20 },
+  { name: "GiB", size: 2 ** 30 },
+  { name: "TiB", size: 2 ** 40 },
+];
+
+/** Below this many of a unit, two decimals hide too much, and the unit below is clearer: 1.26 GiB is 1,290.24 MiB. */
+const FEWEST = 4;
+
+/** The largest unit in which the largest of these values still shows its parts. */
+export function unitFor(...values: number[]): Unit {
+  const largest = Math.max(0, ...values.map(Math.abs));
+  return UNITS.findLast((unit) => largest >= FEWEST * unit.size) ?? UNITS[0]!;
+}
+
+/** The page's unit, or a smaller one where even the largest of these values is less than one of it. */
+export function unitWithin(page: Unit, largest: number): Unit {
+  return largest >= page.size ? page : unitFor(largest);
+}
+
+/** The number alone, in a unit that the table names once. Never shows 0.00 for something that is there. */
+export function inUnit(bytes: number, unit: Unit): string {
+  if (unit.size === 1) return grouped(bytes);
+  if (bytes !== 0 && Math.abs(bytes) / unit.size < 0.005) return bytes > 0 ? "< 0.01" : "> −0.01";
+  return decimals(bytes / unit.size, 2);
+}
+
+export function withUnit(bytes: number, unit: Unit = unitFor(bytes)): string {
+  return `${inUnit(bytes, unit)} ${unit.name}`;
+}
+
+/** A signed change; a dash where nothing changed. */
+export function deltaInUnit(bytes: number, unit: Unit): string {
+  if (bytes === 0) return "–";
+  if (unit.size > 1 && Math.abs(bytes) / unit.size < 0.005) return bytes > 0 ? "< +0.01" : "> −0.01";
+  return (bytes > 0 ? "+" : "") + inUnit(bytes, unit);
+}
+
+/** A signed change with its unit: the given one, or its own where that would round it away. */
+export function deltaWithUnit(bytes: number, unit: Unit): string {
+  const readable = Math.abs(bytes) / unit.size < 0.005 ? unitFor(bytes) : unit;
+  return `${bytes > 0 ? "+" : ""}${withUnit(bytes, readable)}`;
+}
+
+export function exactBytes(bytes: number): string {
+  return `${grouped(bytes)} bytes`;
+}
+
+export function percent(part: number, whole: number): string {
+  if (whole <= 0) return "–";
+  const share = (100 * part) / whole;
+  if (share > 0 && share < 0.05) return "< 0.1 %";
+  return `${decimals(share, 1)} %`;
+}

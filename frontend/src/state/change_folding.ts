@@ -1,0 +1,51 @@
+/** Changes of repeated layers in one row, so that twelve equal changes read as one. */
+import type { CompareRow, Status } from "../api/types";
+import { pattern } from "./folding";
+
+export interface FoldedChange extends CompareRow {
+  /** The rows inside, in the table's order; empty where nothing was folded. */
+  members: CompareRow[];
+}
+
+export function foldChanges(rows: CompareRow[]): FoldedChange[] {
+  const groups = new Map<string, CompareRow[]>();
+  for (const row of rows) {
+    const group = pattern(row.key) ?? `=${row.key}`;
+    groups.set(group, [...(groups.get(group) ?? []), row]);
+  }
+  return [...groups.values()]
+    .map((group) => (group.length === 1 ? unfolded(group[0]!) : together(group)))
+    .sort(
+      (a, b) =>
+        Math.abs(b.delta_bytes) - Math.abs(a.delta_bytes) ||
+        b.other_bytes + b.base_bytes - a.other_bytes - a.base_bytes,
+    );
+}
+
+export function unfolded(row: CompareRow): FoldedChange {
+  return { ...row, members: [] };
+}
+
+function together(group: CompareRow[]): FoldedChange {
+  const sum = (of: (row: CompareRow) => number): number => group.reduce((s, row) => s + of(row), 0);
+  const delta = sum((row) => row.delta_bytes);
+  const largest = group.reduce((top, row) => (Math.abs(row.delta_bytes) > Math.abs(top.delta_bytes) ? row : top));
+  return {
+    key: pattern(group[0]!.key) ?? group[0]!.key,
+    status: statusOf(group, delta),
+    base_bytes: sum((row) => row.base_bytes),
+    other_bytes: sum((row) => row.other_bytes),
+    delta_bytes: delta,
+    base_count: sum((row) => row.base_count),
+    other_count: sum((row) => row.other_count),
+    category: delta === 0 ? null : largest.category,
+    members: group,
+  };
+}
+
+/** One word for the whole group: added or removed only where that is true of every layer. */
+function statusOf(group: CompareRow[], delta: number): Status {
+  const first = group[0]!.status;
+  if (group.every((row) => row.status === first)) return first;
+  return delta > 0 ? "grown" : delta < 0 ? "shrunk" : "same";
+}

@@ -1,0 +1,122 @@
+/** The Modules table's rows: a tree of modules with repeated siblings folded, sorted and filtered. */
+import type { Categories, ModuleRow } from "../api/types";
+import { added } from "./categories";
+import { pattern } from "./folding";
+
+export interface ModuleNode {
+  /** Unique within one tree; stays the same when the table is sorted or filtered. */
+  id: string;
+  /** What the row prints, e.g. "blocks.0" or "blocks". */
+  label: string;
+  /** Number of layers in a folded row, else null. */
+  layers: number | null;
+  key: string;
+  kind: ModuleRow["kind"];
+  className: string | null;
+  /** The bytes of this row: inclusive in a tree, its own in a flat list. */
+  bytes: number;
+  atPeak: Categories;
+  highest: Categories;
+  peakInside: number | null;
+  calls: number;
+  allocations: number;
+  allocatedBytes: number;
+  forwardNs: number;
+  backwardNs: number;
+  children: ModuleNode[];
+}
+
+/** The roots of the tree; with `fold`, equal numbered siblings stand under one row. */
+export function buildTree(rows: ModuleRow[], fold: boolean): ModuleNode[] {
+  const nodes = new Map<number, ModuleNode>();
+  const roots: ModuleNode[] = [];
+  for (const row of rows) {
+    const node = treeNode(row);
+    nodes.set(row.id, node);
+    const parent = row.parent === null ? undefined : nodes.get(row.parent);
+    (parent ? parent.children : roots).push(node);
+  }
+  if (fold) for (const node of nodes.values()) foldChildren(node);
+  return roots;
+}
+
+/** Every module by its own bytes, so that the rows sum to the peak; with `fold`, layers in one row. */
+export function buildFlat(rows: ModuleRow[], fold: boolean): ModuleNode[] {
+  const nodes = rows.map((row) => ({ ...treeNode(row), bytes: row.own_bytes, atPeak: row.own }));
+  if (!fold) return nodes;
+  const groups = new Map<string, ModuleNode[]>();
+  for (const node of nodes) {
+    const starred = pattern(node.key);
+    const group = starred === null ? node.id : `${starred} ${node.className ?? ""}`;
+    groups.set(group, [...(groups.get(group) ?? []), node]);
+  }
+  return [...groups.values()].map((group) =>
+    group.length === 1 ? group[0]! : together(pattern(group[0]!.key) ?? group[0]!.key, group),
+  );
+}
+
+function treeNode(row: ModuleRow): ModuleNode {
+  return {
+    id: `m${row.id}`,
+    label: row.key,
+    layers: null,
+    key: row.key,
+    kind: row.kind,
+    className: row.class_name,
+    bytes: row.inclusive_bytes,
+    atPeak: row.inclusive,
+    highest: row.highest,
+    peakInside: row.peak_inside_bytes,
+    calls: row.calls,
+    allocations: row.allocations,
+    allocatedBytes: row.allocated_bytes,
+    forwardNs: row.forward_ns,
+    backwardNs: row.backward_ns,
+    children: [],
+  };
+}
+
+/** Numbered siblings of one class become one row; where they are all there is, their parent is that row. */
+function foldChildren(parent: ModuleNode): void {
+  const groups = new Map<string, ModuleNode[]>();
+  for (const child of parent.children) {
+    if (!/(^|\.)\d+$/.test(child.key) || child.kind !== "module") continue;
+    const of = child.className ?? "";
+    groups.set(of, [...(groups.get(of) ?? []), child]);
+  }
+  for (const group of groups.values()) {
+    if (group.length < 2) continue;
+    if (group.length === parent.children.length && parent.calls === 0) parent.layers = group.length;
+    else replaceWithFold(parent, group);
+  }
+}
+
+function replaceWithFold(parent: ModuleNode, group: ModuleNode[]): void {
+  const inGroup = new Set(group);
+  const at = parent.children.indexOf(group[0]!);
+  const folded = together(pattern(group[0]!.key) ?? group[0]!.key, group);
+  const rest = parent.children.filter((child) => !inGroup.has(child));
+  parent.children = [...rest.slice(0, at), folded, ...rest.slice(at)];
+}
+
+function together(key: string, group: ModuleNode[]): ModuleNode {
+  const sum = (of: (node: ModuleNode) => number) => group.reduce((s, node) => s + of(node), 0);
+  const insides = group.flatMap((node) => (node.peakInside === null ? [] : [node.peakInside]));
+  return {
+    ...group[0]!,
+    id: `f${group[0]!.id}`,
+    label: key,
+    key,
+    layers: group.length,
+    bytes: sum((node) => node.bytes),
+    atPeak: group.reduce<Categories>((s, node) => added(s, node.atPeak), {}),
+    highest: group.reduce<Categories>((s, node) => added(s, node.highest), {}),
+    peakInside: insides.length > 0 ? Math.max(...insides) : null,
+    calls: sum((node) => node.calls),
+    allocations: sum((node) => node.allocations),
+    allocatedBytes: sum((node) => node.allocatedBytes),
+    forwardNs: sum((node) => node.forwardNs),
+    backwardNs: sum((node) => node.backwardNs),
+    children: group,
+  };
+}

@@ -1,0 +1,42 @@
+/** Names come from models, files and paths: shown as text, on one line, never longer than a row bears. */
+
+const MARKS: Record<string, string> = { "\n": "⏎", "\r": "⏎", "\t": "⇥" };
+
+/** Control characters as marks or escapes; characters that reorder or hide text as a replacement mark. */
+export function visible(name: string): string {
+  return name
+    .replace(/[\u0000-\u001f\u007f]/g, (c) => MARKS[c] ?? `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}`)
+    .replace(/[\u0080-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\ufffd");
+}
+
+/** Keeps the two ends, where names differ, and says with one mark that the middle is gone. */
+export function shortened(name: string, longest: number): string {
+  if (name.length <= longest) return name;
+  const tail = Math.floor((longest - 1) / 2);
+  return `${name.slice(0, longest - 1 - tail)}…${name.slice(name.length - tail)}`;
+}
+
+/** What a cell prints: visible and at most 160 characters. */
+export function cellText(name: string): string {
+  return shortened(visible(name), 160);
+}
+
+/** What a title shows: visible and at most 2,000 characters. */
+export function titleText(name: string): string {
+  return shortened(visible(name), 2000);
+}
+
+/** Where a cell may cut: the head gives way, the tail (the part that tells names apart) stays. */
+export function headAndTail(text: string): [string, string] {
+  if (text.length <= 14) return [text, ""];
+  const dot = text.lastIndexOf(".", text.length - 2);
+  const cut = dot >= text.length - 20 && dot > 0 ? dot : text.length - 10;
+  return [text.slice(0, cut), text.slice(cut)];
+}
+
+/** A module key in words: the root's own, what no module owns, what was there before. */
+export function moduleLabel(key: string): string {
+  if (key === "") return "(root)";
+  if (key.startsWith("outside:")) return `outside · ${key.slice("outside:".length) || "no operator"}`;
+  return key;
+}

@@ -1,0 +1,92 @@
+/** Everything that can be picked, as a flat record that lives in the URL. */
+
+export const VIEWS = ["overview", "timeline", "modules", "compare"] as const;
+export type View = (typeof VIEWS)[number];
+
+/** In the order in which a URL prints them. */
+export const KEYS = [
+  "run",
+  "worker",
+  "device",
+  "step",
+  "base_run",
+  "base_worker",
+  "base_step",
+  "by", // timeline: category | module | phase
+  "t0",
+  "t1",
+  "t", // timeline: zoom and cursor, ns since the window's start
+  "find", // modules: filter
+  "shape", // modules: tree | flat
+  "fold", // modules: on | off
+  "at", // modules: peak | highest
+  "sort", // modules: column, with a leading "-" for ascending
+  "what", // compare: module | category | operator | phase
+  "changed", // compare: only what changed
+  "curves", // compare: beside | over
+] as const;
+export type Key = (typeof KEYS)[number];
+
+export type Route = { view: View } & { [K in Key]?: string };
+export type RoutePatch = { view?: View } & { [K in Key]?: string | undefined };
+
+const LONGEST = 4096;
+
+/** Reads `a=b&c=d`; keys that are not ours and values that are too long are left out. */
+export function parseRoute(query: string): Route {
+  const pairs: Record<string, string> = {};
+  for (const piece of query.replace(/^[#?]/, "").split("&")) {
+    const cut = piece.indexOf("=");
+    if (cut > 0) pairs[decoded(piece.slice(0, cut))] = decoded(piece.slice(cut + 1));
+  }
+  return routeFrom(pairs);
+}
+
+export function routeFrom(pairs: Record<string, string>): Route {
+  const view = VIEWS.find((v) => v === pairs["view"]) ?? "overview";
+  const route: Route = { view };
+  for (const key of KEYS) {
+    const value = Object.hasOwn(pairs, key) ? pairs[key] : undefined;
+    if (value !== undefined && value !== "" && value.length <= LONGEST) route[key] = value;
+  }
+  return route;
+}
+
+export function routePairs(route: Route): [string, string][] {
+  const pairs: [string, string][] = [["view", route.view]];
+  for (const key of KEYS) {
+    const value = route[key];
+    if (value !== undefined) pairs.push([key, value]);
+  }
+  return pairs;
+}
+
+export function formatRoute(route: Route, prefix = ""): string {
+  return routePairs(route)
+    .map(([key, value]) => `${encodeURIComponent(prefix + key)}=${encodeURIComponent(value)}`)
+    .join("&");
+}
+
+/** What belongs to the picked step alone and means nothing on another one. */
+const OF_THE_STEP: readonly Key[] = ["t0", "t1", "t"];
+const PICKS: readonly Key[] = ["run", "worker", "device", "step"];
+
+/** The route after a change; a new pick drops the zoom and the cursor but keeps the view. */
+export function patched(route: Route, patch: RoutePatch): Route {
+  const next: Record<string, string | undefined> = { ...route };
+  if (PICKS.some((key) => key in patch && patch[key] !== route[key])) {
+    for (const key of OF_THE_STEP) delete next[key];
+  }
+  for (const [key, value] of Object.entries(patch)) next[key] = value;
+  return routeFrom(
+    Object.fromEntries(Object.entries(next).filter(([, v]) => v !== undefined)) as Record<string, string>,
+  );
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}

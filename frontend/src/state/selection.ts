@@ -1,0 +1,122 @@
+/** What the route's picks mean in the runs that are there. */
+import type { RunEntry, RunsAnswer, StepStats, WorkerEntry } from "../api/types";
+import type { Route } from "./route";
+
+export interface StepChoice {
+  step: number;
+  stats: StepStats;
+}
+
+export interface Pick {
+  run: string;
+  worker: string;
+  device: string;
+  step: number;
+}
+
+export interface Selection extends Pick {
+  stats: StepStats;
+  runs: string[];
+  workers: string[];
+  devices: string[];
+  steps: StepChoice[];
+  /** What the URL asked for and is not there, in words. */
+  missing: string[];
+}
+
+/** The picked run, worker, device and step, each replaced by a sensible one where the URL names none or an absent one. */
+export function resolveSelection(answer: RunsAnswer, route: Route): Selection | null {
+  const withSteps = answer.runs.filter((run) => run.workers.some((worker) => worker.steps.length > 0));
+  const run = withSteps.find((r) => r.run === route.run) ?? withSteps[0];
+  if (!run) return null;
+  const workers = run.workers.filter((w) => w.steps.length > 0);
+  const worker = workers.find((w) => w.worker === route.worker) ?? workers[0]!;
+  const devices = devicesOf(worker);
+  const device = devices.find((d) => d === route.device) ?? busiest(worker, devices);
+  if (device === undefined) return null;
+  const steps = stepsOf(worker, device);
+  const choice = steps.find((s) => String(s.step) === route.step) ?? highest(steps);
+  if (!choice) return null;
+  return {
+    run: run.run,
+    worker: worker.worker,
+    device,
+    step: choice.step,
+    stats: choice.stats,
+    runs: withSteps.map((r) => r.run),
+    workers: workers.map((w) => w.worker),
+    devices,
+    steps,
+    missing: missing(route, { run: run.run, worker: worker.worker, device, step: choice.step }),
+  };
+}
+
+/** What to compare with: the URL's choice, else the step before, else the nearest thing there is in any run. */
+export function resolveBase(answer: RunsAnswer, route: Route, picked: Selection): Pick | null {
+  const run = find(answer.runs, route.base_run ?? picked.run) ?? find(answer.runs, picked.run);
+  const wanted = route.base_worker ?? picked.worker;
+  const worker = run?.workers.find((w) => w.worker === wanted) ?? run?.workers[0];
+  if (!run || !worker) return null;
+  const chosen = within(run, worker, route, picked);
+  if (chosen || route.base_run !== undefined) return chosen;
+  const others = answer.runs.flatMap((r) => r.workers.map((w) => ({ r, w })));
+  const other = others.find(({ r, w }) => w.steps.length > 0 && !(r === run && w === worker));
+  return other ? within(other.r, other.w, route, picked) : null;
+}
+
+function within(run: RunEntry, worker: WorkerEntry, route: Route, picked: Selection): Pick | null {
+  const devices = devicesOf(worker);
+  const device = devices.find((d) => d === picked.device) ?? busiest(worker, devices);
+  if (device === undefined) return null;
+  const steps = stepsOf(worker, device);
+  const asked = steps.find((s) => String(s.step) === route.base_step);
+  const same = run.run === picked.run && worker.worker === picked.worker && device === picked.device;
+  const choice = asked ?? (same ? before(steps, picked.step) : alike(steps, picked.step));
+  return choice ? { run: run.run, worker: worker.worker, device, step: choice.step } : null;
+}
+
+export function stepsOf(worker: WorkerEntry, device: string): StepChoice[] {
+  return worker.steps
+    .flatMap((s) => {
+      const stats = Object.hasOwn(s.devices, device) ? s.devices[device] : undefined;
+      return stats ? [{ step: s.step, stats }] : [];
+    })
+    .sort((a, b) => a.step - b.step);
+}
+
+/** Of the steps with the highest peak, the last. */
+export function highest(steps: StepChoice[]): StepChoice | undefined {
+  let best = steps[0];
+  for (const s of steps) if (best && s.stats.peak_bytes >= best.stats.peak_bytes) best = s;
+  return best;
+}
+
+function devicesOf(worker: WorkerEntry): string[] {
+  return worker.devices.filter((d) => worker.steps.some((s) => Object.hasOwn(s.devices, d)));
+}
+
+function busiest(worker: WorkerEntry, devices: string[]): string | undefined {
+  const top = (d: string) => Math.max(...stepsOf(worker, d).map((s) => s.stats.peak_bytes));
+  const accelerators = devices.filter((d) => d !== "cpu");
+  return [...(accelerators.length > 0 ? accelerators : devices)].sort((a, b) => top(b) - top(a))[0];
+}
+
+function before(steps: StepChoice[], step: number): StepChoice | undefined {
+  return steps.findLast((s) => s.step < step) ?? steps.find((s) => s.step > step);
+}
+
+function alike(steps: StepChoice[], step: number): StepChoice | undefined {
+  return steps.find((s) => s.step === step) ?? highest(steps);
+}
+
+function find(runs: RunEntry[], name: string): RunEntry | undefined {
+  return runs.find((r) => r.run === name && r.workers.length > 0);
+}
+
+function missing(route: Route, got: Pick): string[] {
+  const keys = ["run", "worker", "device", "step"] as const;
+  return keys.flatMap((key) => {
+    const asked = route[key];
+    return asked !== undefined && asked !== String(got[key]) ? [`${key} ${asked}`] : [];
+  });
+}

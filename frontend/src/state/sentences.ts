@@ -1,0 +1,116 @@
+/** The sentences that open each view, as pieces, so that names and numbers get their own look. */
+import type { CompareAnswer, CompareRow, CompareSide, StepAnswer } from "../api/types";
+import { deltaWithUnit, type Unit, unitFor, withUnit } from "./bytes";
+import { grouped } from "./numbers";
+import { categoryLabel } from "./categories";
+import { foldChanges } from "./change_folding";
+import { cellText, moduleLabel } from "./names";
+
+export type Piece = string | { strong: string; exact?: number } | { name: string };
+
+/** "Step 5 peaked at 113.40 MiB in backward, in `blocks.3.mlp`." */
+export function headline(answer: StepAnswer): Piece[] {
+  const { peak } = answer;
+  const pieces: Piece[] = [`Step ${answer.step} peaked at `, { strong: withUnit(peak.bytes), exact: peak.bytes }];
+  pieces.push(when(peak.phase));
+  if (peak.module !== null && peak.module !== "") pieces.push(", in ", { name: peak.module });
+  else if (peak.operator) pieces.push(", in ", { name: peak.operator });
+  pieces.push(".");
+  return pieces;
+}
+
+function when(phase: string | null): string {
+  if (phase === null || phase === "") return "";
+  if (phase === "before") return " before the step began";
+  if (phase === "other") return " outside forward, backward and optimizer";
+  return phase === "optimizer" ? " in the optimizer's step" : ` in ${phase}`;
+}
+
+/** "0.31 GiB more than step 41, most of it in `loss`, as temporary memory." */
+export function changeSince(answer: CompareAnswer, unit: Unit): Piece[] {
+  const base = sideName(answer.base, answer.other);
+  if (answer.delta_bytes === 0) return [...sameAs(base, answer)];
+  const size = sized(answer.delta_bytes, unit);
+  const direction = answer.delta_bytes > 0 ? "more" : "less";
+  return [{ strong: size, exact: answer.delta_bytes }, ` ${direction} than ${base}`, ...whereItIs(answer, ", ")];
+}
+
+/** "Step 42 peaks 0.31 GiB above step 41." */
+export function comparison(answer: CompareAnswer, unit: Unit): Piece[] {
+  const other = capital(sideName(answer.other, answer.base));
+  const base = sideName(answer.base, answer.other);
+  if (answer.delta_bytes === 0)
+    return [
+      `${other} peaks at the same `,
+      { strong: withUnit(answer.other.peak_bytes, unit), exact: answer.other.peak_bytes },
+      ` as ${base}.`,
+    ];
+  const word = answer.delta_bytes > 0 ? "above" : "below";
+  return [
+    `${other} peaks `,
+    { strong: sized(answer.delta_bytes, unit), exact: answer.delta_bytes },
+    ` ${word} ${base}.`,
+  ];
+}
+
+/** "All of it in `loss`, as temporary memory. 6,769 allocations against 6,768." */
+export function comparisonDetail(answer: CompareAnswer): Piece[] {
+  const counts = `${grouped(answer.other.allocations)} allocations against ${grouped(answer.base.allocations)}.`;
+  if (answer.delta_bytes === 0) return [...sameDetail(answer), ` ${counts}`];
+  const where = whereItIs(answer, "");
+  const [first, ...rest] = where;
+  const opened = typeof first === "string" ? [capital(first), ...rest] : where;
+  return [...opened, ` ${counts}`];
+}
+
+function sameAs(base: string, answer: CompareAnswer): Piece[] {
+  const changed = answer.rows.some((row) => row.delta_bytes !== 0);
+  return [changed ? `The same total as ${base}, though parts of it moved.` : `The same as ${base}, to the byte.`];
+}
+
+function sameDetail(answer: CompareAnswer): Piece[] {
+  const changed = answer.rows.filter((row) => row.delta_bytes !== 0).length;
+  if (changed === 0) return ["No row differs by a byte."];
+  return [`${grouped(changed)} ${changed === 1 ? "row differs" : "rows differ"}, and the differences cancel.`];
+}
+
+/** Which row explains the change: all of it, most of it, or the largest part with its own size. */
+function whereItIs(answer: CompareAnswer, lead: string): Piece[] {
+  const sign = Math.sign(answer.delta_bytes);
+  const rows = foldChanges(answer.rows);
+  const top = rows.find((row) => Math.sign(row.delta_bytes) === sign);
+  if (!top) return ["."];
+  const tail: Piece[] = [{ name: moduleLabel(top.key) }, asCategory(top), "."];
+  const share = top.delta_bytes / answer.delta_bytes;
+  const alone = rows.every((row) => row === top || row.delta_bytes === 0);
+  if (alone) return [`${lead}all of it in `, ...tail];
+  if (share >= 0.5 && share <= 1) return [`${lead}most of it in `, ...tail];
+  return [`${lead}the largest part, ${deltaWithUnit(top.delta_bytes, unitFor(top.delta_bytes))}, in `, ...tail];
+}
+
+function asCategory(row: CompareRow): string {
+  if (row.category === null || row.category === row.key) return "";
+  return row.category === "unknown" ? ", of unknown category" : `, as ${categoryLabel(row.category)} memory`;
+}
+
+/** "step 41", with the worker or run where the two sides differ in it. */
+export function sideName(side: CompareSide, against: CompareSide): string {
+  const step = `step ${side.step}`;
+  if (side.run !== against.run) return `${step} of ${cellText(side.run)}`;
+  if (side.worker !== against.worker) return `${step} of ${cellText(side.worker)}`;
+  return side.device === against.device ? step : `${step} on ${cellText(side.device)}`;
+}
+
+function sized(bytes: number, unit: Unit): string {
+  const size = Math.abs(bytes);
+  return withUnit(size, size / unit.size < 0.005 ? unitFor(size) : unit);
+}
+
+function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** The sentence as plain text, for labels and tests. */
+export function plain(pieces: Piece[]): string {
+  return pieces.map((p) => (typeof p === "string" ? p : "strong" in p ? p.strong : p.name)).join("");
+}

@@ -1,0 +1,27 @@
+import { deltaInUnit, deltaWithUnit, exactBytes, inUnit, type Unit, withUnit } from "../state/bytes";
+
+interface Props {
+  bytes: number;
+  unit: Unit;
+  /** Prints the unit; tables name it once instead. */
+  named?: boolean;
+}
+
+export function Bytes({ bytes, unit, named = false }: Props) {
+  return (
+    <span class="amount" title={exactBytes(bytes)}>
+      {named ? withUnit(bytes, unit) : inUnit(bytes, unit)}
+    </span>
+  );
+}
+
+/** A change: warm where it grew, green where it shrank, a dash where it is the same. */
+export function Delta({ bytes, unit, named = false }: Props) {
+  const tone = bytes > 0 ? "grown" : bytes < 0 ? "shrunk" : "same";
+  const text = bytes === 0 ? "–" : named ? deltaWithUnit(bytes, unit) : deltaInUnit(bytes, unit);
+  return (
+    <span class={`amount ${tone}`} title={exactBytes(bytes)}>
+      {text}
+    </span>
+  );
+}

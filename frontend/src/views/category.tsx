@@ -1,0 +1,38 @@
+import type { Categories } from "../api/types";
+import { colourVariable } from "../draw/palette";
+import { type Unit, withUnit } from "../state/bytes";
+import { categoryLabel, inStackingOrder, total } from "../state/categories";
+
+/** The colour of a key as a style; unknown is hatched. */
+export function paint(by: string, key: string, index = 0): { background: string } {
+  const name = colourVariable(by, key, index);
+  return { background: name === "--cat-unknown" ? "var(--hatch)" : `var(${name})` };
+}
+
+export function Swatch({ by = "category", of, index = 0 }: { by?: string; of: string; index?: number }) {
+  return <span class="swatch" style={paint(by, of, index)} aria-hidden="true" />;
+}
+
+interface BarProps {
+  categories: Categories;
+  /** Bytes that fill the whole width. */
+  full: number;
+  unit: Unit;
+  tall?: boolean;
+}
+
+/** A bar of categories in stacking order; its text says the same. */
+export function CategoryBar({ categories, full, unit, tall = false }: BarProps) {
+  const parts = inStackingOrder(categories);
+  const words = parts.map(([key, bytes]) => `${categoryLabel(key)} ${withUnit(bytes, unit)}`).join(", ");
+  const width = full > 0 ? Math.min(100, (100 * total(categories)) / full) : 0;
+  return (
+    <span class={tall ? "bar tall" : "bar"} role="img" aria-label={words || "nothing"} title={words}>
+      <span class="fill" style={{ width: `${width}%`, gap: width < 12 ? 0 : "1px" }}>
+        {parts.map(([key, bytes]) => (
+          <span key={key} style={{ ...paint("category", key), flexGrow: bytes }} />
+        ))}
+      </span>
+    </span>
+  );
+}

@@ -1,0 +1,228 @@
+import { useMemo, useState } from "preact/hooks";
+import type { CompareAnswer, CompareBy, Status } from "../../api/types";
+import { navigate, route } from "../../state/app";
+import { deltaWithUnit, exactBytes, inUnit, type Unit } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import { categoryLabel } from "../../state/categories";
+import { type FoldedChange, foldChanges, unfolded } from "../../state/change_folding";
+import { sideName } from "../../state/sentences";
+import { Delta } from "../amount";
+import { Swatch } from "../category";
+import { Name } from "../name";
+import { Segmented, Toggle } from "../segmented";
+import { reusedKey, useRowsInSight } from "../windowed";
+import { WHATS } from "./compare";
+
+const ROW = 31;
+
+/** What changed, row by row; the deltas sum to the change of the peak. */
+export function Changes({
+  answer,
+  by,
+  unit,
+  stale,
+}: {
+  answer: CompareAnswer;
+  by: CompareBy;
+  unit: Unit;
+  stale: boolean;
+}) {
+  const onlyChanged = route.value.changed === "1";
+  const fold = by === "module" && route.value.fold !== "off";
+  const [open, setOpen] = useState<ReadonlySet<string>>(new Set());
+  const folded = useMemo(() => (fold ? foldChanges(answer.rows) : answer.rows.map(unfolded)), [answer, fold]);
+  const rows = useMemo(() => linesOf(folded, onlyChanged, open), [folded, onlyChanged, open]);
+  const flip = (key: string): void => {
+    const next = new Set(open);
+    if (!next.delete(key)) next.add(key);
+    setOpen(next);
+  };
+  const changed = answer.rows.filter((row) => row.status !== "same").length;
+  const { box, sight } = useRowsInSight(rows.length, ROW);
+  const widest = rows.reduce((top, { row }) => Math.max(top, Math.abs(row.delta_bytes)), 0);
+  const sum = answer.rows.reduce((s, row) => s + row.delta_bytes, 0);
+  return (
+    <section class={stale ? "card stale" : "card"} style={{ marginTop: "14px" }}>
+      <div class="tools">
+        <h2 style={{ margin: 0 }}>What changed</h2>
+        <Segmented
+          label="Rows"
+          testid="what"
+          options={WHATS}
+          value={by}
+          onPick={(v) => navigate({ what: v === "module" ? undefined : v })}
+        />
+        {by === "module" && (
+          <Toggle
+            text="Fold layers"
+            testid="fold-layers"
+            on={fold}
+            onFlip={() => navigate({ fold: fold ? "off" : undefined })}
+          />
+        )}
+        <Toggle
+          text={`Only what changed (${grouped(changed)} of ${grouped(answer.rows.length)})`}
+          testid="only-changed"
+          on={onlyChanged}
+          onFlip={() => navigate({ changed: onlyChanged ? undefined : "1" })}
+        />
+        <span class="hint" data-testid="delta-sum" title={exactBytes(sum)}>
+          {unit.name} at the peak · deltas sum to {sum === 0 ? "0" : deltaWithUnit(sum, unit)}
+        </span>
+      </div>
+      <div class="scroller" ref={box} tabIndex={0} role="region" aria-label="What changed" style={{ margin: "0 -8px" }}>
+        <table class="grid" style={{ minWidth: "820px" }} aria-rowcount={rows.length + 1}>
+          <colgroup>
+            <col style={{ width: "27%" }} />
+            <col style={{ width: "100px" }} />
+            <col style={{ width: "11%" }} />
+            <col style={{ width: "11%" }} />
+            <col style={{ width: "11%" }} />
+            <col />
+            {by !== "category" && <col style={{ width: "150px" }} />}
+          </colgroup>
+          <thead>
+            <tr>
+              <th scope="col">{by}</th>
+              <th scope="col">status</th>
+              <th scope="col" class="number">
+                <Name text={sideName(answer.base, answer.other)} prose />
+              </th>
+              <th scope="col" class="number">
+                <Name text={sideName(answer.other, answer.base)} prose />
+              </th>
+              <th scope="col" class="number">
+                delta
+              </th>
+              <th scope="col">
+                <span class="unseen">delta as a bar</span>
+              </th>
+              {by !== "category" && <th scope="col">category</th>}
+            </tr>
+          </thead>
+          <tbody>
+            {sight.above > 0 && (
+              <tr class="spacer" aria-hidden="true">
+                <td colSpan={7} style={{ height: `${sight.above}px` }} />
+              </tr>
+            )}
+            {rows.slice(sight.first, sight.last).map((line, i) => (
+              <ChangeRow
+                key={reusedKey(sight.first + i, sight)}
+                line={line}
+                open={open.has(line.row.key)}
+                onFlip={flip}
+                by={by}
+                unit={unit}
+                widest={widest}
+                index={sight.first + i}
+              />
+            ))}
+            {sight.below > 0 && (
+              <tr class="spacer" aria-hidden="true">
+                <td colSpan={7} style={{ height: `${sight.below}px` }} />
+              </tr>
+            )}
+          </tbody>
+        </table>
+        {rows.length === 0 && <p class="nothing">No row differs by a byte.</p>}
+      </div>
+    </section>
+  );
+}
+
+const TONE: Record<Status, string> = {
+  added: "grown",
+  grown: "grown",
+  removed: "shrunk",
+  shrunk: "shrunk",
+  same: "same",
+};
+
+function linesOf(folded: FoldedChange[], onlyChanged: boolean, open: ReadonlySet<string>): Line[] {
+  const kept = onlyChanged
+    ? folded.filter((row) => row.status !== "same" || row.members.some((m) => m.status !== "same"))
+    : folded;
+  return kept.flatMap((row) => [
+    { row, inner: false },
+    ...(open.has(row.key) ? row.members.map((m) => ({ row: unfolded(m), inner: true })) : []),
+  ]);
+}
+
+interface Line {
+  row: FoldedChange;
+  /** A layer shown under the row it was folded into. */
+  inner: boolean;
+}
+
+interface RowProps {
+  line: Line;
+  open: boolean;
+  onFlip: (key: string) => void;
+  by: CompareBy;
+  unit: Unit;
+  widest: number;
+  index: number;
+}
+
+function ChangeRow({ line, open, onFlip, by, unit, widest, index }: RowProps) {
+  const { row, inner } = line;
+  const share = widest > 0 ? (50 * Math.abs(row.delta_bytes)) / widest : 0;
+  return (
+    <tr aria-rowindex={index + 2} data-testid="compare-row" data-key={row.key} data-status={row.status}>
+      <th scope="row">
+        {by === "category" || by === "phase" ? (
+          <>
+            <Swatch by={by} of={row.key} />
+            {categoryLabel(row.key)}
+          </>
+        ) : row.members.length > 0 ? (
+          <button type="button" class="fold" aria-expanded={open} onClick={() => onFlip(row.key)}>
+            <span class="caret" aria-hidden="true">
+              {open ? "▾" : "▸"}
+            </span>
+            <Name text={row.key} module />
+            <span class="times">×{row.members.length}</span>
+          </button>
+        ) : (
+          <span class="leaf" style={inner ? { paddingLeft: "34px" } : undefined}>
+            <Name text={row.key} module={by === "module"} />
+          </span>
+        )}
+      </th>
+      <td>
+        <span class={`pill ${TONE[row.status] ?? "same"}`}>{row.status}</span>
+      </td>
+      <td
+        class={row.base_bytes === 0 ? "number zero" : "number"}
+        title={`${exactBytes(row.base_bytes)} in ${grouped(row.base_count)}`}
+      >
+        {row.base_bytes === 0 ? "0.00" : inUnit(row.base_bytes, unit)}
+      </td>
+      <td
+        class={row.other_bytes === 0 ? "number zero" : "number"}
+        title={`${exactBytes(row.other_bytes)} in ${grouped(row.other_count)}`}
+      >
+        {row.other_bytes === 0 ? "0.00" : inUnit(row.other_bytes, unit)}
+      </td>
+      <td class="number strong">
+        <Delta bytes={row.delta_bytes} unit={unit} />
+      </td>
+      <td>
+        <span class="diverging" aria-hidden="true">
+          {row.delta_bytes !== 0 && <i class={row.delta_bytes > 0 ? "plus" : "minus"} style={{ width: `${share}%` }} />}
+        </span>
+      </td>
+      {by !== "category" && (
+        <td>
+          {row.delta_bytes !== 0 && row.category !== null && (
+            <>
+              <Swatch of={row.category} />
+              {categoryLabel(row.category)}
+            </>
+          )}
+        </td>
+      )}
+    </tr>
+  );
+}

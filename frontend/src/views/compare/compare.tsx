@@ -1,0 +1,88 @@
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { CompareAnswer, CompareBy } from "../../api/types";
+import { base, navigate, picked, route } from "../../state/app";
+import { unitFor } from "../../state/bytes";
+import type { Pick } from "../../state/selection";
+import { comparison, comparisonDetail } from "../../state/sentences";
+import { Segmented } from "../segmented";
+import { Sentence } from "../sentence";
+import { FailureState, Loading } from "../states";
+import { Curves } from "./curves";
+import { Changes } from "./changes";
+
+/** Two steps: which peaks higher, by how much, and what makes the difference. */
+export function Compare() {
+  const pick = picked.value as Pick;
+  const basis = base.value;
+  if (!basis) return <NothingToCompare />;
+  return <Comparison pick={pick} basis={basis} />;
+}
+
+function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
+  const by = whatOf(route.value.what);
+  const sides = {
+    ...pick,
+    base_run: basis.run,
+    base_worker: basis.worker,
+    base_step: basis.step,
+    base_device: basis.device,
+  };
+  const sameSides = (path: string): string => path.replace(/([?&])by=[^&]*/, "$1");
+  const table = useRemote<CompareAnswer>(address("compare", { by, ...sides }), 0, sameSides);
+  const byModule = useRemote<CompareAnswer>(address("compare", { by: "module", ...sides }));
+  if (table.failure) return <FailureState failure={table.failure} onRetry={table.retry} />;
+  const answer = byModule.data ?? table.data;
+  if (!answer || !table.data) return <Loading what="both steps" />;
+  const unit = unitFor(answer.base.peak_bytes, answer.other.peak_bytes);
+  const over = route.value.curves === "over";
+  return (
+    <>
+      <h1 class="headline" data-testid="headline">
+        <Sentence pieces={comparison(answer, unit)} />
+      </h1>
+      <p class="lead" data-testid="compare-detail">
+        <Sentence pieces={comparisonDetail(answer)} />
+      </p>
+      <div class="tools">
+        <Segmented
+          label="Curves"
+          testid="curves"
+          options={
+            [
+              ["beside", "Side by side"],
+              ["over", "Overlaid"],
+            ] as const
+          }
+          value={over ? "over" : "beside"}
+          onPick={(v) => navigate({ curves: v === "beside" ? undefined : v })}
+        />
+      </div>
+      <Curves pick={pick} basis={basis} answer={answer} unit={unit} over={over} />
+      <Changes answer={table.data} by={by} unit={unit} stale={table.stale} />
+    </>
+  );
+}
+
+export const WHATS = [
+  ["module", "Module"],
+  ["category", "Category"],
+  ["operator", "Operator"],
+  ["phase", "Phase"],
+] as const;
+
+function whatOf(text: string | undefined): CompareBy {
+  return WHATS.find(([what]) => what === text)?.[0] ?? "module";
+}
+
+function NothingToCompare() {
+  return (
+    <section class="state" data-testid="nothing-to-compare">
+      <h2>There is nothing to compare this step with.</h2>
+      <p>
+        It is the only one in this log directory. Record a second step, or a second run beside it, and pick it
+        under “Compare with”.
+      </p>
+    </section>
+  );
+}

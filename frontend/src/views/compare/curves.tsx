@@ -1,0 +1,154 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { CompareAnswer, CurveAnswer } from "../../api/types";
+import { watchWidth } from "../../draw/surface";
+import { dark } from "../../host/theme";
+import { type Unit, withUnit } from "../../state/bytes";
+import type { Pick } from "../../state/selection";
+import { sideName } from "../../state/sentences";
+import { Name } from "../name";
+import { Notice } from "../notices";
+import { RouteLink } from "../route_link";
+import { paintOver, paintSide, SIDE_HEIGHT } from "./paint";
+
+interface Props {
+  pick: Pick;
+  basis: Pick;
+  answer: CompareAnswer;
+  unit: Unit;
+  over: boolean;
+}
+
+/** Both steps' curves on one scale: side by side, or one over the other by time since their start. */
+export function Curves({ pick, basis, answer, unit, over }: Props) {
+  const px = over ? 1600 : 1000;
+  const baseCurve = useRemote<CurveAnswer>(
+    address("curve", {
+      run: basis.run,
+      worker: basis.worker,
+      step: basis.step,
+      device: basis.device,
+      by: "category",
+      px,
+    }),
+  );
+  const otherCurve = useRemote<CurveAnswer>(
+    address("curve", { run: pick.run, worker: pick.worker, step: pick.step, device: pick.device, by: "category", px }),
+  );
+  const failure = baseCurve.failure ?? otherCurve.failure;
+  if (failure)
+    return (
+      <Notice level="warning">
+        The curves could not be read: {failure.what} {failure.fix}
+      </Notice>
+    );
+  const [a, b] = [baseCurve.data, otherCurve.data];
+  const names = { base: sideName(answer.base, answer.other), other: sideName(answer.other, answer.base) };
+  const both = a && b ? [a, b] : [];
+  const coarse = both.some((curve) => !curve.exact);
+  return (
+    <>
+      {over ? (
+        <section class="card">
+          <div class="row">
+            <span class="key">
+              <span class="line dashes" />
+              <Name text={names.base} prose /> {withUnit(answer.base.peak_bytes, unit)}
+            </span>
+            <span class="key">
+              <span class="line solid" />
+              <Name text={names.other} prose /> {withUnit(answer.other.peak_bytes, unit)}
+            </span>
+            <span class="key muted grow">time since each step began</span>
+          </div>
+          <Picture
+            label={`Allocated memory of ${names.base} and ${names.other}, one over the other.`}
+            testid="curves-over"
+            paint={a && b ? (canvas, width) => paintOver(canvas, width, a, b, unit) : undefined}
+            deps={[a, b]}
+          />
+        </section>
+      ) : (
+        <div class="pair">
+          <Side name={names.base} pick={basis} bytes={answer.base.peak_bytes} curve={a} all={both} unit={unit} />
+          <Side name={names.other} pick={pick} bytes={answer.other.peak_bytes} curve={b} all={both} unit={unit} />
+        </div>
+      )}
+      {coarse && (
+        <div style={{ marginTop: "10px" }}>
+          <Notice level="warning" testid="coarse-notice">
+            At least one of the curves is coarse: its side file is not here, so it shows the summary's few points.
+          </Notice>
+        </div>
+      )}
+    </>
+  );
+}
+
+function Side({
+  name,
+  pick,
+  bytes,
+  curve,
+  all,
+  unit,
+}: {
+  name: string;
+  pick: Pick;
+  bytes: number;
+  curve: CurveAnswer | undefined;
+  all: CurveAnswer[];
+  unit: Unit;
+}) {
+  const link = {
+    view: "timeline",
+    run: pick.run,
+    worker: pick.worker,
+    device: pick.device,
+    step: String(pick.step),
+  } as const;
+  return (
+    <section class="card">
+      <h2 class="row">
+        <RouteLink to={link}>
+          <Name text={name.charAt(0).toUpperCase() + name.slice(1)} prose />
+        </RouteLink>
+        <span class="amount">{withUnit(bytes, unit)}</span>
+      </h2>
+      <Picture
+        label={`Allocated memory of ${name}; peak ${withUnit(bytes, unit)}.`}
+        testid="curve-side"
+        paint={curve && all.length === 2 ? (canvas, width) => paintSide(canvas, width, curve, all, unit) : undefined}
+        deps={[curve, all.length]}
+      />
+    </section>
+  );
+}
+
+/** A canvas as wide as its box, painted anew when its data, its width or the theme changes. */
+function Picture({
+  label,
+  testid,
+  paint,
+  deps,
+}: {
+  label: string;
+  testid: string;
+  paint: ((canvas: HTMLCanvasElement, width: number) => void) | undefined;
+  deps: unknown[];
+}) {
+  const box = useRef<HTMLDivElement>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const [width, setWidth] = useState(0);
+  const theme = dark.value;
+  useEffect(() => watchWidth(box.current!, setWidth), []);
+  useEffect(() => {
+    if (canvas.current && width > 0) paint?.(canvas.current, width);
+  }, [...deps, width, theme]);
+  return (
+    <div ref={box} class="stage" style={{ height: `${SIDE_HEIGHT}px`, overflow: "hidden" }}>
+      <canvas ref={canvas} role="img" aria-label={label} data-testid={testid} />
+    </div>
+  );
+}

@@ -1,0 +1,93 @@
+/** The columns of the Modules table: what each shows, and how it sorts. */
+import type { Categories } from "../../api/types";
+import { GROUPS, groupBytes } from "../../state/categories";
+import type { ModuleNode } from "../../state/module_tree";
+
+export type At = "peak" | "highest";
+
+export interface Column {
+  id: string;
+  label: string;
+  title: string;
+  kind: "bytes" | "count" | "time";
+  /** Shaded by its share of the column's largest. */
+  heat: boolean;
+  value: (node: ModuleNode, at: At) => number | null;
+}
+
+export function categoriesAt(node: ModuleNode, at: At): Categories {
+  return at === "highest" ? node.highest : node.atPeak;
+}
+
+export const COLUMNS: readonly Column[] = [
+  {
+    id: "bytes",
+    label: "at peak",
+    title: "Bytes alive at the step's peak",
+    kind: "bytes",
+    heat: false,
+    value: (n) => n.bytes,
+  },
+  ...GROUPS.map((group): Column => ({
+    id: group.id,
+    label: group.label,
+    title: group.members.map((m) => m.replaceAll("_", " ")).join(", "),
+    kind: "bytes",
+    heat: true,
+    value: (n, at) => groupBytes(categoriesAt(n, at), group),
+  })),
+  {
+    id: "inside",
+    label: "highest inside",
+    title: "Highest allocated on the device while a call of it ran",
+    kind: "bytes",
+    heat: false,
+    value: (n) => n.peakInside,
+  },
+  {
+    id: "allocations",
+    label: "allocations",
+    title: "Allocations made in this step",
+    kind: "count",
+    heat: false,
+    value: (n) => n.allocations,
+  },
+  {
+    id: "forward",
+    label: "forward",
+    title: "Time in its forward calls",
+    kind: "time",
+    heat: false,
+    value: (n) => n.forwardNs,
+  },
+  {
+    id: "backward",
+    label: "backward",
+    title: "Time in its backward calls",
+    kind: "time",
+    heat: false,
+    value: (n) => n.backwardNs,
+  },
+];
+
+export interface Sorting {
+  id: string;
+  descending: boolean;
+}
+
+/** "bytes" sorts downwards, "-bytes" upwards, "model" keeps the model's order. */
+export function readSorting(text: string | undefined): Sorting | null {
+  if (text === "model") return null;
+  const id = (text ?? "bytes").replace(/^-/, "");
+  const known = id === "name" || COLUMNS.some((c) => c.id === id);
+  return known ? { id, descending: !(text ?? "").startsWith("-") } : { id: "bytes", descending: true };
+}
+
+/** A click on a column: downwards, upwards, the model's order. Names start upwards. */
+export function nextSorting(now: Sorting | null, id: string): string {
+  const first = id === "name" ? "-name" : id;
+  const second = id === "name" ? "name" : `-${id}`;
+  if (!now || now.id !== id) return first;
+  const current = now.descending ? id : `-${id}`;
+  return current === first ? second : "model";
+}

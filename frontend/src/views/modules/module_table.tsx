@@ -1,0 +1,217 @@
+import { useMemo } from "preact/hooks";
+import { exactBytes, inUnit, type Unit } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import type { VisibleRow } from "../../state/module_rows";
+import type { ModuleNode } from "../../state/module_tree";
+import { exactTime, inTimeUnit, type TimeUnit, timeUnitFor } from "../../state/time";
+import { titleText } from "../../state/names";
+import { CategoryBar } from "../category";
+import { Name } from "../name";
+import { reusedKey, useRowsInSight } from "../windowed";
+import { type At, categoriesAt, type Column, COLUMNS, type Sorting } from "./columns";
+
+const ROW = 31;
+
+interface Props {
+  rows: VisibleRow[];
+  at: At;
+  unit: Unit;
+  peak: number;
+  flat: boolean;
+  sorting: Sorting | null;
+  onSort: (id: string) => void;
+  onFlip: (node: ModuleNode) => void;
+}
+
+/** Only the rows in sight are in the page, so ten thousand scroll like ten. */
+export function ModuleTable({ rows, at, unit, peak, flat, sorting, onSort, onFlip }: Props) {
+  const { box, sight } = useRowsInSight(rows.length, ROW);
+  const { largest, widest, clock } = useMemo(() => measured(rows, at), [rows, at]);
+  const full = flat || at === "highest" ? widest : peak;
+  return (
+    <section class="card grid-card">
+      <div class="scroller" ref={box} data-testid="module-table" tabIndex={0} role="region" aria-label="Modules">
+        <table class="grid" aria-rowcount={rows.length + 1}>
+          <colgroup>
+            <col style={{ width: "23%" }} />
+            <col style={{ width: "12%" }} />
+            {COLUMNS.map((c) => (
+              <col key={c.id} />
+            ))}
+          </colgroup>
+          <thead>
+            <tr>
+              <Head id="name" label="module" title="Module" sorting={sorting} onSort={onSort} />
+              <th scope="col">
+                <span class="unseen">categories</span>
+              </th>
+              {COLUMNS.map((c) => (
+                <Head
+                  key={c.id}
+                  id={c.id}
+                  label={c.kind === "time" ? `${c.label}, ${clock.name}` : c.label}
+                  title={c.title}
+                  sorting={sorting}
+                  onSort={onSort}
+                  number
+                />
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {sight.above > 0 && (
+              <tr class="spacer" aria-hidden="true">
+                <td colSpan={COLUMNS.length + 2} style={{ height: `${sight.above}px` }} />
+              </tr>
+            )}
+            {rows.slice(sight.first, sight.last).map((row, i) => (
+              <tr
+                key={reusedKey(sight.first + i, sight)}
+                aria-rowindex={sight.first + i + 2}
+                data-testid="module-row"
+                data-key={row.node.key}
+              >
+                <NameCell row={row} onFlip={onFlip} />
+                <td>
+                  <CategoryBar categories={categoriesAt(row.node, at)} full={full} unit={unit} />
+                </td>
+                {COLUMNS.map((c) => (
+                  <Cell
+                    key={c.id}
+                    column={c}
+                    node={row.node}
+                    at={at}
+                    unit={unit}
+                    largest={largest.get(c.id) ?? 0}
+                    clock={clock}
+                  />
+                ))}
+              </tr>
+            ))}
+            {sight.below > 0 && (
+              <tr class="spacer" aria-hidden="true">
+                <td colSpan={COLUMNS.length + 2} style={{ height: `${sight.below}px` }} />
+              </tr>
+            )}
+          </tbody>
+        </table>
+        {rows.length === 0 && (
+          <p class="nothing" data-testid="no-match">
+            No module matches. * stands for any text, ? for one character.
+          </p>
+        )}
+      </div>
+    </section>
+  );
+}
+
+/** What the whole table is scaled by; worked out once, not on every scroll. */
+function measured(rows: VisibleRow[], at: At) {
+  const highest = (of: (node: ModuleNode) => number): number =>
+    rows.reduce((top, { node }) => Math.max(top, of(node)), 0);
+  return {
+    largest: new Map(COLUMNS.filter((c) => c.heat).map((c) => [c.id, highest((node) => c.value(node, at) ?? 0)])),
+    widest: highest((node) => sumOf(node, at)),
+    clock: timeUnitFor(highest((node) => Math.max(node.forwardNs, node.backwardNs)) / 4),
+  };
+}
+
+function sumOf(node: ModuleNode, at: At): number {
+  return Object.values(categoriesAt(node, at)).reduce((s, b) => s + b, 0);
+}
+
+interface HeadProps {
+  id: string;
+  label: string;
+  title: string;
+  sorting: Sorting | null;
+  onSort: (id: string) => void;
+  number?: boolean;
+}
+
+function Head({ id, label, title, sorting, onSort, number = false }: HeadProps) {
+  const current = sorting?.id === id ? sorting : null;
+  return (
+    <th
+      scope="col"
+      class={number ? "number" : undefined}
+      aria-sort={current ? (current.descending ? "descending" : "ascending") : undefined}
+    >
+      <button type="button" title={title} data-testid={`sort-${id}`} onClick={() => onSort(id)}>
+        {label}
+        {current ? (current.descending ? " ▾" : " ▴") : ""}
+      </button>
+    </th>
+  );
+}
+
+function NameCell({ row, onFlip }: { row: VisibleRow; onFlip: (node: ModuleNode) => void }) {
+  const { node, depth, open } = row;
+  const indent = { paddingLeft: `${Math.min(depth, 24) * 16}px` };
+  const inside = (
+    <>
+      <Name text={node.key === "" && node.className ? node.className : node.label} module={node.key !== ""} />
+      {node.layers !== null && <span class="times">×{node.layers}</span>}
+      {node.className && node.key !== "" && (
+        <span class="class" title={titleText(node.className)}>
+          {titleText(node.className).slice(0, 60)}
+        </span>
+      )}
+    </>
+  );
+  return (
+    <th scope="row">
+      <div style={indent}>
+        {node.children.length > 0 ? (
+          <button type="button" class="fold" aria-expanded={open} onClick={() => onFlip(node)}>
+            <span class="caret" aria-hidden="true">
+              {open ? "▾" : "▸"}
+            </span>
+            {inside}
+          </button>
+        ) : (
+          <span class="leaf">{inside}</span>
+        )}
+      </div>
+    </th>
+  );
+}
+
+function Cell({
+  column,
+  node,
+  at,
+  unit,
+  largest,
+  clock,
+}: {
+  column: Column;
+  node: ModuleNode;
+  at: At;
+  unit: Unit;
+  largest: number;
+  clock: TimeUnit;
+}) {
+  const value = column.value(node, at);
+  if (value === null)
+    return (
+      <td class="number zero" title="It was not called in this step">
+        –
+      </td>
+    );
+  if (column.kind === "count") return <td class="number muted">{grouped(value)}</td>;
+  if (column.kind === "time")
+    return (
+      <td class="number muted" title={exactTime(value)}>
+        {value === 0 ? "–" : inTimeUnit(value, clock)}
+      </td>
+    );
+  const share = column.heat && largest > 0 ? (100 * value) / largest : 0;
+  const tone = value === 0 ? "number zero heat" : column.id === "bytes" ? "number strong heat" : "number heat";
+  return (
+    <td class={tone} title={exactBytes(value)}>
+      {share > 0 && <i style={{ width: `calc((100% - 12px) * ${(share / 100).toFixed(3)})` }} />}
+      <span>{value === 0 ? "0.00" : inUnit(value, unit)}</span>
+    </td>
+  );
+}

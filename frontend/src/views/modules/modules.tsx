@@ -1,0 +1,136 @@
+import { useMemo, useState } from "preact/hooks";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { ModulesAnswer } from "../../api/types";
+import { navigate, picked, route } from "../../state/app";
+import { type Unit, unitFor, withUnit } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
+import { matcher, matches, type Order, visibleRows } from "../../state/module_rows";
+import { Segmented, Toggle } from "../segmented";
+import { FailureState, Loading } from "../states";
+import { type At, COLUMNS, nextSorting, readSorting } from "./columns";
+import { ModuleTable } from "./module_table";
+
+/** The tree of modules at the step's peak. */
+export function Modules() {
+  const pick = picked.value!;
+  const answer = useRemote<ModulesAnswer>(address("modules", pick), 0, (p) => p.replace(/([?&])step=[^&]*/, "$1"));
+  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  if (!answer.data) return <Loading what="the modules" />;
+  return (
+    <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
+      <Table answer={answer.data} step={pick.step} />
+    </div>
+  );
+}
+
+function Table({ answer, step }: { answer: ModulesAnswer; step: number }) {
+  const { find = "", shape: shapeText, fold: foldText, at: atText, sort } = route.value;
+  const flat = shapeText === "flat";
+  const fold = foldText !== "off";
+  const at: At = atText === "highest" ? "highest" : "peak";
+  const sorting = readSorting(sort);
+  const [flipped, setFlipped] = useState<ReadonlySet<string>>(new Set());
+  const roots = useMemo(() => (flat ? buildFlat : buildTree)(answer.rows, fold), [answer, flat, fold]);
+  const filter = useMemo(() => matcher(find), [find]);
+  const rows = useMemo(() => {
+    const order = sorting && orderBy(sorting.id, sorting.descending, at);
+    return visibleRows(roots, (node, depth) => opened(node, depth, flat) !== flipped.has(node.id), order, filter);
+  }, [roots, flipped, sort, at, filter]);
+  const unit = unitFor(answer.peak_bytes);
+  const flip = (node: ModuleNode): void => {
+    const next = new Set(flipped);
+    if (!next.delete(node.id)) next.add(node.id);
+    setFlipped(next);
+  };
+  return (
+    <>
+      <div class="tools">
+        <input
+          class="search"
+          type="search"
+          placeholder="Filter modules (blocks.*.attn)"
+          aria-label="Filter modules; * stands for anything"
+          data-testid="module-filter"
+          value={find}
+          maxLength={400}
+          onInput={(e) => navigate({ find: e.currentTarget.value || undefined })}
+        />
+        <Segmented
+          label="Shape"
+          testid="shape"
+          options={
+            [
+              ["tree", "Tree"],
+              ["flat", "Flat"],
+            ] as const
+          }
+          value={flat ? "flat" : "tree"}
+          onPick={(v) => navigate({ shape: v === "tree" ? undefined : v })}
+        />
+        <Toggle
+          text="Fold layers"
+          testid="fold-layers"
+          on={fold}
+          onFlip={() => navigate({ fold: fold ? "off" : undefined })}
+        />
+        <Segmented
+          label="Moment"
+          testid="at"
+          options={
+            [
+              ["peak", "At the peak"],
+              ["highest", "Highest in the step"],
+            ] as const
+          }
+          value={at}
+          onPick={(v) => navigate({ at: v === "peak" ? undefined : v })}
+        />
+        <span class="hint" data-testid="modules-caption">
+          {caption(unit.name, step, at, flat)}
+        </span>
+      </div>
+      <ModuleTable
+        rows={rows}
+        at={at}
+        unit={unit}
+        peak={answer.peak_bytes}
+        flat={flat}
+        sorting={sorting}
+        onSort={(id) => navigate({ sort: nextSorting(sorting, id) })}
+        onFlip={flip}
+      />
+      <p class="foot" data-testid="modules-sum">
+        {filter && found(matches(roots, filter), unit)}
+        {grouped(answer.rows.length)} rows · {flat ? "all rows" : "the outermost rows"} sum to{" "}
+        {withUnit(
+          roots.reduce((s, n) => s + n.bytes, 0),
+          unit,
+        )}
+      </p>
+    </>
+  );
+}
+
+function found({ count, bytes }: { count: number; bytes: number }, unit: Unit): string {
+  return `${grouped(count)} ${count === 1 ? "row matches" : "rows match"}, ${withUnit(bytes, unit)} together · `;
+}
+
+function caption(unit: string, step: number, at: At, flat: boolean): string {
+  if (at === "highest") return `${unit}, each category's highest within step ${step} (not all at one moment)`;
+  return flat
+    ? `${unit} of each module alone, at the peak of step ${step}`
+    : `${unit} at the peak of step ${step}, with everything inside`;
+}
+
+/** Open at first: the outermost modules, but not a row that stands for many layers. */
+function opened(node: ModuleNode, depth: number, flat: boolean): boolean {
+  return !flat && depth < 1 && node.layers === null && node.children.length <= 100;
+}
+
+function orderBy(id: string, descending: boolean, at: At): Order {
+  if (id === "name") return { value: (node) => node.key, descending };
+  const column = COLUMNS.find((c) => c.id === id) ?? COLUMNS[0]!;
+  return { value: (node) => column.value(node, at) ?? -1, descending };
+}

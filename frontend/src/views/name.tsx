@@ -1,0 +1,28 @@
+import { cellText, headAndTail, moduleLabel, shortened, titleText, visible } from "../state/names";
+
+interface Props {
+  text: string;
+  /** Module keys get words for the root and for what no module owns. */
+  module?: boolean;
+  chip?: boolean;
+  /** In the text's own font: for names that stand in a sentence of ours. */
+  prose?: boolean;
+}
+
+/** A name from outside: monospace, one line, cut in the middle where it does not fit, whole in the title. */
+export function Name({ text, module = false, chip = false, prose = false }: Props) {
+  const label = module ? moduleLabel(text) : text;
+  if (chip)
+    return (
+      <span class="mono chip" title={titleText(label)}>
+        {shortened(visible(label), 80)}
+      </span>
+    );
+  const [head, tail] = headAndTail(cellText(label));
+  return (
+    <span class={prose ? "name prose" : "name"} title={titleText(label)} dir="ltr">
+      <span class="head">{head}</span>
+      {tail && <span class="tail">{tail}</span>}
+    </span>
+  );
+}

@@ -1,0 +1,55 @@
+import type { Categories, StepAnswer } from "../../api/types";
+import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import { categoryLabel } from "../../state/categories";
+import { CategoryBar, Swatch } from "../category";
+import { RouteLink } from "../route_link";
+
+/** The peak's categories: one bar, and the same as a table that sums to it. */
+export function ByCategory({ peak }: { peak: StepAnswer["peak"] }) {
+  const unit = unitFor(peak.bytes);
+  const categories: Categories = Object.fromEntries(peak.by_category.map((p) => [p.key, p.bytes]));
+  const sum = peak.by_category.reduce((s, p) => s + p.bytes, 0);
+  return (
+    <section class="card" data-testid="by-category">
+      <h2>In the peak, by category</h2>
+      <CategoryBar categories={categories} full={peak.bytes} unit={unit} tall />
+      <table class="plain">
+        <thead>
+          <tr>
+            <th scope="col">category</th>
+            <th scope="col" class="number">
+              {unit.name}
+            </th>
+            <th scope="col" class="number">
+              share
+            </th>
+            <th scope="col" class="number">
+              allocations
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {peak.by_category.map((part) => (
+            <tr key={part.key} data-testid="category-row" data-key={part.key}>
+              <th scope="row">
+                <Swatch of={part.key} />
+                <RouteLink to={{ view: "timeline", by: "category", t: String(peak.time_ns) }}>
+                  {categoryLabel(part.key)}
+                </RouteLink>
+              </th>
+              <td class="number" title={exactBytes(part.bytes)}>
+                {inUnit(part.bytes, unit)}
+              </td>
+              <td class="number muted">{percent(part.bytes, peak.bytes)}</td>
+              <td class="number muted">{grouped(part.count)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p class="foot" title={exactBytes(sum)} data-testid="category-sum">
+        parts sum to {withUnit(sum, unit)}
+      </p>
+    </section>
+  );
+}

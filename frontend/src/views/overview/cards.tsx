@@ -1,0 +1,126 @@
+import type { ComponentChildren } from "preact";
+import type { StepAnswer, StepStats } from "../../api/types";
+import { selection } from "../../state/app";
+import { exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import type { RoutePatch } from "../../state/route";
+import { Bytes, Delta } from "../amount";
+import { RouteLink } from "../route_link";
+
+/** The five numbers of a step. Each leads to where it comes from. */
+export function Cards({ answer }: { answer: StepAnswer }) {
+  const { stats } = answer;
+  const unit = unitFor(stats.peak_bytes);
+  const before = selection.value?.steps.find((s) => s.step === answer.previous_step)?.stats;
+  return (
+    <div class="cards">
+      <Card
+        id="peak"
+        label="Peak allocated"
+        to={{ view: "timeline", t: String(stats.peak_time_ns) }}
+        value={<Bytes bytes={stats.peak_bytes} unit={unit} named />}
+      >
+        <Since delta={before && stats.peak_bytes - before.peak_bytes} step={answer.previous_step} unit={unit} />
+      </Card>
+      {stats.peak_reserved_bytes === null ? (
+        <WindowPeak stats={stats} unit={unit} />
+      ) : (
+        <Reserved stats={stats} reserved={stats.peak_reserved_bytes} unit={unit} />
+      )}
+      <Left stats={stats} unit={unit} />
+      <Card
+        id="allocations"
+        label="Allocations"
+        to={{ view: "modules", sort: "allocations" }}
+        value={grouped(stats.allocations)}
+      >
+        <span title={exactBytes(stats.allocated_bytes)}>{withUnit(stats.allocated_bytes)} in total</span>
+      </Card>
+      {stats.capacity_bytes ? (
+        <Card
+          id="capacity"
+          label="Of the device"
+          to={{ view: "timeline" }}
+          value={percent(stats.peak_bytes, stats.capacity_bytes)}
+        >
+          <span title={exactBytes(stats.capacity_bytes)}>of {withUnit(stats.capacity_bytes)}</span>
+        </Card>
+      ) : null}
+    </div>
+  );
+}
+
+function Reserved({ stats, reserved, unit }: { stats: StepStats; reserved: number; unit: Unit }) {
+  return (
+    <Card id="reserved" label="Reserved" to={{ view: "timeline" }} value={<Bytes bytes={reserved} unit={unit} named />}>
+      {percent(reserved - stats.peak_bytes, reserved)} of it unused at the peak
+    </Card>
+  );
+}
+
+function WindowPeak({ stats, unit }: { stats: StepStats; unit: Unit }) {
+  const rest = stats.window_peak_bytes - stats.peak_bytes;
+  return (
+    <Card
+      id="window-peak"
+      label="Window peak"
+      to={{ view: "timeline" }}
+      value={<Bytes bytes={stats.window_peak_bytes} unit={unit} named />}
+    >
+      {rest > 0 ? <>{withUnit(rest)} above this step</> : "reached in this step"}
+    </Card>
+  );
+}
+
+/** What the step leaves behind, against what it found. */
+function Left({ stats, unit }: { stats: StepStats; unit: Unit }) {
+  const growth = stats.end_bytes - stats.start_bytes;
+  return (
+    <Card
+      id="left"
+      label="Left after the step"
+      to={{ view: "timeline", t: String(stats.step_end_ns) }}
+      value={<Bytes bytes={stats.end_bytes} unit={unit} named />}
+    >
+      {growth === 0 ? (
+        <span class="shrunk">no growth in this step</span>
+      ) : (
+        <>
+          <Delta bytes={growth} unit={unit} named /> since it began
+        </>
+      )}
+    </Card>
+  );
+}
+
+function Since({ delta, step, unit }: { delta: number | undefined; step: number | null; unit: Unit }) {
+  if (delta === undefined) return <>the first step recorded</>;
+  if (delta === 0) return <span class="shrunk">the same as in step {step}</span>;
+  return (
+    <>
+      <Delta bytes={delta} unit={unit} named /> since step {step}
+    </>
+  );
+}
+
+function Card({
+  id,
+  label,
+  value,
+  to,
+  children,
+}: {
+  id: string;
+  label: string;
+  value: ComponentChildren;
+  to: RoutePatch;
+  children: ComponentChildren;
+}) {
+  return (
+    <RouteLink to={to} class="card tile" testid={`card-${id}`}>
+      <span class="label">{label}</span>
+      <span class="value">{value}</span>
+      <span class="under">{children}</span>
+    </RouteLink>
+  );
+}

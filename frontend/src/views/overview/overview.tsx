@@ -1,0 +1,93 @@
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { CompareAnswer, StepAnswer } from "../../api/types";
+import { picked, selection } from "../../state/app";
+import { unitFor } from "../../state/bytes";
+import { cellText, titleText } from "../../state/names";
+import { changeSince, headline } from "../../state/sentences";
+import { Notes } from "../notices";
+import { RouteLink } from "../route_link";
+import { Sentence } from "../sentence";
+import { FailureState, Loading } from "../states";
+import { Cards } from "./cards";
+import { ByCategory } from "./by_category";
+import { ByModule } from "./by_module";
+import { Largest } from "./largest";
+import { PeakOfEachStep } from "./peak_of_each_step";
+
+/** What peaked, where, and what changed; below it the numbers that prove it. */
+export function Overview() {
+  const pick = picked.value!;
+  const step = useRemote<StepAnswer>(address("step", pick), 0, sameRun);
+  if (step.failure) return <FailureState failure={step.failure} onRetry={step.retry} />;
+  const answer = step.data;
+  if (!answer) return <Loading what={`step ${pick.step}`} />;
+  return (
+    <div class={step.stale ? "stale" : undefined} aria-busy={step.stale}>
+      <h1 class="headline" data-testid="headline">
+        <Sentence pieces={headline(answer)} />
+      </h1>
+      <Change answer={answer} />
+      <Cards answer={answer} />
+      <PeakOfEachStep selection={selection.value!} />
+      <div class="pair">
+        <ByCategory peak={answer.peak} />
+        <ByModule peak={answer.peak} />
+      </div>
+      <Largest peak={answer.peak} />
+      <Notes notes={answer.notes} />
+      <Source answer={answer} />
+    </div>
+  );
+}
+
+/** The old step stays on show, dimmed, while another step of the same run loads. */
+function sameRun(path: string): string {
+  return path.replace(/([?&])step=[^&]*/, "$1");
+}
+
+function Change({ answer }: { answer: StepAnswer }) {
+  const { run, worker, device, previous_step } = answer;
+  const query = { by: "module", run, worker, device, step: answer.step };
+  const basis = { base_run: run, base_worker: worker, base_step: previous_step ?? 0, base_device: device };
+  const change = useRemote<CompareAnswer>(previous_step === null ? null : address("compare", { ...query, ...basis }));
+  if (previous_step === null)
+    return (
+      <p class="lead" data-testid="change">
+        The first step recorded here; there is none before it to compare with.
+      </p>
+    );
+  const link = {
+    view: "compare",
+    base_run: run,
+    base_worker: worker,
+    base_step: String(previous_step),
+    what: "module",
+  } as const;
+  return (
+    <p class="lead" data-testid="change">
+      {change.data ? (
+        <Sentence pieces={changeSince(change.data, unitFor(answer.peak.bytes))} />
+      ) : change.failure ? (
+        change.failure.what
+      ) : (
+        "Comparing with the step before …"
+      )}{" "}
+      <RouteLink to={link} testid="show-difference">
+        Show the difference
+      </RouteLink>
+    </p>
+  );
+}
+
+function Source({ answer }: { answer: StepAnswer }) {
+  const { source } = answer;
+  const present = source.side_file_present ? "" : " (the file is missing: no moments, no zoom)";
+  return (
+    <p class="source muted breaking">
+      Recorded by {cellText(source.kind)} with torch {cellText(source.torch)}; events in{" "}
+      <span class="mono">{titleText(source.side_file)}</span>
+      {present}.
+    </p>
+  );
+}

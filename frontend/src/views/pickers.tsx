@@ -1,0 +1,135 @@
+import { withUnit } from "../state/bytes";
+import { navigate, pick, route, selection } from "../state/app";
+import { shortened, visible } from "../state/names";
+import type { Selection } from "../state/selection";
+import { BasePicker } from "./base_picker";
+
+/** Run, worker, device, step and what to compare with: always here, in this order; picking keeps the view. */
+export function Pickers() {
+  const s = selection.value;
+  if (!s) return null;
+  return (
+    <nav class="pickers" aria-label="What is shown">
+      <Picker label="Run" testid="picker-run" value={s.run} options={s.runs} onPick={(run) => pick({ run })} />
+      <Picker
+        label="Worker"
+        testid="picker-worker"
+        value={s.worker}
+        options={s.workers}
+        onPick={(worker) => pick({ worker })}
+      />
+      <Picker
+        label="Device"
+        testid="picker-device"
+        value={s.device}
+        options={s.devices}
+        onPick={(device) => navigate({ device })}
+        name={(d) => deviceName(d, s)}
+      />
+      <StepPicker s={s} />
+      <BasePicker />
+    </nav>
+  );
+}
+
+function deviceName(device: string, s: Selection): string {
+  const capacity = s.stats.capacity_bytes;
+  return device === s.device && capacity ? `${device} · ${withUnit(capacity)}` : device;
+}
+
+interface Props {
+  label: string;
+  testid: string;
+  value: string;
+  options: string[];
+  onPick: (value: string) => void;
+  name?: (value: string) => string;
+}
+
+/** A native select: quick, reachable by keyboard, and never longer than it may be. */
+export function Picker({ label, testid, value, options, onPick, name = (v) => v }: Props) {
+  const shown = (option: string): string => shortened(visible(name(option)), 60);
+  return (
+    <label class="picker">
+      <span>{label}</span>
+      <select
+        data-testid={testid}
+        title={visible(value)}
+        value={String(options.indexOf(value))}
+        onChange={(event) => onPick(options[Number(event.currentTarget.value)] ?? value)}
+      >
+        {options.map((option, i) => (
+          <option key={option} value={String(i)}>
+            {shown(option)}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+function StepPicker({ s }: { s: Selection }) {
+  const at = s.steps.findIndex((choice) => choice.step === s.step);
+  const go = (to: number): void => {
+    const choice = s.steps[to];
+    if (choice) navigate({ step: String(choice.step) });
+  };
+  return (
+    <div class="picker">
+      <label for="step-select">Step</label>
+      <span class="stepper">
+        <button
+          type="button"
+          aria-label="Previous step"
+          data-testid="step-previous"
+          disabled={at <= 0}
+          onClick={() => go(at - 1)}
+        >
+          ‹
+        </button>
+        <select
+          id="step-select"
+          data-testid="picker-step"
+          value={String(s.step)}
+          onChange={(e) => navigate({ step: e.currentTarget.value })}
+        >
+          {s.steps.map((choice) => (
+            <option key={choice.step} value={String(choice.step)}>
+              {choice.step}
+            </option>
+          ))}
+        </select>
+        <button
+          type="button"
+          aria-label="Next step"
+          data-testid="step-next"
+          disabled={at >= s.steps.length - 1}
+          onClick={() => go(at + 1)}
+        >
+          ›
+        </button>
+      </span>
+    </div>
+  );
+}
+
+/** Says so when the address asked for something that is not here. */
+export function MissingPicks() {
+  const s = selection.value;
+  if (!s || s.missing.length === 0) return null;
+  const asked = s.missing.map((m) => shortened(visible(m), 80)).join(", ");
+  return (
+    <p class="missing" role="status" data-testid="missing">
+      The address asks for {asked}, which {s.missing.length === 1 ? "is" : "are"} not here; showing the nearest.{" "}
+      <button
+        type="button"
+        class="quiet"
+        onClick={() =>
+          navigate({ run: s.run, worker: s.worker, device: s.device, step: String(s.step), view: route.value.view })
+        }
+      >
+        Keep this
+      </button>
+    </p>
+  );
+}

@@ -1,0 +1,20 @@
+import { exactBytes } from "../state/bytes";
+import { type Piece } from "../state/sentences";
+import { Name } from "./name";
+
+/** A sentence with its numbers strong and its names in monospace. */
+export function Sentence({ pieces }: { pieces: Piece[] }) {
+  return (
+    <>
+      {pieces.map((piece, i) => {
+        if (typeof piece === "string") return <span key={i}>{piece}</span>;
+        if ("name" in piece) return <Name key={i} text={piece.name} chip />;
+        return (
+          <strong key={i} class="amount" title={piece.exact === undefined ? undefined : exactBytes(piece.exact)}>
+            {piece.strong}
+          </strong>
+        );
+      })}
+    </>
+  );
+}

@@ -1,0 +1,74 @@
+import { loadRuns, route, runs, runsFailure, selection } from "../state/app";
+import { VIEWS, type View } from "../state/route";
+import { Compare } from "./compare/compare";
+import { Modules } from "./modules/modules";
+import { Notice, Problems } from "./notices";
+import { Overview } from "./overview/overview";
+import { MissingPicks, Pickers } from "./pickers";
+import { RouteLink } from "./route_link";
+import { EmptyState, FailureState, Loading } from "./states";
+import { Timeline } from "./timeline/timeline";
+
+const CONTENT: Record<View, () => preact.JSX.Element> = {
+  overview: () => <Overview />,
+  timeline: () => <Timeline />,
+  modules: () => <Modules />,
+  compare: () => <Compare />,
+};
+
+/** One line of pickers, one line of views, then the content. */
+export function Shell() {
+  const answer = runs.value;
+  const failure = runsFailure.value;
+  const again = (): void => void loadRuns();
+  if (!answer)
+    return (
+      <main class="content">
+        {failure ? <FailureState failure={failure} onRetry={again} /> : <Loading what="the runs" />}
+      </main>
+    );
+  if (!selection.value) {
+    return (
+      <main class="content">
+        <Problems problems={answer.problems} />
+        <EmptyState logdir={answer.logdir} onRetry={again} />
+      </main>
+    );
+  }
+  const view = route.value.view;
+  return (
+    <>
+      <header class="top">
+        <Pickers />
+        <Tabs current={view} />
+      </header>
+      <main class="content" data-testid={`view-${view}`}>
+        <Problems problems={answer.problems} />
+        {failure && (
+          <Notice level="warning" testid="stale-runs">
+            {failure.what} What you see was read before. {failure.fix}{" "}
+            <button type="button" class="quiet" onClick={again}>
+              Try again
+            </button>
+          </Notice>
+        )}
+        <MissingPicks />
+        {CONTENT[view]()}
+      </main>
+    </>
+  );
+}
+
+function Tabs({ current }: { current: View }) {
+  return (
+    <nav class="tabs" aria-label="Views">
+      {VIEWS.map((view) => (
+        <RouteLink key={view} to={{ view }} class={view === current ? "tab current" : "tab"} testid={`tab-${view}`}>
+          <span aria-current={view === current ? "page" : undefined}>
+            {view.charAt(0).toUpperCase() + view.slice(1)}
+          </span>
+        </RouteLink>
+      ))}
+    </nav>
+  );
+}

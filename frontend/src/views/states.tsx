@@ -1,0 +1,70 @@
+import type { Failure } from "../api/request";
+import { titleText } from "../state/names";
+
+/** The five lines; the folder is one below the log directory that was looked in. */
+function recording(logdir: string): string {
+  const folder = JSON.stringify(`${(logdir || "runs").replace(/\/+$/, "")}/first`);
+  return `from torch.profiler import profile, schedule
+from tb_memplugin import memory_trace_handler
+
+handler = memory_trace_handler(${folder}, model=model, optimizer=optimizer)
+with profile(profile_memory=True, schedule=schedule(wait=1, warmup=1, active=3),
+             on_trace_ready=handler) as profiler:
+    for batch in batches:
+        train_step(batch)
+        profiler.step()`;
+}
+
+/** Calm lines where the content will be; they appear only if the answer takes a moment. */
+export function Loading({ what }: { what: string }) {
+  return (
+    <div class="loading" role="status" data-testid="loading">
+      <p>Reading {what} …</p>
+      <div class="skeleton wide" />
+      <div class="skeleton" />
+      <div class="skeleton tall" />
+    </div>
+  );
+}
+
+/** What went wrong, where, and what to do. */
+export function FailureState({ failure, onRetry }: { failure: Failure; onRetry: () => void }) {
+  return (
+    <section class="state" role="alert" data-testid="error-state">
+      <h2>{titleText(failure.what)}</h2>
+      <dl>
+        <dt>Where</dt>
+        <dd class="mono breaking">{titleText(failure.where)}</dd>
+        <dt>What to do</dt>
+        <dd>{titleText(failure.fix)}</dd>
+      </dl>
+      <button type="button" class="action" data-testid="retry" onClick={onRetry}>
+        Try again
+      </button>
+    </section>
+  );
+}
+
+/** No run yet: how to record one, and how to find out why none shows. */
+export function EmptyState({ logdir, onRetry }: { logdir: string; onRetry: () => void }) {
+  return (
+    <section class="state" data-testid="empty-state">
+      <h2>No memory has been recorded here yet.</h2>
+      <p>
+        Looked in <span class="mono breaking">{titleText(logdir) || "TensorBoard's log directory"}</span>. To record a
+        step, give the profiler this handler and a folder in that directory:
+      </p>
+      <pre class="code" data-testid="record-code">
+        {recording(titleText(logdir))}
+      </pre>
+      <p>
+        This page shows the step as soon as TensorBoard reloads. If you have recorded one already, ask why it is not
+        here:
+      </p>
+      <pre class="code">tb-memplugin doctor {titleText(logdir) || "LOGDIR"}</pre>
+      <button type="button" class="action" data-testid="retry" onClick={onRetry}>
+        Look again
+      </button>
+    </section>
+  );
+}

@@ -1,0 +1,190 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { CurveAnswer, LanesAnswer } from "../../api/types";
+import { type Lane, laneRows, lanesHeight, spanAt, spanLabel } from "../../draw/lanes";
+import { linear } from "../../draw/scale";
+import { columnAt, kept, zoomed } from "../../draw/stack";
+import { watchWidth } from "../../draw/surface";
+import { dark } from "../../host/theme";
+import { unitFor, withUnit } from "../../state/bytes";
+import { categoryLabel } from "../../state/categories";
+import { moduleLabel, shortened, visible } from "../../state/names";
+import { duration, exactTime } from "../../state/time";
+import type { Cursor } from "./cursor";
+import { paintCurve, paintLanes } from "./paint";
+import { Strip } from "./strip";
+import { useDrag } from "./drag";
+
+export interface ChartProps {
+  by: string;
+  curve: CurveAnswer | undefined;
+  strip: CurveAnswer | undefined;
+  lanes: LanesAnswer | undefined;
+  window: [number, number];
+  whole: [number, number];
+  margin: { left: number; right: number };
+  cursor: Cursor;
+  peakBytes: number;
+  peakTime: number;
+  canZoom: boolean;
+  onWidth: (width: number) => void;
+  onZoom: (window: [number, number]) => void;
+}
+
+export const PLOT_HEIGHT = 400;
+
+/** The curve, the lanes under it and the strip below, on one time axis. */
+export function Chart(props: ChartProps) {
+  const { curve, lanes, window, whole, margin, cursor, onZoom } = props;
+  const stage = useRef<HTMLDivElement>(null);
+  const main = useRef<HTMLCanvasElement>(null);
+  const lower = useRef<HTMLCanvasElement>(null);
+  const [width, setWidth] = useState(0);
+  const [tip, setTip] = useState<{ x: number; y: number; text: string } | null>(null);
+  const theme = dark.value;
+  const rows: Lane[] = lanes ? laneRows(lanes) : [];
+  const lower_height = lanesHeight(rows);
+  const x = linear(window, [margin.left, Math.max(margin.left + 1, width - margin.right)]);
+
+  useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
+  useEffect(() => {
+    if (main.current && curve) paintCurve(main.current, { ...props, curve, x, width });
+  }, [curve, width, theme, props.by, window[0], window[1]]);
+  useEffect(() => {
+    if (lower.current) paintLanes(lower.current, rows, x, width);
+  }, [lanes, width, theme, window[0], window[1]]);
+
+  const drag = useDrag(x, width, margin, {
+    onHover: cursor.hover,
+    onClick: cursor.pin,
+    onRange: (t0, t1) => props.canZoom && onZoom(kept([t0, t1], whole)),
+  });
+  useWheel(main, (event) => {
+    if (!props.canZoom || width === 0) return;
+    const t = x.invert(event.offsetX);
+    const moved = event.shiftKey
+      ? kept(
+          [
+            window[0] + (event.deltaY * (window[1] - window[0])) / 800,
+            window[1] + (event.deltaY * (window[1] - window[0])) / 800,
+          ],
+          whole,
+        )
+      : zoomed(window, t, Math.exp(event.deltaY / 400), whole);
+    onZoom(moved);
+  });
+  const keys = (event: KeyboardEvent): void => {
+    if (event.key === "ArrowRight") cursor.step(1);
+    else if (event.key === "ArrowLeft") cursor.step(-1);
+    else if (event.key === "Escape") (onZoom(whole), cursor.pin(undefined));
+    else if (props.canZoom && (event.key === "+" || event.key === "="))
+      onZoom(zoomed(window, cursor.time ?? middle(window), 0.5, whole));
+    else if (props.canZoom && event.key === "-") onZoom(zoomed(window, cursor.time ?? middle(window), 2, whole));
+    else return;
+    event.preventDefault();
+  };
+  const overLane = (event: PointerEvent): void => {
+    const hit = spanAt(rows, event.offsetY, x.invert(event.offsetX));
+    setTip(
+      hit && {
+        x: event.offsetX,
+        y: PLOT_HEIGHT + event.offsetY,
+        text: `${spanLabel(hit.lane.kind, hit.span)} · ${duration(hit.span.end_ns - hit.span.start_ns)} from ${duration(hit.span.start_ns - whole[0])}`,
+      },
+    );
+  };
+  const intoLane = (event: MouseEvent): void => {
+    const hit = spanAt(rows, event.offsetY, x.invert(event.offsetX));
+    if (hit && props.canZoom) onZoom(kept([hit.span.start_ns, hit.span.end_ns], whole));
+  };
+  const at = cursor.time === undefined ? undefined : x(cursor.time);
+  const visible = at !== undefined && at >= margin.left && at <= width - margin.right;
+  return (
+    <div ref={stage} class="stage">
+      <canvas
+        ref={main}
+        class="main"
+        data-testid="timeline-canvas"
+        tabIndex={0}
+        role="img"
+        aria-label={spoken(props)}
+        data-t0={window[0]}
+        data-t1={window[1]}
+        style={{ height: `${PLOT_HEIGHT}px` }}
+        onKeyDown={keys}
+        onDblClick={() => (onZoom(whole), cursor.pin(undefined))}
+        {...drag.handlers}
+      />
+      <canvas
+        ref={lower}
+        data-testid="lanes-canvas"
+        role="img"
+        aria-label={spokenLanes(rows)}
+        style={{ height: `${lower_height}px` }}
+        onPointerMove={overLane}
+        onPointerLeave={() => setTip(null)}
+        onClick={intoLane}
+      />
+      {visible && !cursor.atPeak && (
+        <span class="cursor-line" style={{ left: `${at}px`, height: `${PLOT_HEIGHT + lower_height}px` }} />
+      )}
+      {drag.box && (
+        <span
+          class="zoom-box"
+          style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${PLOT_HEIGHT - 24}px` }}
+        />
+      )}
+      {tip && (
+        <span
+          class="tip"
+          style={{ left: `${Math.min(tip.x + 12, Math.max(0, width - 300))}px`, top: `${tip.y + 16}px` }}
+        >
+          {tip.text}
+        </span>
+      )}
+      <Strip
+        curve={props.strip}
+        window={window}
+        whole={whole}
+        width={width}
+        margin={margin}
+        onZoom={onZoom}
+        enabled={props.canZoom}
+      />
+    </div>
+  );
+}
+
+function middle([from, to]: [number, number]): number {
+  return (from + to) / 2;
+}
+
+/** The picture in words. */
+function spoken({ curve, by, window, whole, peakBytes, peakTime }: ChartProps): string {
+  if (!curve) return "The curve is loading.";
+  const unit = unitFor(peakBytes);
+  const column = columnAt(curve, curve.peak.time_ns);
+  const parts = curve.keys.map(
+    (key, k) =>
+      `${shortened(visible(by === "module" ? moduleLabel(key) : categoryLabel(key)), 60)} ${withUnit(curve.stacks[k]?.[column] ?? 0, unit)}`,
+  );
+  return `Allocated memory by ${by} over ${duration(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)} at ${duration(peakTime - whole[0])}. At the highest moment shown: ${parts.join(", ")}.`;
+}
+
+function spokenLanes(rows: Lane[]): string {
+  const counts = rows.map((row) => `${row.spans.length} ${row.label || "inner modules"}`);
+  const phases =
+    rows.find((row) => row.kind === "phase")?.spans.map((s) => `${s.name} ${exactTime(s.end_ns - s.start_ns)}`) ?? [];
+  return `Lanes: ${counts.join(", ")}. ${phases.slice(0, 8).join(", ")}`;
+}
+
+/** Wheel listeners must be able to keep the page from scrolling, so they are added by hand. */
+function useWheel(target: { current: HTMLElement | null }, callback: (event: WheelEvent) => void): void {
+  const latest = useRef(callback);
+  latest.current = callback;
+  useEffect(() => {
+    const element = target.current;
+    const turn = (event: WheelEvent): void => (event.preventDefault(), latest.current(event));
+    element?.addEventListener("wheel", turn, { passive: false });
+    return () => element?.removeEventListener("wheel", turn);
+  }, []);
+}

@@ -1,0 +1,81 @@
+/** The cursor of the timeline: where the pointer hovers, else where it was pinned, else the peak. */
+import { useRef, useState } from "preact/hooks";
+import { address } from "../../api/request";
+import { type Remote, useRemote } from "../../api/remote";
+import type { CurveAnswer, MomentAnswer } from "../../api/types";
+import { columnAt, columnParts } from "../../draw/stack";
+import { navigate, route } from "../../state/app";
+import type { Pick } from "../../state/selection";
+
+export interface Cursor {
+  /** Time under the cursor; undefined until the curve is there. */
+  time: number | undefined;
+  hovering: boolean;
+  atPeak: boolean;
+  pinned: boolean;
+  /** The exact state, once the server has answered. */
+  moment: Remote<MomentAnswer>;
+  /** The curve's own column under the cursor: shown at once, until the exact state is there. */
+  approximate: { key: string; bytes: number }[];
+  hover: (time: number | undefined) => void;
+  pin: (time: number | undefined) => void;
+  /** One event further (+1) or back (-1). */
+  step: (by: 1 | -1) => void;
+}
+
+export function useCursor(
+  pick: Pick,
+  curve: CurveAnswer | undefined,
+  coarse: boolean,
+  onReached: (time: number) => void,
+): Cursor {
+  const [hovered, setHovered] = useState<number | undefined>(undefined);
+  const [event, setEvent] = useState<{ of: string; index: number } | undefined>(undefined);
+  const peak = useRef<{ of: string; time: number; event: number } | undefined>(undefined);
+  const of = JSON.stringify(pick);
+  if (curve && peak.current?.of !== of) peak.current = { of, time: curve.peak.time_ns, event: curve.peak.event };
+  const pinnedTime = route.value.t === undefined ? undefined : Number(route.value.t);
+  const top = peak.current?.of === of ? peak.current : undefined;
+
+  const stepped = hovered === undefined && event?.of === of ? event.index : undefined;
+  const onPeak =
+    hovered === undefined && stepped === undefined && (pinnedTime === undefined || pinnedTime === top?.time);
+  const query =
+    stepped !== undefined
+      ? { event: stepped }
+      : onPeak
+        ? top
+          ? { event: top.event }
+          : null
+        : { t: Math.round(hovered ?? pinnedTime ?? 0) };
+  const path = query && !coarse ? address("moment", { ...pick, ...query }) : null;
+  const moment = useRemote<MomentAnswer>(path, hovered === undefined ? 0 : 90, (p) =>
+    p.replace(/&(t|event)=[^&]*/, ""),
+  );
+  const time = hovered ?? (stepped !== undefined ? moment.data?.time_ns : onPeak ? top?.time : pinnedTime);
+  const shownEvent = moment.data?.event;
+
+  return {
+    time,
+    hovering: hovered !== undefined,
+    atPeak: top !== undefined && (shownEvent === top.event || time === top.time) && hovered === undefined,
+    pinned: pinnedTime !== undefined || stepped !== undefined,
+    moment,
+    approximate: curve && time !== undefined ? columnParts(curve, columnAt(curve, time)) : [],
+    hover: setHovered,
+    pin: (at) => {
+      setEvent(undefined);
+      navigate({ t: at === undefined ? undefined : String(Math.round(at)) });
+    },
+    step: (by) => {
+      const now = moment.data;
+      if (!now || moment.stale) return;
+      const reached = by > 0 ? now.next_event_ns : now.previous_event_ns;
+      if (reached === null) return;
+      setHovered(undefined);
+      setEvent({ of, index: now.event + by });
+      navigate({ t: String(reached) });
+      onReached(reached);
+    },
+  };
+}

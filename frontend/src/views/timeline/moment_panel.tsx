@@ -1,0 +1,232 @@
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { CompareAnswer, MomentAnswer, Part, StepAnswer, StepStats } from "../../api/types";
+import { base, picked } from "../../state/app";
+import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import { CATEGORIES, categoryLabel } from "../../state/categories";
+import { duration, exactTime } from "../../state/time";
+import { Delta } from "../amount";
+import { Swatch } from "../category";
+import { Name } from "../name";
+import { allocationName } from "../overview/largest";
+import type { Cursor } from "./cursor";
+
+interface Props {
+  by: "category" | "module" | "phase";
+  cursor: Cursor;
+  origin: number;
+  stats: StepStats;
+}
+
+/** The state at the cursor: at once from the curve, then exactly from the server. */
+export function MomentPanel({ by, cursor, origin, stats }: Props) {
+  const { moment, time } = cursor;
+  const exact = moment.data && !moment.stale ? moment.data : undefined;
+  const parts: Part[] = exact ? partsOf(exact, by) : cursor.approximate.map((p) => ({ ...p, count: 0 }));
+  const bytes = exact ? exact.bytes : parts.reduce((s, p) => s + p.bytes, 0);
+  const unit = unitFor(stats.peak_bytes);
+  return (
+    <aside class="card side" data-testid="moment-panel" data-exact={exact ? "true" : "false"} aria-live="off">
+      <h2>
+        {time === undefined ? (
+          "At the peak"
+        ) : (
+          <span title={exactTime(time - origin)}>
+            {cursor.atPeak ? "At the peak, " : "At "}
+            {duration(time - origin)}
+          </span>
+        )}{" "}
+        {exact && exact.event >= 0 && <span class="approx">event {grouped(exact.event)}</span>}
+      </h2>
+      <div class="big amount" title={exactBytes(bytes)}>
+        {withUnit(bytes, unit)}
+      </div>
+      <p class="where">
+        {exact ? (
+          <Where moment={exact} />
+        ) : moment.failure ? (
+          moment.failure.what
+        ) : (
+          <span>from the curve: this column's highest</span>
+        )}
+      </p>
+      <Breakdown by={by} parts={parts} unit={unit} cursor={cursor} />
+      {exact && <Alive moment={exact} page={unit} />}
+      <div class="buttons">
+        <button
+          type="button"
+          class="small"
+          data-testid="event-previous"
+          disabled={!exact || exact.previous_event_ns === null}
+          onClick={() => cursor.step(-1)}
+        >
+          ← event
+        </button>
+        <button
+          type="button"
+          class="small"
+          data-testid="event-next"
+          disabled={!exact || exact.next_event_ns === null}
+          onClick={() => cursor.step(1)}
+        >
+          event →
+        </button>
+        {!cursor.atPeak && (
+          <button type="button" class="small" data-testid="to-peak" onClick={() => cursor.pin(undefined)}>
+            to the peak
+          </button>
+        )}
+      </div>
+    </aside>
+  );
+}
+
+function Where({ moment }: { moment: MomentAnswer }) {
+  return (
+    <>
+      {moment.phase ?? "no phase"}
+      {moment.module !== null && (
+        <>
+          {" "}
+          · in <Name text={moment.module} module chip />
+        </>
+      )}
+      {moment.operator && (
+        <>
+          <br />
+          <Name text={moment.operator} chip />
+        </>
+      )}
+      {moment.reserved !== null && (
+        <>
+          <br />
+          reserved {withUnit(moment.reserved)}
+        </>
+      )}
+    </>
+  );
+}
+
+function partsOf(moment: MomentAnswer, by: Props["by"]): Part[] {
+  return by === "module" ? moment.by_module : by === "phase" ? moment.by_phase : moment.by_category;
+}
+
+const MOST = 14;
+const OTHERS = "(other modules)";
+
+/** One row per part, in the curve's order from the top; beside it the change against the base or the peak. */
+function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Part[]; unit: Unit; cursor: Cursor }) {
+  const pick = picked.value!;
+  const basis = base.value;
+  const query = basis && {
+    base_run: basis.run,
+    base_worker: basis.worker,
+    base_step: basis.step,
+    base_device: basis.device,
+  };
+  const change = useRemote<CompareAnswer>(
+    cursor.atPeak && query ? address("compare", { by, ...pick, ...query }) : null,
+  );
+  const peak = useRemote<StepAnswer>(cursor.atPeak ? null : address("step", pick));
+  const deltas = cursor.atPeak
+    ? change.data && new Map(change.data.rows.map((row) => [row.key, row.delta_bytes]))
+    : peak.data && deltasTo(parts, peak.data.peak[`by_${by}`]);
+  const heading = cursor.atPeak ? (basis ? `vs step ${basis.step}` : "") : "vs peak";
+  const order = cursor.approximate.map((p) => p.key);
+  const sorted =
+    by === "category"
+      ? [...parts].sort((a, b) => rank(b.key) - rank(a.key))
+      : [...parts].sort((a, b) => b.bytes - a.bytes);
+  const alive = sorted.filter((p) => p.bytes > 0);
+  const shown = alive.filter((p, i) => (by === "module" ? order.includes(p.key) && p.key !== OTHERS : i < MOST));
+  const rest = alive.filter((p) => !shown.includes(p));
+  const others = by === "module" && rest.length > 0;
+  return (
+    <table class="plain">
+      <thead>
+        <tr>
+          <th scope="col">{by}</th>
+          <th scope="col" class="number">
+            {unit.name}
+          </th>
+          <th scope="col" class="number">
+            {heading}
+          </th>
+        </tr>
+      </thead>
+      <tbody>
+        {shown.map((part) => (
+          <tr key={part.key} data-testid="moment-row" data-key={part.key}>
+            <th scope="row">
+              <span class="flexed">
+                <Swatch by={by} of={part.key} index={Math.max(0, order.indexOf(part.key))} />
+                {by === "module" ? <Name text={part.key} module /> : categoryLabel(part.key)}
+              </span>
+            </th>
+            <td class="number" title={exactBytes(part.bytes)}>
+              {inUnit(part.bytes, unit)}
+            </td>
+            <td class="number">{deltas ? <Delta bytes={deltas.get(part.key) ?? 0} unit={unit} /> : ""}</td>
+          </tr>
+        ))}
+        {rest.length > 0 && (
+          <tr>
+            <th scope="row" class="muted">
+              {others && <Swatch by={by} of={OTHERS} />}
+              {rest.length === 1 && rest[0]!.key === OTHERS
+                ? "other modules"
+                : others
+                  ? `${grouped(rest.length)} other modules`
+                  : `${grouped(rest.length)} more`}
+            </th>
+            <td class="number muted">
+              {inUnit(
+                rest.reduce((s, p) => s + p.bytes, 0),
+                unit,
+              )}
+            </td>
+            <td />
+          </tr>
+        )}
+      </tbody>
+    </table>
+  );
+}
+
+function rank(key: string): number {
+  const at = (CATEGORIES as readonly string[]).indexOf(key);
+  return at < 0 ? CATEGORIES.length : at;
+}
+
+function deltasTo(parts: Part[], peak: Part[]): Map<string, number> {
+  const at = new Map(peak.map((p) => [p.key, p.bytes]));
+  return new Map(parts.map((p) => [p.key, p.bytes - (at.get(p.key) ?? 0)]));
+}
+
+function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {
+  if (moment.largest.length === 0) return null;
+  const unit = unitWithin(page, moment.largest[0]!.bytes);
+  return (
+    <>
+      <h3>Largest alive, {unit.name}</h3>
+      <table class="plain large-list">
+        <tbody>
+          {moment.largest.slice(0, 5).map((a, i) => (
+            <tr key={i}>
+              <td class="number" title={exactBytes(a.bytes)}>
+                {inUnit(a.bytes, unit)}
+              </td>
+              <td>
+                <span class="flexed">
+                  <Swatch of={a.category} />
+                  <Name text={allocationName(a)} />
+                </span>
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </>
+  );
+}

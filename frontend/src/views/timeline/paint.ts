@@ -1,0 +1,70 @@
+/** Puts the timeline's canvases together from the drawing parts. */
+import type { CurveAnswer } from "../../api/types";
+import { drawLayers, drawOutline, drawPeak, drawReserved } from "../../draw/area";
+import { drawByteAxis, drawTimeAxis } from "../../draw/axes";
+import { drawLanes, type Lane, lanesHeight } from "../../draw/lanes";
+import { readPalette } from "../../draw/palette";
+import { linear, type Scale } from "../../draw/scale";
+import { ceiling } from "../../draw/stack";
+import { prepare } from "../../draw/surface";
+import { unitFor, withUnit } from "../../state/bytes";
+import { PLOT_HEIGHT } from "./chart";
+
+interface Picture {
+  by: string;
+  curve: CurveAnswer;
+  strip: CurveAnswer | undefined;
+  x: Scale;
+  width: number;
+  whole: [number, number];
+  peakBytes: number;
+  peakTime: number;
+}
+
+const BOTTOM = PLOT_HEIGHT - 26;
+
+export function paintCurve(canvas: HTMLCanvasElement, picture: Picture): void {
+  const { curve, x, width } = picture;
+  const context = prepare(canvas, { width, height: PLOT_HEIGHT });
+  if (!context) return;
+  const palette = readPalette(canvas, context);
+  const top = ceiling(picture.strip ? [curve, picture.strip] : [curve]);
+  const y = linear([0, top], [BOTTOM, 6]);
+  const [left, right] = x.range;
+  const unit = unitFor(picture.peakBytes);
+  drawByteAxis(context, y, left, right, unit, palette);
+  drawTimeAxis(context, x, BOTTOM, picture.whole[0], palette);
+  context.save();
+  context.beginPath();
+  context.rect(left, 0, right - left, BOTTOM);
+  context.clip();
+  drawLayers(context, curve, picture.by, { x, y }, palette);
+  drawOutline(context, curve, { x, y }, palette);
+  drawReserved(context, curve, { x, y }, palette);
+  context.restore();
+  labelReserved(context, curve, y, right, palette);
+  const at = { x: x(picture.peakTime), y: y(picture.peakBytes) };
+  if (at.x >= left && at.x <= right)
+    drawPeak(context, at, BOTTOM, `peak ${withUnit(picture.peakBytes, unit)}`, palette, right);
+}
+
+function labelReserved(
+  context: CanvasRenderingContext2D,
+  curve: CurveAnswer,
+  y: Scale,
+  right: number,
+  palette: { muted: string },
+): void {
+  const last = curve.reserved?.at(-1);
+  if (last === undefined) return;
+  context.font = "11px system-ui, sans-serif";
+  context.textAlign = "right";
+  context.fillStyle = palette.muted;
+  context.fillText(`reserved ${withUnit(last)}`, right - 4, Math.max(12, y(last) - 6));
+  context.textAlign = "left";
+}
+
+export function paintLanes(canvas: HTMLCanvasElement, rows: Lane[], x: Scale, width: number): void {
+  const context = prepare(canvas, { width, height: lanesHeight(rows) });
+  if (context) drawLanes(context, rows, x, readPalette(canvas, context));
+}

@@ -1,0 +1,124 @@
+import { useState } from "preact/hooks";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { CurveAnswer, CurveBy, LanesAnswer } from "../../api/types";
+import { kept } from "../../draw/stack";
+import { sharpness } from "../../draw/surface";
+import { navigate, picked, route, selection } from "../../state/app";
+import { grouped } from "../../state/numbers";
+import { duration } from "../../state/time";
+import { Notice } from "../notices";
+import { Segmented } from "../segmented";
+import { FailureState, Loading } from "../states";
+import { Chart } from "./chart";
+import { useCursor } from "./cursor";
+import { MomentPanel } from "./moment_panel";
+
+const BYS = [
+  ["category", "Category"],
+  ["module", "Module"],
+  ["phase", "Phase"],
+] as const;
+const MARGIN = { left: 78, right: 12 };
+
+/** The curve of one step, its lanes, and beside it the state at the cursor. */
+export function Timeline() {
+  const pick = picked.value!;
+  const { stats } = selection.value!;
+  const [width, setWidth] = useState(0);
+  const by: CurveBy = route.value.by === "module" || route.value.by === "phase" ? route.value.by : "category";
+  const whole: [number, number] = [stats.step_start_ns, stats.step_end_ns];
+  const window = windowOf(route.value.t0, route.value.t1, whole);
+  const zoomed = window[0] !== whole[0] || window[1] !== whole[1];
+  const inner = Math.max(1, width - MARGIN.left - MARGIN.right);
+  const px = Math.min(4000, Math.max(1, Math.round(inner * sharpness())));
+  const range = zoomed ? { t0: window[0], t1: window[1] } : {};
+  const ready = width > 0;
+  const curve = useRemote<CurveAnswer>(
+    ready ? address("curve", { ...pick, by, ...range, px }) : null,
+    zoomed ? 70 : 0,
+    sameStep,
+  );
+  const wholeCurve = useRemote<CurveAnswer>(ready ? address("curve", { ...pick, by: "category", px }) : null);
+  const lanes = useRemote<LanesAnswer>(
+    ready ? address("lanes", { ...pick, ...range, px: inner }) : null,
+    zoomed ? 70 : 0,
+    sameStep,
+  );
+  const coarse = curve.data?.exact === false || wholeCurve.data?.exact === false;
+  const shown = curve.data ?? (coarse ? wholeCurve.data : undefined);
+  const zoom = ([t0, t1]: [number, number]): void =>
+    navigate(t0 <= whole[0] && t1 >= whole[1] ? { t0: undefined, t1: undefined } : { t0: String(t0), t1: String(t1) });
+  const follow = (t: number): void => {
+    const half = (window[1] - window[0]) / 2;
+    if (t < window[0] || t > window[1]) zoom(kept([t - half, t + half], whole));
+  };
+  const cursor = useCursor(pick, shown, coarse, follow);
+  if (curve.failure && !coarse) return <FailureState failure={curve.failure} onRetry={curve.retry} />;
+  return (
+    <>
+      <div class="tools">
+        <Segmented label="Colour by" testid="by" options={BYS} value={by} onPick={(value) => navigate({ by: value })} />
+        {zoomed && (
+          <button type="button" class="toggle" data-testid="reset-zoom" onClick={() => zoom(whole)}>
+            Whole step
+          </button>
+        )}
+        {zoomed && (
+          <span class="muted">
+            showing {duration(window[1] - window[0])} of {duration(whole[1] - whole[0])}
+          </span>
+        )}
+        {!coarse && (
+          <span class="hint">
+            drag to zoom · wheel to zoom · double-click or Esc to reset · ← → step through events
+          </span>
+        )}
+      </div>
+      {coarse && (
+        <Notice level="warning" testid="coarse-notice">
+          This curve is coarse: the side file with the step's events is not here, so it shows the summary's few points,
+          and neither zoom nor single moments. Copy the run's folder plugins/tb_memplugin from the machine that recorded
+          it, then reload.
+        </Notice>
+      )}
+      <div class="beside">
+        <section class="card chart-card" aria-busy={curve.loading}>
+          <Chart
+            by={by}
+            curve={shown}
+            strip={wholeCurve.data}
+            lanes={lanes.data}
+            window={window}
+            whole={whole}
+            margin={MARGIN}
+            cursor={cursor}
+            peakBytes={stats.peak_bytes}
+            peakTime={stats.peak_time_ns}
+            canZoom={!coarse}
+            onWidth={setWidth}
+            onZoom={zoom}
+          />
+          {!shown && <Loading what="the curve" />}
+          {lanes.failure && <p class="foot">The lanes could not be read: {lanes.failure.what}</p>}
+          {lanes.data && lanes.data.omitted > 0 && (
+            <p class="foot">
+              {grouped(lanes.data.omitted)} module calls are narrower than a pixel here; zoom in to see them.
+            </p>
+          )}
+        </section>
+        <MomentPanel by={by} cursor={cursor} origin={whole[0]} stats={stats} />
+      </div>
+    </>
+  );
+}
+
+function sameStep(path: string): string {
+  return path.replace(/&(by|t0|t1|px)=[^&]*/g, "");
+}
+
+function windowOf(t0: string | undefined, t1: string | undefined, whole: [number, number]): [number, number] {
+  const [from, to] = [Number(t0), Number(t1)];
+  if (t0 === undefined || t1 === undefined || !(to > from)) return whole;
+  return [Math.max(whole[0], Math.round(from)), Math.min(whole[1], Math.round(to))];
+}

@@ -1,0 +1,120 @@
+import { describe, expect, it } from "vitest";
+import type { ModuleRow } from "../../src/api/types";
+import { matcher, matches, visibleRows, wildcard } from "../../src/state/module_rows";
+import { buildFlat, buildTree } from "../../src/state/module_tree";
+
+const row = (
+  id: number,
+  parent: number | null,
+  key: string,
+  own: number,
+  inclusive: number,
+  cls = "Linear",
+  calls = 1,
+): ModuleRow => ({
+  id,
+  parent,
+  key,
+  name: key,
+  depth: 0,
+  class_name: cls,
+  kind: "module",
+  own: { parameter: own },
+  inclusive: { parameter: inclusive },
+  own_bytes: own,
+  inclusive_bytes: inclusive,
+  highest: {},
+  peak_inside_bytes: 100 + id,
+  calls,
+  allocations: 1,
+  allocated_bytes: 1,
+  forward_ns: 10,
+  backward_ns: 20,
+});
+/** root { blocks { 0 { mlp }, 1 { mlp } }, head } */
+const rows = [
+  row(0, null, "", 1, 15, "Model"),
+  row(1, 0, "blocks", 0, 10, "ModuleList", 0),
+  row(2, 1, "blocks.0", 1, 5, "Block"),
+  row(3, 2, "blocks.0.mlp", 4, 4),
+  row(4, 1, "blocks.1", 1, 5, "Block"),
+  row(5, 4, "blocks.1.mlp", 4, 4),
+  row(6, 0, "head", 4, 4),
+];
+const keys = (list: { node: { key: string } }[]) => list.map((r) => r.node.key);
+
+describe("the tree", () => {
+  it("says on a list of equal layers how many there are", () => {
+    const blocks = buildTree(rows, true)[0]!.children[0]!;
+    expect([blocks.key, blocks.layers, blocks.children.length, blocks.bytes]).toEqual(["blocks", 2, 2, 10]);
+  });
+  it("puts equal layers beside others under a row of their own", () => {
+    const mixed = [
+      row(0, null, "net", 0, 9, "Net"),
+      row(1, 0, "net.0", 3, 3),
+      row(2, 0, "net.1", 3, 3),
+      row(3, 0, "net.2", 3, 3, "Norm"),
+    ];
+    const [folded, norm] = buildTree(mixed, true)[0]!.children;
+    expect([folded!.key, folded!.layers, folded!.bytes, folded!.forwardNs, folded!.peakInside]).toEqual([
+      "net.*",
+      2,
+      6,
+      20,
+      102,
+    ]);
+    expect(norm!.key).toBe("net.2");
+  });
+  it("without folding is as the model is", () => expect(buildTree(rows, false)[0]!.children[0]!.layers).toBeNull());
+});
+
+describe("the flat list", () => {
+  it("sums to the peak", () => {
+    expect(buildFlat(rows, false).reduce((s, n) => s + n.bytes, 0)).toBe(15);
+    expect(buildFlat(rows, true).reduce((s, n) => s + n.bytes, 0)).toBe(15);
+  });
+  it("folds layers over the whole model", () => {
+    expect(buildFlat(rows, true).map((n) => [n.key, n.layers])).toEqual([
+      ["", null],
+      ["blocks", null],
+      ["blocks.*", 2],
+      ["blocks.*.mlp", 2],
+      ["head", null],
+    ]);
+  });
+});
+
+describe("the visible rows", () => {
+  const open = () => true;
+  it("are the open ones, parents first", () =>
+    expect(keys(visibleRows(buildTree(rows, false), (_, d) => d < 1, null, null))).toEqual(["", "blocks", "head"]));
+  it("sort within their parent", () => {
+    const byBytes = { value: (n: { bytes: number }) => n.bytes, descending: false };
+    expect(keys(visibleRows(buildTree(rows, false), (_, d) => d < 1, byBytes, null))).toEqual(["", "head", "blocks"]);
+  });
+  it("of a filter are the matches and the way to them", () => {
+    expect(keys(visibleRows(buildTree(rows, false), () => false, null, matcher("blocks.*.mlp")))).toEqual([
+      "",
+      "blocks",
+      "blocks.0",
+      "blocks.0.mlp",
+      "blocks.1",
+      "blocks.1.mlp",
+    ]);
+    expect(matches(buildTree(rows, false), matcher("blocks.*.mlp")!)).toEqual({ count: 2, bytes: 8 });
+    expect(visibleRows(buildTree(rows, false), open, null, matcher("nothing"))).toEqual([]);
+  });
+  it("of matches inside matches count their bytes once", () =>
+    expect(matches(buildTree(rows, false), matcher("blocks")!)).toEqual({ count: 5, bytes: 10 }));
+});
+
+describe("a wildcard", () => {
+  it("covers the whole name", () => {
+    expect(wildcard("blocks.*.attn", "blocks.12.attn")).toBe(true);
+    expect(wildcard("blocks.*.attn", "blocks.12.attn.q")).toBe(false);
+    expect(wildcard("*", "")).toBe(true);
+    expect(wildcard("b?d", "bad")).toBe(true);
+    expect(wildcard("b?d", "bd")).toBe(false);
+  });
+  it("cannot hang the page", () => expect(wildcard("*a*a*a*a*a*a*a*b", "a".repeat(5000))).toBe(false));
+});

@@ -1,0 +1,91 @@
+import { describe, expect, it } from "vitest";
+import type { RunsAnswer, StepStats } from "../../src/api/types";
+import { resolveBase, resolveSelection } from "../../src/state/selection";
+
+const stats = (peak: number): StepStats => ({
+  peak_bytes: peak,
+  peak_time_ns: 0,
+  start_bytes: 0,
+  end_bytes: 0,
+  window_peak_bytes: peak,
+  peak_reserved_bytes: null,
+  step_start_ns: 0,
+  step_end_ns: 1,
+  allocated_bytes: 0,
+  allocations: 0,
+  stayed_bytes: 0,
+  stayed: 0,
+  capacity_bytes: null,
+});
+const worker = (name: string, peaks: Record<number, number>, device = "cpu") => ({
+  worker: name,
+  devices: [device],
+  steps: Object.entries(peaks).map(([step, peak]) => ({
+    step: Number(step),
+    window: 0,
+    devices: { [device]: stats(peak) },
+  })),
+});
+const answer: RunsAnswer = {
+  logdir: "",
+  problems: [],
+  runs: [
+    { run: "empty", workers: [] },
+    { run: "a", workers: [worker("rank0", { 1: 10, 2: 30, 3: 20 })] },
+    { run: "b", workers: [worker("rank0", { 2: 5, 9: 50 })] },
+  ],
+};
+
+describe("what is picked", () => {
+  it("without a word is the step with the highest peak of the first run that has one", () => {
+    expect(resolveSelection(answer, { view: "overview" })).toMatchObject({
+      run: "a",
+      worker: "rank0",
+      device: "cpu",
+      step: 2,
+      missing: [],
+    });
+  });
+  it("is what the URL says", () =>
+    expect(resolveSelection(answer, { view: "overview", run: "b", step: "2" })).toMatchObject({ run: "b", step: 2 }));
+  it("says what is not here", () =>
+    expect(resolveSelection(answer, { view: "overview", run: "gone", step: "3" })).toMatchObject({
+      run: "a",
+      step: 3,
+      missing: ["run gone"],
+    }));
+  it("is nothing where nothing is recorded", () =>
+    expect(resolveSelection({ runs: [], problems: [], logdir: "" }, { view: "overview" })).toBeNull());
+  it("prefers an accelerator to the host", () => {
+    const both = {
+      ...worker("w", { 1: 9 }),
+      devices: ["cpu", "cuda:0"],
+      steps: [{ step: 1, window: 0, devices: { cpu: stats(99), "cuda:0": stats(9) } }],
+    };
+    expect(resolveSelection({ ...answer, runs: [{ run: "r", workers: [both] }] }, { view: "overview" })?.device).toBe(
+      "cuda:0",
+    );
+  });
+});
+
+describe("what it is compared with", () => {
+  const base = (route: object) => {
+    const full = { view: "compare" as const, ...route };
+    return resolveBase(answer, full, resolveSelection(answer, full)!);
+  };
+  it("is the step before", () => expect(base({ run: "a", step: "3" })).toMatchObject({ run: "a", step: 2 }));
+  it("is the step after for the first", () => expect(base({ run: "a", step: "1" })).toMatchObject({ step: 2 }));
+  it("is the same step of another run", () =>
+    expect(base({ run: "a", step: "2", base_run: "b" })).toMatchObject({ run: "b", step: 2 }));
+  it("is another run's step where this run has one alone", () => {
+    const lone: RunsAnswer = {
+      ...answer,
+      runs: [{ run: "lone", workers: [worker("rank0", { 4: 1 })] }, ...answer.runs],
+    };
+    const picked = resolveSelection(lone, { view: "compare" })!;
+    expect(picked.run).toBe("lone");
+    expect(resolveBase(lone, { view: "compare" }, picked)).toMatchObject({ run: "a", step: 2 });
+    expect(resolveBase({ ...lone, runs: lone.runs.slice(0, 1) }, { view: "compare" }, picked)).toBeNull();
+  });
+  it("is the URL's own choice", () => expect(base({ run: "a", step: "3", base_step: "1" })).toMatchObject({ step: 1 }));
+});

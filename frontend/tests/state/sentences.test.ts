@@ -1,0 +1,85 @@
+import { describe, expect, it } from "vitest";
+import type { CompareAnswer, CompareRow, StepAnswer } from "../../src/api/types";
+import { unitFor } from "../../src/state/bytes";
+import { changeSince, comparison, comparisonDetail, headline, plain } from "../../src/state/sentences";
+
+const MiB = 2 ** 20;
+const mib = unitFor(100 * MiB);
+
+const step = (peak: object) =>
+  ({
+    step: 5,
+    peak: { bytes: 113.4 * MiB, phase: "backward", module: "blocks.3.mlp", operator: "aten::mm", ...peak },
+  }) as unknown as StepAnswer;
+
+describe("the headline", () => {
+  it("says what peaked, when and where", () =>
+    expect(plain(headline(step({})))).toBe("Step 5 peaked at 113.40 MiB in backward, in blocks.3.mlp."));
+  it("names the operator where no module owns the moment", () =>
+    expect(plain(headline(step({ module: null })))).toBe("Step 5 peaked at 113.40 MiB in backward, in aten::mm."));
+  it("says less where less is known", () =>
+    expect(plain(headline(step({ module: null, operator: null, phase: null })))).toBe("Step 5 peaked at 113.40 MiB."));
+});
+
+const side = (step: number, peak: number, allocations: number, run = "a") => ({
+  run,
+  worker: "w",
+  device: "cpu",
+  step,
+  peak_bytes: peak,
+  allocations,
+});
+const change = (key: string, delta: number): CompareRow => ({
+  key,
+  status: delta > 0 ? "grown" : delta < 0 ? "shrunk" : "same",
+  base_bytes: 50 * MiB,
+  other_bytes: 50 * MiB + delta,
+  delta_bytes: delta,
+  base_count: 1,
+  other_count: 1,
+  category: delta === 0 ? null : "temporary",
+});
+const compare = (deltas: Record<string, number>, run = "a"): CompareAnswer => {
+  const total = Object.values(deltas).reduce((s, d) => s + d, 0);
+  return {
+    base: side(41, 100 * MiB, 6768),
+    other: side(42, 100 * MiB + total, 6769, run),
+    delta_bytes: total,
+    rows: Object.entries(deltas).map(([k, d]) => change(k, d)),
+  };
+};
+
+describe("what changed", () => {
+  it("lies all in one module", () => {
+    const answer = compare({ loss: 3 * MiB, head: 0 });
+    expect(plain(comparison(answer, mib))).toBe("Step 42 peaks 3.00 MiB above step 41.");
+    expect(plain(comparisonDetail(answer))).toBe(
+      "All of it in loss, as temporary memory. 6,769 allocations against 6,768.",
+    );
+    expect(plain(changeSince(answer, mib))).toBe("3.00 MiB more than step 41, all of it in loss, as temporary memory.");
+  });
+  it("lies mostly in one module", () =>
+    expect(plain(changeSince(compare({ loss: 3 * MiB, head: MiB }), mib))).toBe(
+      "4.00 MiB more than step 41, most of it in loss, as temporary memory.",
+    ));
+  it("names the largest part where several share it or cancel", () => {
+    expect(plain(changeSince(compare({ loss: 8 * MiB, head: -7 * MiB }), mib))).toBe(
+      "1.00 MiB more than step 41, the largest part, +8.00 MiB, in loss, as temporary memory.",
+    );
+  });
+  it("may be less", () =>
+    expect(plain(comparison(compare({ loss: -2 * MiB }), mib))).toBe("Step 42 peaks 2.00 MiB below step 41."));
+  it("may be nothing", () => {
+    expect(plain(changeSince(compare({ loss: 0 }), mib))).toBe("The same as step 41, to the byte.");
+    expect(plain(changeSince(compare({ loss: MiB, head: -MiB }), mib))).toBe(
+      "The same total as step 41, though parts of it moved.",
+    );
+    expect(plain(comparisonDetail(compare({ loss: MiB, head: -MiB })))).toBe(
+      "2 rows differ, and the differences cancel. 6,769 allocations against 6,768.",
+    );
+  });
+  it("names the runs where they differ", () =>
+    expect(plain(comparison(compare({ loss: MiB }, "b"), mib))).toBe(
+      "Step 42 of b peaks 1.00 MiB above step 41 of a.",
+    ));
+});

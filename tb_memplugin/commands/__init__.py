@@ -1,0 +1,62 @@
+"""The command `tb-memplugin`: one file per sub-command, imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NoReturn
+
+import click
+
+from tb_memplugin.errors import MemPluginError
+
+SUB_COMMANDS = {
+    "peak": "What was alive at the peak of a recorded step.",
+    "doctor": "Why the Memory tab might be empty, and what to do.",
+}
+"""Sub-commands by name, with the line that `--help` shows. Each is `command` in the file of its name."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a sub-command when it runs: `--help` and typing stay quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        """The names, in the order in which people need them."""
+        return list(SUB_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's
+        """The sub-command with this name, None if there is none."""
+        if cmd_name not in SUB_COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"tb_memplugin.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's
+        """The list in `--help`, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUB_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a sub-command; what we refuse goes to stderr, with exit code 2."""
+        try:
+            return super().invoke(ctx)
+        except MemPluginError as error:
+            _refuse(error)
+
+
+def _refuse(error: MemPluginError) -> NoReturn:
+    from tb_memplugin.commands.tables import printable
+
+    lines = [error.what, error.where and f"  where: {error.where}", error.fix and f"  fix: {error.fix}"]
+    click.echo(
+        "\n".join(
+            f"{'error: ' if not row else ''}{printable(line)}" for row, line in enumerate(lines) if line
+        ),
+        err=True,
+    )
+    raise SystemExit(2)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tb-memplugin", prog_name="tb-memplugin")
+def main() -> None:
+    """Where the memory of a training step went, by layer and category."""

@@ -1,0 +1,42 @@
+"""`tb-memplugin doctor`: why the Memory tab might be empty, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from tb_memplugin.commands.findings import Finding, Level, problem
+from tb_memplugin.commands.installation import check_installation
+from tb_memplugin.commands.tables import printable
+
+_SIGNS = {Level.FINE: ("ok", "green"), Level.HINT: ("note", "yellow"), Level.PROBLEM: ("problem", "red")}
+
+
+@click.command("doctor")
+@click.argument("logdir")
+def command(logdir: str) -> None:
+    """Say why the Memory tab might be empty, and what to do.
+
+    LOGDIR is what TensorBoard gets as --logdir. The exit code is 1 if there is a problem, else 0.
+    """
+    problems = 0
+    for finding in _findings(logdir):
+        sign, colour = _SIGNS[finding.level]
+        click.echo(f"{click.style(f'{sign:>7}', fg=colour)}  {printable(finding.what)}")
+        if finding.fix:
+            click.echo(f"{'':>7}  → {printable(finding.fix)}")
+        problems += finding.level is Level.PROBLEM
+    if problems:
+        raise SystemExit(1)
+    click.echo(f"\nThe Memory tab should show it: tensorboard --logdir {printable(logdir)}")
+
+
+def _findings(logdir: str) -> Iterator[Finding]:
+    yield from check_installation()
+    try:
+        from tb_memplugin.commands.recordings import check_logdir
+    except ImportError as error:
+        yield problem(f"Recordings cannot be read here: {error}.", "Put the installation right first.")
+        return
+    yield from check_logdir(logdir)

@@ -1,0 +1,104 @@
+"""Whether this Python environment can show the Memory tab."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import tb_memplugin
+from tb_memplugin.commands.findings import Finding, fine, hint, problem
+
+PLUGIN_GROUP = "tensorboard_plugins"
+PLUGIN_NAME = "tb_memplugin"
+DISTRIBUTION = "tb-memplugin"
+OLDEST_TENSORBOARD = (2, 21)
+PROTOBUF_RANGE = ((6, 31, 1), (8,))
+
+
+def check_installation() -> Iterator[Finding]:
+    """TensorBoard, protobuf, the plugin's registration, its backend and its frontend."""
+    yield check_tensorboard(_version("tensorboard"))
+    yield check_protobuf(_version("protobuf"))
+    yield from check_registration(list(metadata.entry_points(group=PLUGIN_GROUP)))
+    yield _check_backend()
+    yield _check_bundle()
+
+
+def check_tensorboard(version: str | None) -> Finding:
+    """Whether TensorBoard is there and new enough."""
+    if version is None:
+        return problem("TensorBoard is not installed here.", "Run: pip install 'tensorboard>=2.21'")
+    if _numbers(version) < OLDEST_TENSORBOARD:
+        return problem(f"TensorBoard {version} is too old.", "Run: pip install --upgrade 'tensorboard>=2.21'")
+    return fine(f"TensorBoard {version}")
+
+
+def check_protobuf(version: str | None) -> Finding:
+    """Whether protobuf is one that TensorBoard and our generated code both load on."""
+    fix = "Run: pip install --upgrade 'protobuf>=6.31.1,<8'"
+    if version is None:
+        return problem("protobuf is not installed here.", fix)
+    lowest, end = PROTOBUF_RANGE
+    if not lowest <= _numbers(version) < end:
+        return problem(f"protobuf {version} does not go with TensorBoard 2.21.", fix)
+    return fine(f"protobuf {version}")
+
+
+def check_registration(entry_points: list[metadata.EntryPoint]) -> Iterator[Finding]:
+    """Whether TensorBoard will find the plugin, once, and what else it will load."""
+    ours = [
+        point
+        for point in entry_points
+        if point.name == PLUGIN_NAME or point.value.startswith(f"{PLUGIN_NAME}.")
+    ]
+    origins = sorted({str(getattr(point.dist, "name", "?")) for point in ours})
+    if not ours:
+        fix = "Install it into the environment that runs TensorBoard: pip install tb-memplugin"
+        yield problem("The plugin is not registered with TensorBoard in this environment.", fix)
+    elif len(origins) > 1:
+        fix = f"Two plugins of one name keep TensorBoard from starting. Keep one: pip uninstall {origins[-1]}"
+        yield problem(f"The plugin is registered by several distributions: {', '.join(origins)}.", fix)
+    else:
+        yield fine(f"registered with TensorBoard by {origins[0]} {_version(DISTRIBUTION) or ''}".rstrip())
+    for point in entry_points:
+        if point not in ours and not _loads(point):
+            name = getattr(point.dist, "name", point.name)
+            fix = f"TensorBoard drops it and goes on; it can be removed: pip uninstall {name}"
+            yield hint(f"Another plugin, {point.name}, cannot be imported.", fix)
+
+
+def _check_backend() -> Finding:
+    try:
+        from tb_memplugin.server import plugin
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is what the reader must know
+        fix = "Reinstall with its dependencies: pip install --force-reinstall tb-memplugin"
+        return problem(f"The tab's backend cannot be imported: {type(error).__name__}: {error}", fix)
+    return fine(f"the backend loads ({plugin.MemoryPlugin.plugin_name})")
+
+
+def _check_bundle() -> Finding:
+    if (Path(tb_memplugin.__file__).parent / "server" / "static" / "index.js").is_file():
+        return fine("the frontend is built")
+    fix = "In a source checkout run: make bundle. Else reinstall: pip install --force-reinstall tb-memplugin"
+    return problem("The tab's frontend is not built.", fix)
+
+
+def _loads(point: metadata.EntryPoint) -> bool:
+    try:
+        point.load()
+    except Exception:  # noqa: BLE001  # somebody else's plugin may fail in any way
+        return False
+    return True
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

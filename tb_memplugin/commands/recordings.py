@@ -1,0 +1,108 @@
+"""Whether a logdir holds recordings that the Memory tab can show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tb_memplugin.commands.findings import Finding, fine, hint, problem
+from tb_memplugin.store import files
+from tb_memplugin.store.health import unreadable_files
+from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
+from tb_memplugin.store.reader import RecordedStep, Recordings, read_recordings
+
+RECORD = "Record with torch.profiler.profile(profile_memory=True, on_trace_ready=memory_trace_handler(DIR))."
+
+
+def check_logdir(logdir: str) -> Iterator[Finding]:
+    """The folder, its event files, what they hold, and the side files that they name."""
+    absent = _check_folder(logdir)
+    if absent is not None:
+        yield absent
+        return
+    names = [(folder, name) for folder, found in files.walk(logdir) for name in found]
+    events = [(folder, name) for folder, name in names if "tfevents" in name]
+    recordings = read_recordings(logdir)
+    yield _check_events(logdir, names, events, recordings)
+    yield from _check_neighbours(events)
+    yield from _check_files(logdir, recordings)
+    yield from _check_side_files(recordings.steps)
+    yield from _check_access(logdir, recordings)
+
+
+def _check_folder(logdir: str) -> Finding | None:
+    if not files.exists(logdir):
+        return problem(
+            f"There is no folder {logdir}.",
+            "Give TensorBoard and the doctor the folder given to the handler.",
+        )
+    if files.is_remote(logdir):
+        return None
+    path = Path(logdir).resolve()
+    if not path.is_dir():
+        return problem(f"{logdir} is a file.", f"Give the folder: {path.parent}")
+    if path.as_posix().endswith(SIDE_FOLDER):
+        return problem(f"{logdir} holds side files only.", f"Give the run's folder: {path.parents[2]}")
+    if not os.access(path, os.R_OK | os.X_OK):
+        return problem(f"{logdir} cannot be read by this user.", f"Run: chmod u+rx {path}")
+    return None
+
+
+def _check_events(
+    logdir: str, names: list[tuple[str, str]], events: list[tuple[str, str]], recordings: Recordings
+) -> Finding:
+    if recordings.steps:
+        workers = len({step.folder for step in recordings.steps})
+        return fine(f"{len(recordings.steps)} recorded steps of {workers} workers in {logdir}")
+    if any(name.endswith(EVENT_FILE_END) for _, name in events):
+        return problem(
+            "The recordings' event files hold no step that can be read.", "See the files named below."
+        )
+    if any(name.endswith(".mem") for _, name in names):
+        return problem(
+            "Side files are here, but the event files that belong to them are not.", "Copy whole run folders."
+        )
+    if any(name.endswith((".pt.trace.json", ".pt.trace.json.gz")) for _, name in names):
+        return problem(
+            "Profiler traces are here (tensorboard_trace_handler), but no memory recording.", RECORD
+        )
+    if events:
+        return problem(f"{len(events)} event files are here, but none holds a memory recording.", RECORD)
+    return problem(
+        "No event file is here.", f"{RECORD} Is this the folder given to the handler, or one above it?"
+    )
+
+
+def _check_neighbours(events: list[tuple[str, str]]) -> Iterator[Finding]:
+    """Someone else's event file beside ours: TensorBoard's Python path reads one of them at a time."""
+    ours = {folder for folder, name in events if name.endswith(EVENT_FILE_END)}
+    for folder in sorted({folder for folder, name in events if not name.endswith(EVENT_FILE_END)} & ours):
+        fix = "Give the other writer a folder of its own: the Python data path follows the newest file alone."
+        yield hint(f"{folder} also holds another writer's event file.", fix)
+
+
+def _check_files(logdir: str, recordings: Recordings) -> Iterator[Finding]:
+    found = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
+    for error in {error.where: error for error in found}.values():
+        yield problem(f"{error.where}: {error.what}", error.fix)
+
+
+def _check_side_files(steps: tuple[RecordedStep, ...]) -> Iterator[Finding]:
+    wanted = sorted({step.side_file for step in steps if step.side_file is not None})
+    missing = [path for path in wanted if not files.exists(path)]
+    for path in missing[:10]:
+        fix = "Copy plugins/ along with the event files; without it the timeline is coarse."
+        yield problem(f"The side file {path} is absent.", fix)
+    if len(missing) > 10:
+        yield problem(f"{len(missing) - 10} more side files are absent.", "See above.")
+    if wanted and not missing:
+        yield fine(f"{len(wanted)} side files")
+
+
+def _check_access(logdir: str, recordings: Recordings) -> Iterator[Finding]:
+    if files.is_remote(logdir) or os.access(logdir, os.W_OK):
+        return
+    text = f"{logdir} cannot be written by this user."
+    fix = "To record here, choose a folder that the training may write to."
+    yield hint(text, fix) if recordings.steps else problem(text, fix)

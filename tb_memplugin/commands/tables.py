@@ -1,0 +1,60 @@
+"""Tables for people: one unit per table, and no text that could steer a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+LONGEST = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of bytes: `MiB`, 1048576."""
+
+    name: str
+    bytes: int
+
+    @classmethod
+    def for_bytes(cls, sizes: Iterable[int]) -> Unit:
+        """The unit in which the largest of some sizes has one to four digits before its point."""
+        largest = max((abs(size) for size in sizes), default=0)
+        power = 0
+        while largest >= 1024 ** (power + 1) and power < len(_UNITS) - 1:
+            power += 1
+        return cls(_UNITS[power], 1024**power)
+
+    def show(self, size: int) -> str:
+        """A size without its unit: `12.5`, or the whole number in bytes."""
+        return f"{size:,}" if self.bytes == 1 else f"{size / self.bytes:,.2f}"
+
+    def tell(self, size: int) -> str:
+        """A size with its unit."""
+        return f"{self.show(size)} {self.name}"
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """Text as a terminal may have it: what is not printable is written out, and long names are cut."""
+    clean = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return clean if most is None or len(clean) <= most else f"{clean[: most - 1]}…"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table: its first column is text, the others are numbers. Nothing in a row is markup."""
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        drawn.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=bool(number))
+    for row in rows:
+        drawn.add_row(*(Text(printable(cell, LONGEST)) for cell in row))
+    return drawn
+
+
+def console() -> Console:
+    """Where tables go: stdout, without markup, highlighting or emoji codes."""
+    return Console(markup=False, highlight=False, emoji=False)

@@ -1,0 +1,1 @@
+"""The TensorBoard backend of the Memory tab. Runs on hosts without torch."""

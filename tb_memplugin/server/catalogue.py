@@ -1,0 +1,193 @@
+"""What TensorBoard has loaded of ours: runs, workers, steps, and what could not be read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from tensorboard.context import RequestContext
+from tensorboard.data import provider
+
+from tb_memplugin.errors import NotRecordedError, UnreadableFileError
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.proto.summary_pb2 import StepSummary
+from tb_memplugin.store.blob import read_metadata, read_summary
+from tb_memplugin.store.paths import PLUGIN_NAME
+
+FRESH_SECONDS = 2.0
+"""How long a listing serves requests for known steps; `runs` always asks anew."""
+
+SUMMARIES_KEPT = 256
+"""Summaries kept after reading: asking TensorBoard's data server for one takes some 40 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One captured step. `folder` is TensorBoard's name of the run: the worker's folder in the logdir."""
+
+    run: str
+    worker: str
+    folder: str
+    tag: str
+    metadata: StepMetadata
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices' names."""
+        return tuple(device.device for device in self.metadata.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All captured steps, by run and worker, in order of window and step."""
+
+    workers: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
+    problems: tuple[UnreadableFileError, ...] = ()
+
+
+class Catalogue:
+    """Lists and reads captured steps through TensorBoard's data provider, whichever it is."""
+
+    def __init__(self, data_provider: provider.DataProvider | None) -> None:
+        self._provider = data_provider
+        self._lock = threading.Lock()
+        self._listings: dict[str, tuple[float, Listing]] = {}
+        self._summaries: dict[tuple[str, str, str, str], StepSummary] = {}
+
+    def listing(self, ctx: RequestContext, experiment: str, *, fresh: bool = False) -> Listing:
+        """Everything there is; at most `FRESH_SECONDS` old, or asked for now."""
+        with self._lock:
+            when, listing = self._listings.get(experiment, (-FRESH_SECONDS, Listing()))
+        if not fresh and time.monotonic() - when < FRESH_SECONDS:
+            return listing
+        listing = _sorted(self._list(ctx, experiment))
+        with self._lock:
+            self._listings[experiment] = (time.monotonic(), listing)
+        return listing
+
+    def find(
+        self,
+        ctx: RequestContext,
+        experiment: str,
+        run: str,
+        worker: str,
+        step: int,
+        window: int | None = None,
+    ) -> Entry:
+        """The step with these names; of several windows with this step the last, unless one is named.
+
+        Raises:
+            NotRecordedError: there is none.
+        """
+        listing = Listing()
+        for fresh in (False, True):
+            listing = self.listing(ctx, experiment, fresh=fresh)
+            for entry in reversed(listing.workers.get((run, worker), [])):
+                if entry.metadata.step == step and window in (None, entry.metadata.window):
+                    return entry
+        raise _not_recorded(listing, run, worker, step)
+
+    def worker(self, ctx: RequestContext, experiment: str, entry: Entry) -> list[Entry]:
+        """All steps of the worker that recorded a step."""
+        return self.listing(ctx, experiment).workers.get((entry.run, entry.worker), [entry])
+
+    def summary(self, ctx: RequestContext, experiment: str, entry: Entry) -> StepSummary:
+        """A step's summary. Shared between requests: do not change it.
+
+        Raises:
+            NotRecordedError: TensorBoard no longer has it.
+            UnreadableFileError: damaged, or newer than this reader.
+        """
+        key = (experiment, entry.folder, entry.tag, entry.metadata.writer_id)
+        with self._lock:
+            summary = self._summaries.get(key)
+        if summary is None:
+            summary = read_summary(self._blob(ctx, experiment, entry), f"{entry.folder}: {entry.tag}")
+            with self._lock:
+                self._summaries[key] = summary
+                while len(self._summaries) > SUMMARIES_KEPT:
+                    del self._summaries[next(iter(self._summaries))]
+        return summary
+
+    def _list(self, ctx: RequestContext, experiment: str) -> dict[str, dict[str, Any]]:
+        if self._provider is None:
+            return {}
+        found = self._provider.list_blob_sequences(ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME)
+        return {
+            run: {tag: series.plugin_content for tag, series in tags.items()} for run, tags in found.items()
+        }
+
+    def _blob(self, ctx: RequestContext, experiment: str, entry: Entry) -> bytes:
+        assert self._provider is not None
+        wanted = provider.RunTagFilter(runs=[entry.folder], tags=[entry.tag])
+        found = self._provider.read_blob_sequences(
+            ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME, run_tag_filter=wanted, downsample=1
+        )
+        data = found.get(entry.folder, {}).get(entry.tag, [])
+        if not data or not data[-1].values:
+            raise NotRecordedError(
+                "TensorBoard no longer has this step.",
+                where=f"{entry.folder}: {entry.tag}",
+                fix="Reload the page.",
+            )
+        blob: bytes = self._provider.read_blob(ctx, blob_key=data[-1].values[0].blob_key)
+        return blob
+
+
+def run_and_worker(folder: str, worker: str) -> tuple[str, str]:
+    """A TensorBoard run's name as run and worker: the worker's folder is the last part of the name."""
+    if folder in {"", "."}:
+        return ".", worker
+    run = folder.replace("\\", "/").rpartition("/")[0]
+    return run or ".", worker
+
+
+def _sorted(found: dict[str, dict[str, bytes]]) -> Listing:
+    workers: dict[tuple[str, str], list[Entry]] = {}
+    problems: list[UnreadableFileError] = []
+    for folder in sorted(found):
+        entries: list[Entry] = []
+        names: set[str] = set()
+        for tag, content in found[folder].items():
+            try:
+                metadata = _metadata(content, f"{folder}: {tag}")
+            except UnreadableFileError as error:
+                problems.append(error)
+                continue
+            entries.append(Entry(*run_and_worker(folder, metadata.worker), folder, tag, metadata))
+            names.add(metadata.worker)
+        if not entries:
+            continue
+        # Copies of a folder hold the same names: the folder's own tells them apart.
+        key = (entries[0].run, entries[0].worker)
+        if key in workers:
+            key = (key[0], f"{key[1]} ({folder.rpartition('/')[2]})")
+        entries = [Entry(*key, entry.folder, entry.tag, entry.metadata) for entry in entries]
+        workers[key] = sorted(entries, key=lambda entry: (entry.metadata.window, entry.metadata.step))
+    return Listing(workers, tuple(problems))
+
+
+@lru_cache(maxsize=16_384)
+def _metadata(content: bytes, where: str) -> StepMetadata:
+    return read_metadata(content, where)
+
+
+def _not_recorded(listing: Listing, run: str, worker: str, step: int) -> NotRecordedError:
+    runs = sorted({name for name, _ in listing.workers})
+    workers = sorted(name for of, name in listing.workers if of == run)
+    if run not in runs:
+        return NotRecordedError(f"Run {run!r} holds no recording.", where="run", fix=_choose(runs))
+    if worker not in workers:
+        return NotRecordedError(
+            f"Run {run!r} has no worker {worker!r}.", where="worker", fix=_choose(workers)
+        )
+    steps = [str(entry.metadata.step) for entry in listing.workers[run, worker]]
+    return NotRecordedError(f"Step {step} was not recorded.", where=f"{run}: {worker}", fix=_choose(steps))
+
+
+def _choose(names: list[str]) -> str:
+    shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    return f"Choose one of: {shown}." if names else "Record one with memory_trace_handler."

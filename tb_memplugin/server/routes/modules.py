@@ -1,0 +1,91 @@
+"""`modules`: the tree at the step's peak."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tb_memplugin.analysis.modules import module_table
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
+from tb_memplugin.server.selection import Request
+from tb_memplugin.server.session import Chosen, Session
+from tb_memplugin.server.shapes import CATEGORIES, Json
+from tb_memplugin.store.reader import category_bytes, module_keys
+from tb_memplugin.trace.tables import NOT_NAMED, Int64, Module
+
+
+def answer(session: Session, request: Request) -> Json:
+    """From the summary; each category's highest needs the side file, and is null without it."""
+    chosen = session.chosen(request)
+    summary, device = session.device_summary(request, chosen)
+    highest = _highest(session, chosen, device)
+    return {"peak_bytes": device.peak.bytes, "rows": _rows(summary, device, highest)}
+
+
+def _highest(session: Session, chosen: Chosen, device: DeviceSummary) -> list[Json] | None:
+    try:
+        opened = session.opened(chosen)
+    except UnreadableFileError:
+        return None
+    table = module_table(opened.trace, opened.device, opened.step, device.stats.peak_event, with_highest=True)
+    if table.highest is None or len(table.rows) != len(device.modules.modules):
+        return None
+    return [category_bytes(row) for row in table.highest.tolist()]
+
+
+def _rows(summary: StepSummary, device: DeviceSummary, highest: list[Json] | None) -> list[Json]:
+    table = device.modules
+    keys = module_keys(summary, table.modules)
+    classes = ["", *summary.modules.class_names]
+    own = np.array(table.own, np.int64).reshape(-1, len(CATEGORIES))
+    inclusive, depth = _inclusive(own, list(table.parents)), _depths(list(table.parents))
+    rows = []
+    for place, (module, parent) in enumerate(zip(table.modules, table.parents, strict=True)):
+        key = keys[place]
+        class_name = classes[summary.modules.classes[module]] if module >= 0 else ""
+        above = keys[parent] if parent >= 0 else None
+        rows.append(
+            {
+                "id": place,
+                "parent": parent if parent >= 0 else None,
+                "key": key,
+                "name": _name(key, above, class_name),
+                "depth": depth[place],
+                "class_name": class_name or None,
+                "kind": "unnamed" if key == NOT_NAMED else "module" if Module(key).is_module else "outside",
+                "own": category_bytes(own[place].tolist()),
+                "inclusive": category_bytes(inclusive[place].tolist()),
+                "own_bytes": int(own[place].sum()),
+                "inclusive_bytes": int(inclusive[place].sum()),
+                "highest": highest[place] if highest is not None else None,
+                "peak_inside_bytes": table.peak_inside[place] if table.peak_inside[place] >= 0 else None,
+                "calls": table.calls[place],
+                "allocations": table.allocations[place],
+                "allocated_bytes": table.allocated_bytes[place],
+                "forward_ns": table.forward_ns[place],
+                "backward_ns": table.backward_ns[place],
+            }
+        )
+    return rows
+
+
+def _inclusive(own: Int64, parents: list[int]) -> Int64:
+    total: Int64 = own.copy()
+    for place in range(len(parents) - 1, -1, -1):
+        if parents[place] >= 0:
+            total[parents[place]] += total[place]
+    return total
+
+
+def _depths(parents: list[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return depths
+
+
+def _name(key: str, above: str | None, class_name: str) -> str:
+    """The last part of a key: what its parent's key does not say."""
+    if key == "":
+        return class_name or "(root)"
+    return key.removeprefix(f"{above}.") if above else key

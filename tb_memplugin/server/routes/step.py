@@ -1,0 +1,87 @@
+"""`step`: what the Overview shows."""
+
+from __future__ import annotations
+
+from tb_memplugin.proto.summary_pb2 import Allocations, DeviceSummary, StepSummary
+from tb_memplugin.server.selection import Request
+from tb_memplugin.server.session import Chosen, Session
+from tb_memplugin.server.shapes import CATEGORIES, Json, parts_shape, stats_shape
+from tb_memplugin.store.reader import peak_parts
+from tb_memplugin.trace import Phase
+
+
+def answer(session: Session, request: Request) -> Json:
+    """From the summary alone: a side file is not needed."""
+    chosen = session.chosen(request)
+    summary, device = session.device_summary(request, chosen)
+    metadata = chosen.entry.metadata
+    present = session.windows.present(chosen.entry)
+    notes = [{"level": "warning" if note.warning else "info", "text": note.text} for note in summary.notes]
+    if not present:
+        text = f"The side file {session.windows.display(chosen.entry)} is absent: the timeline is coarse."
+        notes.insert(0, {"level": "warning", "text": text})
+    return {
+        "run": chosen.entry.run,
+        "worker": chosen.entry.worker,
+        "step": metadata.step,
+        "device": chosen.device,
+        "stats": next(stats_shape(item) for item in metadata.devices if item.device == chosen.device),
+        "peak": _peak_shape(summary, device),
+        "notes": notes,
+        "previous_step": _previous_step(session, request, chosen),
+        "source": {
+            "kind": summary.source,
+            "torch": summary.properties.get("torch"),
+            "properties": dict(summary.properties),
+            "product": device.product,
+            "side_file": session.windows.display(chosen.entry),
+            "side_file_present": present,
+            "window": metadata.window,
+            "epoch_ns": str(metadata.epoch_ns),
+        },
+    }
+
+
+def _peak_shape(summary: StepSummary, device: DeviceSummary) -> Json:
+    peak = device.peak
+    return {
+        "bytes": peak.bytes,
+        "time_ns": peak.time_ns,
+        "event": peak.event,
+        "phase": Phase(peak.phase).key,
+        "operator": peak.operator if peak.HasField("operator") else None,
+        "module": peak.module if peak.HasField("module") else None,
+        "by_category": parts_shape(peak_parts(summary, device, "category")),
+        "by_module": parts_shape(peak_parts(summary, device, "module")),
+        "by_operator": parts_shape(peak_parts(summary, device, "operator")),
+        "by_phase": parts_shape(peak_parts(summary, device, "phase")),
+        "largest": _largest_shape(summary, peak.largest),
+    }
+
+
+def _largest_shape(summary: StepSummary, blocks: Allocations) -> list[Json]:
+    modules = [None if row < 0 else summary.modules.keys[row] for row in blocks.modules]
+    return [
+        {
+            "bytes": size,
+            "category": CATEGORIES[blocks.categories[row]],
+            "module": modules[row],
+            "operator": blocks.operators[row] or None,
+            "phase": Phase(blocks.phases[row]).key,
+            "name": blocks.names[row] or None,
+            "born_ns": None if blocks.born_ns[row] < 0 else blocks.born_ns[row],
+            "freed_ns": None if blocks.freed_ns[row] < 0 else blocks.freed_ns[row],
+            "address": hex(blocks.addresses[row]),
+        }
+        for row, size in enumerate(blocks.bytes)
+    ]
+
+
+def _previous_step(session: Session, request: Request, chosen: Chosen) -> int | None:
+    before = None
+    for entry in session.catalogue.worker(request.ctx, request.experiment, chosen.entry):
+        if entry.tag == chosen.entry.tag:
+            return before
+        if chosen.device in entry.devices:
+            before = entry.metadata.step
+    return before

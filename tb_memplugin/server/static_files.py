@@ -1,0 +1,82 @@
+"""The bundled frontend: files of one folder, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from tensorboard.backend import http_util
+from werkzeug import wrappers
+
+from tb_memplugin.server.placeholder import message_script
+
+BUNDLE = Path(__file__).parent / "static"
+
+CONTENT_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".css": "text/css",
+    ".json": "application/json",
+    ".map": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+    ".wasm": "application/wasm",
+    ".txt": "text/plain",
+}
+
+_HASHED = re.compile(r"-[A-Za-z0-9_-]{8,}\.[a-z0-9]+$")
+_YEAR = 365 * 24 * 3600
+
+NOT_BUILT = (
+    "The Memory tab's frontend is not built.",
+    "This is a source checkout. In its folder, run:\n\n    make bundle\n\nthen reload this page. "
+    "Wheels and source distributions carry the bundle.",
+)
+
+
+def serve(request: wrappers.Request, root: Path = BUNDLE) -> wrappers.Response:
+    """A file of the bundle; names with a content hash may stay in the browser's cache.
+
+    Args:
+        request: its path ends in `/static/<name>`.
+        root: the bundle's folder.
+    """
+    name = request.path.rpartition("/static/")[2]
+    found = find(name, root)
+    if found is None and name == "index.js":
+        return _respond(request, message_script(*NOT_BUILT).encode(), "text/javascript", 200, 0)
+    if found is None:
+        return _respond(request, b"No such file in the Memory tab's bundle.", "text/plain", 404, 0)
+    lasting = _YEAR if _HASHED.search(found.name) else 0
+    return _respond(
+        request, _content(found, found.stat().st_mtime_ns), CONTENT_TYPES[found.suffix], 200, lasting
+    )
+
+
+def find(name: str, root: Path = BUNDLE) -> Path | None:
+    """The file with this name, None unless it is a plain file within the bundle of a known type."""
+    if not name or "\0" in name or "\\" in name:
+        return None
+    base = root.resolve()
+    try:
+        path = (base / name).resolve()
+        inside = path.is_relative_to(base) and path.is_file()
+    except (OSError, ValueError):
+        return None
+    return path if inside and path.suffix in CONTENT_TYPES else None
+
+
+@cache
+def _content(path: Path, changed_ns: int) -> bytes:  # noqa: ARG001  # part of the key: a new build is a new file
+    return path.read_bytes()
+
+
+def _respond(
+    request: wrappers.Request, content: bytes, content_type: str, code: int, expires: int
+) -> wrappers.Response:
+    response: wrappers.Response = http_util.Respond(
+        request, content, content_type, code=code, expires=expires
+    )
+    return response

@@ -1,0 +1,1 @@
+"""Recordings on disk: summaries in event files, every event in side files."""

@@ -1,0 +1,123 @@
+"""Folding: a summary with very many or very long names made small, its sums unchanged."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from tb_memplugin.analysis.curve import OTHER_MODULES
+from tb_memplugin.proto.summary_pb2 import ModuleTable, Note, Parts, StepSummary
+from tb_memplugin.store.summary import Limits
+from tb_memplugin.trace import Category
+
+OTHER_OPERATORS = "(other operators)"
+
+
+def fold(summary: StepSummary, limits: Limits) -> None:
+    """Cut names and merge small rows in place. Every sum stays what it was, and a note tells."""
+    told = [f"names over {limits.text} characters are cut"]
+    for device in summary.devices:
+        operators = device.peak.by_operator
+        if limits.parts and len(operators.keys) > limits.parts:
+            told.append(f"{device.name}: {limits.parts} of {len(operators.keys)} operators have a row")
+            _fold_parts(operators, limits.parts)
+        rows = len(device.modules.modules)
+        if limits.modules and rows > limits.modules:
+            told.append(
+                f"{device.name}: {limits.modules} of {rows} modules have a row, the rest is in their parents'"
+            )
+            _fold_modules(summary, device.modules, limits.modules)
+    _drop_unused_modules(summary)
+    if limits.text:
+        _cut_names(summary, limits.text)
+    summary.folded = True
+    text = "This summary is shortened, because the step has very many or very long names: " + "; ".join(told)
+    summary.notes.append(Note(text=f"{text}. The side file has all of it."))
+
+
+def cut(text: str, most: int) -> str:
+    """A long name's beginning and a hash of the whole: still one name for one thing."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 10]}…{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _fold_parts(found: Parts, keep: int) -> None:
+    keys = [*found.keys[:keep], OTHER_OPERATORS]
+    sizes = np.array([*found.bytes[:keep], sum(found.bytes[keep:])], np.int64)
+    counts = np.array([*found.counts[:keep], sum(found.counts[keep:])], np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    found.keys[:] = [keys[row] for row in order]
+    found.bytes[:], found.counts[:] = sizes[order].tolist(), counts[order].tolist()
+
+
+def _fold_modules(summary: StepSummary, table: ModuleTable, keep: int) -> None:
+    """Keep the rows that hold most; the bytes of others go to the nearest ancestor that stays.
+
+    Ancestors hold at least what is inside them, so they are kept first. Roots that are not kept
+    share one last row. The other numbers hold what is inside already, so that only roots add theirs.
+    """
+    own = np.array(table.own, np.int64).reshape(-1, len(Category))
+    inclusive, parents = own.sum(axis=1), list(table.parents)
+    for row in range(len(parents) - 1, -1, -1):
+        if parents[row] >= 0:
+            inclusive[parents[row]] += inclusive[row]
+    kept = np.sort(np.argsort(-inclusive, kind="stable")[:keep])
+    place = np.full(len(parents), len(kept))
+    place[kept] = np.arange(len(kept))
+    lost_root = np.zeros(len(parents), bool)
+    for row, parent in enumerate(parents):
+        if place[row] == len(kept) and parent >= 0:
+            place[row] = place[parent]
+        elif place[row] == len(kept):
+            lost_root[row] = True
+    merged = np.zeros((len(kept) + 1, len(Category)), np.int64)
+    counts = np.zeros(len(kept) + 1, np.int64)
+    np.add.at(merged, place, own)
+    np.add.at(counts, place, np.array(table.own_count, np.int64))
+    columns = {
+        "modules": [*(table.modules[row] for row in kept), len(summary.modules.keys)],
+        "parents": [*(int(place[parents[row]]) if parents[row] >= 0 else -1 for row in kept), -1],
+        "own": merged.ravel().tolist(),
+        "own_count": counts.tolist(),
+        "peak_inside": [*(table.peak_inside[row] for row in kept), -1],
+    }
+    for name in ("calls", "allocations", "allocated_bytes", "forward_ns", "backward_ns"):
+        values = np.array(getattr(table, name), np.int64)
+        columns[name] = [*values[kept].tolist(), int(values[lost_root].sum())]
+    for name, column in columns.items():
+        getattr(table, name)[:] = column
+    summary.modules.keys.append(OTHER_MODULES)
+    summary.modules.classes.append(0)
+
+
+def _drop_unused_modules(summary: StepSummary) -> None:
+    """Forget the keys that nothing refers to."""
+    columns = [summary.calls.names]
+    for device in summary.devices:
+        columns += [device.modules.modules, device.peak.largest.modules]
+    used = sorted({row for rows in columns for row in rows if row >= 0})
+    place = {row: number for number, row in enumerate(used)} | {-1: -1}
+    for rows in columns:
+        rows[:] = [place[row] for row in rows]
+    modules = summary.modules
+    modules.keys[:] = [modules.keys[row] for row in used]
+    modules.classes[:] = [modules.classes[row] for row in used]
+
+
+def _cut_names(summary: StepSummary, most: int) -> None:
+    for key, value in summary.properties.items():
+        summary.properties[key] = cut(value, 10 * most)
+    for note in summary.notes:
+        note.text = cut(note.text, 10 * most)
+    columns = [summary.modules.keys, summary.modules.class_names]
+    for device in summary.devices:
+        peak = device.peak
+        columns += [peak.by_operator.keys, peak.largest.operators, peak.largest.names]
+        if peak.HasField("operator"):
+            peak.operator = cut(peak.operator, most)
+        if peak.HasField("module"):
+            peak.module = cut(peak.module, most)
+    for names in columns:
+        names[:] = [cut(name, most) for name in names]

@@ -1,0 +1,72 @@
+"""A quick look at the files of a logdir: which of them cannot be read, and why. Local folders only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.store import files
+from tb_memplugin.store.envelope import RERECORD, EnvelopeReader
+from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
+from tb_memplugin.store.records import framed
+
+MOST_FOLDERS = 5_000
+"""Folders looked into: beyond that, what a view opens is checked when it opens it."""
+
+
+def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
+    """Event files and side files under a logdir that are truncated, foreign, damaged or newer.
+
+    Only heads, ends and lengths are read. A file that has not changed is not read again.
+    """
+    found = []
+    for number, (folder, names) in enumerate(files.walk(logdir)):
+        if number == MOST_FOLDERS:
+            break
+        ours = folder.replace("\\", "/").endswith(SIDE_FOLDER)
+        for name in names:
+            if (ours and name.endswith(".mem")) or _is_event_file(folder, name):
+                error = _checked(Path(folder, name))
+                if error is not None:
+                    found.append(error)
+    return tuple(found)
+
+
+def _is_event_file(folder: str, name: str) -> bool:
+    """Ours by name, or a stranger beside ours: it can keep TensorBoard from reading them."""
+    return name.endswith(EVENT_FILE_END) or ("tfevents" in name and Path(folder, SIDE_FOLDER).is_dir())
+
+
+def _checked(path: Path) -> UnreadableFileError | None:
+    try:
+        status = path.stat()
+        return _check(str(path), status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        what = f"The file cannot be read: {error.strerror or error}."
+        return UnreadableFileError(
+            what, where=str(path), fix="Make it readable for the user who runs TensorBoard."
+        )
+
+
+@lru_cache(maxsize=100_000)
+def _check(path: str, size: int, changed_ns: int) -> UnreadableFileError | None:  # noqa: ARG001  # part of the key
+    with files.open_ranges(path) as (read, _):
+        try:
+            if path.endswith(".mem"):
+                EnvelopeReader(read, size, path)
+            else:
+                for problem in _event_file_problems(read, size):
+                    raise UnreadableFileError(problem, where=path, fix=RERECORD)
+        except UnreadableFileError as error:
+            return error
+    return None
+
+
+def _event_file_problems(read: files.ReadRange, size: int) -> Iterator[str]:
+    end = framed(read, size)
+    if size and not end:
+        yield "This is not an event file: TensorBoard cannot read it."
+    elif end != size:
+        yield f"The event file breaks off at byte {end} of {size}: what stands before is shown."

@@ -1,0 +1,52 @@
+"""The tab's backend over a logdir, in this process: TensorBoard's own Python data path below it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.plugins.base_plugin import TBContext
+from werkzeug.test import Client
+
+from tb_memplugin.server.plugin import MemoryPlugin
+
+KEEP_ALL = {"tb_memplugin": 0}
+
+
+class Tab:
+    """Asks routes as a browser would."""
+
+    def __init__(self, logdir: Any, *, logdir_spec: bool = False) -> None:
+        self._logdir = str(logdir)
+        self._multiplexer = EventMultiplexer(tensor_size_guidance=KEEP_ALL)
+        provider = MultiplexerDataProvider(self._multiplexer, self._logdir)
+        self.plugin = MemoryPlugin(
+            TBContext(data_provider=provider, logdir="" if logdir_spec else self._logdir)
+        )
+        self._apps = self.plugin.get_plugin_apps()
+        self.reload()
+
+    def reload(self) -> None:
+        self._multiplexer.AddRunsFromDirectory(self._logdir)
+        self._multiplexer.Reload()
+
+    def answer(self, route: str, method: str = "GET", **parameters: Any) -> tuple[int, Any]:
+        response = Client(self._apps[f"/{route}"]).open("/", method=method, query_string=parameters)
+        return response.status_code, json.loads(response.get_data())
+
+    def get(self, route: str, **parameters: Any) -> Any:
+        status, body = self.answer(route, **parameters)
+        assert status == 200, body
+        return body
+
+    def refused(self, route: str, **parameters: Any) -> tuple[int, dict[str, str]]:
+        status, body = self.answer(route, **parameters)
+        assert 400 <= status < 500, body
+        return status, body["error"]
+
+    def static(self, name: str, **headers: str) -> Any:
+        return Client(self._apps["/static/*"]).get(
+            f"/data/plugin/tb_memplugin/static/{name}", headers=headers
+        )

@@ -1,0 +1,115 @@
+import threading
+
+import pytest
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.server.catalogue import Entry
+from tb_memplugin.server.windows import Windows
+from tests.server.conftest import BASELINE
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"run": "nope"}, 404),
+        ({"worker": "nope"}, 404),
+        ({"step": 99}, 404),
+        ({"device": "cuda:9"}, 404),
+        ({"run": "../../etc"}, 404),
+        ({"worker": "../rank0"}, 404),
+        ({"step": "five"}, 400),
+        ({"step": "9" * 5_000}, 400),
+        ({"px": 0}, 400),
+        ({"px": 4_001}, 400),
+        ({"px": "NaN"}, 400),
+        ({"t0": 5, "t1": 5}, 400),
+        ({"t0": "1e9"}, 400),
+        ({"by": "colour"}, 400),
+        ({"by": "operator"}, 400),
+    ],
+)
+def test_wrong_parameters_are_refused_in_words(tab, baseline, change, status):
+    found, error = tab.refused("curve", **{**baseline, **change})
+    assert found == status
+    assert error["what"]
+    assert error["fix"]
+
+
+@pytest.mark.parametrize("absent", ["run", "worker", "step"])
+@pytest.mark.parametrize("route", ["step", "curve", "moment", "lanes", "modules", "compare"])
+def test_absent_parameters_are_named(tab, baseline, route, absent):
+    del baseline[absent]
+    status, error = tab.refused(route, **baseline)
+    assert (status, error["where"]) == (400, absent)
+
+
+@pytest.mark.parametrize("event", [-2, 6, 10**18])
+def test_an_event_that_is_not_there_is_refused(tab, baseline, event):
+    assert tab.refused("moment", **baseline, event=event)[0] == 400
+
+
+def test_only_get_is_served(tab, baseline):
+    for method in ("POST", "PUT", "DELETE"):
+        assert tab.answer("step", method=method, **baseline)[0] == 405
+
+
+def test_our_own_failures_are_told_and_logged(tab, baseline, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(tab.plugin._catalogue, "find", fail)
+    status, body = tab.answer("step", **baseline)
+    assert status == 500
+    assert "a bug" in body["error"]["what"]
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../secret.mem", "/etc/passwd", "window-000000.mem/../../x", "window-000000.mem\0", ""]
+)
+def test_a_summary_cannot_make_us_open_another_file(tmp_path, name):
+    entry = Entry("r", "w", "r/w", "t", StepMetadata(side_file=name))
+    with pytest.raises(UnreadableFileError, match="not opened"):
+        Windows(str(tmp_path)).path(entry)
+
+
+@pytest.mark.parametrize("folder", ["../outside", "/abs", "a/../../b", "nul\0"])
+def test_a_run_outside_the_logdir_is_not_opened(tmp_path, folder):
+    entry = Entry("r", "w", folder, "t", StepMetadata(side_file="window-000000.mem"))
+    with pytest.raises(UnreadableFileError, match="not opened"):
+        Windows(str(tmp_path)).path(entry)
+
+
+def test_requests_side_by_side_load_a_window_once(tab, baseline, monkeypatch):
+    import tb_memplugin.server.windows as windows
+
+    loads = []
+    monkeypatch.setattr(windows, "load_window", lambda path: loads.append(path) or BASELINE)
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(tab.get("curve", **baseline)["peak"]["bytes"]))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [560] * 8
+    assert len(loads) == 1
+
+
+def test_windows_that_no_longer_fit_are_forgotten_the_least_used_first(tmp_path, logdir):
+    from tests.server.tab import Tab
+
+    small = Tab(logdir)
+    small.plugin._session.windows._most = 1
+    for run in ("demo/baseline", "demo/bigger", "demo/baseline"):
+        assert small.get("curve", run=run, worker="rank0", step=5, device="cpu")["exact"]
+        assert len(small.plugin._session.windows._slots) == 1
+
+
+def test_a_replaced_side_file_is_read_anew(tab, logdir, side_file, baseline):
+    assert tab.get("curve", **baseline)["peak"]["bytes"] == 560
+    side_file.write_bytes(b"junk")
+    assert tab.get("curve", **baseline)["exact"] is False

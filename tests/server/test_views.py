@@ -1,0 +1,231 @@
+import itertools
+
+import pytest
+
+from tests.server.tab import Tab
+
+
+def keys_and_bytes(parts):
+    return {part["key"]: part["bytes"] for part in parts}
+
+
+def test_step_tells_the_peak_in_every_division(tab, baseline):
+    answer = tab.get("step", **baseline)
+    peak = answer["peak"]
+    assert (peak["bytes"], peak["time_ns"], peak["event"], peak["phase"]) == (560, 3_500, 3, "backward")
+    assert (peak["operator"], peak["module"]) == ("aten::mm", "layer")
+    assert keys_and_bytes(peak["by_category"]) == {"parameter": 400, "activation": 100, "gradient": 60}
+    assert keys_and_bytes(peak["by_module"]) == {"layer": 560}
+    assert peak["by_module"][0]["categories"] == {"parameter": 400, "activation": 100, "gradient": 60}
+    assert keys_and_bytes(peak["by_operator"]) == {"(before the window)": 400, "aten::mm": 160}
+    assert keys_and_bytes(peak["by_phase"]) == {"before": 400, "forward": 100, "backward": 60}
+    assert answer["notes"] == [{"level": "info", "text": "Something is not exact."}]
+    assert answer["previous_step"] is None
+    assert answer["source"]["torch"] == "2.13.0"
+    assert answer["source"]["side_file_present"] is True
+    assert answer["source"]["side_file"] == "demo/baseline/rank0/plugins/tb_memplugin/window-000000.mem"
+    assert answer["source"]["epoch_ns"] == "1763000000000000000"
+
+
+def test_the_largest_blocks_come_with_their_lives(tab, baseline):
+    largest = tab.get("step", **baseline)["peak"]["largest"]
+    assert largest[0] == {
+        "bytes": 400,
+        "category": "parameter",
+        "module": "layer",
+        "operator": None,
+        "phase": "before",
+        "name": "layer.weight",
+        "born_ns": None,
+        "freed_ns": None,
+        "address": "0x1000",
+    }
+    assert (largest[1]["born_ns"], largest[1]["freed_ns"], largest[1]["operator"]) == (500, 4_500, "aten::mm")
+
+
+def test_the_previous_step_is_named(tab, baseline):
+    assert tab.get("step", **{**baseline, "step": 6})["previous_step"] == 5
+
+
+def test_a_curve_has_the_exact_peak_in_any_width(tab, baseline):
+    for width in (1, 2, 5, 7, 100, 4_000):
+        answer = tab.get("curve", **baseline, px=width)
+        assert (answer["px"], len(answer["max"]), answer["t0"], answer["t1"]) == (width, width, 0, 5_000)
+        assert max(answer["max"]) == answer["peak"]["bytes"] == 560
+        assert answer["max"][answer["peak"]["column"]] == 560
+        assert [sum(column) for column in zip(*answer["stacks"], strict=True)] == answer["max"]
+
+
+def test_a_curve_by_hand(tab, baseline):
+    answer = tab.get("curve", **baseline, px=5)
+    assert answer["min"] == [400, 500, 500, 500, 460]
+    assert answer["max"] == [500, 520, 520, 560, 560]
+    stacks = dict(zip(answer["keys"], answer["stacks"], strict=True))
+    assert stacks["parameter"] == [400] * 5
+    assert stacks["temporary"] == [0, 20, 20, 0, 0]
+    assert answer["reserved"] is None
+    assert answer["peak"] == {"time_ns": 3_500, "bytes": 560, "column": 3, "event": 3}
+    assert answer["exact"] is True
+
+
+@pytest.mark.parametrize("by", ["category", "module", "phase"])
+def test_a_curves_stacks_sum_to_it(tab, bigger, by):
+    answer = tab.get("curve", **bigger, by=by, px=50)
+    assert [sum(column) for column in zip(*answer["stacks"], strict=True)] == answer["max"]
+
+
+def test_a_zoom_covers_what_it_was_asked_for(tab, baseline):
+    answer = tab.get("curve", **baseline, t0=1_000, t1=2_000, px=10)
+    assert (answer["t0"], answer["t1"], max(answer["max"]), min(answer["min"])) == (1_000, 2_000, 520, 500)
+
+
+def test_the_whole_window_is_a_curve_too(tab, baseline):
+    answer = tab.get("curve", **{**baseline, "step": "all"}, window_step=5, px=6)
+    assert (answer["t0"], answer["t1"]) == (0, 6_000)
+    assert answer["max"][-1] == 467
+    assert tab.get("curve", **{**baseline, "step": "all"}, px=6)["max"] == answer["max"]
+
+
+def test_reserved_comes_where_there_is_one(tab, bigger):
+    answer = tab.get("curve", **{**bigger, "device": "cuda:0"}, px=4)
+    assert max(answer["reserved"]) == 2_048
+    assert max(answer["max"]) == 64
+
+
+def test_a_moment_is_the_state_after_the_last_event(tab, baseline):
+    answer = tab.get("moment", **baseline, t=1_700)
+    assert (answer["event"], answer["time_ns"], answer["bytes"]) == (1, 1_500, 520)
+    assert keys_and_bytes(answer["by_category"]) == {"parameter": 400, "activation": 100, "temporary": 20}
+    assert keys_and_bytes(answer["by_module"]) == {"layer": 500, "layer.inner": 20}
+    assert (answer["previous_event_ns"], answer["next_event_ns"]) == (500, 2_500)
+    assert (answer["previous_event"], answer["next_event"]) == (0, 2)
+
+
+def test_the_moment_before_the_first_event_is_the_start_state(tab, baseline):
+    answer = tab.get("moment", **baseline, event=-1)
+    assert (answer["bytes"], answer["previous_event_ns"], answer["next_event_ns"]) == (400, None, 500)
+    assert answer["phase"] == "before"
+
+
+def test_stepping_skips_the_events_of_other_devices(tab, bigger):
+    answer = tab.get("moment", **{**bigger, "device": "cuda:0"}, event=2)
+    assert (answer["bytes"], answer["reserved"], answer["previous_event"]) == (64, 2_048, None)
+
+
+def test_moments_agree_with_the_curve(tab, baseline):
+    curve = tab.get("curve", **baseline, px=10)
+    for column in range(10):
+        states = [tab.get("moment", **baseline, t=500 * column + part)["bytes"] for part in (0, 250, 499)]
+        assert curve["min"][column] <= min(states)
+        assert max(states) <= curve["max"][column]
+
+
+def test_lanes_show_steps_phases_and_calls(tab, baseline):
+    answer = tab.get("lanes", **baseline)
+    assert [span["name"] for span in answer["steps"]] == ["Step 5", "Step 6"]
+    assert [(span["name"], span["start_ns"], span["end_ns"]) for span in answer["phases"]] == [
+        ("forward", 0, 3_000),
+        ("backward", 3_000, 5_000),
+        ("optimizer", 5_000, 6_000),
+    ]
+    outer, inner = answer["modules"]
+    assert [(span["name"], span["phase"], span["start_ns"]) for span in outer] == [
+        ("layer", "forward", 0),
+        ("layer", "backward", 3_000),
+    ]
+    assert inner == [{"start_ns": 1_000, "end_ns": 3_000, "name": "layer.inner", "phase": "forward"}]
+    assert answer["omitted"] == 0
+
+
+def test_modules_are_a_tree_that_sums_to_the_peak(tab, baseline):
+    answer = tab.get("modules", **baseline)
+    assert answer["peak_bytes"] == 560
+    rows = {row["key"]: row for row in answer["rows"]}
+    layer, inner = rows["layer"], rows["layer.inner"]
+    assert (layer["parent"], layer["depth"], layer["kind"], layer["class_name"]) == (
+        None,
+        0,
+        "module",
+        "Layer",
+    )
+    assert (inner["parent"], inner["depth"], inner["name"]) == (layer["id"], 1, "inner")
+    assert layer["own"] == layer["inclusive"] == {"parameter": 400, "activation": 100, "gradient": 60}
+    assert (layer["own_bytes"], layer["inclusive_bytes"], inner["inclusive_bytes"]) == (560, 560, 0)
+    assert layer["highest"] == {"parameter": 400, "activation": 100, "gradient": 60, "temporary": 20}
+    assert inner["highest"] == {"temporary": 20}
+    assert (inner["peak_inside_bytes"], layer["calls"], layer["allocations"]) == (520, 1, 3)
+    assert (layer["allocated_bytes"], layer["forward_ns"], layer["backward_ns"]) == (180, 3_000, 2_000)
+    assert sum(row["inclusive_bytes"] for row in answer["rows"] if row["parent"] is None) == 560
+
+
+@pytest.mark.parametrize("by", ["category", "module", "operator", "phase"])
+def test_compare_sums_to_the_difference(tab, baseline, bigger, by):
+    base = {f"base_{key}": value for key, value in baseline.items()}
+    answer = tab.get("compare", by=by, **bigger, **base)
+    assert answer["delta_bytes"] == 650 - 560 == sum(row["delta_bytes"] for row in answer["rows"])
+    assert (answer["base"]["peak_bytes"], answer["other"]["peak_bytes"]) == (560, 650)
+    changes = [abs(row["delta_bytes"]) for row in answer["rows"]]
+    assert changes == sorted(changes, reverse=True)
+
+
+def test_compare_by_module_by_hand(tab, baseline, bigger):
+    base = {f"base_{key}": value for key, value in baseline.items()}
+    rows = {row["key"]: row for row in tab.get("compare", by="module", **bigger, **base)["rows"]}
+    assert (rows["added"]["status"], rows["added"]["delta_bytes"], rows["added"]["category"]) == (
+        "added",
+        50,
+        "activation",
+    )
+    assert (rows["layer"]["status"], rows["layer"]["delta_bytes"], rows["layer"]["category"]) == (
+        "grown",
+        40,
+        "activation",
+    )
+
+
+def test_a_step_compared_with_itself_is_the_same(tab, baseline):
+    base = {f"base_{key}": value for key, value in baseline.items()}
+    rows = tab.get("compare", by="category", **baseline, **base)["rows"]
+    assert {row["status"] for row in rows} == {"same"}
+
+
+def test_without_its_side_file_a_step_shows_what_the_summary_knows(logdir, side_file, baseline):
+    exact = Tab(logdir).get("curve", **baseline, px=200)
+    side_file.unlink()
+    tab = Tab(logdir)
+    step = tab.get("step", **baseline)
+    assert step["source"]["side_file_present"] is False
+    assert "window-000000.mem" in step["notes"][0]["text"]
+    curve = tab.get("curve", **baseline)
+    assert (curve["exact"], curve["px"]) == (False, 200)
+    for name in ("min", "max", "stacks", "keys", "peak", "t0", "t1"):
+        assert curve[name] == exact[name], name
+    rows = tab.get("modules", **baseline)["rows"]
+    assert rows[0]["inclusive_bytes"] == 560
+    assert rows[0]["highest"] is None
+    assert [span["name"] for span in tab.get("lanes", **baseline)["modules"][0]] == ["layer", "layer"]
+    for route, extra in (("moment", {"t": 5}), ("curve", {"t0": 1, "t1": 9}), ("curve", {"by": "module"})):
+        status, error = tab.refused(route, **baseline, **extra)
+        assert status == 404
+        assert error["where"].endswith("demo/baseline/rank0/plugins/tb_memplugin/window-000000.mem")
+
+
+def test_with_logdir_spec_side_files_cannot_be_found_and_it_says_so(logdir, baseline):
+    tab = Tab(logdir, logdir_spec=True)
+    assert tab.get("runs")["logdir"] == ""
+    assert tab.get("curve", **baseline)["exact"] is False
+    _, error = tab.refused("moment", **baseline, t=0)
+    assert "--logdir_spec" in error["what"]
+
+
+def test_every_breakdown_of_every_moment_sums_to_it(tab, baseline, bigger):
+    for chosen, count in ((baseline, 6), (bigger, 3)):
+        for event in range(-1, count):
+            answer = tab.get("moment", **chosen, event=event)
+            for by in ("by_category", "by_module", "by_phase"):
+                assert sum(part["bytes"] for part in answer[by]) == answer["bytes"]
+
+
+def test_times_between_events_are_never_negative(tab, baseline):
+    times = [tab.get("moment", **baseline, event=event)["time_ns"] for event in range(-1, 6)]
+    assert all(earlier <= later for earlier, later in itertools.pairwise(times))

@@ -1,0 +1,49 @@
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+from tb_memplugin.store.records import crc32c, framed, masked, record, records
+
+
+def reading(content):
+    return lambda offset, size: content[offset : offset + size]
+
+
+def all_records(content):
+    return [data for data, _ in records(reading(content), len(content))]
+
+
+def test_the_checksum_of_the_standard_example():
+    assert crc32c(b"123456789") == 0xE3069283  # RFC 3720, appendix B.4
+
+
+@given(st.binary(max_size=2_000))
+def test_checksums_are_those_of_tensorboard(data):
+    assert masked(crc32c(data)) == masked_crc32c(data)
+
+
+@pytest.mark.parametrize("size", [63, 64, 65, 4_095, 4_096, 4_097, 100_001])
+def test_checksums_around_block_edges_are_those_of_tensorboard(size):
+    data = os.urandom(size)
+    assert masked(crc32c(data)) == masked_crc32c(data)
+
+
+def test_records_come_back_in_order():
+    assert all_records(record(b"a") + record(b"") + record(b"c" * 5_000)) == [b"a", b"", b"c" * 5_000]
+
+
+def test_a_record_cut_short_ends_the_file_and_spoils_nothing_before_it():
+    whole, cut = record(b"first"), record(b"second")
+    for size in range(len(cut)):
+        content = whole + cut[:size]
+        assert all_records(content) == [b"first"]
+        assert framed(reading(content), len(content)) == len(whole)
+
+
+def test_a_damaged_record_ends_the_file():
+    damaged = bytearray(record(b"second"))
+    damaged[14] ^= 1
+    assert all_records(record(b"first") + bytes(damaged) + record(b"third")) == [b"first"]

@@ -1,0 +1,149 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tb_memplugin.analysis.breakdown import DIVISIONS, breakdown
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto.summary_pb2 import StepBlob
+from tb_memplugin.store.blob import MOST_BLOB_BYTES, pack, read_metadata, read_summary
+from tb_memplugin.store.reader import peak_parts
+from tb_memplugin.store.summary import Window, WindowSummaries
+from tests.traces import MICROSECOND, trace
+
+WINDOW = Window("rank0", "abc", 3, "window-000003.mem")
+
+TWO_STEPS = trace(
+    "start 400 w category=parameter module=layer label=layer.weight",
+    "step 5",
+    "alloc 100 a module=layer category=activation phase=forward operator=aten::mm",
+    "alloc 20 b module=layer.inner category=temporary phase=forward operator=aten::mm",
+    "free b phase=forward",
+    "alloc 60 g module=layer category=gradient phase=backward operator=aten::mm",
+    "free a phase=backward",
+    "step 6",
+    "alloc 7 c phase=optimizer operator=aten::add category=optimizer_state",
+    calls=[("layer", 0, 2, "forward"), ("layer", 3, 4, "backward")],
+)
+
+
+def summary_of(recorded, row=0):
+    summaries = WindowSummaries(recorded, WINDOW)
+    return read_summary(pack(lambda limits: summaries.summary(row, limits)))
+
+
+def test_the_numbers_of_a_step():
+    stats = summary_of(TWO_STEPS).devices[0].stats
+    assert (stats.start_bytes, stats.peak_bytes, stats.end_bytes) == (400, 560, 460)
+    assert (stats.window_peak_bytes, stats.allocated_bytes, stats.allocations) == (160, 180, 3)
+    assert (stats.stayed_bytes, stats.stayed) == (60, 1)
+    assert not stats.HasField("peak_reserved_bytes")
+    assert (stats.step_start_ns, stats.step_end_ns) == (0, 5 * MICROSECOND)
+
+
+def test_the_peak_is_divided_in_every_way():
+    summary = summary_of(TWO_STEPS)
+    device = summary.devices[0]
+    assert {part.key: part.bytes for part in peak_parts(summary, device, "category")} == {
+        "parameter": 400,
+        "activation": 100,
+        "gradient": 60,
+    }
+    (layer,) = peak_parts(summary, device, "module")
+    assert (layer.key, layer.bytes, layer.count) == ("layer", 560, 3)
+    assert layer.categories == {"parameter": 400, "activation": 100, "gradient": 60}
+    assert [part.key for part in peak_parts(summary, device, "operator")] == [
+        "(before the window)",
+        "aten::mm",
+    ]
+    assert {p.key: p.bytes for p in peak_parts(summary, device, "phase")} == {
+        "before": 400,
+        "forward": 100,
+        "backward": 60,
+    }
+
+
+@pytest.mark.parametrize("by", DIVISIONS)
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_stored_division_is_the_one_of_the_trace(by, row):
+    summary = summary_of(TWO_STEPS, row)
+    event = summary.devices[0].stats.peak_event
+    stored = peak_parts(summary, summary.devices[0], by)
+    assert {part.key: part for part in stored} == {
+        part.key: part for part in breakdown(TWO_STEPS, 0, event, by)
+    }
+
+
+def test_the_largest_blocks_are_named():
+    largest = summary_of(TWO_STEPS).devices[0].peak.largest
+    assert list(largest.bytes) == [400, 100, 60]
+    assert list(largest.names) == ["layer.weight", "", ""]
+    assert list(largest.born_ns) == [-1, 500, 3_500]
+    assert list(largest.freed_ns) == [-1, 4_500, -1]
+
+
+def test_metadata_tells_enough_to_list_steps():
+    metadata = read_metadata(WindowSummaries(TWO_STEPS, WINDOW).metadata(1).SerializeToString())
+    assert (metadata.worker, metadata.window, metadata.step, metadata.side_file) == (
+        "rank0",
+        3,
+        6,
+        "window-000003.mem",
+    )
+    assert metadata.devices[0].stats.peak_bytes == 467
+
+
+def test_a_step_with_thousands_of_long_names_is_folded_below_the_limit_and_sums_stay():
+    lines = [
+        f"alloc {row + 1} b{row} module=block{row % 50}.{'x' * 300}{row} operator=op{'y' * 200}{row}"
+        for row in range(3_000)
+    ]
+    recorded = trace(*lines)
+    summaries = WindowSummaries(recorded, WINDOW)
+    blob = pack(lambda limits: summaries.summary(0, limits), 20_000)
+    summary = read_summary(blob)
+    assert len(blob) <= 20_000 < MOST_BLOB_BYTES
+    assert summary.folded
+    assert "shortened" in summary.notes[0].text
+    total = 3_000 * 3_001 // 2
+    for by in DIVISIONS:
+        parts = peak_parts(summary, summary.devices[0], by)
+        assert sum(part.bytes for part in parts) == total, by
+        assert sum(part.count for part in parts) == 3_000, by
+        assert len({part.key for part in parts}) == len(parts)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.integers(0, 99), st.text("ab.", max_size=6)), min_size=1, max_size=60))
+def test_folding_keeps_the_sum_whatever_the_tree(blocks):
+    recorded = trace(
+        *(f"alloc {size} b{row} module={key.strip('.') or 'root'}" for row, (size, key) in enumerate(blocks))
+    )
+    summaries = WindowSummaries(recorded, WINDOW)
+    folded = read_summary(pack(lambda limits: summaries.summary(0, limits), 1))
+    assert sum(folded.devices[0].modules.own) == sum(size for size, _ in blocks)
+    assert all(parent < row for row, parent in enumerate(folded.devices[0].modules.parents))
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"\xff\xff\xff",
+        b"not a blob at all",
+        StepBlob(version=1, raw_size=5, summary=b"x").SerializeToString(),
+    ],
+)
+def test_a_damaged_blob_is_refused(blob):
+    with pytest.raises(UnreadableFileError, match="damaged"):
+        read_summary(blob, "somewhere")
+
+
+def test_a_blob_that_claims_to_be_huge_is_refused():
+    with pytest.raises(UnreadableFileError, match="too large"):
+        read_summary(StepBlob(version=1, raw_size=1 << 40).SerializeToString())
+
+
+def test_a_newer_blob_is_refused_with_what_to_do():
+    with pytest.raises(UnreadableFileError, match="version 9") as caught:
+        read_summary(StepBlob(version=9).SerializeToString(), "rank0: step 5")
+    assert caught.value.where == "rank0: step 5"
+    assert "upgrade" in caught.value.fix

@@ -1,0 +1,230 @@
+import io
+import struct
+import zlib
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto.side_file_pb2 import Footer
+from tb_memplugin.store import windows
+from tb_memplugin.store.envelope import HEAD, TAIL
+from tb_memplugin.store.windows import read_window, write_window
+from tb_memplugin.trace import (
+    Category,
+    Device,
+    Kind,
+    MemoryTrace,
+    Module,
+    Phase,
+    Spans,
+    StartState,
+    Step,
+    events,
+)
+from tests.traces import same, trace
+
+
+def written(recorded):
+    stream = io.BytesIO()
+    assert write_window(stream, recorded) == len(stream.getvalue())
+    return stream.getvalue()
+
+
+def read(content, name="window.mem"):
+    return read_window(lambda offset, size: content[offset : offset + size], len(content), name)
+
+
+TEXT = st.text(st.characters(), max_size=20)
+TIMES = st.integers(-(2**62), 2**62)
+
+
+def _column(draw, dtype, rows, low, high):
+    return draw(arrays.arrays(np.dtype(dtype), rows, elements=st.integers(low, high)))
+
+
+@st.composite
+def traces(draw):
+    """Any trace that the types allow, columns of all kinds of numbers, names of all kinds of text."""
+    rows, starts, spans = draw(st.integers(0, 40)), draw(st.integers(0, 10)), draw(st.integers(0, 10))
+    devices = tuple(Device(name, draw(st.none() | st.integers(0, 2**62))) for name in ("cpu", draw(TEXT)))
+    operators, labels = (tuple(draw(st.lists(TEXT, max_size=4))) for _ in range(2))
+    stacks = tuple(map(tuple, draw(st.lists(st.lists(TEXT, max_size=3), max_size=3))))
+    keys = draw(st.lists(TEXT, max_size=5))
+    modules = tuple(Module(key, draw(st.integers(-1, row - 1)), draw(TEXT)) for row, key in enumerate(keys))
+    steps = draw(st.lists(st.builds(Step, st.integers(-9, 9), TIMES, TIMES), min_size=1, max_size=3))
+
+    def table_of(count):
+        return {"low": -1, "high": len(count) - 1}
+
+    return MemoryTrace(
+        source=draw(TEXT),
+        events=events(
+            np.sort(_column(draw, np.int64, rows, -(2**62), 2**62)),
+            kind=_column(draw, np.uint8, rows, 0, len(Kind) - 1),
+            device=_column(draw, np.uint8, rows, 0, 1),
+            address=_column(draw, np.uint64, rows, 0, 2**64 - 1),
+            bytes=_column(draw, np.int64, rows, 0, 2**60),
+            operator=_column(draw, np.int32, rows, **table_of(operators)),
+            module=_column(draw, np.int32, rows, **table_of(modules)),
+            label=_column(draw, np.int32, rows, **table_of(labels)),
+            stack=_column(draw, np.int32, rows, **table_of(stacks)),
+            phase=_column(draw, np.uint8, rows, 0, len(Phase) - 1),
+            category=_column(draw, np.uint8, rows, 0, len(Category) - 1),
+            reserved=_column(draw, np.int64, rows, -1, 2**60),
+        ),
+        start=StartState(
+            _column(draw, np.uint8, starts, 0, 1),
+            _column(draw, np.uint64, starts, 0, 2**64 - 1),
+            _column(draw, np.int64, starts, 0, 2**60),
+            _column(draw, np.uint8, starts, 0, len(Category) - 1),
+            _column(draw, np.int32, starts, **table_of(modules)),
+            _column(draw, np.int32, starts, **table_of(labels)),
+        ),
+        devices=devices,
+        steps=tuple(steps),
+        operators=operators,
+        modules=modules,
+        labels=labels,
+        stacks=stacks,
+        calls=Spans(
+            np.sort(_column(draw, np.int64, spans, -(2**62), 2**62)),
+            _column(draw, np.int64, spans, -(2**62), 2**62),
+            _column(draw, np.int32, spans, **table_of(modules)),
+            _column(draw, np.int32, spans, 0, 50),
+            _column(draw, np.uint8, spans, 0, len(Phase) - 1),
+        ),
+        notes=tuple(draw(st.lists(TEXT, max_size=3))),
+        properties=draw(st.dictionaries(TEXT, TEXT, max_size=3)),
+    )
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(traces())
+def test_any_trace_comes_back_equal_in_every_column(recorded):
+    assert same(read(written(recorded)), recorded)
+
+
+def test_a_window_longer_than_a_block_comes_back():
+    lines = [f"{'alloc 512' if row % 2 == 0 else 'free'} b{row // 2}" for row in range(70_000)]
+    recorded = trace(*lines)
+    content = written(recorded)
+    assert same(read(content), recorded)
+    assert len(content) / 70_000 < 2
+
+
+def test_names_of_all_kinds_come_back():
+    hostile = ("<script>", "../", "\0", "line\nbreak", "x" * 10_000, "\ud800 alone", "")
+    recorded = trace("alloc 1 a", notes=hostile)
+    assert read(written(recorded)).notes == hostile
+
+
+def test_columns_read_from_a_file_cannot_be_changed():
+    with pytest.raises(ValueError, match="read-only"):
+        read(written(trace("alloc 1 a"))).events.bytes[0] = 5
+
+
+SMALL = written(trace("start 400 w category=parameter", "alloc 100 a module=layer", "alloc 7 b", "free a"))
+
+
+def test_a_file_cut_short_anywhere_is_refused_by_name():
+    for size in range(len(SMALL)):
+        with pytest.raises(UnreadableFileError, match=r"window\.mem"):
+            read(SMALL[:size])
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing():
+    recorded = read(SMALL)
+    for place in range(len(SMALL)):
+        damaged = bytearray(SMALL)
+        damaged[place] ^= 0x10
+        with suppress(UnreadableFileError):
+            assert same(read(bytes(damaged)), recorded), place
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip", b"x" * 10_000, bytes(1000)])
+def test_a_foreign_file_is_refused(content):
+    with pytest.raises(UnreadableFileError, match=r"empty|not a tb_memplugin"):
+        read(content)
+
+
+def test_a_newer_version_is_refused_with_what_to_do():
+    newer = HEAD.pack(b"\x89TBMEM\r\n", 99, 0) + SMALL[HEAD.size :]
+    with pytest.raises(UnreadableFileError, match="version 99") as caught:
+        read(newer)
+    assert "pip install --upgrade tb-memplugin" in caught.value.fix
+
+
+def with_footer(content, change):
+    """The same file with another index, its checksums right."""
+    length = TAIL.unpack(content[-TAIL.size :])[0]
+    body = content[: -TAIL.size - length]
+    footer = Footer.FromString(content[-TAIL.size - length : -TAIL.size])
+    changed = change(footer, body)
+    body = changed if isinstance(changed, bytes) else body
+    packed = footer.SerializeToString()
+    return body + packed + TAIL.pack(len(packed), zlib.crc32(packed), 1, b"TBMEMEND")
+
+
+def column_of(footer, name):
+    return next(column for column in footer.columns if column.name == name)
+
+
+def test_an_index_that_claims_endless_rows_is_refused_before_memory_is_taken():
+    def change(footer, body):
+        column = column_of(footer, "events.device")
+        column.rows = 1 << 40
+        column.chunks[0].rows = 1 << 31
+
+    with pytest.raises(UnreadableFileError, match="claims"):
+        read(with_footer(SMALL, change))
+
+
+def test_a_chunk_that_unpacks_to_more_than_it_says_is_refused():
+    def change(footer, body):
+        bomb = zstandard.ZstdCompressor().compress(bytes(1 << 28))
+        chunk = column_of(footer, "events.bytes").chunks[0]
+        chunk.offset, chunk.size, chunk.checksum = len(body), len(bomb), zlib.crc32(bomb)
+        return body + bomb
+
+    with pytest.raises(UnreadableFileError, match="another size"):
+        read(with_footer(SMALL, change))
+
+
+def test_names_that_claim_endless_bytes_are_refused():
+    def change(footer, body):
+        footer.names.raw_size = (1 << 32) - 1
+
+    with pytest.raises(UnreadableFileError, match="claim"):
+        read(with_footer(SMALL, change))
+
+
+def test_a_column_that_points_outside_its_table_is_refused():
+    def change(footer, body):
+        footer.devices.pop()
+
+    with pytest.raises(UnreadableFileError, match="points outside"):
+        read(with_footer(SMALL, change))
+
+
+def test_an_absent_column_is_refused():
+    def change(footer, body):
+        footer.columns.remove(column_of(footer, "calls.depth"))
+
+    with pytest.raises(UnreadableFileError, match=r"calls\.depth is absent"):
+        read(with_footer(SMALL, change))
+
+
+def test_a_window_with_too_many_events_is_refused_in_words(monkeypatch):
+    monkeypatch.setattr(windows, "MOST_ROWS", 2)
+    with pytest.raises(Exception, match="Profile fewer steps"):
+        written(trace("alloc 1 a", "alloc 1 b", "alloc 1 c"))
+
+
+def test_the_head_says_what_the_file_is():
+    assert struct.unpack("<8sII", SMALL[:16]) == (b"\x89TBMEM\r\n", 1, 0)

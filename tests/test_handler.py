@@ -1,0 +1,309 @@
+"""The handler as people use it: any profiler set-up, beside others, and never in the way."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import profiler as autograd_profiler
+from torch.optim import optimizer as optimizer_module
+from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+from tb_memplugin import combine_handlers, memory_trace_handler
+from tb_memplugin.store.reader import read_recordings
+from tests.training import CNN
+
+ONE_STEP = {"wait": 1, "warmup": 1, "active": 1, "repeat": 1}
+
+
+def loop(handler, *, model=None, optimizer=None, steps=4, plan=ONE_STEP, step_the_profiler=True, **options):
+    """A training loop as it stands in scripts; gives the losses."""
+    model = model or CNN()
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    options = {"profile_memory": True, **options}
+    losses = []
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(**plan) if plan else None,
+        on_trace_ready=handler,
+        **options,
+    ) as prof:
+        for _ in range(steps):
+            x, y = CNN.batch()
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if step_the_profiler:
+                prof.step()
+    return losses
+
+
+def recorded_steps(folder) -> list[int]:
+    found = read_recordings(str(folder))
+    assert found.problems == ()
+    return [step.metadata.step for step in found.steps]
+
+
+def notes_of(folder) -> list[str]:
+    (step,) = read_recordings(str(folder)).steps
+    return [note.text for note in step.summary().notes]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return CNN()
+
+
+@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("shapes", [False, True])
+def test_every_combination_of_options_is_recorded(tmp_path, model, stack, shapes):
+    loop(memory_trace_handler(tmp_path, model=model), model=model, with_stack=stack, record_shapes=shapes)
+    assert recorded_steps(tmp_path) == [2]
+
+
+@pytest.mark.parametrize(
+    ("plan", "steps", "expected"),
+    [
+        ({"wait": 1, "warmup": 1, "active": 2, "repeat": 2}, 9, [2, 3, 6, 7]),
+        ({"wait": 0, "warmup": 1, "active": 1, "repeat": 3}, 7, [1, 3, 5]),
+        ({"wait": 0, "warmup": 0, "active": 1}, 3, [0, 1, 2]),
+        ({"skip_first": 3, "wait": 0, "warmup": 1, "active": 2, "repeat": 1}, 7, [4, 5]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_any_schedule_yields_its_active_steps(tmp_path, model, plan, steps, expected):
+    loop(memory_trace_handler(tmp_path, model=model), model=model, plan=plan, steps=steps)
+    assert recorded_steps(tmp_path) == expected
+
+
+def test_without_a_schedule_each_profile_is_one_step(tmp_path, model):
+    handler = memory_trace_handler(tmp_path, model=model)
+    for _ in range(2):
+        loop(handler, model=model, plan=None, steps=2, step_the_profiler=False)
+    assert recorded_steps(tmp_path) == [0, 1]
+
+
+def test_without_a_model(tmp_path):
+    loop(memory_trace_handler(tmp_path))
+    assert recorded_steps(tmp_path) == [2]
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_beside_another_handler_both_get_the_whole_profile(tmp_path, model, order):
+    ours = memory_trace_handler(tmp_path / "memory", model=model)
+    theirs = tensorboard_trace_handler(str(tmp_path / "kineto"))
+    loop(combine_handlers(*((ours, theirs) if order else (theirs, ours))), model=model)
+    (exported,) = (tmp_path / "kineto").glob("*.json")
+    names = [event.get("name") for event in json.loads(exported.read_text())["traceEvents"]]
+    assert "[memory]" in names
+    assert recorded_steps(tmp_path / "memory") == [2]
+
+
+def test_our_hooks_leave_no_mark_in_the_trace_of_another_handler(tmp_path, model):
+    def ops(name, handler):
+        torch.manual_seed(0)
+        loop(combine_handlers(handler, tensorboard_trace_handler(str(tmp_path / name))), model=model)
+        (exported,) = (tmp_path / name).glob("*.json")
+        return [e["name"] for e in json.loads(exported.read_text())["traceEvents"] if e.get("cat") in ("cpu_op", "user_annotation")]
+
+    with_us = ops("a", memory_trace_handler(tmp_path / "m", model=model))
+    gc.collect()
+    assert with_us == ops("b", lambda prof: None)
+
+
+def test_combined_handlers_are_all_called_and_the_first_error_is_raised():
+    called = []
+
+    def failing(prof):
+        called.append("failing")
+        raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        combine_handlers(failing, lambda prof: called.append("second"))(None)
+    assert called == ["failing", "second"]
+
+
+def test_training_is_bit_for_bit_the_same(tmp_path):
+    def run(handler_of):
+        torch.manual_seed(3)
+        model = CNN()
+        losses = loop(handler_of(model), model=model)
+        return losses, [p.detach().clone() for p in model.parameters()]
+
+    losses, weights = run(lambda model: lambda prof: None)
+    ours, our_weights = run(lambda model: memory_trace_handler(tmp_path, model=model))
+    assert ours == losses
+    assert all(torch.equal(a, b) for a, b in zip(weights, our_weights, strict=True))
+
+
+def test_outside_profiled_steps_no_hook_is_there(tmp_path, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    handler = memory_trace_handler(tmp_path, model=model, optimizer=optimizer)
+    seen = {}
+
+    def hooks():
+        modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+        steps = len(optimizer_module._global_optimizer_pre_hooks) + len(optimizer_module._global_optimizer_post_hooks)
+        return modules, steps
+
+    def look(*_):
+        seen[len(seen)] = hooks()
+
+    model.head.register_forward_hook(look)
+    own = hooks()
+    loop(handler, model=model, optimizer=optimizer)
+    inside = (2 * len(list(model.modules())) + own[0], 2)
+    assert [seen[step] for step in range(4)] == [own, own, inside, own]
+    assert hooks() == own
+
+
+def test_hooks_are_gone_when_the_training_raises_inside_a_profiled_step(tmp_path, model):
+    handler = memory_trace_handler(tmp_path, model=model)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), profile(profile_memory=True, on_trace_ready=handler):
+        model(torch.randn(1, 3, 99, 99))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_dead_handler_leaves_nothing_behind(tmp_path, model):
+    handler = memory_trace_handler(tmp_path, model=model)
+    del handler
+    gc.collect()
+    from tb_memplugin.sources import window
+
+    assert len(window._recorders) == 0
+    with profile(profile_memory=True):
+        assert not model._forward_hooks
+
+
+def test_the_handler_keeps_neither_model_nor_optimizer_alive(tmp_path):
+    import weakref
+
+    model = CNN()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handler = memory_trace_handler(tmp_path, model=model, optimizer=optimizer)
+    references = weakref.ref(model), weakref.ref(optimizer)
+    del model, optimizer
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    loop(handler)  # and goes on without them
+    assert recorded_steps(tmp_path) == [2]
+
+
+class TestWhenItGoesWrong:
+    """One clear warning, training goes on unchanged, earlier steps stay readable."""
+
+    @pytest.fixture
+    def warnings(self, caplog):
+        caplog.set_level(logging.WARNING, logger="tb_memplugin")
+        return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("tb_memplugin")]
+
+    def test_profile_memory_off(self, tmp_path, model, warnings):
+        plan = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
+        losses = loop(memory_trace_handler(tmp_path, model=model), model=model, plan=plan, profile_memory=False)
+        assert len(losses) == 4
+        (warning,) = warnings()
+        assert "profile_memory=True" in warning
+
+    def test_an_unwritable_folder(self, tmp_path, model, warnings):
+        (tmp_path / "file").write_text("a file stands where the folder should be")
+        losses = loop(memory_trace_handler(tmp_path / "file" / "run", model=model), model=model)
+        assert len(losses) == 4
+        (warning,) = warnings()
+        assert "file" in warning
+
+    def test_a_full_disk_keeps_earlier_steps(self, tmp_path, model, warnings, monkeypatch):
+        handler = memory_trace_handler(tmp_path, "w", model=model)
+        loop(handler, model=model)
+        before = recorded_steps(tmp_path)
+        import resource
+
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        import signal
+
+        previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # every file ends at 1,000 bytes: EFBIG
+        try:
+            losses = loop(handler, model=model)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, previous)
+        assert len(losses) == 4
+        assert len(warnings()) == 1
+        assert recorded_steps(tmp_path) == before == [2]
+        assert not [path for path in tmp_path.rglob("*") if "tmp" in path.name]
+
+    def test_an_optimizer_that_was_replaced(self, tmp_path, model, warnings):
+        first = torch.optim.SGD(model.parameters(), lr=0.1)
+        handler = memory_trace_handler(tmp_path, model=model, optimizer=first)
+        loop(handler, model=model, optimizer=torch.optim.Adam(model.parameters()))
+        (warning,) = warnings()
+        assert "Adam" in warning
+        assert recorded_steps(tmp_path) == [2]
+
+    def test_a_model_that_is_garbage(self, tmp_path, warnings):
+        handler = memory_trace_handler(tmp_path, model=CNN())
+        gc.collect()
+        loop(handler)
+        (warning,) = warnings()
+        assert "no longer exist" in warning
+        assert recorded_steps(tmp_path) == [2]
+
+    def test_a_profile_without_steps_says_so_in_the_tab(self, tmp_path, model):
+        loop(memory_trace_handler(tmp_path, model=model), model=model, plan=None, step_the_profiler=False)
+        assert any("whole window is shown as one" in note for note in notes_of(tmp_path))
+
+    def test_called_outside_a_window(self, tmp_path, model, warnings):
+        memory_trace_handler(tmp_path, model=model)(None)
+        (warning,) = warnings()
+        assert "window" in warning
+
+    def test_a_second_process_in_the_same_folder(self, tmp_path, model, warnings):
+        code = (
+            "import sys, tests.test_handler as t, torch\n"
+            "from tb_memplugin import memory_trace_handler\n"
+            "t.loop(memory_trace_handler(sys.argv[1], 'w'))\n"
+        )
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=Path(__file__).parents[1])
+        assert recorded_steps(tmp_path) == [2, 2]
+
+
+def test_it_says_once_where_it_wrote_and_how_to_see_it(tmp_path, model, capfd):
+    handler = memory_trace_handler(tmp_path / "a run", model=model)
+    for _ in range(2):
+        loop(handler, model=model)
+    told = [line for line in capfd.readouterr().err.splitlines() if "tensorboard --logdir" in line]
+    assert told == [f"  see it in the Memory tab of: tensorboard --logdir '{tmp_path}/a run'"]
+
+
+@pytest.mark.parametrize(("rank", "expected"), [("3", "rank3"), (None, f"_{os.getpid()}")])
+def test_the_default_worker_name_is_the_rank_or_the_host_and_process(tmp_path, model, monkeypatch, rank, expected):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    loop(memory_trace_handler(tmp_path, model=model), model=model)
+    (step,) = read_recordings(str(tmp_path)).steps
+    assert step.metadata.worker.endswith(expected)
+
+
+@pytest.mark.parametrize("bad", [{"model": "net"}, {"model": {"a": 1}}, {"optimizer": "adam"}, {"optimizer": [1]}])
+def test_a_wrong_argument_is_refused_at_once(tmp_path, bad):
+    with pytest.raises(TypeError, match="torch"):
+        memory_trace_handler(tmp_path, **bad)
+
+
+def test_torch_still_calls_what_we_wrap():
+    """The two functions that mark a window's start and end are torch's own business: notice if they go."""
+    assert callable(autograd_profiler._run_on_profiler_start)
+    assert callable(autograd_profiler._run_on_profiler_stop)
