@@ -27,7 +27,7 @@ KNOWS = {
     "exports": {"trace", "analysis"},
     "handler": {"trace", "analysis", "sources", "store"},
     "server": {"trace", "analysis", "sources", "store", "exports", "proto"},
-    "commands": {"trace", "analysis", "sources", "estimate", "store", "exports"},
+    "commands": {"trace", "analysis", "sources", "estimate", "store", "exports", "proto"},
     "callbacks": {"trace", "handler", "sources"},
 }
 NUMPY_ALONE = ("trace", "analysis")

@@ -148,6 +148,7 @@ def test_training_is_bit_for_bit_the_same(tmp_path):
 
 
 def test_outside_profiled_steps_no_hook_is_there(tmp_path, model):
+    gc.collect()  # handlers of earlier tests
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     handler = memory_trace_handler(tmp_path, model=model, optimizer=optimizer)
     seen = {}

@@ -131,7 +131,7 @@ class _Builder:
         )
 
     def _phases(self) -> Spans:
-        spans = []
+        spans: list[list[int]] = []
         for number, row in enumerate(self.rows):
             if row["phase"] == Phase.OTHER:
                 continue

@@ -48,8 +48,8 @@ def lanes(
         t0_ns, t1_ns: epoch nanoseconds, t0 < t1.
         columns: the screen's width; what is narrower than one of its columns is left out.
     """
-    parent = np.array([module.parent for module in modules], np.int64)
     forward = calls.phase != Phase.BACKWARD
+    parent = _called_parents(modules, calls.name[forward & (calls.name >= 0)])
     levels = [*_by_depth(calls, np.flatnonzero(forward & (calls.name >= 0)))]
     nodes = np.flatnonzero(~forward & (calls.name >= 0))
     stretch = _stretch(calls.start_ns[nodes], steps, phases)
@@ -72,6 +72,22 @@ def lanes(
         modules=tuple(shown),
         omitted=omitted,
     )
+
+
+def _called_parents(modules: Sequence[Module], called: np.ndarray) -> Int64:
+    """The nearest enclosing module that is itself called, so that both directions lie at one depth.
+
+    Lists and other containers are never called: no forward lane has them.
+    """
+    parent = np.array([module.parent for module in modules], np.int64)
+    if not len(called):
+        return parent
+    is_called = np.zeros(len(parent) + 1, bool)
+    is_called[called] = True
+    is_called[-1] = True  # where row -1, "none", is looked up
+    while not (settled := is_called[parent]).all():
+        parent = np.where(settled, parent, parent[parent])
+    return parent
 
 
 def _touching(spans: Spans, t0_ns: int, t1_ns: int) -> Int64:

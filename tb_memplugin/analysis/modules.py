@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
@@ -114,6 +115,14 @@ class _Tree:
             np.add.at(total, self.parent[level], total[level])
         return total
 
+    def filled(self, own: Int64, known: npt.NDArray[np.bool_]) -> Int64:
+        """Own values where they are known; elsewhere (a container is never called) the sum of those just inside."""
+        total = np.where(known, own, 0)
+        for level in self.levels[:0:-1]:
+            open_level = level[~known[self.parent[level]]]
+            np.add.at(total, self.parent[open_level], total[open_level])
+        return total
+
     def highest_inside(self, own: Int64) -> Int64:
         """The highest of the own value and those of everything inside."""
         top = own.copy()
@@ -143,12 +152,11 @@ def _times(trace: MemoryTrace, tree: _Tree, step: int) -> tuple[Int64, Int64, In
     forward = phase == Phase.FORWARD
     count = np.bincount(name[forward], minlength=tree.size)
     own_forward = sums(name[forward].astype(np.int64), (end - start)[forward], tree.size)
-    inner = np.where(count > 0, 0, tree.inclusive(np.where(count > 0, own_forward, 0)))
     backward = np.flatnonzero(~forward)
     reach = np.maximum.accumulate(end[backward]) if len(backward) else end[backward]
     outer = backward[np.concatenate((backward[:1] >= 0, end[backward][1:] > reach[:-1]))]
     own_backward = sums(name[outer].astype(np.int64), (end - start)[outer], tree.size)
-    return count, np.where(count > 0, own_forward, inner), tree.inclusive(own_backward)
+    return count, tree.filled(own_forward, count > 0), tree.inclusive(own_backward)
 
 
 def _peak_inside(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int) -> Int64:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,11 +16,8 @@ from tb_memplugin.proto.summary_pb2 import StepSummary
 from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.paths import PLUGIN_NAME
 
-FRESH_SECONDS = 2.0
-"""How long a listing serves requests for known steps; `runs` always asks anew."""
-
 SUMMARIES_KEPT = 256
-"""Summaries kept after reading: asking TensorBoard's data server for one takes some 40 ms."""
+"""Summaries kept after reading: asking TensorBoard's data server for one takes as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +50,18 @@ class Catalogue:
     def __init__(self, data_provider: provider.DataProvider | None) -> None:
         self._provider = data_provider
         self._lock = threading.Lock()
-        self._listings: dict[str, tuple[float, Listing]] = {}
+        self._listings: dict[str, Listing] = {}
         self._summaries: dict[tuple[str, str, str, str], StepSummary] = {}
 
     def listing(self, ctx: RequestContext, experiment: str, *, fresh: bool = False) -> Listing:
-        """Everything there is; at most `FRESH_SECONDS` old, or asked for now."""
-        with self._lock:
-            when, listing = self._listings.get(experiment, (-FRESH_SECONDS, Listing()))
-        if not fresh and time.monotonic() - when < FRESH_SECONDS:
-            return listing
-        listing = _sorted(self._list(ctx, experiment))
-        with self._lock:
-            self._listings[experiment] = (time.monotonic(), listing)
+        """Everything there is: as it was when last asked, or asked anew.
+
+        Asking TensorBoard's data server takes some 40 ms, too much for each zoom. `runs` asks anew, and
+        so does a request for a step that is not known.
+        """
+        listing = None if fresh else self._listings.get(experiment)
+        if listing is None:
+            listing = self._listings[experiment] = _sorted(self._list(ctx, experiment))
         return listing
 
     def find(

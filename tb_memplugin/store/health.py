@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,9 @@ from tb_memplugin.store.records import framed
 
 MOST_FOLDERS = 5_000
 """Folders looked into: beyond that, what a view opens is checked when it opens it."""
+
+_WRITE_SECONDS = 0.05
+"""How long one write may take: what grows meanwhile is being written, not broken."""
 
 
 def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
@@ -42,7 +46,12 @@ def _is_event_file(folder: str, name: str) -> bool:
 def _checked(path: Path) -> UnreadableFileError | None:
     try:
         status = path.stat()
-        return _check(str(path), status.st_size, status.st_mtime_ns)
+        error = _check(str(path), status.st_size, status.st_mtime_ns)
+        if error is not None and time.time() - status.st_mtime < _WRITE_SECONDS:
+            time.sleep(_WRITE_SECONDS)
+            if path.stat().st_size != status.st_size:
+                return None
+        return error
     except OSError as error:
         what = f"The file cannot be read: {error.strerror or error}."
         return UnreadableFileError(

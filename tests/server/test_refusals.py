@@ -85,7 +85,12 @@ def test_requests_side_by_side_load_a_window_once(tab, baseline, monkeypatch):
     import tb_memplugin.server.windows as windows
 
     loads = []
-    monkeypatch.setattr(windows, "load_window", lambda path: loads.append(path) or BASELINE)
+
+    def load(path):
+        loads.append(path)
+        return BASELINE
+
+    monkeypatch.setattr(windows, "load_window", load)
     answers = []
     threads = [
         threading.Thread(target=lambda: answers.append(tab.get("curve", **baseline)["peak"]["bytes"]))

@@ -1,7 +1,11 @@
 import itertools
+import uuid
 
+import fsspec
 import pytest
 
+from tb_memplugin.store.writer import RunWriter
+from tests.server.conftest import BASELINE
 from tests.server.tab import Tab
 
 
@@ -229,3 +233,14 @@ def test_every_breakdown_of_every_moment_sums_to_it(tab, baseline, bigger):
 def test_times_between_events_are_never_negative(tab, baseline):
     times = [tab.get("moment", **baseline, event=event)["time_ns"] for event in range(-1, 6)]
     assert all(earlier <= later for earlier, later in itertools.pairwise(times))
+
+
+def test_a_logdir_elsewhere_is_read_through_fsspec():
+    url = f"memory://{uuid.uuid4().hex}"
+    RunWriter(f"{url}/baseline", "rank0").write(BASELINE)
+    tab = Tab(url)
+    chosen = {"run": "baseline", "worker": "rank0", "step": 5, "device": "cpu"}
+    assert [run["run"] for run in tab.get("runs")["runs"]] == ["baseline"]
+    assert tab.get("step", **chosen)["source"]["side_file_present"] is True
+    assert tab.get("curve", **chosen, px=5)["max"] == [500, 520, 520, 560, 560]
+    fsspec.filesystem("memory").rm(url, recursive=True)

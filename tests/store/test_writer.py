@@ -12,7 +12,6 @@ import fsspec
 import pytest
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.store import writer as writer_module
 from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tests.traces import same, trace
@@ -229,7 +228,7 @@ def test_an_event_file_that_cannot_grow_takes_the_side_file_back(tmp_path, monke
     writer.write(STEP)
     before = files_in(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(writer_module.files, "append", full)
+        patched.setattr("tb_memplugin.store.files.append", full)
         with pytest.raises(MemPluginError, match="No space left on device"):
             writer.write(NEXT)
     assert files_in(tmp_path) == before

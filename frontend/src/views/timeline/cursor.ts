@@ -26,6 +26,7 @@ export interface Cursor {
 export function useCursor(
   pick: Pick,
   curve: CurveAnswer | undefined,
+  whole: CurveAnswer | undefined,
   coarse: boolean,
   onReached: (time: number) => void,
 ): Cursor {
@@ -33,7 +34,7 @@ export function useCursor(
   const [event, setEvent] = useState<{ of: string; index: number } | undefined>(undefined);
   const peak = useRef<{ of: string; time: number; event: number } | undefined>(undefined);
   const of = JSON.stringify(pick);
-  if (curve && peak.current?.of !== of) peak.current = { of, time: curve.peak.time_ns, event: curve.peak.event };
+  if (whole && peak.current?.of !== of) peak.current = { of, time: whole.peak.time_ns, event: whole.peak.event };
   const pinnedTime = route.value.t === undefined ? undefined : Number(route.value.t);
   const top = peak.current?.of === of ? peak.current : undefined;
 

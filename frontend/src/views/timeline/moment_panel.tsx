@@ -24,7 +24,8 @@ export function MomentPanel({ by, cursor, origin, stats }: Props) {
   const { moment, time } = cursor;
   const exact = moment.data && !moment.stale ? moment.data : undefined;
   const parts: Part[] = exact ? partsOf(exact, by) : cursor.approximate.map((p) => ({ ...p, count: 0 }));
-  const bytes = exact ? exact.bytes : parts.reduce((s, p) => s + p.bytes, 0);
+  const waiting = !exact && parts.length === 0;
+  const bytes = exact ? exact.bytes : waiting ? stats.peak_bytes : parts.reduce((s, p) => s + p.bytes, 0);
   const unit = unitFor(stats.peak_bytes);
   return (
     <aside class="card side" data-testid="moment-panel" data-exact={exact ? "true" : "false"} aria-live="off">
@@ -47,11 +48,13 @@ export function MomentPanel({ by, cursor, origin, stats }: Props) {
           <Where moment={exact} />
         ) : moment.failure ? (
           moment.failure.what
+        ) : waiting ? (
+          "reading what it is made of …"
         ) : (
-          <span>from the curve: this column's highest</span>
+          "from the curve: this column's highest"
         )}
       </p>
-      <Breakdown by={by} parts={parts} unit={unit} cursor={cursor} />
+      {!waiting && <Breakdown by={by} parts={parts} unit={unit} cursor={cursor} />}
       {exact && <Alive moment={exact} page={unit} />}
       <div class="buttons">
         <button
@@ -72,7 +75,7 @@ export function MomentPanel({ by, cursor, origin, stats }: Props) {
         >
           event →
         </button>
-        {!cursor.atPeak && (
+        {!cursor.atPeak && !waiting && (
           <button type="button" class="small" data-testid="to-peak" onClick={() => cursor.pin(undefined)}>
             to the peak
           </button>

@@ -39,21 +39,23 @@ export function Timeline() {
     zoomed ? 70 : 0,
     sameStep,
   );
-  const wholeCurve = useRemote<CurveAnswer>(ready ? address("curve", { ...pick, by: "category", px }) : null);
+  const plain = by === "category" && !zoomed; // then the curve and the strip are one request
+  const rest = useRemote<CurveAnswer>(ready && !plain ? address("curve", { ...pick, by: "category", px }) : null);
+  const strip = plain ? (curve.stale ? undefined : curve.data) : rest.data;
   const lanes = useRemote<LanesAnswer>(
     ready ? address("lanes", { ...pick, ...range, px: inner }) : null,
     zoomed ? 70 : 0,
     sameStep,
   );
-  const coarse = curve.data?.exact === false || wholeCurve.data?.exact === false;
-  const shown = curve.data ?? (coarse ? wholeCurve.data : undefined);
+  const coarse = curve.data?.exact === false || strip?.exact === false;
+  const shown = curve.data ?? (coarse ? strip : undefined);
   const zoom = ([t0, t1]: [number, number]): void =>
     navigate(t0 <= whole[0] && t1 >= whole[1] ? { t0: undefined, t1: undefined } : { t0: String(t0), t1: String(t1) });
   const follow = (t: number): void => {
     const half = (window[1] - window[0]) / 2;
     if (t < window[0] || t > window[1]) zoom(kept([t - half, t + half], whole));
   };
-  const cursor = useCursor(pick, shown, coarse, follow);
+  const cursor = useCursor(pick, shown, strip, coarse, follow);
   if (curve.failure && !coarse) return <FailureState failure={curve.failure} onRetry={curve.retry} />;
   return (
     <>
@@ -87,7 +89,7 @@ export function Timeline() {
           <Chart
             by={by}
             curve={shown}
-            strip={wholeCurve.data}
+            strip={strip}
             lanes={lanes.data}
             window={window}
             whole={whole}
@@ -114,7 +116,7 @@ export function Timeline() {
 }
 
 function sameStep(path: string): string {
-  return path.replace(/&(by|t0|t1|px)=[^&]*/g, "");
+  return path.replace(/&(t0|t1|px)=[^&]*/g, "");
 }
 
 function windowOf(t0: string | undefined, t1: string | undefined, whole: [number, number]): [number, number] {

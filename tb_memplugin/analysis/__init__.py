@@ -1,0 +1,1 @@
+"""Pure functions from a trace to a frozen result. Imports numpy and nothing bigger."""

@@ -1,0 +1,159 @@
+import os
+from importlib import metadata
+
+import pytest
+from click.testing import CliRunner
+
+from tb_memplugin.commands import installation, main, recordings
+from tb_memplugin.commands.findings import Level
+from tb_memplugin.store.writer import RunWriter
+from tests.server.conftest import BASELINE
+
+
+@pytest.fixture
+def logdir(tmp_path):
+    RunWriter(str(tmp_path / "run"), "rank0").write(BASELINE)
+    return tmp_path
+
+
+def findings(logdir):
+    return list(recordings.check_logdir(str(logdir)))
+
+
+def problems(logdir):
+    found = [finding for finding in findings(logdir) if finding.level is Level.PROBLEM]
+    assert all(finding.fix for finding in found)
+    return [finding.what for finding in found]
+
+
+def test_a_good_logdir_has_no_problem(logdir):
+    assert problems(logdir) == []
+    assert "2 recorded steps of 1 workers" in findings(logdir)[0].what
+
+
+def test_the_exit_code_tells(logdir, monkeypatch):
+    monkeypatch.setattr(installation, "check_installation", lambda: iter(()))
+    import tb_memplugin.commands.doctor as doctor
+
+    monkeypatch.setattr(doctor, "check_installation", lambda: iter(()))
+    good = CliRunner().invoke(main, ["doctor", str(logdir)])
+    assert (good.exit_code, "The Memory tab should show it" in good.output) == (0, True)
+    bad = CliRunner().invoke(main, ["doctor", str(logdir / "absent")])
+    assert (bad.exit_code, "There is no folder" in bad.output, "→" in bad.output) == (1, True, True)
+
+
+def test_an_empty_folder(tmp_path):
+    assert problems(tmp_path) == ["No event file is here."]
+
+
+def test_a_file_instead_of_a_folder(tmp_path):
+    path = tmp_path / "x"
+    path.write_text("")
+    (problem,) = problems(path)
+    assert "is a file" in problem
+
+
+def test_other_peoples_event_files_only(tmp_path):
+    (tmp_path / "events.out.tfevents.1.x").write_bytes(b"")
+    assert "none holds a memory recording" in problems(tmp_path)[0]
+
+
+def test_profiler_traces_without_a_recording(tmp_path):
+    (tmp_path / "host_1.2.pt.trace.json").write_text("{}")
+    assert "tensorboard_trace_handler" in problems(tmp_path)[0]
+
+
+def test_a_folder_too_deep(logdir):
+    found = findings(logdir / "run/rank0/plugins/tb_memplugin")
+    assert "holds side files only" in found[0].what
+    assert str(logdir / "run") in found[0].fix
+
+
+def test_event_files_that_were_not_copied_along(logdir):
+    for path in (logdir / "run/rank0").glob("*tfevents*"):
+        path.unlink()
+    assert "Side files are here" in problems(logdir)[0]
+
+
+def test_side_files_that_were_not_copied_along(logdir):
+    (logdir / "run/rank0/plugins/tb_memplugin/window-000000.mem").unlink()
+    (problem,) = problems(logdir)
+    assert "window-000000.mem is absent" in problem
+
+
+def test_files_that_cannot_be_read(logdir):
+    (logdir / "run/rank0/plugins/tb_memplugin/window-000000.mem").write_bytes(b"junk")
+    (problem,) = problems(logdir)
+    assert "not a tb_memplugin side file" in problem
+
+
+def test_an_event_file_cut_short_to_nothing(logdir):
+    (path,) = (logdir / "run/rank0").glob("*tfevents*")
+    path.write_bytes(path.read_bytes()[:60])
+    found = problems(logdir)
+    assert "hold no step that can be read" in found[0]
+    assert "breaks off" in found[1]
+
+
+def test_a_strangers_event_file_beside_ours(logdir):
+    from tb_memplugin.store.records import record
+
+    (logdir / "run/rank0/events.out.tfevents.9.x").write_bytes(record(b""))
+    assert problems(logdir) == []
+    assert any("another writer" in finding.what for finding in findings(logdir))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(logdir):
+    logdir.chmod(0o500)
+    try:
+        assert any("cannot be written" in finding.what for finding in findings(logdir))
+    finally:
+        logdir.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [(None, Level.PROBLEM), ("2.20.0", Level.PROBLEM), ("2.21.0", Level.FINE), ("3.0", Level.FINE)],
+)
+def test_tensorboards_version(version, level):
+    assert installation.check_tensorboard(version).level is level
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        (None, Level.PROBLEM),
+        ("5.29.0", Level.PROBLEM),
+        ("6.31.0", Level.PROBLEM),
+        ("6.31.1", Level.FINE),
+        ("7.35.0", Level.FINE),
+        ("8.0.0", Level.PROBLEM),
+    ],
+)
+def test_protobufs_version(version, level):
+    assert installation.check_protobuf(version).level is level
+
+
+def entry_point(name, value):
+    return metadata.EntryPoint(name, value, "tensorboard_plugins")
+
+
+def test_a_plugin_that_is_not_registered():
+    (finding,) = installation.check_registration([])
+    assert (finding.level, "not registered" in finding.what) == (Level.PROBLEM, True)
+
+
+def test_another_plugin_that_cannot_be_imported_is_a_hint():
+    ours = entry_point("tb_memplugin", "tb_memplugin.server.loader:MemoryPluginLoader")
+    found = list(installation.check_registration([ours, entry_point("broken", "no.such.module:Plugin")]))
+    assert [finding.level for finding in found] == [Level.FINE, Level.HINT]
+
+
+def test_this_environment_is_registered_and_loads():
+    found = {
+        finding.what: finding
+        for finding in installation.check_installation()
+        if "frontend" not in finding.what
+    }
+    assert all(finding.level is not Level.PROBLEM for finding in found.values()), found

@@ -1,0 +1,172 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from tb_memplugin.commands import main
+from tb_memplugin.commands.tables import Unit, printable
+from tb_memplugin.store.writer import RunWriter
+from tests.server.conftest import BASELINE, BIGGER
+from tests.traces import EPOCH, trace
+
+
+@pytest.fixture
+def logdir(tmp_path):
+    RunWriter(str(tmp_path / "baseline"), "rank0").write(BASELINE)
+    return tmp_path
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def told(*arguments):
+    result = run("peak", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_json_is_what_the_issue_says(logdir):
+    assert told(logdir) == {
+        "source": str(logdir / "baseline" / "rank0"),
+        "devices": [
+            {
+                "device": "cpu",
+                "step": 5,
+                "peak_bytes": 560,
+                "window_peak_bytes": 160,
+                "peak_time_ns": EPOCH + 3_500,
+                "start_bytes": 400,
+                "end_bytes": 460,
+                "peak_reserved_bytes": None,
+                "breakdown": [
+                    {"key": "parameter", "bytes": 400, "count": 1},
+                    {"key": "activation", "bytes": 100, "count": 1},
+                    {"key": "gradient", "bytes": 60, "count": 1},
+                ],
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("below", ["", "baseline", "baseline/rank0"])
+def test_a_logdir_a_run_and_a_workers_folder_all_do(logdir, below):
+    assert told(logdir / below)["devices"][0]["peak_bytes"] == 560
+
+
+@pytest.mark.parametrize("by", ["category", "module", "operator", "phase"])
+@pytest.mark.parametrize("top", [0, 1, 2, 10])
+def test_every_breakdown_sums_to_the_peak(logdir, by, top):
+    (device,) = told(logdir, "--by", by, "--top", top)["devices"]
+    assert sum(part["bytes"] for part in device["breakdown"]) == device["peak_bytes"] == 560
+    sizes = [part["bytes"] for part in device["breakdown"] if part["key"] != "(rest)"]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_what_is_below_the_top_is_one_row(logdir):
+    (device,) = told(logdir, "--top", 1)["devices"]
+    assert device["breakdown"] == [
+        {"key": "parameter", "bytes": 400, "count": 1},
+        {"key": "(rest)", "bytes": 160, "count": 2},
+    ]
+
+
+def test_a_step_can_be_chosen(logdir):
+    (device,) = told(logdir, "--step", 6)["devices"]
+    assert (device["step"], device["peak_bytes"], device["window_peak_bytes"]) == (6, 467, 67)
+
+
+def test_every_device_is_told_each_at_its_own_peak(logdir):
+    RunWriter(str(logdir / "bigger"), "rank0").write(BIGGER)
+    devices = told(logdir / "bigger")["devices"]
+    assert [(device["device"], device["peak_bytes"]) for device in devices] == [("cpu", 650), ("cuda:0", 64)]
+    assert devices[1]["peak_reserved_bytes"] == 2048
+    assert [device["device"] for device in told(logdir / "bigger", "--device", "cuda:0")["devices"]] == [
+        "cuda:0"
+    ]
+
+
+def test_of_several_runs_the_highest_is_shown_and_the_others_are_named(logdir):
+    RunWriter(str(logdir / "bigger"), "rank0").write(BIGGER)
+    result = run("peak", logdir, "--json")
+    assert json.loads(result.stdout)["source"].endswith("bigger/rank0")
+    assert "baseline" in result.stderr
+
+
+def test_a_worker_can_be_chosen(logdir):
+    RunWriter(str(logdir / "baseline"), "rank1").write(BIGGER)
+    assert told(logdir, "--worker", "rank0")["devices"][0]["peak_bytes"] == 560
+    assert told(logdir, "--worker", "rank1")["devices"][0]["peak_bytes"] == 650
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--step", 99), "Step 99 was not recorded"),
+        (("--device", "cuda:9"), "cuda:9"),
+        (("--worker", "nobody"), "nobody"),
+    ],
+)
+def test_what_was_not_recorded_is_refused_with_the_choices(logdir, arguments, words):
+    result = run("peak", logdir, *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Choose one of" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_folder_without_recordings_is_refused(tmp_path):
+    result = run("peak", tmp_path)
+    assert (result.exit_code, "No memory recording" in result.stderr) == (2, True)
+    result = run("peak", tmp_path / "absent")
+    assert (result.exit_code, "no such folder" in result.stderr) == (2, True)
+
+
+def test_people_get_a_table_in_one_unit(logdir):
+    result = run("peak", logdir, "--by", "module")
+    assert result.exit_code == 0
+    assert "peak 560 B" in result.stdout
+    assert "layer" in result.stdout
+    assert "total" in result.stdout
+
+
+def test_names_cannot_steer_a_terminal_or_be_markup(tmp_path):
+    evil = "[bold]\x1b[31mred\x07"
+    RunWriter(str(tmp_path), evil).write(trace(f"alloc 5 a module={evil} operator={evil}"))
+    for by in ("module", "operator"):
+        result = run("peak", tmp_path, "--by", by)
+        assert result.exit_code == 0, result.output
+        assert "\x1b" not in result.output
+        assert "\x07" not in result.output
+        assert "[bold]\\x1b[31mred\\x07" in result.output
+
+
+def test_a_damaged_file_beside_good_ones_is_a_warning(logdir):
+    (path,) = (logdir / "baseline" / "rank0").glob("*tfevents*")
+    path.write_bytes(path.read_bytes()[:-10])
+    result = run("peak", logdir, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["devices"][0]["peak_bytes"] == 560
+    assert "breaks off" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [(0, "0 B"), (1023, "1,023 B"), (1536, "1.50 KiB"), (5 << 30, "5.00 GiB"), (3 << 50, "3,072.00 TiB")],
+)
+def test_sizes_are_told_in_the_unit_that_fits(size, told):
+    assert Unit.for_bytes([size, size // 2]).tell(size) == told
+
+
+def test_text_is_cut_and_what_cannot_be_seen_is_written_out():
+    assert printable("a\nb\0", 10) == "a\\nb\\x00"
+    assert printable("x" * 50, 10) == "x" * 9 + "…"
+
+
+def test_help_imports_no_sub_command():
+    import sys
+
+    for name in [name for name in sys.modules if name.startswith("tb_memplugin.commands.")]:
+        del sys.modules[name]
+    assert "doctor" in run("--help").stdout
+    assert "tb_memplugin.commands.peak" not in sys.modules
