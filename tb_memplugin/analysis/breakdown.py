@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import Category, MemoryTrace, Phase
@@ -18,6 +19,12 @@ BEFORE_WINDOW = "(before the window)"
 """The operator of what was alive when the window began: it cannot be known."""
 
 
+_CATEGORY_KEYS = tuple(category.key for category in Category)
+
+Rows = npt.NDArray[np.intp] | slice
+_ALL = slice(None)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One part of a whole: `bytes` in `count` blocks. `categories` divides the bytes again (modules only)."""
@@ -28,24 +35,29 @@ class Part:
     categories: dict[str, int] = field(default_factory=dict)
 
 
-def codes(trace: MemoryTrace, by: By) -> tuple[Int64, tuple[str, ...]]:
-    """The part to which every allocation belongs.
+def codes(trace: MemoryTrace, by: By, rows: Rows = _ALL) -> tuple[Int64, tuple[str, ...]]:
+    """The part to which allocations belong.
+
+    Args:
+        trace: any trace.
+        by: what to divide by.
+        rows: which allocations; default: every one.
 
     Returns:
-        int64 of shape (allocations,), indices into the tuple of keys.
+        int64, one entry per chosen allocation, indices into the tuple of keys.
 
     Raises:
         MemPluginError: `by` is none of `DIVISIONS`.
     """
     blocks = trace.allocations
     if by == "category":
-        return blocks.category.astype(np.int64), tuple(category.key for category in Category)
+        return blocks.category[rows].astype(np.int64), _CATEGORY_KEYS
     if by == "phase":
-        return blocks.phase.astype(np.int64), tuple(phase.key for phase in Phase)
+        return blocks.phase[rows].astype(np.int64), tuple(phase.key for phase in Phase)
     if by == "module":
-        return blocks.module.astype(np.int64) + 1, (NOT_NAMED, *(module.key for module in trace.modules))
+        return blocks.module[rows].astype(np.int64) + 1, (NOT_NAMED, *(module.key for module in trace.modules))
     if by == "operator":
-        return blocks.operator.astype(np.int64) + 1, (BEFORE_WINDOW, *trace.operators)
+        return blocks.operator[rows].astype(np.int64) + 1, (BEFORE_WINDOW, *trace.operators)
     raise MemPluginError(
         f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {', '.join(DIVISIONS)}."
     )
@@ -63,20 +75,32 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: By) -> tuple[Part
     Raises:
         MemPluginError: `by` is none of `DIVISIONS`.
     """
-    alive = trace.allocations.alive_at(event, device)
-    part, keys = codes(trace, by)
-    size = trace.allocations.bytes[alive]
-    part = part[alive]
-    found, inverse = np.unique(part, return_inverse=True)
-    total = sums(inverse, size, len(found))
-    count = np.bincount(inverse, minlength=len(found))
-    inner: list[dict[str, int]] = [{} for _ in found]
+    return parts_of(trace, trace.allocations.alive_at(event, device), by)
+
+
+def parts_of(trace: MemoryTrace, rows: npt.NDArray[np.intp], by: By) -> tuple[Part, ...]:
+    """The bytes of some allocations (rows of `trace.allocations`), in parts, largest first.
+
+    Raises:
+        MemPluginError: `by` is none of `DIVISIONS`.
+    """
+    part, keys = codes(trace, by, rows)
+    size = trace.allocations.bytes[rows]
+    count = np.bincount(part, minlength=len(keys))
+    total = sums(part, size, len(keys))
+    found = np.flatnonzero(count)
+    found = found[np.argsort(-total[found], kind="stable")]
+    inner: list[dict[str, int]] = [{}] * len(found)
     if by == "module":
-        inner = _categories_of(inverse, trace.allocations.category[alive], size, len(found))
+        table = sums(part * len(Category) + trace.allocations.category[rows], size, len(keys) * len(Category))
+        inner = [_named(row) for row in table.reshape(-1, len(Category))[found].tolist()]
+    columns = (total[found].tolist(), count[found].tolist(), inner)
     parts: dict[str, Part] = {}
-    for row in np.argsort(-total, kind="stable"):
-        new = Part(keys[found[row]], int(total[row]), int(count[row]), inner[row])
+    for row, bytes_, blocks, categories in zip(found.tolist(), *columns, strict=True):
+        new = Part(keys[row], bytes_, blocks, categories)
         parts[new.key] = merged(parts[new.key], new) if new.key in parts else new
+    if len(parts) == len(found):
+        return tuple(parts.values())
     return tuple(sorted(parts.values(), key=lambda item: -item.bytes))
 
 
@@ -87,12 +111,8 @@ def sums(group: Int64, size: Int64, groups: int) -> Int64:
     return total
 
 
-def _categories_of(group: Int64, category: np.ndarray, size: Int64, groups: int) -> list[dict[str, int]]:
-    table = sums(group * len(Category) + category, size, groups * len(Category)).reshape(
-        groups, len(Category)
-    )
-    keys = [category.key for category in Category]
-    return [{key: size for key, size in zip(keys, row, strict=True) if size} for row in table.tolist()]
+def _named(row: list[int]) -> dict[str, int]:
+    return {key: size for key, size in zip(_CATEGORY_KEYS, row, strict=True) if size}
 
 
 def merged(a: Part, b: Part) -> Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -94,11 +95,7 @@ class _Tree:
 
     @classmethod
     def of(cls, trace: MemoryTrace) -> _Tree:
-        parent = np.array([*(module.parent for module in trace.modules), -1], np.int64)
-        levels = [np.flatnonzero(parent < 0)]
-        while len(levels[-1]):
-            levels.append(np.flatnonzero(np.isin(parent, levels[-1])))
-        return cls(parent, tuple(levels[:-1]))
+        return cls(*_parent_and_levels(tuple(module.parent for module in trace.modules)))
 
     @property
     def size(self) -> int:
@@ -130,12 +127,26 @@ class _Tree:
             np.maximum.at(top, self.parent[level], top[level])
         return top
 
-    def ancestors(self, place: Int64) -> list[Int64]:
-        """The places themselves, their parents, and so on: arrays with -1 where there is no more."""
-        chain = [place]
-        while (chain[-1] >= 0).any():
-            chain.append(np.where(chain[-1] >= 0, self.parent[chain[-1]], -1))
-        return chain[:-1]
+    def around(self) -> list[Int64]:
+        """For each depth, the place of that depth that each place is or lies in, -1 if it is further out."""
+        found = []
+        for depth in range(len(self.levels)):
+            outer = np.full(self.size, -1, np.int64)
+            outer[self.levels[depth]] = self.levels[depth]
+            for level in self.levels[depth + 1 :]:
+                outer[level] = outer[self.parent[level]]
+            found.append(outer)
+        return found
+
+
+@lru_cache(maxsize=8)
+def _parent_and_levels(parents: tuple[int, ...]) -> tuple[Int64, tuple[Int64, ...]]:
+    """Kept, because every step of a window asks for the same."""
+    parent = np.array([*parents, -1], np.int64)
+    levels = [np.flatnonzero(parent < 0)]
+    while len(levels[-1]):
+        levels.append(np.flatnonzero(np.isin(parent, levels[-1])))
+    return parent, tuple(levels[:-1])
 
 
 def _by_owner_and_category(tree: _Tree, module: np.ndarray, category: np.ndarray, size: Int64) -> Int64:
@@ -183,7 +194,9 @@ def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int)
     born, freed = np.maximum(blocks.born[seen], first - 1), np.minimum(blocks.freed[seen], end)
     size, category = blocks.bytes[seen], blocks.category[seen]
     highest = np.zeros((tree.size, _CATEGORIES), np.int64)
-    for place in tree.ancestors(tree.place(blocks.module[seen])):
+    owner = tree.place(blocks.module[seen])
+    for around in tree.around():
+        place = around[owner]
         there = np.flatnonzero(place >= 0)
         key = np.tile(place[there] * _CATEGORIES + category[there], 2)
         moment = np.concatenate((born[there], freed[there]))

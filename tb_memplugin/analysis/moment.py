@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from tb_memplugin.analysis.breakdown import By, Part, breakdown
+from tb_memplugin.analysis.breakdown import By, Part, parts_of
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 
 
@@ -41,11 +42,11 @@ class Moment:
     operator: str | None
     largest: tuple[LiveAllocation, ...]
     _trace: MemoryTrace
-    _device: int
+    _alive: npt.NDArray[np.intp]
 
     def parts(self, by: By) -> tuple[Part, ...]:
         """The live bytes divided into parts that sum to them, largest first."""
-        return breakdown(self._trace, self._device, self.event, by)
+        return parts_of(self._trace, self._alive, by)
 
 
 def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) -> Moment:
@@ -60,26 +61,32 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
     events = trace.events
     began = trace.steps[0].start_ns
     known = event >= 0
-    reserved = events.reserved[: event + 1][events.device[: event + 1] == device]
+    alive = trace.allocations.alive_at(event, device)
     return Moment(
         event=event,
         time_ns=int(events.time_ns[event]) if known else began,
         bytes=int(trace.live(device)[event + 1]),
-        reserved=int(reserved[-1]) if len(reserved) and reserved[-1] >= 0 else None,
+        reserved=_reserved(trace, device, event),
         phase=Phase(int(events.phase[event])) if known else Phase.BEFORE,
         module=_name(trace, "modules", int(events.module[event])) if known else None,
         operator=_name(trace, "operators", int(events.operator[event])) if known else None,
-        largest=largest_alive(trace, device, event, largest),
+        largest=_largest(trace, alive, largest),
         _trace=trace,
-        _device=device,
+        _alive=alive,
     )
 
 
-def largest_alive(trace: MemoryTrace, device: int, event: int, limit: int) -> tuple[LiveAllocation, ...]:
-    """The largest blocks alive on a device after an event, largest first."""
-    alive = trace.allocations.alive_at(event, device)
+def _reserved(trace: MemoryTrace, device: int, event: int) -> int | None:
+    """The reserve that the device's last event up to this one reported, None where there is none."""
+    if not trace.devices[device].has_reserved:
+        return None
+    reserved = trace.events.reserved[: event + 1][trace.events.device[: event + 1] == device]
+    return int(reserved[-1]) if len(reserved) and reserved[-1] >= 0 else None
+
+
+def _largest(trace: MemoryTrace, alive: npt.NDArray[np.intp], limit: int) -> tuple[LiveAllocation, ...]:
     rows = alive[np.argsort(-trace.allocations.bytes[alive], kind="stable")[:limit]]
-    return tuple(_live_allocation(trace, int(row)) for row in rows)
+    return tuple(_live_allocation(trace, row) for row in rows.tolist())
 
 
 def _live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:

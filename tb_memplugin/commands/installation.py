@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import tb_memplugin
 from tb_memplugin.commands.findings import Finding, fine, hint, problem
 
 PLUGIN_GROUP = "tensorboard_plugins"
@@ -80,7 +79,7 @@ def _check_backend() -> Finding:
 
 
 def _check_bundle() -> Finding:
-    if (Path(tb_memplugin.__file__).parent / "server" / "static" / "index.js").is_file():
+    if (Path(__file__).parents[1] / "server" / "static" / "index.js").is_file():
         return fine("the tab's frontend is built")
     fix = "In a source checkout run: make bundle. Else reinstall: pip install --force-reinstall tb-memplugin"
     return problem("The tab's frontend is not built.", fix)

@@ -103,22 +103,23 @@ def match_sightings(
         blocks: the paired allocations.
         time_ns: the events' times.
     """
+    if not sightings:
+        return np.empty(0, np.int64)
     wanted = np.array([seen.address for seen in sightings], np.uint64)
-    found = np.full(len(sightings), -1, np.int64)
-    candidates = np.flatnonzero(np.isin(blocks.address, wanted) & (blocks.address != 0))
-    times = np.append(time_ns, np.iinfo(np.int64).max)
-    began = np.where(blocks.born[candidates] >= 0, times[blocks.born[candidates]], 0).tolist()
-    ended = times[blocks.freed[candidates]].tolist()
-    lives: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
-    where = zip(blocks.device[candidates].tolist(), blocks.address[candidates].tolist(), strict=True)
-    for row, (device, address), start, end in zip(candidates.tolist(), where, began, ended, strict=True):
-        lives.setdefault((devices[device], address), []).append((start, end, row))
-    for place, seen in enumerate(sightings):
-        for start, end, row in reversed(lives.get((seen.device, seen.address), ())):
-            if start <= seen.time_ns < end:
-                found[place] = row
-                break
-    return found
+    seen_at = np.searchsorted(time_ns, np.array([seen.time_ns for seen in sightings], np.int64), side="right") - 1
+    place = {name: row for row, name in enumerate(devices)}
+    device = np.array([place.get(seen.device, -1) for seen in sightings])
+    addresses = np.unique(wanted)
+    code = np.searchsorted(addresses, blocks.address).clip(max=len(addresses) - 1)
+    candidates = np.flatnonzero(addresses[code] == blocks.address)
+    width = len(time_ns) + 2
+    keys = code[candidates] * width + blocks.born[candidates] + 1
+    order = np.argsort(keys, kind="stable")
+    candidates, keys = candidates[order], keys[order]
+    last = np.searchsorted(keys, np.searchsorted(addresses, wanted) * width + seen_at + 1, side="right") - 1
+    row = np.append(candidates, -1)[last]
+    found = (last >= 0) & (blocks.address[row] == wanted) & (blocks.device[row] == device) & (blocks.freed[row] > seen_at)
+    return np.where(found, row, -1).astype(np.int64)
 
 
 def _stretch_end(born: Born, phases: Spans) -> Int64:

@@ -32,7 +32,6 @@ def _getter(owner: Any, name: str) -> Callable[[Any], Any]:
 _get_children = _getter(_profiler._ProfilerEvent, "children")
 _get_name = _getter(_profiler._ProfilerEvent, "name")
 _get_start = _getter(_profiler._ProfilerEvent, "start_time_ns")
-_get_end = _getter(_profiler._ProfilerEvent, "end_time_ns")
 _get_duration = _getter(_profiler._ProfilerEvent, "duration_time_ns")
 _get_thread = _getter(_profiler._ProfilerEvent, "start_tid")
 _get_fields = _getter(_profiler._ProfilerEvent, "extra_fields")
@@ -162,7 +161,8 @@ def _walk_thread(
     while pending:
         children, operator, node, where = pending.pop()
         for event in children:
-            if not _get_duration(event):
+            duration = _get_duration(event)
+            if not duration:
                 fields = _get_fields(event)
                 if type(fields) is _Allocation:
                     remember((_get_start(event), _get_address(fields), _get_size(fields), _get_total(fields)))
@@ -177,7 +177,8 @@ def _walk_thread(
                 role = roles[name] = _role(name, event)
             if role is _OPERATOR:
                 row, found = len(names), len(memory)
-                start, end = _get_start(event), _get_end(event)
+                start = _get_start(event)
+                end = start + duration
                 names.append(name)
                 starts.append(start)
                 ends.append(end)
@@ -208,14 +209,16 @@ def _walk_thread(
                     told((len(memory), row, node))
             elif role is _NODE:
                 tree.node_names.append(name)
-                tree.node_start.append(_get_start(event))
-                tree.node_end.append(_get_end(event))
+                start = _get_start(event)
+                tree.node_start.append(start)
+                tree.node_end.append(start + duration)
                 tree.node_parent.append(node)
                 tree.node_sequence.append(_get_fields(event).sequence_number)
                 pending.append((inner, -1, len(tree.node_names) - 1, _IN_NODE))
             else:
                 if role is not _FRAME:
-                    tree.ranges.setdefault(role, []).append((name, _get_start(event), _get_end(event)))
+                    start = _get_start(event)
+                    tree.ranges.setdefault(role, []).append((name, start, start + duration))
                 if inner:
                     pending.append((inner, operator, node, _IN_OPTIMIZER if role is _OPTIMIZER else where))
 

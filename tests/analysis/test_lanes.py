@@ -54,7 +54,11 @@ def test_containers_that_are_never_called_have_no_lane_in_either_direction():
     recorded.calls.depth[1] = 1
     outer, inner = drawn(recorded).modules
     assert named(recorded, outer) == [("net", 0, 10), ("net", 11, 16)]
-    assert named(recorded, inner) == [("net.layers.0", 1, 4), ("net.layers.0", 11, 13), ("net.layers.1", 14, 16)]
+    assert named(recorded, inner) == [
+        ("net.layers.0", 1, 4),
+        ("net.layers.0", 11, 13),
+        ("net.layers.1", 14, 16),
+    ]
 
 
 def test_nothing_is_merged_across_steps():

@@ -175,6 +175,12 @@ def test_a_folder_that_is_a_file_is_refused_in_words(tmp_path):
     assert str(tmp_path / "taken") in caught.value.where
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
+def test_a_file_system_that_takes_nothing_is_refused_in_words():
+    with pytest.raises(MemPluginError, match="could not be written"):
+        RunWriter("/proc/self/runs", "rank0").write(STEP)
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_an_unwritable_folder_is_refused_in_words(tmp_path):
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)

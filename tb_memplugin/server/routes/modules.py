@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tb_memplugin.analysis.curve import OTHER_MODULES
 from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
@@ -52,7 +53,7 @@ def _rows(summary: StepSummary, device: DeviceSummary, highest: list[Json] | Non
                 "name": _name(key, above, class_name),
                 "depth": depth[place],
                 "class_name": class_name or None,
-                "kind": "unnamed" if key == NOT_NAMED else "module" if Module(key).is_module else "outside",
+                "kind": _kind(key),
                 "own": category_bytes(own[place].tolist()),
                 "inclusive": category_bytes(inclusive[place].tolist()),
                 "own_bytes": int(own[place].sum()),
@@ -67,6 +68,12 @@ def _rows(summary: StepSummary, device: DeviceSummary, highest: list[Json] | Non
             }
         )
     return rows
+
+
+def _kind(key: str) -> str:
+    if key == NOT_NAMED:
+        return "unnamed"
+    return "module" if Module(key).is_module and key != OTHER_MODULES else "outside"
 
 
 def _inclusive(own: Int64, parents: list[int]) -> Int64:

@@ -1,0 +1,127 @@
+"""A recorded logdir, a real TensorBoard over it on each of its data paths, and a real Chromium."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
+
+from tests.browser.recorded import record_runs
+from tests.browser.tab import SIZE, Tab
+from tests.tensorboard.process import TensorBoard, tensorboard
+
+HAS_RUST = sys.platform in {"linux", "darwin"} and platform.machine() in {"x86_64", "AMD64"}
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # what asks elsewhere gets nowhere
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+FAST, SLOW = "--load_fast=true", "--load_fast=false"
+PATHS = [
+    pytest.param(FAST, id="rust", marks=pytest.mark.skipif(not HAS_RUST, reason="no Rust data server here")),
+    pytest.param(SLOW, id="python"),
+]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip("no Chromium or Chrome: install one, or set CHROMIUM (make test does)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, headless=True, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def context(chromium: Browser) -> Iterator[BrowserContext]:
+    """One for all pages, so that TensorBoard's three megabytes of script are compiled once."""
+    context = chromium.new_context(viewport=SIZE, locale="en-US")  # type: ignore[arg-type]
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def open_tab(context: BrowserContext) -> Iterator[Callable[[str], Tab]]:
+    """Open a tab on a TensorBoard's address. At the end none may have done what no page may do."""
+    tabs: list[Tab] = []
+
+    def open_one(home: str) -> Tab:
+        tabs.append(Tab(context.new_page(), home))
+        return tabs[-1]
+
+    yield open_one
+    wrong = [told for tab in tabs for told in tab.wrong]
+    for tab in tabs:
+        tab.page.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="session")
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorded runs. For reading only."""
+    folder = tmp_path_factory.mktemp("logdir")
+    record_runs(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(logdir: Path) -> Iterator[TensorBoard]:
+    """TensorBoard over the recorded runs, on the data path that people get."""
+    with serving(logdir, FAST if HAS_RUST else SLOW) as running:
+        yield running
+
+
+@pytest.fixture(params=PATHS, scope="session")
+def each_server(logdir: Path, request: pytest.FixtureRequest) -> Iterator[TensorBoard]:
+    """The same on each of its data paths."""
+    with serving(logdir, request.param) as running:
+        yield running
+
+
+@pytest.fixture(params=PATHS, scope="module")
+def load_fast(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@contextlib.contextmanager
+def serving(logdir: Path, load_fast: str) -> Iterator[TensorBoard]:
+    with tensorboard(logdir, load_fast) as running:
+        running.wait_for("runs", lambda answer: count_steps(answer) == 12)
+        yield running
+
+
+@pytest.fixture
+def tab(server: TensorBoard, open_tab: Callable[[str], Tab]) -> Tab:
+    """A fresh page on the recorded runs, for what happens in the page alone."""
+    return open_tab(server.url)
+
+
+@pytest.fixture
+def each_tab(each_server: TensorBoard, open_tab: Callable[[str], Tab]) -> Tab:
+    """A fresh page on each data path, for what comes from the server."""
+    return open_tab(each_server.url)
+
+
+def count_steps(answer: dict) -> int:
+    return sum(len(worker["steps"]) for run in answer["runs"] for worker in run["workers"])

@@ -1,0 +1,134 @@
+"""The Memory tab in a real browser: how tests open it, point at it, and read numbers off it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from playwright.sync_api import Browser, BrowserContext, FrameLocator, Locator, Page, expect
+
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_NUMBER = re.compile(r"([+−>< ]*)([0-9][0-9,]*(?:\.[0-9]+)?)\s*([KMGT]?i?B)?")
+SIZE = {"width": 1280, "height": 1000}
+
+
+@dataclass
+class Tab:
+    """One page with TensorBoard in it. `wrong` gathers what no page may do."""
+
+    page: Page
+    home: str
+    wrong: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.set_default_timeout(30_000)
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.wrong.append(f"page error: {error}"))
+        self.page.on("request", self._asked)
+        self.page.on("dialog", self._interrupted)
+
+    def _heard(self, message: Any) -> None:
+        if message.type == "error":
+            self.wrong.append(f"console: {message.text} ({message.location})")
+
+    def _asked(self, request: Any) -> None:
+        """Of TensorBoard's own pages too: 2.21 asks nobody else for anything either."""
+        inside = (self.home, "data:", "blob:", "about:")
+        if not request.url.startswith(inside):
+            self.wrong.append(f"asked elsewhere: {request.url}")
+
+    def _interrupted(self, dialog: Any) -> None:
+        self.wrong.append(f"opened a dialog: {dialog.message[:100]}")
+        dialog.dismiss()
+
+    @property
+    def frame(self) -> FrameLocator:
+        return self.page.frame_locator("iframe[src*='name=tb_memplugin']")
+
+    def address(self, view: str = "overview", query: str = "", **route: Any) -> str:
+        keys = {"view": view, **route}
+        pairs = (f"p.tb_memplugin.{key}={quote(str(value), safe='')}" for key, value in keys.items())
+        return f"{self.home}/{query}#tb_memplugin&{'&'.join(pairs)}"
+
+    def open(self, view: str = "overview", query: str = "", **route: Any) -> Tab:
+        """Go to a view by its shared address and wait until it shows something."""
+        self.page.goto(self.address(view, query, **route))
+        self(f"view-{view}").wait_for()
+        return self
+
+    def __call__(self, testid: str, **data: str) -> Locator:
+        """Whatever carries a test id, and data attributes with these values."""
+        if not data:
+            return self.frame.get_by_test_id(testid)
+        wanted = "".join(f"[data-{name}={_quoted(value)}]" for name, value in data.items())
+        return self.frame.locator(f"[data-testid={_quoted(testid)}]{wanted}")
+
+    def keys(self, testid: str) -> list[str]:
+        """`data-key` of all rows of a kind, from the top."""
+        return self(testid).evaluate_all("rows => rows.map((row) => row.dataset.key)")
+
+    def pick(self, picker: str, label: str) -> None:
+        self(f"picker-{picker}").select_option(label=label)
+
+    def picked(self) -> dict[str, str]:
+        """The labels that run, worker and step show."""
+        chosen = "select => select.selectedOptions[0].label"
+        return {name: self(f"picker-{name}").evaluate(chosen) for name in ("run", "worker", "step")}
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """For what no selector can say. Looks ten times a second, for half a minute."""
+        for _ in range(300):
+            if condition():
+                return
+            self.page.wait_for_timeout(100)
+        raise AssertionError(f"Waited in vain: {what}")
+
+
+def new_tab(context: Browser | BrowserContext, home: str) -> Tab:
+    return Tab(context.new_page(), home)
+
+
+def exact(element: Locator) -> int:
+    """The bytes in an element's hover text. Waits until there are any."""
+    expect(element).to_have_attribute("title", re.compile("[0-9] bytes"))
+    return bytes_in(element.get_attribute("title") or "")
+
+
+def bytes_in(title: str) -> int:
+    """The number in "1,234 bytes" or "−1,234 bytes in 5"."""
+    number, _, rest = title.partition(" bytes")
+    assert rest is not None
+    return int(number.replace(",", "").replace("−", "-"))
+
+
+def assert_rounds(text: str, size: int) -> None:
+    """A text such as "28.09 MiB" is the size with two decimals, in a unit of which there are four or more."""
+    found = re.search(_NUMBER, text)
+    assert found is not None, text
+    unit = UNITS[found.group(3)]
+    assert f"{abs(size) / unit:,.2f}" == found.group(2) or (unit == 1 and f"{abs(size):,}" == found.group(2))
+    assert abs(size) >= 4 * unit or unit == 1, (text, size)
+
+
+def colours(canvas: Locator) -> dict[tuple[int, int, int], int]:
+    """How many pixels of a canvas have which colour; transparent ones not counted."""
+    counts: dict[str, int] = canvas.evaluate(
+        """(canvas) => {
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            const counts = {};
+            for (let i = 0; i < data.length; i += 4) {
+                if (data[i + 3] < 255) continue;
+                const key = `${data[i]},${data[i + 1]},${data[i + 2]}`;
+                counts[key] = (counts[key] ?? 0) + 1;
+            }
+            return counts;
+        }"""
+    )
+    return {tuple(map(int, key.split(","))): count for key, count in counts.items()}  # type: ignore[misc]
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

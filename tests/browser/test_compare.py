@@ -1,0 +1,89 @@
+"""Compare: two steps side by side; every delta and status is the analysis's, and they sum to the change."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tb_memplugin.analysis.compare import compare_parts
+from tests.browser.recorded import recorded
+from tests.browser.tab import bytes_in, colours, exact
+
+
+def shown(tab):
+    """Key -> (status, base, other, delta)."""
+    rows = tab("compare-row").evaluate_all(
+        """rows => rows.map((row) => [row.dataset.key, row.dataset.status,
+            [...row.querySelectorAll("td.number")].map((cell) => cell.title || cell.firstChild.title)])"""
+    )
+    return {key: (status, *map(bytes_in, cells)) for key, status, cells in rows}
+
+
+def wanted(base, other, by):
+    deltas = compare_parts(base.state().parts(by), other.state().parts(by))
+    return {row.key: (row.status, row.base_bytes, row.other_bytes, row.delta_bytes) for row in deltas}
+
+
+def ready(tab, **route):
+    sides = {"run": "checkpointed", "step": 2, "base_run": "baseline", "base_worker": "rank0", "base_step": 2}
+    tab.open("compare", **{**sides, **route})
+    tab("compare-row").first.wait_for()
+    return tab
+
+
+@pytest.mark.parametrize("by", ["category", "module", "operator"])
+def test_two_runs_differ_as_their_recordings_do(each_tab, logdir, by):
+    base, other = recorded(logdir, "baseline"), recorded(logdir, "checkpointed")
+    ready(each_tab, what=by, fold="off")
+    expect(each_tab(f"what-{by}")).to_have_attribute("aria-pressed", "true")
+    rows, there = shown(each_tab), wanted(base, other, by)
+    assert rows == there
+    delta = other.stats.peak_bytes - base.stats.peak_bytes
+    assert delta < 0
+    assert sum(row[3] for row in rows.values()) == delta == exact(each_tab("delta-sum"))
+    assert abs(delta) == abs(exact(each_tab("headline").locator(".amount")))
+    expect(each_tab("headline")).to_contain_text("below")
+
+
+def test_the_other_way_round_every_sign_and_status_turns(tab, logdir):
+    base, other = recorded(logdir, "checkpointed"), recorded(logdir, "baseline")
+    ready(tab, run="baseline", base_run="checkpointed", what="category")
+    assert shown(tab) == wanted(base, other, "category")
+    assert {"added", "removed"} & {row[0] for row in shown(tab).values()}
+    expect(tab("headline")).to_contain_text("above")
+
+
+def test_what_to_compare_with_is_picked_in_the_page(tab, logdir):
+    tab.open("compare", run="baseline", worker="rank0", step=6)
+    expect(tab("picker-base")).to_have_text("step 5")
+    tab("picker-base").click()
+    tab("picker-base-run").select_option(label="checkpointed")
+    expect(tab("picker-base")).to_have_text("step 6 of checkpointed")
+    tab("picker-base-step").select_option(label="3")
+    expect(tab("picker-base")).to_have_text("step 3 of checkpointed")
+    delta = (
+        recorded(logdir, step=6).stats.peak_bytes - recorded(logdir, "checkpointed", step=3).stats.peak_bytes
+    )
+    tab.wait_until(lambda: exact(tab("delta-sum")) == delta, "the delta of the new pair")
+    tab("picker-base-reset").click()
+    expect(tab("picker-base")).to_have_text("step 5")
+
+
+def test_the_curves_stand_side_by_side_or_one_over_the_other(tab):
+    ready(tab)
+    expect(tab("curve-side")).to_have_count(2)
+    for side in tab("curve-side").all():
+        tab.wait_until(lambda canvas=side: len(colours(canvas)) > 4, "both curves")
+    tab("curves-over").click()
+    over = tab.frame.locator("canvas[data-testid=curves-over]")
+    tab.wait_until(lambda: len(colours(over)) > 2, "the curves over one another")
+    expect(tab("curve-side")).to_have_count(0)
+
+
+def test_only_what_changed_is_shown_on_demand(tab, logdir):
+    ready(tab, what="category")
+    there = wanted(recorded(logdir, "baseline"), recorded(logdir, "checkpointed"), "category")
+    tab("only-changed").click()
+    changed = {key: row for key, row in there.items() if row[0] != "same"}
+    expect(tab("compare-row")).to_have_count(len(changed))
+    assert shown(tab) == changed

@@ -1,0 +1,109 @@
+"""Overview: what peaked, and that every number on the page is the recording's own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.recorded import STEPS, recorded
+from tests.browser.tab import assert_rounds, exact
+
+
+def test_the_memory_tab_is_in_the_tab_bar_and_opens(each_tab):
+    each_tab.page.goto(each_tab.home)
+    bar = each_tab.page.get_by_role("tab", name="Memory")
+    bar.click()
+    expect(each_tab("headline")).to_contain_text("peaked at")
+    assert re.search(r"#tb_memplugin\b", each_tab.page.url)
+
+
+def test_without_a_choice_the_step_with_the_highest_peak_is_shown(tab, logdir):
+    tab.open()
+    highest = max(STEPS, key=lambda step: recorded(logdir, step=step).stats.peak_bytes)
+    expect(tab("headline")).to_contain_text(f"Step {highest} peaked")
+    assert tab.picked() == {"run": "baseline", "worker": "rank0", "step": str(highest)}
+
+
+@pytest.mark.parametrize(
+    ("run", "worker", "step"),
+    [("baseline", "rank0", 2), ("baseline", "rank1", 3), ("checkpointed", "rank0", 6)],
+)
+def test_the_headline_says_the_peak_and_hover_says_its_bytes(each_tab, logdir, run, worker, step):
+    stats = recorded(logdir, run, worker, step).stats
+    each_tab.open(run=run, worker=worker, step=step)
+    peak = each_tab("headline").locator(".amount")
+    assert exact(peak) == stats.peak_bytes
+    assert_rounds(peak.inner_text(), stats.peak_bytes)
+    assert each_tab.picked() == {"run": run, "worker": worker, "step": str(step)}
+
+
+def test_the_cards_show_the_steps_own_numbers(each_tab, logdir):
+    stats = recorded(logdir, step=6).stats
+    each_tab.open(step=6)
+    shown = {"peak": stats.peak_bytes, "window-peak": stats.window_peak_bytes, "left": stats.end_bytes}
+    for card, size in shown.items():
+        value = each_tab(f"card-{card}").locator(".value .amount")
+        assert (card, exact(value)) == (card, size)
+        assert_rounds(value.inner_text(), size)
+    expect(each_tab("card-allocations").locator(".value")).to_have_text(f"{stats.allocations:,}")
+    assert exact(each_tab("card-allocations").locator(".under span")) == stats.allocated_bytes
+
+
+def test_the_sentence_below_says_what_changed_since_the_step_before(each_tab, logdir):
+    each_tab.open(step=6)
+    change = each_tab("change").locator(".amount").first
+    assert (
+        exact(change) == recorded(logdir, step=6).stats.peak_bytes - recorded(logdir, step=5).stats.peak_bytes
+    )
+    each_tab("show-difference").click()
+    each_tab("view-compare").wait_for()
+    expect(each_tab("picker-base")).to_have_text("step 5")
+
+
+def test_the_categories_are_the_recordings_and_sum_to_the_peak(each_tab, logdir):
+    there = recorded(logdir)
+    each_tab.open(step=2)
+    each_tab("category-row").first.wait_for()
+    shown = {
+        key: exact(each_tab("category-row", key=key).locator("td.number").first)
+        for key in each_tab.keys("category-row")
+    }
+    assert shown == there.parts("category")
+    assert sum(shown.values()) == there.stats.peak_bytes == exact(each_tab("category-sum"))
+
+
+def test_layers_fold_into_one_row_that_opens_on_its_parts(tab, logdir):
+    there = recorded(logdir)
+    tab.open(step=2)
+    inside = tab("by-module")
+    inside.get_by_role("button", name=re.compile("more rows")).click()
+    rows = {key: exact(tab("module-row", key=key).locator("td.number")) for key in tab.keys("module-row")}
+    assert sum(rows.values()) == there.stats.peak_bytes == exact(tab("module-sum"))
+    parts = there.parts("module")
+    members = {key: size for key, size in parts.items() if re.fullmatch(r"blocks\.\d\.mlp\.up", key)}
+    assert rows["blocks.*.mlp.up"] == sum(members.values())
+    tab("module-row", key="blocks.*.mlp.up").get_by_role("button").click()
+    for key, size in members.items():
+        assert exact(tab("module-row", key=key).locator("td.number")) == size
+
+
+def test_a_click_on_the_curve_of_peaks_picks_that_step(tab):
+    tab.open(step=2)
+    plot = tab("peak-of-each-step").locator(".u-over")
+    box = plot.bounding_box()
+    assert box is not None
+    plot.click(position={"x": box["width"] * (5 - 2) / (6 - 2), "y": box["height"] / 2})
+    expect(tab("headline")).to_contain_text("Step 5 peaked")
+
+
+@pytest.mark.parametrize("view", ["overview", "timeline", "modules", "compare"])
+def test_switching_run_worker_and_step_keeps_the_view(tab, view):
+    tab.open(view, run="baseline", worker="rank0", step=2)
+    for picker, label in (("step", "5"), ("worker", "rank1"), ("run", "checkpointed")):
+        tab.pick(picker, label)
+        tab.wait_until(lambda p=picker, wanted=label: tab.picked()[p] == wanted, f"{picker} {label}")
+        tab(f"view-{view}").wait_for()
+    assert tab.picked() == {"run": "checkpointed", "worker": "rank0", "step": "5"}
+    tab.wait_until(lambda: f"view={view}" in tab.page.url and "step=5" in tab.page.url, "the address says so")

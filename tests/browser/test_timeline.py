@@ -1,0 +1,183 @@
+"""Timeline: the curve is drawn, and every moment that it is pointed at is the recording's, to the byte."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.recorded import recorded
+from tests.browser.tab import assert_rounds, bytes_in, colours, exact
+
+RESTS = {"data-exact": "true"}
+
+
+def moment_shown(tab):
+    """(event, bytes, parts) of the panel, once the server has answered."""
+    panel = tab("moment-panel")
+    expect(panel).to_have_attribute("data-exact", "true")
+    title = panel.locator("h2").inner_text()
+    found = re.search(r"event ([0-9,]+)", title)
+    assert found is not None, title
+    rows = tab("moment-row").evaluate_all(
+        "rows => rows.map((row) => [row.dataset.key, row.querySelector('td').title])"
+    )
+    total = bytes_in(panel.locator(".big").get_attribute("title") or "")
+    return int(found.group(1).replace(",", "")), total, {key: bytes_in(title) for key, title in rows}
+
+
+def span(tab):
+    canvas = tab("timeline-canvas")
+    return float(canvas.get_attribute("data-t0") or 0), float(canvas.get_attribute("data-t1") or 0)
+
+
+def point(tab, share, testid="timeline-canvas"):
+    """A place on the canvas, in the page's pixels: `share` of the plot's width, between its margins."""
+    box = tab(testid).bounding_box()
+    assert box is not None
+    left, right = box["x"] + 78, box["x"] + box["width"] - 12
+    return left + (right - left) * share, box["y"] + box["height"] / 2
+
+
+def ready(tab, **route):
+    tab.open("timeline", **{"step": 2, **route})
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    return tab
+
+
+def test_the_curve_is_drawn_in_the_colours_of_its_categories(tab, logdir):
+    ready(tab)
+    counts = colours(tab("timeline-canvas"))
+    parts = recorded(logdir).parts("category")
+    for key, size in parts.items():
+        if size < 0.02 * sum(parts.values()):
+            continue
+        name = f"--cat-{key.replace('_', '-')}"
+        wanted = tab("timeline-canvas").evaluate(
+            """(canvas, name) => {
+                const pen = document.createElement("canvas").getContext("2d");
+                pen.fillStyle = getComputedStyle(canvas).getPropertyValue(name).trim();
+                pen.fillRect(0, 0, 1, 1);
+                return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+            }""",
+            name,
+        )
+        assert counts.get(tuple(wanted), 0) > 500, (key, wanted)
+    for canvas in ("lanes-canvas", "overview-strip"):
+        assert len(colours(tab(canvas))) > 4, canvas
+
+
+def test_it_opens_at_the_peak(each_tab, logdir):
+    there = recorded(logdir)
+    ready(each_tab)
+    event, total, parts = moment_shown(each_tab)
+    assert (event, total) == (there.stats.peak_event, there.stats.peak_bytes)
+    assert parts == there.parts("category")
+    assert_rounds(each_tab("moment-panel").locator(".big").inner_text(), total)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.7])
+def test_hovering_shows_the_exact_state_under_the_pointer(each_tab, logdir, share):
+    there = recorded(logdir)
+    ready(each_tab)
+    t0, t1 = span(each_tab)
+    x, y = point(each_tab, share)
+    each_tab.page.mouse.move(x, y)
+    heading = each_tab("moment-panel").locator("h2")
+    expect(heading).not_to_contain_text("At the peak")
+    event, total, parts = moment_shown(each_tab)
+    at = bytes_in((heading.locator("span").first.get_attribute("title") or "").replace(" ns", " bytes"))
+    assert at == pytest.approx((t1 - t0) * share, abs=(t1 - t0) / 400)
+    assert event == there.trace.event_at(round(there.epoch_ns + t0 + at))
+    assert total == there.state(event).bytes
+    assert parts == {key: size for key, size in there.parts("category", event).items() if size}
+    each_tab.page.mouse.move(5, 5)
+    expect(heading).to_contain_text("At the peak")
+
+
+def test_the_arrow_keys_step_through_events(tab, logdir):
+    there = recorded(logdir)
+    ready(tab)
+    tab("timeline-canvas").focus()
+    peak = there.stats.peak_event
+    for key, event in (("ArrowLeft", peak - 1), ("ArrowLeft", peak - 2), ("ArrowRight", peak - 1)):
+        expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+        tab.page.keyboard.press(key)
+        expect(tab("moment-panel").locator("h2")).to_contain_text(f"event {event:,}")
+        assert moment_shown(tab)[:2] == (event, there.state(event).bytes)
+    tab("to-peak").click()
+    expect(tab("moment-panel").locator("h2")).to_contain_text(f"event {peak:,}")
+
+
+def test_dragging_zooms_and_a_double_click_shows_the_whole_step_again(tab):
+    ready(tab)
+    whole = span(tab)
+    drag(tab, 0.25, 0.5)
+    tab.wait_until(lambda: span(tab) != whole, "the zoom")
+    width = whole[1] - whole[0]
+    wanted = (whole[0] + 0.25 * width, whole[0] + 0.5 * width)
+    assert span(tab) == pytest.approx(wanted, abs=width / 300)
+    expect(tab("reset-zoom")).to_be_visible()
+    tab.wait_until(lambda: "t0=" in tab.page.url and "t1=" in tab.page.url, "the zoom in the address")
+    tab.page.mouse.dblclick(*point(tab, 0.5))
+    tab.wait_until(lambda: span(tab) == whole, "the whole step")
+    expect(tab("reset-zoom")).to_have_count(0)
+
+
+def drag(tab, start, end):
+    mouse = tab.page.mouse
+    mouse.move(*point(tab, start))
+    mouse.down()
+    mouse.move(*point(tab, (start + end) / 2))
+    mouse.move(*point(tab, end))
+    mouse.up()
+
+
+def test_a_zoomed_curve_shows_what_is_highest_there(tab, logdir):
+    there = recorded(logdir)
+    ready(tab)
+    drag(tab, 0.1, 0.3)
+    expect(tab("reset-zoom")).to_be_visible()
+    tab.wait_until(lambda: tab("timeline-canvas").get_attribute("aria-label") is not None, "the words")
+    t0, t1 = span(tab)
+    assert t0 > there.stats.start_ns - there.epoch_ns
+    x, y = point(tab, 0.5)
+    tab.page.mouse.move(x, y + 3)
+    event, total, _ = moment_shown(tab)
+    assert total == there.state(event).bytes
+    assert t0 <= there.trace.events.time_ns[event] - there.epoch_ns <= t1
+
+
+@pytest.mark.parametrize("by", ["category", "module", "phase"])
+def test_colouring_by_another_division_divides_the_same_bytes(each_tab, logdir, by):
+    there = recorded(logdir)
+    ready(each_tab)
+    each_tab(f"by-{by}").click()
+    expect(each_tab(f"by-{by}")).to_have_attribute("aria-pressed", "true")
+    event, total, parts = moment_shown(each_tab)
+    wanted = {key: size for key, size in there.parts(by, event).items() if size}
+    named = {key: size for key, size in parts.items() if key != "(other modules)"}
+    assert total == there.stats.peak_bytes == sum(parts.values())
+    assert {key: wanted[key] for key in named} == named
+    assert by == "module" or named == wanted
+
+
+def test_a_click_on_a_lane_zooms_to_it(tab, logdir):
+    there = recorded(logdir)
+    ready(tab)
+    whole = span(tab)
+    box = tab("lanes-canvas").bounding_box()
+    assert box is not None
+    x, _ = point(tab, 0.3)
+    tab.page.mouse.click(x, box["y"] + 10)
+    tab.wait_until(lambda: span(tab) != whole, "the zoom into the lane")
+    t0, t1 = span(tab)
+    spans = [*zip(there.trace.phases.start_ns, there.trace.phases.end_ns, strict=True)]
+    assert any(abs(t0 + there.epoch_ns - a) < 2 and abs(t1 + there.epoch_ns - b) < 2 for a, b in spans)
+
+
+def test_the_bytes_in_the_panel_are_the_rows_of_the_table(tab):
+    ready(tab)
+    for row in tab("moment-row").all():
+        assert exact(row.locator("td").first) > 0
