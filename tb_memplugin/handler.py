@@ -109,7 +109,8 @@ class _MemoryTraceHandler:
         except Exception as error:  # the training goes on, whatever happens to us
             logger.debug("writing the memory trace failed", exc_info=error)
             self._warn(
-                f"The memory of this window was not written ({type(error).__name__}: {error}). The training goes on.\n"
+                f"The memory of this window was not written ({type(error).__name__}: {error}). "
+                "The training goes on.\n"
                 "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that."
             )
 

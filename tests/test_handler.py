@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,11 @@ def test_our_hooks_leave_no_mark_in_the_trace_of_another_handler(tmp_path, model
         torch.manual_seed(0)
         loop(combine_handlers(handler, tensorboard_trace_handler(str(tmp_path / name))), model=model)
         (exported,) = (tmp_path / name).glob("*.json")
-        return [e["name"] for e in json.loads(exported.read_text())["traceEvents"] if e.get("cat") in ("cpu_op", "user_annotation")]
+        return [
+            e["name"]
+            for e in json.loads(exported.read_text())["traceEvents"]
+            if e.get("cat") in ("cpu_op", "user_annotation")
+        ]
 
     with_us = ops("a", memory_trace_handler(tmp_path / "m", model=model))
     gc.collect()
@@ -130,7 +135,7 @@ def test_combined_handlers_are_all_called_and_the_first_error_is_raised():
         raise ValueError("first")
 
     with pytest.raises(ValueError, match="first"):
-        combine_handlers(failing, lambda prof: called.append("second"))(None)
+        combine_handlers(failing, lambda prof: called.append("second"))(profile())
     assert called == ["failing", "second"]
 
 
@@ -151,11 +156,13 @@ def test_outside_profiled_steps_no_hook_is_there(tmp_path, model):
     gc.collect()  # handlers of earlier tests
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     handler = memory_trace_handler(tmp_path, model=model, optimizer=optimizer)
-    seen = {}
+    seen: dict[int, tuple[int, int]] = {}
 
     def hooks():
         modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-        steps = len(optimizer_module._global_optimizer_pre_hooks) + len(optimizer_module._global_optimizer_post_hooks)
+        steps = len(optimizer_module._global_optimizer_pre_hooks) + len(
+            optimizer_module._global_optimizer_post_hooks
+        )
         return modules, steps
 
     def look(*_):
@@ -171,7 +178,10 @@ def test_outside_profiled_steps_no_hook_is_there(tmp_path, model):
 
 def test_hooks_are_gone_when_the_training_raises_inside_a_profiled_step(tmp_path, model):
     handler = memory_trace_handler(tmp_path, model=model)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), profile(profile_memory=True, on_trace_ready=handler):
+    with (
+        pytest.raises(RuntimeError, match="shapes cannot be multiplied"),
+        profile(profile_memory=True, on_trace_ready=handler),
+    ):
         model(torch.randn(1, 3, 99, 99))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -207,11 +217,15 @@ class TestWhenItGoesWrong:
     @pytest.fixture
     def warnings(self, caplog):
         caplog.set_level(logging.WARNING, logger="tb_memplugin")
-        return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("tb_memplugin")]
+        return lambda: [
+            record.getMessage() for record in caplog.records if record.name.startswith("tb_memplugin")
+        ]
 
     def test_profile_memory_off(self, tmp_path, model, warnings):
         plan = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
-        losses = loop(memory_trace_handler(tmp_path, model=model), model=model, plan=plan, profile_memory=False)
+        losses = loop(
+            memory_trace_handler(tmp_path, model=model), model=model, plan=plan, profile_memory=False
+        )
         assert len(losses) == 4
         (warning,) = warnings()
         assert "profile_memory=True" in warning
@@ -265,7 +279,7 @@ class TestWhenItGoesWrong:
         assert any("whole window is shown as one" in note for note in notes_of(tmp_path))
 
     def test_called_outside_a_window(self, tmp_path, model, warnings):
-        memory_trace_handler(tmp_path, model=model)(None)
+        memory_trace_handler(tmp_path, model=model)(profile())
         (warning,) = warnings()
         assert "window" in warning
 
@@ -276,7 +290,9 @@ class TestWhenItGoesWrong:
             "t.loop(memory_trace_handler(sys.argv[1], 'w'))\n"
         )
         for _ in range(2):
-            subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=Path(__file__).parents[1])
+            subprocess.run(
+                [sys.executable, "-c", code, str(tmp_path)], check=True, cwd=Path(__file__).parents[1]
+            )
         assert recorded_steps(tmp_path) == [2, 2]
 
 
@@ -288,8 +304,14 @@ def test_it_says_once_where_it_wrote_and_how_to_see_it(tmp_path, model, capfd):
     assert told == [f"  see it in the Memory tab of: tensorboard --logdir '{tmp_path}/a run'"]
 
 
-@pytest.mark.parametrize(("rank", "expected"), [("3", "rank3"), (None, f"_{os.getpid()}")])
-def test_the_default_worker_name_is_the_rank_or_the_host_and_process(tmp_path, model, monkeypatch, rank, expected):
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [("3", "rank3"), (None, f"_{os.getpid()}")],
+    ids=["rank", "host and process"],  # the process is another in each worker of pytest-xdist
+)
+def test_the_default_worker_name_is_the_rank_or_the_host_and_process(
+    tmp_path, model, monkeypatch, rank, expected
+):
     monkeypatch.delenv("RANK", raising=False)
     if rank:
         monkeypatch.setenv("RANK", rank)
@@ -298,7 +320,9 @@ def test_the_default_worker_name_is_the_rank_or_the_host_and_process(tmp_path, m
     assert step.metadata.worker.endswith(expected)
 
 
-@pytest.mark.parametrize("bad", [{"model": "net"}, {"model": {"a": 1}}, {"optimizer": "adam"}, {"optimizer": [1]}])
+@pytest.mark.parametrize(
+    "bad", [{"model": "net"}, {"model": {"a": 1}}, {"optimizer": "adam"}, {"optimizer": [1]}]
+)
 def test_a_wrong_argument_is_refused_at_once(tmp_path, bad):
     with pytest.raises(TypeError, match="torch"):
         memory_trace_handler(tmp_path, **bad)
@@ -308,3 +332,17 @@ def test_torch_still_calls_what_we_wrap():
     """The two functions that mark a window's start and end are torch's own business: notice if they go."""
     assert callable(autograd_profiler._run_on_profiler_start)
     assert callable(autograd_profiler._run_on_profiler_stop)
+
+
+@pytest.mark.parametrize("stack", [False, True])
+def test_a_second_thread_that_only_waits_changes_nothing(tmp_path, model, stack):
+    """With stacks, the profiler numbers such a thread 2**64 - 1."""
+    done = threading.Event()
+    waiting = threading.Thread(target=done.wait)
+    waiting.start()
+    try:
+        loop(memory_trace_handler(tmp_path, model=model), model=model, with_stack=stack)
+    finally:
+        done.set()
+        waiting.join()
+    assert recorded_steps(tmp_path) == [2]

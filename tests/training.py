@@ -25,7 +25,12 @@ class CNN(nn.Module):
     def __init__(self):
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU()
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3),
+            nn.ReLU(),
         )
         self.head = nn.Linear(16 * 6 * 6, 10)
 
@@ -47,7 +52,11 @@ class Block(nn.Module):
 
     def forward(self, x):
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.ln1(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.ln1(x))
+            .view(batch, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
         x = x + self.proj(mixed)
         return x + self.mlp(self.ln2(x))
@@ -78,7 +87,11 @@ class Transformer(nn.Module):
 class LSTM(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.lstm, self.head = nn.Embedding(60, 24), nn.LSTM(24, 32, batch_first=True), nn.Linear(32, 60)
+        self.embed, self.lstm, self.head = (
+            nn.Embedding(60, 24),
+            nn.LSTM(24, 32, batch_first=True),
+            nn.Linear(32, 60),
+        )
 
     def forward(self, ids):
         return self.head(self.lstm(self.embed(ids))[0]).flatten(0, 1)
@@ -86,7 +99,7 @@ class LSTM(nn.Module):
     batch = staticmethod(Transformer.batch)
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS: dict[str, Callable[[], Any]] = {
     "cnn": CNN,
     "transformer": Transformer,
     "lstm": LSTM,
@@ -142,7 +155,7 @@ def reported_events(path: Path) -> tuple[list[tuple[int, int, int, int]], dict[s
 
 
 def train(
-    model: nn.Module | None,
+    model: Any,
     *,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     batch: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None,
@@ -154,9 +167,11 @@ def train(
     with_memory_profile: bool = False,
     **options: Any,
 ) -> list[Cycle]:
-    """Train a model under the profiler and return one `Cycle` for each profiled window."""
+    """Train a model under the profiler and return one `Cycle` for each profiled window.
+
+    The model is a module, or one compiled; without `batch` it brings its own.
+    """
     torch.manual_seed(0)
-    assert model is not None
     gc.collect()
     mine = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     others = storages_alive().keys() - mine  # of earlier tests
@@ -174,6 +189,8 @@ def train(
             path = Path(folder) / "trace.json"
             prof.export_chrome_trace(str(path))
             reported, chrome = reported_events(path)
+        assert prof.profiler is not None
+        assert prof.profiler.kineto_results is not None
         tree = prof.profiler.kineto_results.experimental_event_tree()
         start = {seen.address: seen.bytes for seen in window.start}
         cycles.append(Cycle(trace, reported, alive, start, chrome, tree))

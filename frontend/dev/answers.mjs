@@ -219,6 +219,8 @@ export function moment(step, event, run) {
     operator: at?.a.operator ?? null,
     previous_event_ns: step.events[event - 1]?.t ?? null,
     next_event_ns: step.events[event + 1]?.t ?? null,
+    previous_event: event > 0 ? event - 1 : null,
+    next_event: event + 1 < step.events.length ? event + 1 : null,
     by_category: parts(live, "category"),
     by_module: parts(live, "module"),
     by_phase: parts(live, "phase"),

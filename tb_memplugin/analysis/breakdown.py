@@ -55,7 +55,10 @@ def codes(trace: MemoryTrace, by: By, rows: Rows = _ALL) -> tuple[Int64, tuple[s
     if by == "phase":
         return blocks.phase[rows].astype(np.int64), tuple(phase.key for phase in Phase)
     if by == "module":
-        return blocks.module[rows].astype(np.int64) + 1, (NOT_NAMED, *(module.key for module in trace.modules))
+        return blocks.module[rows].astype(np.int64) + 1, (
+            NOT_NAMED,
+            *(module.key for module in trace.modules),
+        )
     if by == "operator":
         return blocks.operator[rows].astype(np.int64) + 1, (BEFORE_WINDOW, *trace.operators)
     raise MemPluginError(

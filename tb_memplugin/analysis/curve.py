@@ -97,7 +97,7 @@ def _first_places(level: Int64, starts: Int64, ends: Int64, wanted: Int64) -> In
     group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, ends[-1] + 1)))
     hits = np.flatnonzero(level[: len(group)] == wanted[group])
     owner, first = np.unique(group[hits], return_index=True)
-    places = ends.astype(np.int64).copy()
+    places: Int64 = ends.astype(np.int64).copy()
     places[owner] = hits[first]
     return places
 
@@ -122,7 +122,7 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: By) -> tuple[tuple[s
     stacks = np.zeros((len(names), len(at)), np.int64)
     order = np.argsort(at, kind="stable")
     places = at[order]
-    # A block counts at every place p with born < p <= freed: add it at the first, take it off behind the last.
+    # A block counts at every place p with born < p <= freed: added at the first, taken off behind the last.
     enter = np.searchsorted(places, born, side="right")
     leave = np.searchsorted(places, freed, side="right")
     seen = enter < leave

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Bool, Int64
 
 _CATEGORIES = len(Category)
 
@@ -112,8 +111,8 @@ class _Tree:
             np.add.at(total, self.parent[level], total[level])
         return total
 
-    def filled(self, own: Int64, known: npt.NDArray[np.bool_]) -> Int64:
-        """Own values where they are known; elsewhere (a container is never called) the sum of those just inside."""
+    def filled(self, own: Int64, known: Bool) -> Int64:
+        """Own values where known; elsewhere (a container is never called) the sum of those just inside."""
         total = np.where(known, own, 0)
         for level in self.levels[:0:-1]:
             open_level = level[~known[self.parent[level]]]
@@ -122,7 +121,7 @@ class _Tree:
 
     def highest_inside(self, own: Int64) -> Int64:
         """The highest of the own value and those of everything inside."""
-        top = own.copy()
+        top: Int64 = own.copy()
         for level in self.levels[:0:-1]:
             np.maximum.at(top, self.parent[level], top[level])
         return top

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.tables import Bool, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,13 @@ def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
     )
 
 
-def _reported(trace: MemoryTrace, first: int, end: int) -> np.ndarray:
+def _reported(trace: MemoryTrace, first: int, end: int) -> Bool:
     kind = trace.events.kind[first:end]
-    return (kind == Kind.ALLOC) | (kind == Kind.FREE_COMPLETED)
+    mask: Bool = (kind == Kind.ALLOC) | (kind == Kind.FREE_COMPLETED)
+    return mask
 
 
-def _peak_reserved(trace: MemoryTrace, device: int, reserved: np.ndarray) -> int | None:
+def _peak_reserved(trace: MemoryTrace, device: int, reserved: Int64) -> int | None:
     known = reserved[reserved >= 0]
     if not trace.devices[device].has_reserved or not len(known):
         return None

@@ -14,7 +14,7 @@ from tb_memplugin.sources.profiler_tree import MODULE_PREFIX, NODE_PREFIX, Profi
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.sources.window import Window
 from tb_memplugin.trace import Module, Phase, Spans, Step
-from tb_memplugin.trace.tables import Int32, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 NO_OPERATOR = "(no operator)"
 
@@ -32,7 +32,7 @@ class Attribution:
     operator: Int32
     module: Int32
     operator_end_ns: Int64
-    recomputing: np.ndarray
+    recomputing: Bool
     operators: Names
     owners: Owners
     phases: Spans
@@ -50,7 +50,7 @@ class _Forward:
     start_ns: Int64
     end_ns: Int64
     sequence: Int64
-    creates: np.ndarray
+    creates: Bool
 
     def creator(self, sequence: Int64) -> Int64:
         """The place (in these columns) of the operator that made each node, -1 if none did."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.trace import Allocations, Category, Phase, Spans
-from tb_memplugin.trace.tables import Int32, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 COMMUNICATION_PREFIXES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "fsdp::", "record_param_comms")
 WORKSPACE_BYTES = frozenset({8_519_680, 33_554_432})
@@ -38,12 +38,11 @@ class Born:
     time_ns: Int64
     freed_ns: Int64
     device: UInt8
-    address: Int64
     bytes: Int64
     phase: UInt8
     operator: Int32
     operator_end_ns: Int64
-    recomputing: np.ndarray
+    recomputing: Bool
 
 
 def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_optimizer: bool) -> UInt8:
@@ -82,14 +81,14 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
     return category
 
 
-def workspaces(
-    born: Born, devices: Sequence[str], operators: Sequence[str], window_end_ns: int
-) -> np.ndarray:
+def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], window_end_ns: int) -> Bool:
     """Mask of cuBLAS workspaces: their exact size, born inside a matrix product, and never given back."""
     matmul = np.array([name.removeprefix("aten::") in _MATMULS for name in (*operators, "")], bool)
     on_cuda = np.array([name.startswith("cuda") for name in devices] or [False], bool)
     right_size = np.isin(born.bytes, list(WORKSPACE_BYTES))
-    return matmul[born.operator] & right_size & on_cuda[born.device] & (born.freed_ns > window_end_ns)
+    stays = born.freed_ns > window_end_ns
+    mask: Bool = matmul[born.operator] & right_size & on_cuda[born.device] & stays
+    return mask
 
 
 def match_sightings(
@@ -106,7 +105,9 @@ def match_sightings(
     if not sightings:
         return np.empty(0, np.int64)
     wanted = np.array([seen.address for seen in sightings], np.uint64)
-    seen_at = np.searchsorted(time_ns, np.array([seen.time_ns for seen in sightings], np.int64), side="right") - 1
+    seen_at = (
+        np.searchsorted(time_ns, np.array([seen.time_ns for seen in sightings], np.int64), side="right") - 1
+    )
     place = {name: row for row, name in enumerate(devices)}
     device = np.array([place.get(seen.device, -1) for seen in sightings])
     addresses = np.unique(wanted)
@@ -118,7 +119,12 @@ def match_sightings(
     candidates, keys = candidates[order], keys[order]
     last = np.searchsorted(keys, np.searchsorted(addresses, wanted) * width + seen_at + 1, side="right") - 1
     row = np.append(candidates, -1)[last]
-    found = (last >= 0) & (blocks.address[row] == wanted) & (blocks.device[row] == device) & (blocks.freed[row] > seen_at)
+    found = (
+        (last >= 0)
+        & (blocks.address[row] == wanted)
+        & (blocks.device[row] == device)
+        & (blocks.freed[row] > seen_at)
+    )
     return np.where(found, row, -1).astype(np.int64)
 
 
@@ -133,4 +139,6 @@ def _stretch_end(born: Born, phases: Spans) -> Int64:
 def _next_forward(born: Born, phases: Spans) -> Int64:
     forever = np.iinfo(np.int64).max
     starts = np.append(phases.start_ns[phases.phase == Phase.FORWARD], forever)
-    return starts[np.searchsorted(starts, born.time_ns, side="right").clip(max=len(starts) - 1)]
+    row = np.searchsorted(starts, born.time_ns, side="right").clip(max=len(starts) - 1)
+    following: Int64 = starts[row]
+    return following

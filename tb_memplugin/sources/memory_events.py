@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from torch._C import _profiler
 
-from tb_memplugin.sources.profiler_tree import ProfilerTree
-from tb_memplugin.trace.tables import Int64, UInt8, UInt64
+from tb_memplugin.sources.profiler_tree import ProfilerTree, getter
+from tb_memplugin.trace.tables import Bool, Int64, UInt8, UInt64
+
+_get_reserved = getter(_profiler._ExtraFields_Allocation, "total_reserved")
 
 SHARED = "shared"
 """The memory of tensors that processes share: the profiler reports it, but counts it nowhere."""
@@ -44,8 +45,7 @@ def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
     if tree.fields:
         found, device = np.unique([str(fields.device) for fields in tree.fields], return_inverse=True)
         devices, device = [str(name) for name in found], device[order]
-        reserve = map(_profiler._ExtraFields_Allocation.total_reserved.fget, tree.fields)
-        reserved = np.fromiter(reserve, np.int64, len(order))[order]
+        reserved = np.fromiter(map(_get_reserved, tree.fields), np.int64, len(order))[order]
     else:
         devices, device = ["cpu"], np.zeros(len(order), np.int64)
         reserved = np.full(len(order), -1, np.int64)
@@ -68,15 +68,13 @@ def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
     )
 
 
-def _shared(
-    address: Int64, size: Int64, total: Int64, on_cpu: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def _shared(address: Int64, size: Int64, total: Int64, on_cpu: Bool) -> Bool:
     """Mask of events in shared memory: they carry a total of 0 (c10's MapAllocator counts nothing)."""
-    suspect = on_cpu & (total == 0)
+    suspect: Bool = on_cpu & (total == 0)
     if not suspect.any():
         return suspect
-    allocs = suspect & (size > 0)
-    frees = suspect & (size < 0)
+    allocs: Bool = suspect & (size > 0)
+    frees: Bool = suspect & (size < 0)
     regular = np.flatnonzero(on_cpu & ~suspect)
     for event in np.flatnonzero(frees):
         place = np.searchsorted(regular, event) - 1

@@ -6,6 +6,7 @@ traces of other handlers on the same profile as they are, and costs less than a 
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -73,6 +74,12 @@ def _parent(key: str, rows: Mapping[str, int]) -> int:
     return -1
 
 
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile wrapped it. Never imports dynamo, which takes seconds: then nothing is compiled."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
 class ModuleRecorder:
     """Logs when modules are entered and left. `start` puts hooks on, `stop` takes every one of them off.
 
@@ -118,7 +125,7 @@ class ModuleRecorder:
                 self._wrap_compiled(module, row)
                 continue
             self._hook(module, row)
-            if not isinstance(module, torch._dynamo.OptimizedModule):
+            if not _is_compiled(module):
                 pending.extend(module.children())
 
     def _hook(self, module: nn.Module, row: int) -> None:
@@ -137,7 +144,8 @@ class ModuleRecorder:
 
     def _wrap_compiled(self, module: nn.Module, row: int) -> None:
         """`Module.compile()` replaces the call itself, hooks included: log around the replacement."""
-        original, log, ident = module._compiled_call_impl, self.log, threading.get_ident
+        original: Any = module._compiled_call_impl
+        log, ident = self.log, threading.get_ident
 
         def logged(*args: Any, **kwargs: Any) -> Any:
             log.append((time_ns(), row, _sequence_number(), ident()))

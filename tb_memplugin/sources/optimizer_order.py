@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int32, Int64
 
 SCALAR_BYTES = 8
 """Allocations up to this size are taken for scalars."""
 
 
-def temporaries_in_order(size: Int64, operator: Int64, parameters: Sequence[tuple[int, str, int]]) -> Int64:
+def temporaries_in_order(size: Int64, operator: Int32, parameters: Sequence[tuple[int, str, int]]) -> Int64:
     """The module's row of each allocation of one optimizer step: int64, -1 where nothing is proven.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.trace import Phase, Spans
-from tb_memplugin.trace.tables import Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 Stretch = tuple[Int64, Int64]
 """Starts and ends, epoch nanoseconds."""
@@ -59,7 +59,7 @@ def phase_spans(forward: Stretch, backward: Stretch, optimizer: Stretch, step_st
     )
 
 
-def _outermost(end: Int64) -> np.ndarray:
+def _outermost(end: Int64) -> Bool:
     """Mask of spans (sorted by start) that do not lie inside an earlier one."""
     reach = np.maximum.accumulate(end)
     return np.concatenate(([True], end[1:] > reach[:-1]))

@@ -16,6 +16,7 @@ from tb_memplugin.sources.tables import Names
 from tb_memplugin.sources.window import Window
 from tb_memplugin.trace import Category, Device, Events, Kind, MemoryTrace, Phase, StartState, Step, events
 from tb_memplugin.trace.replay import Allocations, pair
+from tb_memplugin.trace.tables import Bool, Int32
 
 
 def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int = 0) -> MemoryTrace:
@@ -69,7 +70,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         labels=labels.as_tuple(),
         phases=found.phases,
         calls=found.calls,
-        notes=(*window.problems, *notes, *_notes(blocks, full, steps, tree)),
+        notes=(*window.problems, *notes, *_notes(blocks, full, tree)),
         properties={"torch": torch.__version__},
     )
 
@@ -83,7 +84,7 @@ def _steps(tree: ProfilerTree, window: Window, number: int) -> tuple[Step, ...]:
 
 
 def _all_devices(memory: MemoryEvents, window: Window) -> tuple[str, ...]:
-    """Devices with events first (rows of `memory.device` point to them), then those that only hold storages."""
+    """Devices with events first (rows of `memory.device` point to them), then those with storages alone."""
     quiet = sorted({seen.device for seen in window.start} - set(memory.devices))
     return (*memory.devices, *quiet)
 
@@ -144,7 +145,6 @@ def _categorised(
         time_ns=bare.time_ns[rows],
         freed_ns=np.append(bare.time_ns, forever)[blocks.freed[fresh]],
         device=blocks.device[fresh],
-        address=blocks.address[fresh],
         bytes=blocks.bytes[fresh],
         phase=bare.phase[rows],
         operator=bare.operator[rows],
@@ -171,9 +171,7 @@ def _categorised(
     return Events(**columns)
 
 
-def _own_temporaries(
-    module: np.ndarray, born: Born, found: Attribution, window: Window, loose: np.ndarray
-) -> None:
+def _own_temporaries(module: Int32, born: Born, found: Attribution, window: Window, loose: Bool) -> None:
     """Owners of an optimizer's temporaries, in place."""
     inside = found.phases.phase == Phase.OPTIMIZER
     for begin, end in zip(found.phases.start_ns[inside], found.phases.end_ns[inside], strict=True):
@@ -183,14 +181,15 @@ def _own_temporaries(
             module[mine[owner >= 0]] = owner[owner >= 0]
 
 
-def _notes(blocks: Allocations, full: Events, steps: tuple[Step, ...], tree: ProfilerTree) -> list[str]:
+def _notes(blocks: Allocations, full: Events, tree: ProfilerTree) -> list[str]:
     notes = []
     reported = blocks.unmatched_frees[full.kind[blocks.unmatched_frees] == Kind.FREE_COMPLETED]
     if len(reported):
         size = int(full.bytes[reported].sum())
         notes.append(
-            f"{len(reported):,} blocks that were alive before the window were freed in it, with {size:,} bytes by the "
-            "profiler's count; they belong to no parameter, buffer, gradient or optimizer state, and are not in the curve."
+            f"{len(reported):,} blocks that were alive before the window were freed in it, with {size:,} "
+            "bytes by the profiler's count; they belong to no parameter, buffer, gradient or optimizer "
+            "state, and are not in the curve."
         )
     if blocks.unseen_frees:
         notes.append(

@@ -23,42 +23,43 @@ Event = Any
 """A `torch._C._profiler._ProfilerEvent`; the class is not typed upstream."""
 
 
-def _getter(owner: Any, name: str) -> Callable[[Any], Any]:
+def getter(owner: Any, name: str) -> Callable[[Any], Any]:
     """The plain function behind a property: calling it saves the look-up at every event."""
-    getter: Callable[[Any], Any] = getattr(owner, name).fget
-    return getter
+    function: Callable[[Any], Any] = getattr(owner, name).fget
+    return function
 
 
-_get_children = _getter(_profiler._ProfilerEvent, "children")
-_get_name = _getter(_profiler._ProfilerEvent, "name")
-_get_start = _getter(_profiler._ProfilerEvent, "start_time_ns")
-_get_duration = _getter(_profiler._ProfilerEvent, "duration_time_ns")
-_get_thread = _getter(_profiler._ProfilerEvent, "start_tid")
-_get_fields = _getter(_profiler._ProfilerEvent, "extra_fields")
+_get_children = getter(_profiler._ProfilerEvent, "children")
+_get_name = getter(_profiler._ProfilerEvent, "name")
+_get_start = getter(_profiler._ProfilerEvent, "start_time_ns")
+_get_duration = getter(_profiler._ProfilerEvent, "duration_time_ns")
+_get_thread = getter(_profiler._ProfilerEvent, "start_tid")
+_get_fields = getter(_profiler._ProfilerEvent, "extra_fields")
 _Allocation = _profiler._ExtraFields_Allocation
-_get_address = _getter(_Allocation, "ptr")
-_get_size = _getter(_Allocation, "alloc_size")
-_get_total = _getter(_Allocation, "total_allocated")
+_get_address = getter(_Allocation, "ptr")
+_get_size = getter(_Allocation, "alloc_size")
+_get_total = getter(_Allocation, "total_allocated")
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 STEP_PREFIX = "ProfilerStep#"
 OPTIMIZER_PREFIX = "Optimizer.step#"
 MODULE_PREFIX = "nn.Module: "
-_NOT_CALLING_BACK = ("aten::", "prims::", "quantized::", "c10d::")
-"""Operators of these namespaces never call a module, so their insides need no second look."""
+_PLAIN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
 
 
 class Role(IntEnum):
     """What an event that took time means to us."""
 
-    OPERATOR = 0
-    NODE = 1
+    PLAIN = 0
+    """An operator that never calls a module: its insides need no second look."""
+    OPERATOR = 1
+    NODE = 2
     """An autograd node being evaluated."""
-    STEP = 2
-    OPTIMIZER = 3
-    MODULE = 4
+    STEP = 3
+    OPTIMIZER = 4
+    MODULE = 5
     """A module's Python frame (only with `with_stack`)."""
-    FRAME = 5
+    FRAME = 6
     """A Python frame, or a range that the user opened: what is inside it counts as not enclosed."""
 
 
@@ -66,14 +67,15 @@ class Role(IntEnum):
 class ProfilerTree:
     """What the walk found, in no particular order; times in epoch nanoseconds.
 
+    Operators are the outermost ones, and only those that allocate, free, or may have made autograd nodes.
     `memory` holds four numbers per allocator event: time, address, signed bytes, and the allocator's
     total after it. `around` holds three numbers per run of such events: how many of them in all had
     been found when the run ended, and rows in `operator_*` and `node_*` (-1 for none): the outermost
     operator and the innermost autograd node around them. `fields` holds the events' fields where
-    devices other than the CPU may occur. `operator_sequence` is the autograd sequence number of operators that neither an
-    autograd node, an optimizer step nor an outermost module call encloses; -2 marks the others.
-    `threads` gives, for each of the profiler's threads, how many rows of memory, operators and nodes
-    had been found when its part was done.
+    devices other than the CPU may occur. `operator_sequence` is the autograd sequence number of
+    operators that neither an autograd node, an optimizer step nor an outermost module call encloses;
+    -2 marks the others. `threads` gives, for each of the profiler's threads, how many rows of memory,
+    operators and nodes had been found when its part was done.
     """
 
     memory: list[int] = field(default_factory=list)
@@ -94,14 +96,14 @@ class ProfilerTree:
 
     def memory_columns(self) -> tuple[Int64, Int64, Int64, Int64, Int64, Int64]:
         """Time, address, signed bytes, total, operator and node of each allocator event, in order found."""
-        time, address, size, total = np.array(self.memory, np.int64).reshape(-1, 4).T
-        until, operator, node = np.array(self.around, np.int64).reshape(-1, 3).T
+        time, address, size, total = np.fromiter(self.memory, np.int64, len(self.memory)).reshape(-1, 4).T
+        until, operator, node = np.fromiter(self.around, np.int64, len(self.around)).reshape(-1, 3).T
         count = np.diff(until // 4, prepend=0)
         return time, address, size, total, np.repeat(operator, count), np.repeat(node, count)
 
     def thread_of(self, kind: int) -> Int64:
         """The profiler's thread number of each row of memory (kind 1), operators (2) or nodes (3)."""
-        numbers = np.array([row[0] for row in self.threads], np.int64)
+        numbers = np.array([row[0] for row in self.threads], np.uint64).view(np.int64)  # 2**64 - 1: none
         ends = np.array([row[kind] for row in self.threads], np.int64)
         return np.repeat(numbers, np.diff(ends, prepend=0))
 
@@ -141,7 +143,8 @@ def walk(
 
 
 _OUTSIDE, _IN_OPTIMIZER, _IN_NODE = 0, 1, 2
-_OPERATOR, _NODE, _FRAME, _OPTIMIZER = Role.OPERATOR, Role.NODE, Role.FRAME, Role.OPTIMIZER
+_PLAIN, _OPERATOR, _NODE = Role.PLAIN, Role.OPERATOR, Role.NODE
+_FRAME, _OPTIMIZER = Role.FRAME, Role.OPTIMIZER
 
 
 def _walk_thread(
@@ -175,38 +178,44 @@ def _walk_thread(
             role = roles.get(name)
             if role is None:
                 role = roles[name] = _role(name, event)
-            if role is _OPERATOR:
+            if role is _PLAIN or role is _OPERATOR:
+                loose = where == _OUTSIDE and not _inside(_get_start(event), outer_calls)
+                if not inner and not loose:
+                    continue
                 row, found = len(names), len(memory)
-                start = _get_start(event)
-                end = start + duration
-                names.append(name)
-                starts.append(start)
-                ends.append(end)
-                nodes.append(node)
-                loose = where == _OUTSIDE and not _inside(start, outer_calls)
-                sequences.append(_get_fields(event).sequence_number if loose else -2)
-                if not inner:
-                    continue
-                if module_entries and not name.startswith(_NOT_CALLING_BACK) and _entered(start, end, module_entries):
-                    pending.append((inner, row, node, where))
-                    continue
+                start = 0
+                if role is _OPERATOR and module_entries:
+                    start = _get_start(event)
+                    if _entered(start, start + duration, module_entries):
+                        pending.append((inner, row, node, where))
+                        inner, loose = [], True
                 below = [inner]
                 while below:
-                    for event in below.pop():
-                        if _get_duration(event):
-                            inner = _get_children(event)
+                    for deeper in below.pop():
+                        if _get_duration(deeper):
+                            inner = _get_children(deeper)
                             if inner:
                                 below.append(inner)
                             continue
-                        fields = _get_fields(event)
+                        fields = _get_fields(deeper)
                         if type(fields) is _Allocation:
-                            remember((_get_start(event), _get_address(fields), _get_size(fields), _get_total(fields)))
+                            time_ns, address = _get_start(deeper), _get_address(fields)
+                            remember((time_ns, address, _get_size(fields), _get_total(fields)))
                             if keep_fields:
                                 keep(fields)
                         else:
-                            below.append(_get_children(event))
+                            below.append(_get_children(deeper))
                 if len(memory) != found:
                     told((len(memory), row, node))
+                elif not loose:
+                    continue
+                start = start or _get_start(event)
+                names.append(name)
+                starts.append(start)
+                ends.append(start + duration)
+                nodes.append(node)
+                alone = loose and where == _OUTSIDE and not _inside(start, outer_calls)
+                sequences.append(_get_fields(event).sequence_number if alone else -2)
             elif role is _NODE:
                 tree.node_names.append(name)
                 start = _get_start(event)
@@ -242,8 +251,8 @@ def _role(name: str, event: Event) -> Role:
         return Role.STEP
     if name.startswith(OPTIMIZER_PREFIX):
         return Role.OPTIMIZER
-    if name.startswith("aten::"):
-        return Role.OPERATOR
+    if name.startswith(_PLAIN_PREFIXES):
+        return Role.PLAIN
     fields = _get_fields(event)
     if isinstance(fields, _profiler._ExtraFields_TorchOp):
         user = fields.scope == _profiler.RecordScope.USER_SCOPE and not name.startswith(

@@ -11,7 +11,7 @@ from tb_memplugin.sources.memory_events import MemoryEvents
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.sources.window import Window
-from tb_memplugin.trace import Category, Device, StartState
+from tb_memplugin.trace import Category, StartState
 from tb_memplugin.trace.replay import match_frees
 
 
@@ -90,8 +90,8 @@ def _counted(
         rows.append(_Row(device, 0, rest, module=owners.not_named))
     elif rest < 0:
         notes.append(
-            f"{name}: the blocks alive at the window's start sum to {-rest:,} bytes more than the allocator's "
-            "counter at the first event: memory was freed in between."
+            f"{name}: the blocks alive at the window's start sum to {-rest:,} bytes more than the "
+            "allocator's counter at the first event: memory was freed in between."
         )
     return rows
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tb_memplugin.trace import Module
-from tb_memplugin.trace.tables import NOT_NAMED, OUTSIDE, Int32, Int64
+from tb_memplugin.trace.tables import NOT_NAMED, OUTSIDE, Bool, Int32, Int64
 
 
 class Names:
@@ -52,7 +52,7 @@ class Owners:
             owner[loose[operator[loose] == name]] = self._row(OUTSIDE + _short(names[name]))
         return owner
 
-    def is_module(self, rows: Int32) -> np.ndarray:
+    def is_module(self, rows: Int32) -> Bool:
         """Mask of rows that are modules of the models."""
         return (rows >= 0) & (rows < self._named)
 

@@ -146,13 +146,14 @@ class WindowRecorder:
         gone = len(self._models) - len(models)
         if gone:
             self._window.problems.append(
-                f"{gone} model(s) given to memory_trace_handler no longer exist: their modules have no names here. "
-                "Keep a reference to the model, or make a new handler for the new one."
+                f"{gone} model(s) given to memory_trace_handler no longer exist: their modules have no names "
+                "here. Keep a reference to the model, or make a new handler for the new one."
             )
 
     def _take_start(self, models: Mapping[str, nn.Module]) -> None:
         assert self._window is not None
-        window, kept = self._window, []
+        window = self._window
+        kept: list[torch.UntypedStorage] = []
         tensors = list(model_storages(models, window.names))
         for optimizer in self._alive_optimizers():
             tensors += gradients(optimizer, window.names)
@@ -202,8 +203,9 @@ class WindowRecorder:
         window.parameter_bytes.append(parameters)
         if self._given:
             window.problems.append(
-                f"{type(optimizer).__name__} stepped, but is not the optimizer given to memory_trace_handler. "
-                "Its state is recorded from here on; state it held before this window is not named in it."
+                f"{type(optimizer).__name__} stepped, but is not the optimizer given to "
+                "memory_trace_handler. Its state is recorded from here on; state it held before this window "
+                "is not named in it."
             )
 
     def _failed(self, moment: str, error: Exception) -> None:

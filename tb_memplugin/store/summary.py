@@ -70,6 +70,7 @@ class WindowSummaries:
         self._trace, self._window = trace, window
         self._epoch = epoch_ns(trace)
         self._stats = [step_stats(trace, device) for device in range(len(trace.devices))]
+        self._modules = self._all_modules()
 
     def metadata(self, row: int) -> metadata_pb2.StepMetadata:
         """What a step's tag carries."""
@@ -100,7 +101,7 @@ class WindowSummaries:
             source=readable(trace.source),
             properties={readable(key): readable(value) for key, value in trace.properties.items()},
             notes=[summary_pb2.Note(text=readable(note)) for note in trace.notes],
-            modules=self._modules(),
+            modules=self._modules,
             devices=[self._device(row, device, limits) for device in range(len(trace.devices))],
             phases=self._spans(trace.phases, row, limits.calls),
             calls=self._spans(trace.calls, row, limits.calls),
@@ -207,7 +208,7 @@ class WindowSummaries:
             peak_column=drawn.peak_column,
         )
 
-    def _modules(self) -> summary_pb2.Modules:
+    def _all_modules(self) -> summary_pb2.Modules:
         modules = self._trace.modules
         classes = {
             name: row + 1

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.trace.kinds import Kind, Phase
-from tb_memplugin.trace.tables import Events, Int32, Int64, StartState, UInt8, UInt64
+from tb_memplugin.trace.tables import Bool, Events, Int32, Int64, StartState, UInt8, UInt64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Allocations:
 
 
 def match_frees(
-    address: UInt64, device: UInt8, is_alloc: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    address: UInt64, device: UInt8, is_alloc: Bool
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Bool]:
     """Pair rows in time order: each alloc with the next row at the same address of the same device.
 
     Args:
@@ -83,7 +83,8 @@ def address_order(address: UInt64) -> npt.NDArray[np.intp]:
         return np.argsort(address, kind="stable")
     key = ((offset >> aligned) << place_bits) | np.arange(len(address), dtype=np.uint64)
     key.sort()
-    return (key & ((np.uint64(1) << place_bits) - np.uint64(1))).astype(np.intp)
+    place: npt.NDArray[np.intp] = (key & ((np.uint64(1) << place_bits) - np.uint64(1))).astype(np.intp)
+    return place
 
 
 def pair(events: Events, start: StartState) -> Allocations:

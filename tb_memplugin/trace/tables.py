@@ -11,6 +11,7 @@ Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 UInt64 = npt.NDArray[np.uint64]
 UInt8 = npt.NDArray[np.uint8]
+Bool = npt.NDArray[np.bool_]
 
 OUTSIDE = "outside:"
 """Prefix of the key of bytes that no module owns; the operator's name follows."""

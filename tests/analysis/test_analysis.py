@@ -43,7 +43,12 @@ def test_a_step_tells_its_peak_start_end_and_what_it_left(training):
     first, second = step_stats(training, 0)
     assert (first.peak_bytes, first.start_bytes, first.entry_bytes, first.end_bytes) == (1100, 400, 400, 900)
     assert (first.allocated_bytes, first.allocations, first.stayed_bytes, first.stayed) == (750, 4, 500, 2)
-    assert (second.peak_bytes, second.start_bytes, second.entry_bytes, second.end_bytes) == (1200, 400, 900, 500)
+    assert (second.peak_bytes, second.start_bytes, second.entry_bytes, second.end_bytes) == (
+        1200,
+        400,
+        900,
+        500,
+    )
     assert (second.window_peak_bytes, first.window_peak_bytes) == (800, 700)
 
 
@@ -59,7 +64,10 @@ def test_the_peak_of_the_window_is_the_highest_of_its_steps(training):
     assert (top.bytes, top.phase.key, top.module) == (1200, "forward", "net.fc")
     assert peak(training, step=1).bytes == 1100
     assert {part.key: part.bytes for part in top.parts("category")} == {
-        "parameter": 400, "gradient": 400, "activation": 300, "input": 100,
+        "parameter": 400,
+        "gradient": 400,
+        "activation": 300,
+        "input": 100,
     }
 
 
@@ -88,11 +96,19 @@ def test_the_largest_alive_come_first_with_their_times(training):
 
 
 def test_comparison_names_what_was_added_removed_grown_and_shrunk():
-    base = trace("alloc 100 a module=gone", "alloc 50 b module=more", "alloc 70 c module=less", "alloc 5 d module=same")
-    other = trace("alloc 80 b module=more", "alloc 60 c module=less", "alloc 5 d module=same", "alloc 9 e module=new")
+    base = trace(
+        "alloc 100 a module=gone", "alloc 50 b module=more", "alloc 70 c module=less", "alloc 5 d module=same"
+    )
+    other = trace(
+        "alloc 80 b module=more", "alloc 60 c module=less", "alloc 5 d module=same", "alloc 9 e module=new"
+    )
     rows = compare_parts(peak(base).parts("module"), peak(other).parts("module"))
     assert {row.key: (row.status, row.delta_bytes) for row in rows} == {
-        "gone": ("removed", -100), "more": ("grown", 30), "less": ("shrunk", -10), "new": ("added", 9), "same": ("same", 0),
+        "gone": ("removed", -100),
+        "more": ("grown", 30),
+        "less": ("shrunk", -10),
+        "new": ("added", 9),
+        "same": ("same", 0),
     }
     assert [row.key for row in rows][:2] == ["gone", "more"]
     assert sum(row.delta_bytes for row in rows) == peak(other).bytes - peak(base).bytes
@@ -123,7 +139,10 @@ def test_the_module_table_adds_up_along_the_tree(training):
 
 def test_highest_is_each_categorys_own_moment():
     found = trace(
-        "alloc 100 a category=activation module=m", "free a", "alloc 70 g category=gradient module=m", "alloc 5 h module=m"
+        "alloc 100 a category=activation module=m",
+        "free a",
+        "alloc 70 g category=gradient module=m",
+        "alloc 5 h module=m",
     )
     table = module_table(found, 0, 0, 3, with_highest=True)
     place = [found.modules[row].key for row in table.rows].index("m")
@@ -133,19 +152,36 @@ def test_highest_is_each_categorys_own_moment():
 
 def test_a_containers_forward_time_is_that_of_what_is_just_inside():
     found = trace(
-        "alloc 1 a module=net", "alloc 1 b module=net.list.0", "alloc 1 c module=net.list.0.fc", "alloc 1 d module=net.list.1",
-        calls=[("net", 0, 3, "forward"), ("net.list.0", 1, 2, "forward"), ("net.list.0.fc", 2, 2, "forward"),
-               ("net.list.1", 3, 3, "forward")],
+        "alloc 1 a module=net",
+        "alloc 1 b module=net.list.0",
+        "alloc 1 c module=net.list.0.fc",
+        "alloc 1 d module=net.list.1",
+        calls=[
+            ("net", 0, 3, "forward"),
+            ("net.list.0", 1, 2, "forward"),
+            ("net.list.0.fc", 2, 2, "forward"),
+            ("net.list.1", 3, 3, "forward"),
+        ],
     )
     table = module_table(found, 0, 0, 3)
-    time = {found.modules[row].key: int(ns) for row, ns in zip(table.rows, table.forward_ns, strict=True) if row >= 0}
+    time = {
+        found.modules[row].key: int(ns)
+        for row, ns in zip(table.rows, table.forward_ns, strict=True)
+        if row >= 0
+    }
     assert time["net.list"] == time["net.list.0"] + time["net.list.1"] <= time["net"]
 
 
 blocks = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(1, 500), st.sampled_from(["a", "a.b", "a.c", "d"]),
-              st.sampled_from(list(Category))),
-    min_size=1, max_size=25,
+    st.tuples(
+        st.integers(0, 40),
+        st.integers(1, 30),
+        st.integers(1, 500),
+        st.sampled_from(["a", "a.b", "a.c", "d"]),
+        st.sampled_from(list(Category)),
+    ),
+    min_size=1,
+    max_size=25,
 )
 
 
@@ -158,7 +194,8 @@ def test_parts_and_stacks_sum_to_the_live_bytes_at_every_moment(rows, columns, b
     )
     lines = [
         f"alloc {rows[number][2]} n{number} module={rows[number][3]} category={rows[number][4].key}"
-        if is_alloc else f"free n{number}"
+        if is_alloc
+        else f"free n{number}"
         for _, is_alloc, number in timeline
     ]
     found = trace(*lines)
@@ -167,11 +204,12 @@ def test_parts_and_stacks_sum_to_the_live_bytes_at_every_moment(rows, columns, b
         for by in DIVISIONS:
             assert sum(part.bytes for part in moment(found, 0, event).parts(by)) == total
     t0 = EPOCH + begin * MICROSECOND
+    first, end = np.searchsorted(found.events.time_ns, (t0, t0 + length * MICROSECOND + 1))
     for by in ("category", "module", "phase"):
         drawn = curve(found, 0, t0, t0 + length * MICROSECOND, columns, by)
         assert np.array_equal(drawn.stacks.sum(axis=0), drawn.high)
-    first, end = np.searchsorted(found.events.time_ns, (t0, t0 + length * MICROSECOND + 1))
-    assert drawn.peak_bytes == found.live(0)[first : end + 1].max()
+        assert drawn.peak_bytes == found.live(0)[first : end + 1].max()
     table = module_table(found, 0, 0, len(found.events) // 2, with_highest=True)
     assert table.inclusive[table.parent < 0].sum() == found.live(0)[len(found.events) // 2 + 1]
+    assert table.highest is not None
     assert (table.highest >= table.inclusive).all()

@@ -56,25 +56,30 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def context(chromium: Browser) -> Iterator[BrowserContext]:
     """One for all pages, so that TensorBoard's three megabytes of script are compiled once."""
-    context = chromium.new_context(viewport=SIZE, locale="en-US")  # type: ignore[arg-type]
+    context = new_context(chromium)
     yield context
     context.close()
 
 
+def new_context(chromium: Browser) -> BrowserContext:
+    return chromium.new_context(viewport=SIZE, locale="en-US")
+
+
 @pytest.fixture
-def open_tab(context: BrowserContext) -> Iterator[Callable[[str], Tab]]:
-    """Open a tab on a TensorBoard's address. At the end none may have done what no page may do."""
+def open_tab(chromium: Browser) -> Iterator[Callable[[str], Tab]]:
+    """A page of a browser that remembers nothing; at the end it must not have done what no page may do."""
+    contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
 
     def open_one(home: str) -> Tab:
-        tabs.append(Tab(context.new_page(), home))
+        contexts.append(new_context(chromium))
+        tabs.append(Tab(contexts[-1].new_page(), home))
         return tabs[-1]
 
     yield open_one
-    wrong = [told for tab in tabs for told in tab.wrong]
-    for tab in tabs:
-        tab.page.close()
-    assert wrong == []
+    for context in contexts:
+        context.close()
+    assert [told for tab in tabs for told in tab.wrong] == []
 
 
 @pytest.fixture(scope="session")
@@ -111,16 +116,33 @@ def serving(logdir: Path, load_fast: str) -> Iterator[TensorBoard]:
         yield running
 
 
-@pytest.fixture
-def tab(server: TensorBoard, open_tab: Callable[[str], Tab]) -> Tab:
-    """A fresh page on the recorded runs, for what happens in the page alone."""
-    return open_tab(server.url)
+@pytest.fixture(scope="session")
+def kept_tabs(context: BrowserContext) -> Callable[[str], Tab]:
+    """One page for each address: most tests need a fresh frame, not a fresh TensorBoard around it."""
+    tabs: dict[str, Tab] = {}
+    return lambda home: (
+        tabs.setdefault(home, Tab(context.new_page(), home)) if home not in tabs else tabs[home]
+    )
 
 
 @pytest.fixture
-def each_tab(each_server: TensorBoard, open_tab: Callable[[str], Tab]) -> Tab:
-    """A fresh page on each data path, for what comes from the server."""
-    return open_tab(each_server.url)
+def tab(server: TensorBoard, kept_tabs: Callable[[str], Tab]) -> Iterator[Tab]:
+    """On the recorded runs, for what happens in the page alone."""
+    yield from watched(kept_tabs(server.url))
+
+
+@pytest.fixture
+def each_tab(each_server: TensorBoard, kept_tabs: Callable[[str], Tab]) -> Iterator[Tab]:
+    """On each data path, for what comes from the server."""
+    yield from watched(kept_tabs(each_server.url))
+
+
+def watched(tab: Tab) -> Iterator[Tab]:
+    """A test with a tab, which must not have done what no page may do."""
+    tab.wrong.clear()
+    tab.page.mouse.move(0, 0)
+    yield tab
+    assert tab.wrong == []
 
 
 def count_steps(answer: dict) -> int:

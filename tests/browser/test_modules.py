@@ -63,7 +63,7 @@ def wanted(there, highest=False):
 
 
 def ready(tab, **route):
-    tab.open("modules", **{"run": "baseline", "worker": "rank0", "step": 2, **route})
+    tab.open_anew("modules", **{"run": "baseline", "worker": "rank0", "step": 2, **route})
     tab("module-row").first.wait_for()
     return tab
 

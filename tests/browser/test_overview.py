@@ -20,7 +20,7 @@ def test_the_memory_tab_is_in_the_tab_bar_and_opens(each_tab):
 
 
 def test_without_a_choice_the_step_with_the_highest_peak_is_shown(tab, logdir):
-    tab.open()
+    tab.open_anew()
     highest = max(STEPS, key=lambda step: recorded(logdir, step=step).stats.peak_bytes)
     expect(tab("headline")).to_contain_text(f"Step {highest} peaked")
     assert tab.picked() == {"run": "baseline", "worker": "rank0", "step": str(highest)}
@@ -32,7 +32,7 @@ def test_without_a_choice_the_step_with_the_highest_peak_is_shown(tab, logdir):
 )
 def test_the_headline_says_the_peak_and_hover_says_its_bytes(each_tab, logdir, run, worker, step):
     stats = recorded(logdir, run, worker, step).stats
-    each_tab.open(run=run, worker=worker, step=step)
+    each_tab.open_anew(run=run, worker=worker, step=step)
     peak = each_tab("headline").locator(".amount")
     assert exact(peak) == stats.peak_bytes
     assert_rounds(peak.inner_text(), stats.peak_bytes)
@@ -41,7 +41,7 @@ def test_the_headline_says_the_peak_and_hover_says_its_bytes(each_tab, logdir, r
 
 def test_the_cards_show_the_steps_own_numbers(each_tab, logdir):
     stats = recorded(logdir, step=6).stats
-    each_tab.open(step=6)
+    each_tab.open_anew(step=6)
     shown = {"peak": stats.peak_bytes, "window-peak": stats.window_peak_bytes, "left": stats.end_bytes}
     for card, size in shown.items():
         value = each_tab(f"card-{card}").locator(".value .amount")
@@ -52,7 +52,7 @@ def test_the_cards_show_the_steps_own_numbers(each_tab, logdir):
 
 
 def test_the_sentence_below_says_what_changed_since_the_step_before(each_tab, logdir):
-    each_tab.open(step=6)
+    each_tab.open_anew(step=6)
     change = each_tab("change").locator(".amount").first
     assert (
         exact(change) == recorded(logdir, step=6).stats.peak_bytes - recorded(logdir, step=5).stats.peak_bytes
@@ -64,7 +64,7 @@ def test_the_sentence_below_says_what_changed_since_the_step_before(each_tab, lo
 
 def test_the_categories_are_the_recordings_and_sum_to_the_peak(each_tab, logdir):
     there = recorded(logdir)
-    each_tab.open(step=2)
+    each_tab.open_anew(step=2)
     each_tab("category-row").first.wait_for()
     shown = {
         key: exact(each_tab("category-row", key=key).locator("td.number").first)
@@ -76,7 +76,7 @@ def test_the_categories_are_the_recordings_and_sum_to_the_peak(each_tab, logdir)
 
 def test_layers_fold_into_one_row_that_opens_on_its_parts(tab, logdir):
     there = recorded(logdir)
-    tab.open(step=2)
+    tab.open_anew(step=2)
     inside = tab("by-module")
     inside.get_by_role("button", name=re.compile("more rows")).click()
     rows = {key: exact(tab("module-row", key=key).locator("td.number")) for key in tab.keys("module-row")}
@@ -90,7 +90,7 @@ def test_layers_fold_into_one_row_that_opens_on_its_parts(tab, logdir):
 
 
 def test_a_click_on_the_curve_of_peaks_picks_that_step(tab):
-    tab.open(step=2)
+    tab.open_anew(step=2)
     plot = tab("peak-of-each-step").locator(".u-over")
     box = plot.bounding_box()
     assert box is not None
@@ -100,7 +100,7 @@ def test_a_click_on_the_curve_of_peaks_picks_that_step(tab):
 
 @pytest.mark.parametrize("view", ["overview", "timeline", "modules", "compare"])
 def test_switching_run_worker_and_step_keeps_the_view(tab, view):
-    tab.open(view, run="baseline", worker="rank0", step=2)
+    tab.open_anew(view, run="baseline", worker="rank0", step=2)
     for picker, label in (("step", "5"), ("worker", "rank1"), ("run", "checkpointed")):
         tab.pick(picker, label)
         tab.wait_until(lambda p=picker, wanted=label: tab.picked()[p] == wanted, f"{picker} {label}")

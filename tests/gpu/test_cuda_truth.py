@@ -20,7 +20,9 @@ from tests.training import MODELS
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: run on a machine with an NVIDIA GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device: run on a machine with an NVIDIA GPU"
+    ),
 ]
 
 
@@ -106,9 +108,8 @@ def test_parts_sum_and_unknown_is_small(seen):
         for by in DIVISIONS:
             assert sum(part.bytes for part in at.parts(by)) == step.peak_bytes
         parts = {part.key: part.bytes for part in at.parts("category")}
-        print(step.step, step.peak_bytes, parts, trace.notes)
         named = step.peak_bytes - parts.get("workspace", 0)
-        assert parts.get("unknown", 0) <= named // 100, parts
+        assert parts.get("unknown", 0) <= named // 100, (step.step, parts, trace.notes)
 
 
 def test_parameters_are_told_apart_in_rounded_bytes(seen):
@@ -123,5 +124,9 @@ def test_backward_has_modules_although_it_runs_on_another_thread(seen):
     device = trace.device_row("cuda:0")
     blocks = trace.allocations
     mine = (blocks.device == device) & (blocks.phase == Phase.BACKWARD)
-    owned = sum(int(blocks.bytes[row]) for row in range(len(blocks)) if mine[row] and trace.modules[blocks.module[row]].is_module)
+    owned = sum(
+        int(blocks.bytes[row])
+        for row in range(len(blocks))
+        if mine[row] and trace.modules[blocks.module[row]].is_module
+    )
     assert owned >= 0.5 * int(blocks.bytes[mine].sum())

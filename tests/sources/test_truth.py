@@ -27,7 +27,10 @@ def reported_peaks(cycle: Cycle) -> list[int]:
     """For each step, the highest Total Allocated above its base at any event inside the step's span."""
     base = cycle.reported[0][3] - cycle.reported[0][2]
     spans = [(step.start_ns, step.end_ns) for step in cycle.trace.steps]
-    return [max(total - base for time, _, _, total in cycle.reported if low <= time <= high) for low, high in spans]
+    return [
+        max(total - base for time, _, _, total in cycle.reported if low <= time <= high)
+        for low, high in spans
+    ]
 
 
 def reported_rows(cycle: Cycle) -> np.ndarray:
@@ -48,21 +51,28 @@ def test_the_running_sum_is_the_profilers_total_at_every_event(cycle):
 
 def test_every_reported_event_is_in_the_trace(cycle):
     rows = reported_rows(cycle)
-    ours = zip(cycle.trace.events.address[rows].tolist(), cycle.trace.events.bytes[rows].tolist(), strict=True)
+    ours = zip(
+        cycle.trace.events.address[rows].tolist(), cycle.trace.events.bytes[rows].tolist(), strict=True
+    )
     assert list(ours) == [(address, abs(size)) for _, address, size, _ in cycle.reported]
 
 
 def test_the_end_state_is_the_bytes_of_all_storages_alive(cycle):
     end = len(cycle.trace.events) - 1
     rows = cycle.trace.allocations.alive_at(end, CPU)
-    ours = {int(cycle.trace.allocations.address[row]): int(cycle.trace.allocations.bytes[row]) for row in rows}
+    ours = {
+        int(cycle.trace.allocations.address[row]): int(cycle.trace.allocations.bytes[row]) for row in rows
+    }
     assert ours == cycle.alive
 
 
 def test_the_start_state_is_the_storages_of_model_and_optimizer(cycle):
     assert int(cycle.trace.live(CPU)[0]) == sum(cycle.start.values())
     assert {Category(c) for c in cycle.trace.start.category} <= {
-        Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE,
+        Category.PARAMETER,
+        Category.BUFFER,
+        Category.GRADIENT,
+        Category.OPTIMIZER_STATE,
     }
 
 
@@ -96,7 +106,9 @@ def test_parameters_gradients_and_state_are_told_apart_exactly():
 @pytest.mark.parametrize("name", ["transformer", "cnn"])
 def test_three_cycles_with_gradients_dropped_first(name):
     """Blocks born in one cycle and freed between or in later ones do not pile up."""
-    cycles = train(MODELS[name](), steps=9, plan=schedule(wait=1, warmup=1, active=1, repeat=3), zero_first=True)
+    cycles = train(
+        MODELS[name](), steps=9, plan=schedule(wait=1, warmup=1, active=1, repeat=3), zero_first=True
+    )
     assert len(cycles) == 3
     ends = [int(cycle.trace.live(CPU)[-1]) for cycle in cycles]
     assert ends == [sum(cycle.alive.values()) for cycle in cycles]
@@ -136,7 +148,8 @@ def test_a_temporary_is_freed_inside_its_operator_and_an_activation_lives_until_
             return torch.ones(1000), torch.tensor(0)
 
     (cycle,) = train(Twice(), step=lambda model, *_: model(torch.ones(1000)).sum().backward())
-    blocks, phases = cycle.trace.allocations, {}
+    blocks = cycle.trace.allocations
+    phases: dict[tuple[str, Category], list[int]] = {}
     for row in np.flatnonzero(blocks.phase == Phase.FORWARD):
         key = cycle.trace.modules[blocks.module[row]].key, Category(blocks.category[row])
         phases.setdefault(key, []).append(int(blocks.bytes[row]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,8 +29,12 @@ def test_the_window_counts_from_zero_and_only_what_was_reported():
 def test_a_storage_of_the_start_state_that_dies_unreported_leaves_the_live_bytes_only():
     bare = events([10, 20], kind=[Kind.ALLOC, Kind.STORAGE_FREE], address=[1, 2], bytes=[100, 400])
     start = StartState(
-        np.zeros(1, np.uint8), np.array([2], np.uint64), np.array([400]), np.zeros(1, np.uint8),
-        np.full(1, -1, np.int32), np.full(1, -1, np.int32),
+        np.zeros(1, np.uint8),
+        np.array([2], np.uint64),
+        np.array([400]),
+        np.zeros(1, np.uint8),
+        np.full(1, -1, np.int32),
+        np.full(1, -1, np.int32),
     )
     found = MemoryTrace("test", bare, start, (Device("cpu"),), (Step(0, 0, 30),))
     assert found.live(0).tolist() == [400, 500, 100]
@@ -36,7 +42,9 @@ def test_a_storage_of_the_start_state_that_dies_unreported_leaves_the_live_bytes
 
 
 def test_an_address_allocated_twice_was_freed_unseen():
-    found = events([1, 2, 3], kind=[Kind.ALLOC] * 2 + [Kind.FREE_COMPLETED], address=[7, 7, 7], bytes=[100, 30, 30])
+    found = events(
+        [1, 2, 3], kind=[Kind.ALLOC] * 2 + [Kind.FREE_COMPLETED], address=[7, 7, 7], bytes=[100, 30, 30]
+    )
     blocks = pair(found, StartState())
     assert blocks.freed.tolist() == [1, 2]
     assert blocks.unseen_frees == 1
@@ -49,7 +57,10 @@ def test_a_free_of_nothing_known_is_kept_apart():
 
 def test_the_same_address_on_two_devices_is_two_blocks():
     found = events(
-        [1, 2, 3], kind=[Kind.ALLOC, Kind.ALLOC, Kind.FREE_COMPLETED], address=[7, 7, 7], bytes=[100, 30, 30],
+        [1, 2, 3],
+        kind=[Kind.ALLOC, Kind.ALLOC, Kind.FREE_COMPLETED],
+        address=[7, 7, 7],
+        bytes=[100, 30, 30],
         device=[0, 1, 1],
     )
     assert pair(found, StartState()).freed.tolist() == [3, 2]
@@ -63,12 +74,12 @@ def test_every_event_belongs_to_exactly_one_step():
     bounds = [found.step_events(row) for row in range(len(found.steps))]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == len(found.events)
-    assert all(left[1] == right[0] for left, right in zip(bounds, bounds[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in pairwise(bounds))
 
 
 @pytest.mark.parametrize(("ask", "name"), [("step_row", 99), ("device_row", "cuda:7")])
 def test_asking_for_what_was_not_recorded_names_what_was(ask, name):
-    with pytest.raises(NotRecordedError, match="Choose one of: (0|cpu)"):
+    with pytest.raises(NotRecordedError, match=r"Choose one of: (0|cpu)"):
         getattr(trace("alloc 1 a"), ask)(name)
 
 
@@ -88,7 +99,7 @@ started = st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 5)), st.in
 @given(started, operations)
 def test_levels_equal_those_of_a_plain_loop(start, rows):
     """Any order of allocs and frees, matched or not, over few addresses on two devices."""
-    live = [dict(), dict()]
+    live: list[dict[int, int]] = [{}, {}]
     for (device, address), size in start.items():
         live[device][address] = size
     expected = [[sum(live[device].values())] for device in range(2)]
@@ -102,7 +113,9 @@ def test_levels_equal_those_of_a_plain_loop(start, rows):
         np.array([device for device, _ in start], np.uint8),
         np.array([address + 1 for _, address in start], np.uint64),
         np.array(list(start.values()), np.int64),
-        np.zeros(len(start), np.uint8), np.full(len(start), -1, np.int32), np.full(len(start), -1, np.int32),
+        np.zeros(len(start), np.uint8),
+        np.full(len(start), -1, np.int32),
+        np.full(len(start), -1, np.int32),
     )
     found = MemoryTrace(
         "test",
@@ -113,7 +126,9 @@ def test_levels_equal_those_of_a_plain_loop(start, rows):
             device=[row[2] for row in rows],
             bytes=[row[3] for row in rows],
         ),
-        state, (Device("a"), Device("b")), (Step(0, 0, 100),),
+        state,
+        (Device("a"), Device("b")),
+        (Step(0, 0, 100),),
     )
     assert [found.live(device).tolist() for device in range(2)] == expected
 

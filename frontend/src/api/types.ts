@@ -94,7 +94,7 @@ export interface StepAnswer {
   previous_step: number | null;
   source: {
     kind: string;
-    torch: string;
+    torch: string | null;
     side_file: string;
     side_file_present: boolean;
     window: number;
@@ -127,6 +127,8 @@ export interface MomentAnswer {
   operator: string | null;
   previous_event_ns: number | null;
   next_event_ns: number | null;
+  previous_event: number | null;
+  next_event: number | null;
   by_category: Part[];
   by_module: Part[];
   by_phase: Part[];

@@ -1,6 +1,6 @@
 /** The sentences that open each view, as pieces, so that names and numbers get their own look. */
 import type { CompareAnswer, CompareRow, CompareSide, StepAnswer } from "../api/types";
-import { deltaWithUnit, type Unit, unitFor, withUnit } from "./bytes";
+import { deltaWithUnit, type Unit, unitFor, unitWithin, withUnit } from "./bytes";
 import { grouped } from "./numbers";
 import { categoryLabel } from "./categories";
 import { foldChanges } from "./change_folding";
@@ -82,10 +82,11 @@ function whereItIs(answer: CompareAnswer, lead: string): Piece[] {
   if (!top) return ["."];
   const tail: Piece[] = [{ name: moduleLabel(top.key) }, asCategory(top), "."];
   const share = top.delta_bytes / answer.delta_bytes;
+  const unit = unitWithin(unitFor(answer.base.peak_bytes, answer.other.peak_bytes), Math.abs(top.delta_bytes));
   const alone = rows.every((row) => row === top || row.delta_bytes === 0);
   if (alone) return [`${lead}all of it in `, ...tail];
   if (share >= 0.5 && share <= 1) return [`${lead}most of it in `, ...tail];
-  return [`${lead}the largest part, ${deltaWithUnit(top.delta_bytes, unitFor(top.delta_bytes))}, in `, ...tail];
+  return [`${lead}the largest part, ${deltaWithUnit(top.delta_bytes, unit)}, in `, ...tail];
 }
 
 function asCategory(row: CompareRow): string {

@@ -73,11 +73,11 @@ export function Changes({
       <div class="scroller" ref={box} tabIndex={0} role="region" aria-label="What changed" style={{ margin: "0 -8px" }}>
         <table class="grid" style={{ minWidth: "820px" }} aria-rowcount={rows.length + 1}>
           <colgroup>
-            <col style={{ width: "27%" }} />
-            <col style={{ width: "100px" }} />
-            <col style={{ width: "11%" }} />
-            <col style={{ width: "11%" }} />
-            <col style={{ width: "11%" }} />
+            <col style={{ width: "24%" }} />
+            <col style={{ width: "96px" }} />
+            <col style={{ width: "15%" }} />
+            <col style={{ width: "15%" }} />
+            <col style={{ width: "10%" }} />
             <col />
             {by !== "category" && <col style={{ width: "150px" }} />}
           </colgroup>

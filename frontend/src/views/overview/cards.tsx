@@ -58,21 +58,23 @@ function Reserved({ stats, reserved, unit }: { stats: StepStats; reserved: numbe
   );
 }
 
+/** The profiler counts from nothing when its window begins, so its highest is below the peak by what was there. */
 function WindowPeak({ stats, unit }: { stats: StepStats; unit: Unit }) {
-  const rest = stats.window_peak_bytes - stats.peak_bytes;
   return (
     <Card
       id="window-peak"
-      label="Window peak"
+      label="Born in the window"
       to={{ view: "timeline" }}
       value={<Bytes bytes={stats.window_peak_bytes} unit={unit} named />}
     >
-      {rest > 0 ? <>{withUnit(rest)} above this step</> : "reached in this step"}
+      <span title={`the profiler counts from 0; ${exactBytes(stats.start_bytes)} were there when it began`}>
+        highest, as the profiler counts
+      </span>
     </Card>
   );
 }
 
-/** What the step leaves behind, against what it found. */
+/** What the step leaves behind, against what the profiled window found. */
 function Left({ stats, unit }: { stats: StepStats; unit: Unit }) {
   const growth = stats.end_bytes - stats.start_bytes;
   return (
@@ -83,10 +85,10 @@ function Left({ stats, unit }: { stats: StepStats; unit: Unit }) {
       value={<Bytes bytes={stats.end_bytes} unit={unit} named />}
     >
       {growth === 0 ? (
-        <span class="shrunk">no growth in this step</span>
+        <span class="shrunk">no growth since the window began</span>
       ) : (
         <>
-          <Delta bytes={growth} unit={unit} named /> since it began
+          <Delta bytes={growth} unit={unit} named /> since the window began
         </>
       )}
     </Card>

@@ -85,7 +85,8 @@ function Source({ answer }: { answer: StepAnswer }) {
   const present = source.side_file_present ? "" : " (the file is missing: no moments, no zoom)";
   return (
     <p class="source muted breaking">
-      Recorded by {cellText(source.kind)} with torch {cellText(source.torch)}; events in{" "}
+      Recorded by {cellText(source.kind)}
+      {source.torch !== null && <> with torch {cellText(source.torch)}</>}; events in{" "}
       <span class="mono">{titleText(source.side_file)}</span>
       {present}.
     </p>

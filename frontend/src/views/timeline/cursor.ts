@@ -71,10 +71,11 @@ export function useCursor(
     step: (by) => {
       const now = moment.data;
       if (!now || moment.stale) return;
-      const reached = by > 0 ? now.next_event_ns : now.previous_event_ns;
-      if (reached === null) return;
+      const [reached, index] =
+        by > 0 ? [now.next_event_ns, now.next_event] : [now.previous_event_ns, now.previous_event];
+      if (reached === null || index === null) return;
       setHovered(undefined);
-      setEvent({ of, index: now.event + by });
+      setEvent({ of, index });
       navigate({ t: String(reached) });
       onReached(reached);
     },

@@ -145,6 +145,7 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Part[]
   const shown = alive.filter((p, i) => (by === "module" ? order.includes(p.key) && p.key !== OTHERS : i < MOST));
   const rest = alive.filter((p) => !shown.includes(p));
   const others = by === "module" && rest.length > 0;
+  const restBytes = rest.reduce((s, p) => s + p.bytes, 0);
   return (
     <table class="plain">
       <thead>
@@ -174,7 +175,7 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Part[]
           </tr>
         ))}
         {rest.length > 0 && (
-          <tr>
+          <tr data-testid="moment-rest">
             <th scope="row" class="muted">
               {others && <Swatch by={by} of={OTHERS} />}
               {rest.length === 1 && rest[0]!.key === OTHERS
@@ -183,11 +184,8 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Part[]
                   ? `${grouped(rest.length)} other modules`
                   : `${grouped(rest.length)} more`}
             </th>
-            <td class="number muted">
-              {inUnit(
-                rest.reduce((s, p) => s + p.bytes, 0),
-                unit,
-              )}
+            <td class="number muted" title={exactBytes(restBytes)}>
+              {inUnit(restBytes, unit)}
             </td>
             <td />
           </tr>

@@ -1,10 +1,11 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { CurveAnswer, CurveBy, LanesAnswer } from "../../api/types";
+import type { CurveAnswer, CurveBy, LanesAnswer, StepAnswer } from "../../api/types";
 import { kept } from "../../draw/stack";
 import { sharpness } from "../../draw/surface";
 import { navigate, picked, route, selection } from "../../state/app";
+import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { duration } from "../../state/time";
 import { Notice } from "../notices";
@@ -48,6 +49,8 @@ export function Timeline() {
     sameStep,
   );
   const coarse = curve.data?.exact === false || strip?.exact === false;
+  const step = useRemote<StepAnswer>(coarse ? address("step", pick) : null);
+  const absent = step.data?.source.side_file;
   const shown = curve.data ?? (coarse ? strip : undefined);
   const zoom = ([t0, t1]: [number, number]): void =>
     navigate(t0 <= whole[0] && t1 >= whole[1] ? { t0: undefined, t1: undefined } : { t0: String(t0), t1: String(t1) });
@@ -79,9 +82,10 @@ export function Timeline() {
       </div>
       {coarse && (
         <Notice level="warning" testid="coarse-notice">
-          This curve is coarse: the side file with the step's events is not here, so it shows the summary's few points,
-          and neither zoom nor single moments. Copy the run's folder plugins/tb_memplugin from the machine that recorded
-          it, then reload.
+          This curve is coarse: the side file with the step's events{" "}
+          {absent && <span class="mono">{titleText(absent)} </span>}
+          cannot be read here, so it shows the summary's few points, and neither zoom nor single moments. Copy the run's
+          folder plugins/tb_memplugin from the machine that recorded it, then reload.
         </Notice>
       )}
       <div class="beside">

@@ -1,0 +1,44 @@
+"""Print every figure beside its peer and beside its goal: `python -m benchmarks [handler|loop|disk|server|bundle]`.
+
+Figures are medians over several rounds, in which ours and the peer's take turns; machines are noisy,
+so read the ratios.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.figures import Figure
+
+SUBJECTS = ("handler", "loop", "disk", "server", "bundle")
+
+
+def main(chosen: list[str]) -> None:
+    unknown = set(chosen) - set(SUBJECTS)
+    if unknown:
+        sys.exit(f"No benchmark {', '.join(sorted(unknown))}. Choose from: {', '.join(SUBJECTS)}.")
+    logging.getLogger("tb_memplugin").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+    console = Console(width=132)
+    console.print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads"
+    )
+    table = Table("what", "ours", "peer", "the peer is", "ratio", "goal", "met")
+    for subject in chosen or SUBJECTS:
+        measure: Callable[[], list[Figure]] = import_module(f"benchmarks.{subject}").measure
+        for figure in measure():
+            table.add_row(*figure.row())
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,47 @@
+"""One measured figure beside its peer's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Rounds of ours, and of a peer in the same rounds where there is one.
+
+    `limit` is the goal: a ratio of ours to the peer's where there is one, else a value of ours.
+    """
+
+    what: str
+    unit: str
+    ours: Sequence[float]
+    limit: float | None = None
+    peer: Sequence[float] = ()
+    peer_name: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Median of the rounds' ratios."""
+        return median(a / b for a, b in zip(self.ours, self.peer, strict=True)) if self.peer else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None where there is no goal."""
+        if self.limit is None:
+            return None
+        return (median(self.ours) if self.ratio is None else self.ratio) <= self.limit
+
+    def row(self) -> tuple[str, ...]:
+        """Cells: what, ours, peer, the peer's name, ratio, goal, met."""
+        ratio, goal = self.ratio, "" if self.limit is None else f"≤ {self.limit:.4g}"
+        return (
+            self.what,
+            f"{median(self.ours):,.1f} {self.unit}",
+            f"{median(self.peer):,.1f} {self.unit}" if self.peer else "",
+            self.peer_name,
+            "" if ratio is None else f"{ratio:.3f}",
+            goal + (f" {self.unit}" if goal and ratio is None else ""),
+            {True: "yes", False: "NO", None: ""}[self.met],
+        )

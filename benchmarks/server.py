@@ -1,0 +1,110 @@
+"""How long the tab waits for a step of a million events: over HTTP from a real TensorBoard, and in process."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.figures import Figure
+from tb_memplugin.analysis.curve import curve
+from tb_memplugin.store.reader import load_window
+from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import (
+    Category,
+    Device,
+    Kind,
+    MemoryTrace,
+    Module,
+    Phase,
+    Spans,
+    StartState,
+    Step,
+    events,
+)
+from tests.tensorboard.process import TensorBoard, tensorboard
+
+EVENTS, MODULES, STEP_NS = 1_000_000, 300, 1_000_000_000
+ROUNDS, ZOOMS = 5, 20
+
+
+def measure() -> list[Figure]:
+    """First view cold (the side file not yet read), zooms warm."""
+    first: list[float] = []
+    zooms: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        files = [
+            RunWriter(f"{folder}/run", f"w{number}").write(synthetic(number)) for number in range(ROUNDS)
+        ]
+        with tensorboard(folder) as server:
+            server.wait_for(
+                "runs", lambda answer: sum(len(run["workers"]) for run in answer["runs"]) == ROUNDS
+            )
+            for number in range(ROUNDS):
+                step = {"run": "run", "worker": f"w{number}", "step": 0, "device": "cuda:0"}
+                first.append(_lap(partial(_first_view, server, step)))
+                for zoom in range(ZOOMS // ROUNDS):
+                    t0 = STEP_NS * zoom // 40
+                    zooms.append(_lap(partial(server.get, "curve", **step, t0=t0, t1=t0 + STEP_NS // 5)))
+        load = [_lap(partial(load_window, written.side_file)) for written in files]
+        trace = load_window(files[0].side_file)
+        replay = _lap(partial(trace.live, 0))
+        drawn = [_lap(partial(curve, trace, 0, STEP_NS // 3, STEP_NS // 2, 1000)) for _ in range(ROUNDS)]
+    return [
+        Figure("1M events: first view (step and curve), HTTP", "ms", first, 500),
+        Figure("1M events: zoom, HTTP", "ms", zooms, 50),
+        Figure("1M events: load the side file", "ms", load),
+        Figure("1M events: pair and replay", "ms", [replay]),
+        Figure("1M events: a curve of a sixth", "ms", drawn),
+    ]
+
+
+def _first_view(server: TensorBoard, step: dict[str, Any]) -> None:
+    server.get("step", **step)
+    server.get("curve", **step)
+
+
+def _lap(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def synthetic(seed: int) -> MemoryTrace:
+    """A step whose blocks live short and long, on a GPU with a reserve."""
+    random = np.random.default_rng(seed)
+    blocks = EVENTS // 2
+    born = np.sort(random.integers(0, STEP_NS, blocks))
+    lives = random.exponential(np.where(random.random(blocks) < 0.9, STEP_NS / 1e4, STEP_NS / 4)).astype(
+        np.int64
+    )
+    size = random.integers(1, 4096, blocks) * 512
+    time_ns = np.concatenate((born, np.minimum(born + lives + 1, STEP_NS - 1)))
+    order = np.argsort(time_ns, kind="stable")
+    twice = np.tile(np.arange(blocks), 2)[order]
+    is_alloc = np.repeat([True, False], blocks)[order]
+    table = random.integers(0, [MODULES, 200, len(Category)], (blocks, 3))[twice]
+    return MemoryTrace(
+        source="synthetic",
+        events=events(
+            time_ns[order],
+            kind=np.where(is_alloc, Kind.ALLOC, Kind.FREE_COMPLETED),
+            address=(twice + 1) * 512,
+            bytes=size[twice],
+            module=table[:, 0],
+            operator=table[:, 1],
+            category=table[:, 2],
+            phase=np.where(time_ns[order] < STEP_NS // 2, Phase.FORWARD, Phase.BACKWARD),
+            reserved=np.full(EVENTS, 80 << 30),
+        ),
+        start=StartState(),
+        devices=(Device("cuda:0", 80 << 30),),
+        steps=(Step(0, 0, STEP_NS),),
+        operators=tuple(f"aten::op{number}" for number in range(200)),
+        modules=tuple(Module(f"layers.{number}") for number in range(MODULES)),
+        phases=Spans(),
+    )

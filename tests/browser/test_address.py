@@ -1,0 +1,118 @@
+"""What is shown is in the address: it can be reloaded, shared, gone back to, and reached by keyboard."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.test_timeline import drag, span
+
+VIEWS = {
+    "overview": {"run": "baseline", "worker": "rank1", "step": 3},
+    "timeline": {"run": "checkpointed", "worker": "rank0", "step": 5, "by": "phase"},
+    "modules": {
+        "run": "baseline",
+        "worker": "rank0",
+        "step": 6,
+        "find": "blocks.*.mlp",
+        "sort": "-activations",
+    },
+    "compare": {"run": "checkpointed", "step": 5, "base_run": "baseline", "base_step": 3, "what": "category"},
+}
+
+
+def page_text(tab):
+    """All that our frame says, once it says it exactly."""
+    if tab("moment-panel").count():
+        expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    return tab.settle()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_reload_and_a_fresh_page_show_the_same(tab, open_tab, view):
+    tab.open_anew(view, **VIEWS[view])
+    before, picked = page_text(tab), tab.picked()
+    assert len(before) > 300
+    address = tab.page.url
+    tab.page.reload()
+    tab(f"view-{view}").wait_for()
+    tab.wait_until(lambda: page_text(tab) == before, "the same text after a reload")
+    other = open_tab(tab.home)
+    other.page.goto(address)
+    other(f"view-{view}").wait_for()
+    other.wait_until(lambda: page_text(other) == before, "the same text on a fresh page")
+    assert other.picked() == tab.picked() == picked
+
+
+def test_what_is_clicked_is_in_the_address_and_comes_back_from_it(tab):
+    tab.open_anew("timeline", run="baseline", worker="rank0", step=3)
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    tab.pick("run", "checkpointed")
+    tab("by-phase").click()
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    drag(tab, 0.2, 0.6)
+    expect(tab("reset-zoom")).to_be_visible()
+    zoomed = span(tab)
+    parts = (
+        "run=checkpointed",
+        "step=3",
+        "view=timeline",
+        "by=phase",
+        f"t0={zoomed[0]:.0f}",
+        f"t1={zoomed[1]:.0f}",
+    )
+    tab.wait_until(lambda: all(part in tab.page.url for part in parts), "the address")
+    tab.page.reload()
+    tab("view-timeline").wait_for()
+    assert span(tab) == zoomed
+    expect(tab("by-phase")).to_have_attribute("aria-pressed", "true")
+    assert tab.picked() == {"run": "checkpointed", "worker": "rank0", "step": "3"}
+
+
+def test_an_address_that_was_typed_is_followed_and_back_returns(open_tab, server):
+    tab = open_tab(server.url).open("overview", run="baseline", step=2)
+    tab.page.goto(
+        tab.address("modules", run="checkpointed", step=5)
+    )  # the hash alone differs: nothing is loaded
+    tab("view-modules").wait_for()
+    assert tab.picked()["run"] == "checkpointed"
+    tab.page.go_back()
+    tab("view-overview").wait_for()
+    expect(tab("headline")).to_contain_text("Step 2 peaked")
+    assert tab.picked()["run"] == "baseline"
+
+
+def test_another_tab_of_tensorboard_keeps_what_was_shown(open_tab, server):
+    tab = open_tab(server.url).open("modules", run="checkpointed", step=5)
+    tab.page.get_by_role("tab", name="Time Series").click()
+    tab.wait_until(lambda: "timeseries" in tab.page.url, "the other tab")
+    tab.page.get_by_role("tab", name="Memory").click()
+    tab("view-modules").wait_for()
+    assert tab.picked() == {"run": "checkpointed", "worker": "rank0", "step": "5"}
+
+
+def test_an_address_that_asks_for_what_is_not_there_shows_the_nearest_and_says_so(tab):
+    name = "<img src=x onerror=alert(1)>"
+    tab.open_anew("overview", run=name, step=99)
+    expect(tab("missing")).to_contain_text(f"run {name}, step 99")
+    assert quote(name, safe="") in tab.page.url
+    expect(tab("headline")).to_contain_text("peaked at")
+
+
+def test_every_view_is_reached_by_the_keyboard_alone(tab):
+    tab.open_anew("overview", step=2)
+    tab("picker-run").focus()
+    for view in ("timeline", "modules", "compare", "overview"):
+        for _ in range(30):
+            if focused(tab) == f"tab-{view}":
+                break
+            tab.page.keyboard.press("Shift+Tab" if view == "overview" else "Tab")
+        assert focused(tab) == f"tab-{view}"
+        tab.page.keyboard.press("Enter")
+        tab(f"view-{view}").wait_for()
+
+
+def focused(tab):
+    return tab.frame.locator("body").evaluate("() => document.activeElement.dataset.testid ?? ''")

@@ -1,0 +1,79 @@
+"""Light and dark as TensorBoard is, narrow as the window is; and the pictures for the README."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.test_timeline import point
+
+MOST_BYTES = 200_000
+CHOSEN = {"run": "baseline", "worker": "rank0", "step": 6}
+PAIR = {**CHOSEN, "run": "checkpointed", "base_run": "baseline", "base_worker": "rank0", "base_step": 6}
+
+
+def ground(tab):
+    """The brightness of the page behind everything, 0 to 255."""
+    colour = tab.frame.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor")
+    red, green, blue = (int(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3])
+    return (red + green + blue) / 3
+
+
+def test_it_is_dark_where_tensorboard_is_and_follows_its_switch(open_tab, server):
+    tab = open_tab(server.url).open(query="?darkMode=true", **CHOSEN)
+    assert ground(tab) < 60
+    tab.page.get_by_role("button", name="Menu for changing light or dark theme").click()
+    tab.page.get_by_role("menuitem", name="Light").click()
+    tab.wait_until(lambda: ground(tab) > 200, "the light theme")
+    tab.page.get_by_role("button", name="Menu for changing light or dark theme").click()
+    tab.page.get_by_role("menuitem", name="Dark").click()
+    tab.wait_until(lambda: ground(tab) < 60, "the dark theme")
+    expect(tab("headline")).to_contain_text("Step 6 peaked")
+
+
+@pytest.mark.parametrize("view", ["overview", "timeline", "modules", "compare"])
+def test_a_narrow_window_needs_no_sideways_scrolling(open_tab, server, view):
+    tab = open_tab(server.url)
+    tab.page.set_viewport_size({"width": 700, "height": 900})
+    tab.open(view, **(PAIR if view == "compare" else CHOSEN))
+    tab.settle()
+    widths = tab.frame.locator("html").evaluate("(page) => [page.scrollWidth, page.clientWidth]")
+    assert widths[0] <= widths[1] == 700
+    for name in ("picker-run", "picker-step", "picker-base", "tab-compare"):
+        box = tab(name).bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 700
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """Where the pictures go: `make docs` names a folder."""
+    named = os.environ.get("TB_MEMPLUGIN_PICTURES")
+    folder = Path(named) if named else tmp_path_factory.mktemp("pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pictures_of_every_view_are_taken(open_tab, server, pictures, theme):
+    tab = open_tab(server.url)
+    tab.open(query=f"?darkMode={'true' if theme == 'dark' else 'false'}", **CHOSEN)
+    for view in ("overview", "timeline", "modules", "compare"):
+        tab.open_anew(view, **(PAIR if view == "compare" else CHOSEN))
+        if view == "timeline":
+            expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+            tab.page.mouse.move(*point(tab, 0.28))
+            expect(tab("moment-panel").locator("h2")).not_to_contain_text("At the peak")
+            expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+        if view == "modules":
+            tab("module-row", key="blocks").get_by_role("button").click()
+            tab("module-row", key="blocks.0").get_by_role("button").click()
+            expect(tab("module-row", key="blocks.0.attn")).to_be_visible()
+            tab.page.mouse.move(0, 0)
+        tab.settle()
+        picture = pictures / f"{view}-{theme}.png"
+        tab.page.screenshot(path=picture, animations="disabled")
+        assert 20_000 < picture.stat().st_size < MOST_BYTES, picture

@@ -1,0 +1,134 @@
+"""Nothing there yet, files that are broken, files that are gone: the rest works, and the tab says why."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from playwright.sync_api import expect
+
+from tb_memplugin.store.envelope import HEAD, HEAD_MAGIC, VERSION
+from tb_memplugin.store.reader import load_window
+from tb_memplugin.store.writer import RunWriter
+from tests.browser.conftest import count_steps
+from tests.browser.recorded import recorded
+from tests.browser.tab import exact
+from tests.tensorboard.process import tensorboard
+
+SIDE = "rank0/plugins/tb_memplugin/window-000000.mem"
+BROKEN = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-200]),
+    "foreign": lambda path: path.write_bytes(b"PK\x03\x04 a zip file, say" * 100),
+    "newer": lambda path: path.write_bytes(
+        HEAD.pack(HEAD_MAGIC, VERSION + 1, 0) + path.read_bytes()[HEAD.size :]
+    ),
+}
+REASONS = {
+    "truncated": "truncated",
+    "foreign": "not a tb_memplugin side file",
+    "newer": f"version {VERSION + 1}",
+}
+
+
+@pytest.fixture(scope="module")
+def damaged(logdir, load_fast, tmp_path_factory):
+    """A good run, and beside it four whose first side file is broken or gone."""
+    folder = tmp_path_factory.mktemp("damaged")
+    for name in ("good", "missing", *BROKEN):
+        shutil.copytree(logdir / "baseline", folder / name)
+    for name, damage in BROKEN.items():
+        damage(folder / name / SIDE)
+    (folder / "missing" / SIDE).unlink()
+    with tensorboard(folder, load_fast) as server:
+        server.wait_for("runs", lambda answer: count_steps(answer) == 5 * 8)
+        yield server
+
+
+@pytest.fixture
+def hurt(damaged, open_tab):
+    return open_tab(damaged.url)
+
+
+def test_files_that_cannot_be_read_are_named_with_the_reason_beside_runs_that_work(hurt, logdir):
+    hurt.open("overview", run="good", step=2)
+    peak = recorded(logdir).stats.peak_bytes
+    assert exact(hurt("headline").locator(".amount")) == peak
+    hurt("problems-toggle").click()
+    listed = hurt("problems").locator("li").all_inner_texts()
+    for name, reason in REASONS.items():
+        (item,) = (text for text in listed if f"{name}/{SIDE}" in text)
+        assert reason in item
+    hurt("tab-timeline").click()
+    expect(hurt("moment-panel")).to_have_attribute("data-exact", "true")
+    for name in BROKEN:
+        hurt.pick("run", name)
+        hurt("coarse-notice").wait_for()
+    hurt("tab-overview").click()
+    assert exact(hurt("headline").locator(".amount")) == peak
+
+
+def test_without_its_side_file_a_step_still_shows_and_the_file_is_named(hurt, logdir):
+    there = recorded(logdir)
+    hurt.open("timeline", run="missing", worker="rank0", step=2)
+    expect(hurt("coarse-notice")).to_contain_text("window-000000.mem")
+    label = hurt("timeline-canvas").get_attribute("aria-label") or ""
+    assert f"{there.stats.peak_bytes / 2**20:.2f} MiB" in label
+    hurt("tab-overview").click()
+    assert exact(hurt("headline").locator(".amount")) == there.stats.peak_bytes
+    assert exact(hurt("category-sum")) == there.stats.peak_bytes
+    hurt("tab-modules").click()
+    row = hurt("module-row", key="").locator("td.number").first
+    assert exact(row) == sum(
+        size
+        for key, size in there.parts("module").items()
+        if key != "(not named)" and not key.startswith("outside:")
+    )
+    hurt.pick("step", "5")  # of the other window, whose side file is there
+    hurt("tab-timeline").click()
+    expect(hurt("moment-panel")).to_have_attribute("data-exact", "true")
+
+
+def test_an_empty_logdir_says_what_to_do_and_shows_what_is_written_while_it_runs(
+    logdir, load_fast, open_tab, tmp_path
+):
+    with tensorboard(tmp_path, load_fast) as server:
+        tab = open_tab(server.url)
+        tab.page.goto(f"{tab.home}/#tb_memplugin")
+        expect(tab("empty-state")).to_contain_text("No memory has been recorded here yet.")
+        code = tab("record-code").inner_text()
+        assert f'memory_trace_handler("{tmp_path}/first", model=model, optimizer=optimizer)' in code
+        for line in (
+            "from tb_memplugin import memory_trace_handler",
+            "profile_memory=True",
+            "on_trace_ready=handler",
+        ):
+            assert line in code
+        compile(code, "the five lines", "exec")
+        writer = RunWriter(str(tmp_path / "first"), "rank0")
+        for window, steps in enumerate(([2, 3], [5, 6])):
+            writer.write(load_window(recorded(logdir, step=steps[0]).side_file))
+            server.wait_for("runs", lambda answer, wanted=2 * window + 2: count_steps(answer) == wanted)
+            reload_tensorboard(tab)
+            expect(tab("picker-step").locator("option")).to_have_count(2 * window + 2)
+            tab.pick("step", str(steps[1]))
+            expect(tab("headline")).to_contain_text(f"Step {steps[1]} peaked")
+            assert (
+                exact(tab("headline").locator(".amount")) == recorded(logdir, step=steps[1]).stats.peak_bytes
+            )
+
+
+def reload_tensorboard(tab):
+    """What its reload button does."""
+    tab.page.locator("app-header-reload").get_by_role("button").click()
+
+
+def test_under_a_path_prefix_everything_works(logdir, open_tab):
+    with tensorboard(logdir, "--path_prefix", "/tb") as server:
+        tab = open_tab(f"{server.url}/tb")
+        route = "tb/data/plugin/tb_memplugin/runs"
+        tab.wait_until(lambda: b"checkpointed" in server.fetch(route)[1], "the runs")
+        for view in ("overview", "timeline", "modules", "compare"):
+            tab.open(view, run="baseline", step=2)
+        tab("tab-overview").click()
+        assert exact(tab("headline").locator(".amount")) == recorded(logdir).stats.peak_bytes
+        assert tab.page.url.startswith(f"{server.url}/tb/#tb_memplugin&")
