@@ -1,4 +1,4 @@
-"""Print every figure beside its peer and beside its goal: `python -m benchmarks [handler|loop|disk|server|bundle]`.
+"""Print every figure beside its peer and its goal: `python -m benchmarks [handler|loop|disk|server|bundle]`.
 
 Figures are medians over several rounds, in which ours and the peer's take turns; machines are noisy,
 so read the ratios.

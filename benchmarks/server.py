@@ -1,4 +1,4 @@
-"""How long the tab waits for a step of a million events: over HTTP from a real TensorBoard, and in process."""
+"""How long the tab waits for a step of a million events: from a real TensorBoard, and in process."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _parent(key: str, rows: Mapping[str, int]) -> int:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile wrapped it. Never imports dynamo, which takes seconds: then nothing is compiled."""
+    """Whether torch.compile wrapped it. Without dynamo loaded nothing is; loading it takes seconds."""
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 

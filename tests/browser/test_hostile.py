@@ -13,8 +13,9 @@ from tests.traces import trace
 SCRIPT = "<script>alert(1)</script>"
 IMAGE = "<img src=x onerror=alert(1)>"
 WORKER = f"{SCRIPT}\n../../etc/passwd\0" + "x" * 10_000
-RUNS = [IMAGE, "javascript:alert(1)", 'b%2e%2e"&amp;#x']
-"""Folders too. Without quote or control characters: TensorBoard 2.21's Rust server cannot read such runs."""
+RUNS = [IMAGE, "javascript:alert(1)", "b%2e%2e'&amp;#x"]
+"""Folders too. No ", backslash or control character: TensorBoard 2.21's Rust server cannot read them."""
+
 LONG = "m" * 10_000
 
 
@@ -39,20 +40,28 @@ def lines():
     yield f"alloc 9000 z module={SCRIPT} operator={SCRIPT} category=temporary phase=backward"
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_names_are_shown_as_text_in_every_view(hostile, open_tab, run):
-    tab = open_tab(hostile.url)
+def test_names_are_shown_as_text_in_every_view(hostile, open_tab):
+    tab = open_tab(hostile.url).open("overview", run=RUNS[0], step=1)
     for view in ("overview", "timeline", "modules", "compare"):
-        tab.open(view, run=run, step=1) if view == "overview" else tab.open_anew(view, run=run, step=1)
-        tab.settle()
-        assert tab.frame.locator("main script, header script, img, [onerror]").count() == 0
-        widths = tab.frame.locator("html").evaluate("(page) => [page.scrollWidth, page.clientWidth]")
-        assert widths[0] <= widths[1]
-    tab.open_anew("modules", run=run, step=1, fold="off")
+        tab(f"tab-{view}").click()
+        tab(f"view-{view}").wait_for()
+        check(tab)
+    tab.open_anew("modules", run=RUNS[0], step=1, fold="off", shape="flat")
+    expect(tab("module-row").filter(has_text=SCRIPT)).to_have_count(1)
     texts = tab("module-row").locator("th").all_text_contents()
-    assert any(SCRIPT in text for text in texts)
     assert any("../../up" in text for text in texts)
     assert max(map(len, texts)) < 400
-    expect(tab("picker-worker").locator("option")).to_contain_text([SCRIPT[:20]])
-    assert tab.picked()["worker"].startswith(f"{SCRIPT}⏎../")
+    for run in RUNS:
+        tab.pick("run", run)
+        expect(tab("picker-run")).to_have_attribute("title", run)
+        assert tab.picked()["worker"].startswith(f"{SCRIPT}⏎../")
+        check(tab)
+
+
+def check(tab):
+    """Nothing runs, nothing opens (`open_tab` looks for dialogs), nothing breaks out of the page."""
+    tab.settle()
+    assert tab.frame.locator("main script, header script, img, [onerror]").count() == 0
+    widths = tab.frame.locator("html").evaluate("(page) => [page.scrollWidth, page.clientWidth]")
+    assert widths[0] <= widths[1]
     assert len(tab.page.frames) == 2
