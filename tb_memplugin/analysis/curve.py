@@ -92,13 +92,22 @@ def _extremes(level: Int64, cuts: Int64) -> tuple[Int64, Int64, Int64]:
     return low, high, at
 
 
+def _highest(level: Int64, cuts: Int64) -> Int64:
+    """The highest in each column, as `_extremes` finds it."""
+    first, last = cuts[:-1], cuts[1:]
+    ranges = np.stack((first, last), axis=1).ravel()
+    top: Int64 = np.maximum(np.maximum.reduceat(level, ranges)[::2], level[last])
+    return top
+
+
 def _first_places(level: Int64, starts: Int64, ends: Int64, wanted: Int64) -> Int64:
     """The first index in each closed range [starts, ends] at which the level is the wanted one."""
     group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, ends[-1] + 1)))
     hits = np.flatnonzero(level[: len(group)] == wanted[group])
-    owner, first = np.unique(group[hits], return_index=True)
+    owner = group[hits]  # ascending: the first hit of a group stands where the group changes
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
     places: Int64 = ends.astype(np.int64).copy()
-    places[owner] = hits[first]
+    places[owner[first]] = hits[first]
     return places
 
 
@@ -109,7 +118,7 @@ def _reserved(trace: MemoryTrace, device: int, cuts: Int64) -> Int64 | None:
     if not len(here):
         return None
     level = np.concatenate((trace.events.reserved[here[:1]], trace.events.reserved[here]))
-    return _extremes(level, np.searchsorted(here, cuts))[1]
+    return _highest(level, np.searchsorted(here, cuts))
 
 
 def _stacks(trace: MemoryTrace, device: int, at: Int64, by: By) -> tuple[tuple[str, ...], Int64]:
