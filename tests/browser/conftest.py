@@ -140,6 +140,7 @@ def each_tab(each_server: TensorBoard, kept_tabs: Callable[[str], Tab]) -> Itera
 def watched(tab: Tab) -> Iterator[Tab]:
     """A test with a tab, which must not have done what no page may do."""
     tab.wrong.clear()
+    tab.page.bring_to_front()  # those behind draw once a second
     tab.page.mouse.move(0, 0)
     yield tab
     assert tab.wrong == []

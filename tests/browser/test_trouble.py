@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
 import pytest
 from playwright.sync_api import expect
@@ -103,18 +104,21 @@ def test_an_empty_logdir_says_what_to_do_and_shows_what_is_written_while_it_runs
             "on_trace_ready=handler",
         ):
             assert line in code
-        compile(code, "the five lines", "exec")
+        compile(code, "what the page says", "exec")
         writer = RunWriter(str(tmp_path / "first"), "rank0")
         for window, steps in enumerate(([2, 3], [5, 6])):
             writer.write(load_window(recorded(logdir, step=steps[0]).side_file))
-            server.wait_for("runs", lambda answer, wanted=2 * window + 2: count_steps(answer) == wanted)
+            server.wait_for("runs", partial(has_steps, 2 * window + 2))
             reload_tensorboard(tab)
             expect(tab("picker-step").locator("option")).to_have_count(2 * window + 2)
             tab.pick("step", str(steps[1]))
             expect(tab("headline")).to_contain_text(f"Step {steps[1]} peaked")
-            assert (
-                exact(tab("headline").locator(".amount")) == recorded(logdir, step=steps[1]).stats.peak_bytes
-            )
+            peak = recorded(logdir, step=steps[1]).stats.peak_bytes
+            assert exact(tab("headline").locator(".amount")) == peak
+
+
+def has_steps(count, answer):
+    return count_steps(answer) == count
 
 
 def reload_tensorboard(tab):
