@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.tables import NOT_NAMED, Int64
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 
 By = Literal["category", "module", "operator", "phase"]
 DIVISIONS: tuple[By, ...] = get_args(By)
@@ -60,7 +60,8 @@ def codes(trace: MemoryTrace, by: By, rows: Rows = _ALL) -> tuple[Int64, tuple[s
             *(module.key for module in trace.modules),
         )
     if by == "operator":
-        return blocks.operator[rows].astype(np.int64) + 1, (BEFORE_WINDOW, *trace.operators)
+        known = np.where(blocks.born[rows] < 0, 0, blocks.operator[rows].astype(np.int64) + 2)
+        return known, (BEFORE_WINDOW, NO_OPERATOR, *trace.operators)
     raise MemPluginError(
         f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {', '.join(DIVISIONS)}."
     )

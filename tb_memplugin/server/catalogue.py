@@ -9,6 +9,7 @@ from typing import Any
 
 from tensorboard.context import RequestContext
 from tensorboard.data import provider
+from tensorboard.errors import PublicError
 
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
@@ -129,7 +130,15 @@ class Catalogue:
                 where=f"{entry.folder}: {entry.tag}",
                 fix="Reload the page.",
             )
-        blob: bytes = self._provider.read_blob(ctx, blob_key=data[-1].values[0].blob_key)
+        try:
+            blob: bytes = self._provider.read_blob(ctx, blob_key=data[-1].values[0].blob_key)
+        except PublicError as error:
+            raise UnreadableFileError(
+                "TensorBoard's fast data server cannot read this step: it trips over quotes, backslashes and "
+                "control characters in the names of runs.",
+                where=f"{entry.folder}: {entry.tag}",
+                fix="Rename the run's folder, or start TensorBoard with --load_fast=false.",
+            ) from error
         return blob
 
 

@@ -14,9 +14,7 @@ from tb_memplugin.sources.profiler_tree import MODULE_PREFIX, NODE_PREFIX, Profi
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.sources.window import Window
 from tb_memplugin.trace import Module, Phase, Spans, Step
-from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
-
-NO_OPERATOR = "(no operator)"
+from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ OUTSIDE = "outside:"
 NOT_NAMED = "(not named)"
 """Key of what was alive before the window and has no known owner."""
 
+NO_OPERATOR = "(no operator)"
+"""Key of bytes born in the window with no operator around them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:

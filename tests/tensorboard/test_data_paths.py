@@ -129,3 +129,17 @@ def test_a_logdir_spec_shows_summaries_and_says_what_is_missing(tmp_path):
         assert server.get("curve", **chosen)["exact"] is False
         status, body, _ = server.fetch("data/plugin/tb_memplugin/moment", **chosen, t=0)
         assert (status, b"--logdir_spec" in body) == (404, True)
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_a_runs_name_that_the_rust_server_cannot_read_is_told_with_what_to_do(tmp_path, fast):
+    """TensorBoard's Rust data server does not escape names in its blob keys; its Python path reads such."""
+    RunWriter(str(tmp_path / 'a "quoted" run'), "rank0").write(BASELINE)
+    with tensorboard(tmp_path, f"--load_fast={fast}") as server:
+        server.wait_for("runs", lambda answer: answer["runs"])
+        status, body, _ = server.fetch("data/plugin/tb_memplugin/step", **{**CHOSEN, "run": 'a "quoted" run'})
+    answer = json.loads(body)
+    if fast == "true" and HAS_RUST:
+        assert (status, "--load_fast=false" in answer["error"]["fix"]) == (404, True)
+    else:
+        assert (status, answer["worker"]) == (200, "rank0")
