@@ -31,10 +31,14 @@ class LiveAllocation:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The state of a device after an event. `reserved` is None where the device has no reserve."""
+    """The state of a device after an event, in a step (its number).
+
+    `reserved` is None where the device has no reserve.
+    """
 
     event: int
     time_ns: int
+    step: int
     bytes: int
     reserved: int | None
     phase: Phase
@@ -65,6 +69,7 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
     return Moment(
         event=event,
         time_ns=int(events.time_ns[event]) if known else began,
+        step=trace.step_at(event).number,
         bytes=int(trace.live(device)[event + 1]),
         reserved=_reserved(trace, device, event),
         phase=Phase(int(events.phase[event])) if known else Phase.BEFORE,

@@ -84,6 +84,11 @@ class MemoryTrace:
         """
         return int(self._step_bounds[step]), int(self._step_bounds[step + 1])
 
+    def step_at(self, event: int) -> Step:
+        """The step to which an event belongs; the first one for the moment before all events."""
+        row = int(np.searchsorted(self._step_bounds[1:-1], event, side="right"))
+        return self.steps[row]
+
     def step_row(self, number: int) -> int:
         """The row in `steps` of the step with this number.
 

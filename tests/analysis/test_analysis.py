@@ -61,7 +61,7 @@ def test_a_peak_at_the_very_start_of_a_step_is_seen():
 
 def test_the_peak_of_the_window_is_the_highest_of_its_steps(training):
     top = peak(training)
-    assert (top.bytes, top.phase.key, top.module) == (1200, "forward", "net.fc")
+    assert (top.bytes, top.step, top.phase.key, top.module) == (1200, 2, "forward", "net.fc")
     assert peak(training, step=1).bytes == 1100
     assert {part.key: part.bytes for part in top.parts("category")} == {
         "parameter": 400,
