@@ -346,3 +346,12 @@ def test_a_second_thread_that_only_waits_changes_nothing(tmp_path, model, stack)
         done.set()
         waiting.join()
     assert recorded_steps(tmp_path) == [2]
+
+
+def test_a_torch_that_does_not_tell_when_a_profiler_starts_is_told_once_and_changes_nothing(
+    tmp_path, model, caplog, monkeypatch
+):
+    monkeypatch.delattr(autograd_profiler, "_run_on_profiler_start")
+    handler = memory_trace_handler(tmp_path, model=model)
+    assert "does not tell when a profiler starts" in caplog.text
+    assert handler(profile()) is None

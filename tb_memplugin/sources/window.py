@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from time import time_ns
 from typing import Any
 
@@ -232,9 +233,14 @@ def allocator_blocks() -> list[tuple[str, int, int]]:
     """
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return []
+    light = (
+        {"include_traces": False}
+        if "include_traces" in signature(torch.cuda.memory_snapshot).parameters
+        else {}
+    )
     return [
         (f"cuda:{segment['device']}", block["address"], block["size"])
-        for segment in torch.cuda.memory_snapshot()
+        for segment in torch.cuda.memory_snapshot(**light)
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     ]
@@ -251,6 +257,13 @@ def watch(recorder: WindowRecorder) -> None:
     (torch/autograd/profiler.py): the one place where "no profiler" costs nothing.
     """
     global _original
+    if not hasattr(autograd_profiler, "_run_on_profiler_start"):
+        logger.warning(
+            "torch %s does not tell when a profiler starts, so no memory will be recorded.\n"
+            "  fix: use a torch between 2.6 and 2.13, or a newer tb_memplugin.",
+            torch.__version__,
+        )
+        return
     _recorders.add(recorder)
     if _original is None:
         _original = (autograd_profiler._run_on_profiler_start, autograd_profiler._run_on_profiler_stop)
