@@ -64,6 +64,6 @@ def _against_memory_timeline() -> Figure:
             target = str(Path(folder, "timeline.json"))
             theirs.append(_milliseconds(lambda: prof.export_memory_timeline(target, device="cpu")))
 
-        for _ in range(2):
+        for _ in range(3):
             profiled(ready, model, optimizer, record_shapes=True, with_stack=True)
     return Figure("handler, 10 steps", "ms", ours[1:], 1 / 40, theirs[1:], "export_memory_timeline")
