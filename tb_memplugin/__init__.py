@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tb_memplugin.errors import MemPluginError
     from tb_memplugin.handler import combine_handlers, memory_trace_handler
+    from tb_memplugin.loading import load
 
-__all__ = ["MemPluginError", "combine_handlers", "memory_trace_handler"]
+__all__ = ["MemPluginError", "combine_handlers", "load", "memory_trace_handler"]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "MemPluginError": "tb_memplugin.errors",
     "combine_handlers": "tb_memplugin.handler",
+    "load": "tb_memplugin.loading",
     "memory_trace_handler": "tb_memplugin.handler",
 }
 

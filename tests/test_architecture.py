@@ -25,6 +25,7 @@ KNOWS = {
     "estimate": {"trace"},
     "store": {"trace", "analysis", "proto"},
     "exports": {"trace", "analysis"},
+    "loading": {"trace", "sources", "store"},
     "handler": {"trace", "analysis", "sources", "store"},
     "server": {"trace", "analysis", "sources", "store", "exports", "proto"},
     "commands": {"trace", "analysis", "sources", "estimate", "store", "exports", "proto"},

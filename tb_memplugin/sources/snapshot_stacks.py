@@ -1,0 +1,68 @@
+"""The call stacks of a memory snapshot, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.trace.tables import Int32
+
+Frames = Sequence[dict[str, Any]]
+
+LISTS_AT_ONCE = 1 << 14
+POINTER_BYTES = np.dtype(object).itemsize
+
+
+class Stacks:
+    """Call stacks, each once, as `function file:line`, innermost frame first.
+
+    A snapshot holds one list of frames per allocation, millions of references to few frames. Equal
+    stacks are found by the addresses of their frames, so the snapshot must live as long as this does.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+        self._by_frames: dict[bytes, int] = {b"": -1}
+        self._rows: dict[tuple[str, ...], int] = {}
+
+    def as_tuple(self) -> tuple[tuple[str, ...], ...]:
+        """All stacks, in row order."""
+        return tuple(self._rows)
+
+    def rows(self, written: Sequence[Frames | None]) -> Int32:
+        """The rows of stacks; -1 for none or an empty one.
+
+        Raises:
+            KeyError, TypeError, ValueError: a stack is no list of frames.
+        """
+        places = np.fromiter(map(id, written), np.uint64, len(written))
+        _, first, same = np.unique(places, return_index=True, return_inverse=True)
+        seen = np.argsort(first)  # by first appearance: addresses differ from run to run, rows must not
+        rows = np.empty(len(first), np.int32)
+        rows[seen] = self._rows_of([written[place] or () for place in first[seen].tolist()])
+        return rows[same]
+
+    def _rows_of(self, lists: list[Frames]) -> list[int]:
+        rows: list[int] = []
+        known = self._by_frames
+        for first in range(0, len(lists), LISTS_AT_ONCE):
+            some = lists[first : first + LISTS_AT_ONCE]
+            ends = list(accumulate(map(len, some), initial=0))
+            # The bytes of an array of objects are the objects' addresses: a stack's key is one slice of them.
+            raw = np.fromiter(chain.from_iterable(some), object, ends[-1]).tobytes()
+            keys = [raw[a * POINTER_BYTES : b * POINTER_BYTES] for a, b in pairwise(ends)]
+            for key, frames in dict(zip(keys, some, strict=True)).items():
+                if key not in known:
+                    stack = tuple(map(self._text, frames))
+                    known[key] = self._rows.setdefault(stack, len(self._rows))
+            rows += map(known.__getitem__, keys)
+        return rows
+
+    def _text(self, frame: dict[str, Any]) -> str:
+        text = self._texts.get(id(frame))
+        if text is None:
+            text = self._texts[id(frame)] = f"{frame['name']} {frame['filename']}:{frame['line']}"
+        return text
