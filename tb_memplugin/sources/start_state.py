@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.sources.memory_events import MemoryEvents
+from tb_memplugin.sources.memory_events import SHARED, MemoryEvents
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.sources.window import Window
@@ -31,7 +31,8 @@ def start_state(
     """The start state of every device, and notes on what in it is not exact.
 
     On the CPU it is the storages of parameters, buffers, gradients and optimizer state: its counter
-    counts only while a profiler is on, so nothing else can be known. Elsewhere the counter is the
+    counts only while a profiler is on, so nothing else can be known; in memory that processes share,
+    also what is freed in the window. Elsewhere the counter is the
     allocator's own, and the rows sum to it: blocks of the allocator where it lists them, else the
     storages, the blocks that are freed in the window, and one row for the rest.
 
@@ -46,8 +47,10 @@ def start_state(
     notes: list[str] = []
     for device, name in enumerate(devices):
         seen = [sighting for sighting in window.start if sighting.device == name]
-        if name in ("cpu", "shared"):
+        if name in ("cpu", SHARED):
             mine = [_named(device, sighting, owners, labels) for sighting in seen]
+            if name == SHARED:
+                mine += _proven(device, memory, seen, owners)
         else:
             mine = _counted(device, name, seen, window, memory, owners, labels, notes)
         rows += mine
@@ -94,6 +97,15 @@ def _counted(
             "allocator's counter at the first event: memory was freed in between."
         )
     return rows
+
+
+def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners: Owners) -> list[_Row]:
+    """Blocks of shared memory that are freed in the window: their sizes are reported exactly."""
+    if SHARED not in memory.devices:
+        return []
+    here = np.flatnonzero(memory.device == device)
+    freed = _freed_later(memory, here, {sighting.address for sighting in seen})
+    return [_Row(device, address, size, module=owners.not_named) for address, size in freed]
 
 
 def _freed_later(memory: MemoryEvents, here: np.ndarray, known: set[int]) -> list[tuple[int, int]]:

@@ -154,3 +154,29 @@ def test_a_temporary_is_freed_inside_its_operator_and_an_activation_lives_until_
         key = cycle.trace.modules[blocks.module[row]].key, Category(blocks.category[row])
         phases.setdefault(key, []).append(int(blocks.bytes[row]))
     assert phases[("", Category.ACTIVATION)] == [4000, 4000] * 2  # the product, and exp: two steps
+
+
+class Batches(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        return torch.ones(3, 16, 16), row % 10
+
+
+def test_batches_from_worker_processes_are_memory_of_their_own():
+    """They come in shared memory, which the profiler reports but counts nowhere: 8 x 3 x 16 x 16 floats."""
+    loaded = iter(torch.utils.data.DataLoader(Batches(), batch_size=8, num_workers=1))
+    (cycle,) = train(MODELS["cnn"](), batch=lambda: next(loaded))
+    assert [device.name for device in cycle.trace.devices] == ["cpu", "shared"]
+    images, labels = 8 * 3 * 16 * 16 * 4, 8 * 8
+    assert cycle.trace.live(1).max() <= 2 * (images + labels)
+    assert {images, labels} >= set(
+        cycle.trace.allocations.bytes[cycle.trace.allocations.device == 1].tolist()
+    )
+    assert cycle.trace.live(1).min() >= 0
+    counted = cycle.trace.window(0)[1:][cycle.trace.events.kind != Kind.STORAGE_FREE]
+    _, _, size, total = next(event for event in cycle.reported if event[3])
+    base = total - size
+    for level, (_, _, _, total) in zip(counted.tolist(), cycle.reported, strict=True):
+        assert total in (0, level + base)
