@@ -7,6 +7,7 @@ Events are a microsecond apart; the window begins at `EPOCH`, half a microsecond
 
 from __future__ import annotations
 
+from dataclasses import fields as fields_of
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from tb_memplugin.trace import (
     Module,
     Phase,
     Spans,
-    StartState,
     Step,
     events,
+    start_state,
 )
 
+START_COLUMNS = ("bytes", "device", "address", "category", "module", "label")
 EPOCH = 1_763_000_000_000_000_000
 MICROSECOND = 1_000
 
@@ -62,11 +64,11 @@ class _Builder:
         columns = {name: [row[name] for row in self.rows] for name in self.rows[0]} if self.rows else {}
         time = EPOCH + MICROSECOND // 2 + MICROSECOND * np.arange(len(self.rows))
         modules = self._modules()
-        start = {name: [row[name] for row in self.start] for name in StartState.__slots__}
+        start = {name: [row[name] for row in self.start] for name in START_COLUMNS}
         return MemoryTrace(
             source="test",
             events=events(time, **columns),
-            start=StartState(**{k: np.array(v, getattr(StartState(), k).dtype) for k, v in start.items()}),
+            start=start_state(start.pop("bytes"), **start),
             devices=tuple(Device(name, None if name == "cpu" else CUDA_CAPACITY) for name in self.devices),
             steps=self._steps(),
             operators=tuple(self.operators),
@@ -172,9 +174,9 @@ def _place(table: dict[str, int], key: str | None) -> int:
 
 def same(a: MemoryTrace, b: MemoryTrace) -> bool:
     """Whether two traces are equal in every column, dtype, table and name."""
-    tables = ("events", "start", "phases", "calls")
+    tables = ("events", "start", "phases", "calls", "segments", "annotations")
     columns = [(getattr(a, t), getattr(b, t), f) for t in tables for f in getattr(a, t).__slots__]
-    names = ("source", "devices", "steps", "operators", "modules", "labels", "stacks", "notes", "properties")
+    names = [field.name for field in fields_of(a) if field.name not in tables]
     return all(
         getattr(x, f).dtype == getattr(y, f).dtype and np.array_equal(getattr(x, f), getattr(y, f))
         for x, y, f in columns

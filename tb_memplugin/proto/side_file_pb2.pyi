@@ -19,7 +19,7 @@ DELTA: Encoding
 DICTIONARY: Encoding
 
 class Footer(_message.Message):
-    __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names")
+    __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names", "streams", "pools", "ooms")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,9 @@ class Footer(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    OOMS_FIELD_NUMBER: _ClassVar[int]
     version: int
     source: bytes
     notes: _containers.RepeatedScalarFieldContainer[bytes]
@@ -36,7 +39,28 @@ class Footer(_message.Message):
     steps: _containers.RepeatedCompositeFieldContainer[StepInfo]
     columns: _containers.RepeatedCompositeFieldContainer[Column]
     names: Chunk
-    def __init__(self, version: _Optional[int] = ..., source: _Optional[bytes] = ..., notes: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceInfo, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., names: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    streams: _containers.RepeatedScalarFieldContainer[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolId]
+    ooms: _containers.RepeatedCompositeFieldContainer[OutOfMemory]
+    def __init__(self, version: _Optional[int] = ..., source: _Optional[bytes] = ..., notes: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceInfo, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., names: _Optional[_Union[Chunk, _Mapping]] = ..., streams: _Optional[_Iterable[int]] = ..., pools: _Optional[_Iterable[_Union[PoolId, _Mapping]]] = ..., ooms: _Optional[_Iterable[_Union[OutOfMemory, _Mapping]]] = ...) -> None: ...
+
+class PoolId(_message.Message):
+    __slots__ = ("first", "second")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    second: int
+    def __init__(self, first: _Optional[int] = ..., second: _Optional[int] = ...) -> None: ...
+
+class OutOfMemory(_message.Message):
+    __slots__ = ("event", "requested_bytes", "free_bytes")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    event: int
+    requested_bytes: int
+    free_bytes: int
+    def __init__(self, event: _Optional[int] = ..., requested_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class Property(_message.Message):
     __slots__ = ("key", "value")
@@ -47,14 +71,16 @@ class Property(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class DeviceInfo(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "product")
+    __slots__ = ("name", "capacity_bytes", "product", "reserved_at_start")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_AT_START_FIELD_NUMBER: _ClassVar[int]
     name: bytes
     capacity_bytes: int
     product: bytes
-    def __init__(self, name: _Optional[bytes] = ..., capacity_bytes: _Optional[int] = ..., product: _Optional[bytes] = ...) -> None: ...
+    reserved_at_start: int
+    def __init__(self, name: _Optional[bytes] = ..., capacity_bytes: _Optional[int] = ..., product: _Optional[bytes] = ..., reserved_at_start: _Optional[int] = ...) -> None: ...
 
 class StepInfo(_message.Message):
     __slots__ = ("number", "start_ns", "end_ns")
@@ -101,7 +127,7 @@ class Chunk(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., size: _Optional[int] = ..., checksum: _Optional[int] = ..., raw_size: _Optional[int] = ..., rows: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., width: _Optional[int] = ..., base: _Optional[int] = ..., first: _Optional[int] = ..., values: _Optional[int] = ...) -> None: ...
 
 class Names(_message.Message):
-    __slots__ = ("operators", "labels", "module_keys", "module_parents", "module_classes", "frames", "stack_lengths", "stack_frames")
+    __slots__ = ("operators", "labels", "module_keys", "module_parents", "module_classes", "frames", "stack_lengths", "stack_frames", "contexts", "annotation_names")
     OPERATORS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     MODULE_KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +136,8 @@ class Names(_message.Message):
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     STACK_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     STACK_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATION_NAMES_FIELD_NUMBER: _ClassVar[int]
     operators: _containers.RepeatedScalarFieldContainer[bytes]
     labels: _containers.RepeatedScalarFieldContainer[bytes]
     module_keys: _containers.RepeatedScalarFieldContainer[bytes]
@@ -118,4 +146,6 @@ class Names(_message.Message):
     frames: _containers.RepeatedScalarFieldContainer[bytes]
     stack_lengths: _containers.RepeatedScalarFieldContainer[int]
     stack_frames: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, operators: _Optional[_Iterable[bytes]] = ..., labels: _Optional[_Iterable[bytes]] = ..., module_keys: _Optional[_Iterable[bytes]] = ..., module_parents: _Optional[_Iterable[int]] = ..., module_classes: _Optional[_Iterable[bytes]] = ..., frames: _Optional[_Iterable[bytes]] = ..., stack_lengths: _Optional[_Iterable[int]] = ..., stack_frames: _Optional[_Iterable[int]] = ...) -> None: ...
+    contexts: _containers.RepeatedScalarFieldContainer[bytes]
+    annotation_names: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, operators: _Optional[_Iterable[bytes]] = ..., labels: _Optional[_Iterable[bytes]] = ..., module_keys: _Optional[_Iterable[bytes]] = ..., module_parents: _Optional[_Iterable[int]] = ..., module_classes: _Optional[_Iterable[bytes]] = ..., frames: _Optional[_Iterable[bytes]] = ..., stack_lengths: _Optional[_Iterable[int]] = ..., stack_frames: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[bytes]] = ..., annotation_names: _Optional[_Iterable[bytes]] = ...) -> None: ...

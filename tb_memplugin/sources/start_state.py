@@ -12,6 +12,7 @@ from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.sources.window import Window
 from tb_memplugin.trace import Category, StartState
+from tb_memplugin.trace import start_state as as_start_state
 from tb_memplugin.trace.replay import match_frees
 
 
@@ -117,11 +118,11 @@ def _freed_later(memory: MemoryEvents, here: np.ndarray, known: set[int]) -> lis
 
 
 def _columns(rows: Sequence[_Row]) -> StartState:
-    return StartState(
-        np.array([row.device for row in rows], np.uint8),
-        np.array([row.address for row in rows], np.uint64),
-        np.array([row.bytes for row in rows], np.int64),
-        np.array([row.category for row in rows], np.uint8),
-        np.array([row.module for row in rows], np.int32),
-        np.array([row.label for row in rows], np.int32),
+    return as_start_state(
+        [row.bytes for row in rows],
+        device=[row.device for row in rows],
+        address=[row.address for row in rows],
+        category=[row.category for row in rows],
+        module=[row.module for row in rows],
+        label=[row.label for row in rows],
     )

@@ -10,31 +10,61 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.proto import side_file_pb2
 from tb_memplugin.proto.side_file_pb2 import Chunk, Column, DeviceInfo, Footer, Names, Property, StepInfo
 from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
 from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
-from tb_memplugin.trace import Category, Device, Events, MemoryTrace, Module, Phase, Spans, StartState, Step
-from tb_memplugin.trace.kinds import Kind
-from tb_memplugin.trace.tables import EVENT_DTYPES
+from tb_memplugin.trace import (
+    Annotations,
+    Category,
+    Device,
+    Events,
+    Kind,
+    MemoryTrace,
+    Module,
+    OutOfMemory,
+    Phase,
+    Segments,
+    Spans,
+    StartState,
+    Step,
+)
+from tb_memplugin.trace.tables import ABSENT, EVENT_DTYPES, START_DTYPES
 
 MOST_ROWS = 1 << 26
 """Rows of one table in one window. A file that claims more is refused before memory is taken."""
 
-TABLES: dict[str, type[Any]] = {"events": Events, "start": StartState, "phases": Spans, "calls": Spans}
+TABLES: dict[str, type[Any]] = {
+    "events": Events,
+    "start": StartState,
+    "phases": Spans,
+    "calls": Spans,
+    "segments": Segments,
+    "annotations": Annotations,
+}
 """The columnar parts of a trace."""
+
+LATER = {
+    *(f"events.{field}" for field in ("stream", "pool", "context", "forward", "rounded")),
+    *(f"start.{field}" for field in ("stack", "stream", "pool", "rounded", "pending")),
+    *(f"segments.{field}" for field in Segments.__slots__),
+    *(f"annotations.{field}" for field in Annotations.__slots__),
+}
+"""Columns that older files lack. They are written only where they hold more than "none"."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{f"events.{field}": dtype for field, dtype in EVENT_DTYPES.items()},
-    **{f"start.{field}": getattr(StartState(), field).dtype for field in StartState.__slots__},
+    **{f"start.{field}": dtype for field, dtype in START_DTYPES.items()},
     **{
-        f"{table}.{field}": getattr(Spans(), field).dtype
-        for table in ("phases", "calls")
-        for field in Spans.__slots__
+        f"{table}.{field}": getattr(kind(), field).dtype
+        for table, kind in TABLES.items()
+        if table not in ("events", "start")
+        for field in kind.__slots__
     },
 }
 """The dtype of every column, by the name it has on disk."""
 
-Table = TypeVar("Table", Events, StartState, Spans)
+Table = TypeVar("Table", Events, StartState, Spans, Segments, Annotations)
 
 
 def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
@@ -56,7 +86,12 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
         notes=map(_utf8, trace.notes),
         properties=[Property(key=_utf8(key), value=_utf8(value)) for key, value in trace.properties.items()],
         devices=[
-            DeviceInfo(name=_utf8(device.name), capacity_bytes=device.capacity, product=_utf8(device.product))
+            DeviceInfo(
+                name=_utf8(device.name),
+                capacity_bytes=device.capacity,
+                product=_utf8(device.product),
+                reserved_at_start=device.reserved_at_start,
+            )
             for device in trace.devices
         ],
         steps=[
@@ -64,6 +99,14 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
         ],
         columns=columns,
         names=names,
+        streams=trace.streams,
+        pools=[side_file_pb2.PoolId(first=first, second=second) for first, second in trace.pools],
+        ooms=[
+            side_file_pb2.OutOfMemory(
+                event=oom.event, requested_bytes=oom.requested_bytes, free_bytes=oom.free_bytes
+            )
+            for oom in trace.ooms
+        ],
     )
     return envelope.finish(footer)
 
@@ -105,6 +148,7 @@ class _WindowReader:
                     _text(device.name),
                     device.capacity_bytes if device.HasField("capacity_bytes") else None,
                     _text(device.product),
+                    device.reserved_at_start if device.HasField("reserved_at_start") else None,
                 )
                 for device in footer.devices
             ),
@@ -115,6 +159,18 @@ class _WindowReader:
             stacks=_stacks(names),
             phases=self._table("phases", Spans),
             calls=self._table("calls", Spans),
+            segments=self._table("segments", Segments),
+            annotations=self._table("annotations", Annotations),
+            annotation_names=tuple(map(_text, names.annotation_names)),
+            streams=tuple(footer.streams),
+            pools=tuple((pool.first, pool.second) for pool in footer.pools),
+            contexts=tuple(map(_text, names.contexts)),
+            ooms=tuple(
+                OutOfMemory(
+                    oom.event, oom.requested_bytes, oom.free_bytes if oom.HasField("free_bytes") else None
+                )
+                for oom in footer.ooms
+            ),
             notes=tuple(map(_text, footer.notes)),
             properties={_text(item.key): _text(item.value) for item in footer.properties},
         )
@@ -122,10 +178,20 @@ class _WindowReader:
         return trace
 
     def _table(self, name: str, kind: type[Table]) -> Table:
-        columns = {field: self._column(f"{name}.{field}") for field in kind.__slots__}
-        if len({len(column) for column in columns.values()}) > 1:
+        wanted = [field for field in kind.__slots__ if not self._left_out(f"{name}.{field}")]
+        columns = {field: self._column(f"{name}.{field}") for field in wanted}
+        lengths = {len(column) for column in columns.values()}
+        if len(lengths) > 1:
             self._refuse(f"The columns of {name} have different lengths.")
+        rows = max(lengths, default=0)
+        for field in kind.__slots__:
+            if field not in columns:
+                columns[field] = np.full(rows, ABSENT.get(field, 0), DTYPES[f"{name}.{field}"])
+                columns[field].flags.writeable = False
         return kind(**columns)
+
+    def _left_out(self, column: str) -> bool:
+        return column in LATER and column not in self._columns
 
     def _column(self, name: str) -> np.ndarray:
         if name not in self._columns:
@@ -163,6 +229,8 @@ class _WindowReader:
                 self._refuse(f"Column {what} points outside its table.")
         if any(not -1 <= module.parent < row for row, module in enumerate(trace.modules)):
             self._refuse("A module stands before its parent.")
+        if any(oom.event >= len(trace.events) for oom in trace.ooms):
+            self._refuse("A failed request stands behind the last event.")
         if len(trace.events) and bool((np.diff(trace.events.time_ns) < 0).any()):
             self._refuse("The events are not in time order.")
 
@@ -176,9 +244,13 @@ def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
         "module": trace.modules,
         "label": trace.labels,
         "stack": trace.stacks,
+        "forward": trace.stacks,
+        "stream": trace.streams,
+        "pool": trace.pools,
+        "context": trace.contexts,
     }
     codes = {"kind": Kind, "device": trace.devices, "category": Category, "phase": Phase}
-    for name in ("events", "start"):
+    for name in ("events", "start", "segments", "annotations"):
         table = getattr(trace, name)
         for field in table.__slots__:
             if field in ends:
@@ -187,6 +259,9 @@ def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
                 yield f"{name}.{field}", getattr(table, field), 0, len(codes[field])  # type: ignore[arg-type]
     yield "events.bytes", trace.events.bytes, 0, 1 << 62
     yield "start.bytes", trace.start.bytes, 0, 1 << 62
+    yield "segments.bytes", trace.segments.bytes, 0, 1 << 62
+    yield "annotations.name", trace.annotations.name, 0, len(trace.annotation_names)
+    yield "annotations.event", trace.annotations.event, -1, len(trace.events)
     yield "calls.name", trace.calls.name, -1, len(trace.modules)
     yield "calls.phase", trace.calls.phase, 0, len(Phase)
     yield "phases.phase", trace.phases.phase, 0, len(Phase)
@@ -195,7 +270,14 @@ def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
 def _columns(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray]]:
     for table, kind in TABLES.items():
         for field in kind.__slots__:
-            yield f"{table}.{field}", getattr(getattr(trace, table), field)
+            name, values = f"{table}.{field}", getattr(getattr(trace, table), field)
+            if name not in LATER or _told(field, values):
+                yield name, values
+
+
+def _told(field: str, values: np.ndarray) -> bool:
+    """Whether a column that may be left out holds more than "none"."""
+    return bool((values != ABSENT.get(field, 0)).any())
 
 
 def _column(envelope: EnvelopeWriter, name: str, values: np.ndarray) -> Column:
@@ -224,6 +306,8 @@ def _names(trace: MemoryTrace) -> Names:
         frames=map(_utf8, frames),
         stack_lengths=map(len, trace.stacks),
         stack_frames=[frames[frame] for stack in trace.stacks for frame in stack],
+        contexts=map(_utf8, trace.contexts),
+        annotation_names=map(_utf8, trace.annotation_names),
     )
 
 

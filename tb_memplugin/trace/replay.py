@@ -17,8 +17,9 @@ class Allocations:
 
     `born` is the alloc's event index, -1 for the start state; `freed` is the index of the event that
     ended it, or the number of events where none did. A block is live after event e when
-    born <= e < freed. `phase` is the phase of birth. `unseen_frees` counts blocks whose address was
-    allocated again although no free was reported (it happened on a thread that was not profiled);
+    born <= e < freed. `bytes` are requested, `rounded` is what the allocator set aside, -1 if not known.
+    The other columns are as in `Events`, at the block's birth. `unseen_frees` counts blocks whose address
+    was allocated again although no free was reported (it happened on a thread that was not profiled);
     `unmatched_frees` are the indices of reported frees of blocks that were not known to be alive.
     """
 
@@ -33,6 +34,11 @@ class Allocations:
     label: Int32
     stack: Int32
     phase: UInt8
+    stream: Int32
+    pool: Int32
+    context: Int32
+    forward: Int32
+    rounded: Int64
     unseen_frees: int
     unmatched_frees: Int64
 
@@ -120,8 +126,13 @@ def pair(events: Events, start: StartState) -> Allocations:
         module=np.concatenate((start.module, events.module[allocs])),
         operator=np.concatenate((absent, events.operator[allocs])),
         label=np.concatenate((start.label, events.label[allocs])),
-        stack=np.concatenate((absent, events.stack[allocs])),
+        stack=np.concatenate((start.stack, events.stack[allocs])),
         phase=np.concatenate((np.full(len(start), Phase.BEFORE, np.uint8), events.phase[allocs])),
+        stream=np.concatenate((start.stream, events.stream[allocs])),
+        pool=np.concatenate((start.pool, events.pool[allocs])),
+        context=np.concatenate((absent, events.context[allocs])),
+        forward=np.concatenate((absent, events.forward[allocs])),
+        rounded=np.concatenate((start.rounded, events.rounded[allocs])),
         unseen_frees=int(np.count_nonzero(is_alloc[ended])),
         unmatched_frees=event_of[unmatched & (event_of >= 0)],
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from tb_memplugin.trace.kinds import Category
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -25,11 +28,15 @@ NO_OPERATOR = "(no operator)"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One memory: `name` as torch spells it ("cpu", "cuda:0"), `capacity` in bytes or None if not known."""
+    """One memory: `name` as torch spells it ("cpu", "cuda:0"), `capacity` in bytes or None if not known.
+
+    `reserved_at_start` is the allocator's reserve before the first event, bytes, None if not known.
+    """
 
     name: str
     capacity: int | None = None
     product: str = ""
+    reserved_at_start: int | None = None
 
     @property
     def has_reserved(self) -> bool:
@@ -86,7 +93,9 @@ class StartState:
     """What was alive when the window began: one row a block, columns of one length.
 
     `address` is 0 where only the size is known; `label` is a row of the trace's labels
-    (a parameter's FQN, say) or -1.
+    (a parameter's FQN, say) or -1. `stack`, `stream` and `pool` are rows of the trace's tables, -1 if
+    not known; `rounded` is what the allocator set aside for the block, bytes, -1 if not known;
+    `pending` says that its free was requested before the window and not yet completed.
     """
 
     device: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
@@ -95,6 +104,11 @@ class StartState:
     category: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
     module: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     label: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    stack: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    stream: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    pool: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    rounded: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    pending: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -104,10 +118,13 @@ class StartState:
 class Events:
     """Allocator events in time order, one row an event, columns of one length.
 
-    `bytes` is never negative: `kind` says which way it counts. `operator`, `module`, `label` and
-    `stack` are rows of the trace's tables, -1 for none; on frees they say where the free happened,
-    as far as that is known. `category` has a meaning on allocations only. `reserved` is the
-    allocator's reserve after the event, -1 where the device has none.
+    `bytes` is never negative: `kind` says which way it counts; they are what was requested.
+    `operator`, `module`, `label`, `stack`, `stream`, `pool` and `context` are rows of the trace's
+    tables, -1 for none; on frees they say where the free happened, as far as that is known.
+    `forward` is the stack of the forward call whose backward this is, a row of `stacks`.
+    `category` has a meaning on allocations only. `reserved` is the allocator's reserve after the
+    event, -1 where the device has none. `rounded` is what the allocator set aside for a block at its
+    allocation, bytes, -1 if not known.
     """
 
     time_ns: Int64
@@ -122,10 +139,17 @@ class Events:
     phase: UInt8
     category: UInt8
     reserved: Int64
+    stream: Int32
+    pool: Int32
+    context: Int32
+    forward: Int32
+    rounded: Int64
 
     def __len__(self) -> int:
         return len(self.time_ns)
 
+
+Table = TypeVar("Table", Events, StartState)
 
 EVENT_DTYPES: dict[str, np.dtype[np.generic]] = {
     name: np.dtype(dtype)
@@ -142,11 +166,27 @@ EVENT_DTYPES: dict[str, np.dtype[np.generic]] = {
         "phase": np.uint8,
         "category": np.uint8,
         "reserved": np.int64,
+        "stream": np.int32,
+        "pool": np.int32,
+        "context": np.int32,
+        "forward": np.int32,
+        "rounded": np.int64,
     }.items()
 }
 """The dtype of each column of `Events`, in the order of its fields."""
 
-_ABSENT = {"operator": -1, "module": -1, "label": -1, "stack": -1, "reserved": -1, "category": 11}
+START_DTYPES: dict[str, np.dtype[np.generic]] = {
+    name: getattr(StartState(), name).dtype for name in StartState.__slots__
+}
+"""The dtype of each column of `StartState`, in the order of its fields."""
+
+ABSENT: dict[str, int] = {
+    **dict.fromkeys(("operator", "module", "label", "stack", "stream", "pool", "context", "forward"), -1),
+    "reserved": -1,
+    "rounded": -1,
+    "category": Category.UNKNOWN,
+}
+"""What stands in a column of `Events` or `StartState` that a source does not know; 0 where not named."""
 
 
 def events(time_ns: npt.ArrayLike, **columns: npt.ArrayLike) -> Events:
@@ -160,20 +200,36 @@ def events(time_ns: npt.ArrayLike, **columns: npt.ArrayLike) -> Events:
         TypeError: a column that `Events` does not have.
         ValueError: columns of different lengths.
     """
-    unknown = columns.keys() - EVENT_DTYPES.keys()
+    return _filled(Events, EVENT_DTYPES, {"time_ns": time_ns, **columns})
+
+
+def start_state(size: npt.ArrayLike, **columns: npt.ArrayLike) -> StartState:
+    """`StartState` from the columns at hand; a column that is not given is filled with "none".
+
+    Args:
+        size: shape (n,), the column `bytes`: bytes that were requested for each block.
+        columns: any other field of `StartState`, shape (n,), cast to its dtype.
+
+    Raises:
+        TypeError: a column that `StartState` does not have.
+        ValueError: columns of different lengths.
+    """
+    return _filled(StartState, START_DTYPES, {"bytes": size, **columns})
+
+
+def _filled(
+    kind: type[Table], dtypes: dict[str, np.dtype[np.generic]], columns: dict[str, npt.ArrayLike]
+) -> Table:
+    unknown = columns.keys() - dtypes.keys()
     if unknown:
-        raise TypeError(f"Events has no column {sorted(unknown)}")
-    time = np.asarray(time_ns, np.int64)
-    filled: dict[str, npt.NDArray[np.generic]] = {"time_ns": time}
-    for name, dtype in EVENT_DTYPES.items():
-        if name == "time_ns":
-            continue
-        column = (
-            np.asarray(columns[name], dtype)
-            if name in columns
-            else np.full(len(time), _ABSENT.get(name, 0), dtype)
-        )
-        if column.shape != time.shape:
-            raise ValueError(f"column {name} has shape {column.shape}, time_ns has {time.shape}")
+        raise TypeError(f"{kind.__name__} has no column {sorted(unknown)}")
+    key = next(iter(columns))
+    shape = np.shape(columns[key])
+    filled: dict[str, npt.NDArray[np.generic]] = {}
+    for name, dtype in dtypes.items():
+        given = name in columns
+        column = np.asarray(columns[name], dtype) if given else np.full(shape, ABSENT.get(name, 0), dtype)
+        if column.shape != shape:
+            raise ValueError(f"column {name} has shape {column.shape}, {key} has {shape}")
         filled[name] = column
-    return Events(**filled)  # type: ignore[arg-type]  # one array a field, dtypes from EVENT_DTYPES
+    return kind(**filled)  # type: ignore[arg-type]  # one array a field, dtypes from the table

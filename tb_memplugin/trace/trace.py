@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, window_levels
 from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step
 
@@ -28,6 +29,10 @@ class MemoryTrace:
         steps: profiled steps in time order, at least one.
         phases: stretches of forward, backward, optimizer.
         calls: module calls (forward, and autograd nodes with the module that owns them).
+        segments: what the allocator had reserved before the first event.
+        annotations, annotation_names: named ranges beside the events, and the names.
+        streams: stream pointers; pools: pool ids; contexts: what torch.compile was compiling.
+        ooms: requests that failed, in event order.
         notes: what is not exact, and by how much: sentences for the reader.
         properties: versions and settings worth showing.
     """
@@ -43,6 +48,13 @@ class MemoryTrace:
     stacks: tuple[tuple[str, ...], ...] = ()
     phases: Spans = field(default_factory=Spans)
     calls: Spans = field(default_factory=Spans)
+    segments: Segments = field(default_factory=Segments)
+    annotations: Annotations = field(default_factory=Annotations)
+    annotation_names: tuple[str, ...] = ()
+    streams: tuple[int, ...] = ()
+    pools: tuple[tuple[int, int], ...] = ()
+    contexts: tuple[str, ...] = ()
+    ooms: tuple[OutOfMemory, ...] = ()
     notes: tuple[str, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
 

@@ -16,16 +16,19 @@ from tb_memplugin.store import windows
 from tb_memplugin.store.envelope import HEAD, TAIL
 from tb_memplugin.store.windows import read_window, write_window
 from tb_memplugin.trace import (
+    Annotations,
     Category,
     Device,
     Kind,
     MemoryTrace,
     Module,
+    OutOfMemory,
     Phase,
+    Segments,
     Spans,
-    StartState,
     Step,
     events,
+    start_state,
 )
 from tests.traces import same, trace
 
@@ -52,8 +55,13 @@ def _column(draw, dtype, rows, low, high):
 def traces(draw):
     """Any trace that the types allow, columns of all kinds of numbers, names of all kinds of text."""
     rows, starts, spans = draw(st.integers(0, 40)), draw(st.integers(0, 10)), draw(st.integers(0, 10))
-    devices = tuple(Device(name, draw(st.none() | st.integers(0, 2**62))) for name in ("cpu", draw(TEXT)))
-    operators, labels = (tuple(draw(st.lists(TEXT, max_size=4))) for _ in range(2))
+    size = st.none() | st.integers(0, 2**62)
+    devices = tuple(Device(name, draw(size), "", draw(size)) for name in ("cpu", draw(TEXT)))
+    operators, labels, contexts, ranges = (tuple(draw(st.lists(TEXT, max_size=4))) for _ in range(4))
+    word = st.integers(0, 2**64 - 1)
+    streams = tuple(draw(st.lists(word, max_size=3)))
+    pools = tuple(draw(st.lists(st.tuples(word, word), max_size=3)))
+    segments, marks = draw(st.integers(0, 5)), draw(st.integers(0, 5)) if ranges else 0
     stacks = tuple(map(tuple, draw(st.lists(st.lists(TEXT, max_size=3), max_size=3))))
     keys = draw(st.lists(TEXT, max_size=5))
     modules = tuple(Module(key, draw(st.integers(-1, row - 1)), draw(TEXT)) for row, key in enumerate(keys))
@@ -77,14 +85,24 @@ def traces(draw):
             phase=_column(draw, np.uint8, rows, 0, len(Phase) - 1),
             category=_column(draw, np.uint8, rows, 0, len(Category) - 1),
             reserved=_column(draw, np.int64, rows, -1, 2**60),
+            stream=_column(draw, np.int32, rows, **table_of(streams)),
+            pool=_column(draw, np.int32, rows, **table_of(pools)),
+            context=_column(draw, np.int32, rows, **table_of(contexts)),
+            forward=_column(draw, np.int32, rows, **table_of(stacks)),
+            rounded=_column(draw, np.int64, rows, -1, 2**60),
         ),
-        start=StartState(
-            _column(draw, np.uint8, starts, 0, 1),
-            _column(draw, np.uint64, starts, 0, 2**64 - 1),
+        start=start_state(
             _column(draw, np.int64, starts, 0, 2**60),
-            _column(draw, np.uint8, starts, 0, len(Category) - 1),
-            _column(draw, np.int32, starts, **table_of(modules)),
-            _column(draw, np.int32, starts, **table_of(labels)),
+            device=_column(draw, np.uint8, starts, 0, 1),
+            address=_column(draw, np.uint64, starts, 0, 2**64 - 1),
+            category=_column(draw, np.uint8, starts, 0, len(Category) - 1),
+            module=_column(draw, np.int32, starts, **table_of(modules)),
+            label=_column(draw, np.int32, starts, **table_of(labels)),
+            stack=_column(draw, np.int32, starts, **table_of(stacks)),
+            stream=_column(draw, np.int32, starts, **table_of(streams)),
+            pool=_column(draw, np.int32, starts, **table_of(pools)),
+            rounded=_column(draw, np.int64, starts, -1, 2**60),
+            pending=_column(draw, np.uint8, starts, 0, 1),
         ),
         devices=devices,
         steps=tuple(steps),
@@ -99,6 +117,26 @@ def traces(draw):
             _column(draw, np.int32, spans, 0, 50),
             _column(draw, np.uint8, spans, 0, len(Phase) - 1),
         ),
+        segments=Segments(
+            _column(draw, np.uint8, segments, 0, 1),
+            _column(draw, np.uint64, segments, 0, 2**64 - 1),
+            _column(draw, np.int64, segments, 0, 2**60),
+            _column(draw, np.int32, segments, **table_of(streams)),
+            _column(draw, np.int32, segments, **table_of(pools)),
+            _column(draw, np.uint8, segments, 0, 1),
+        ),
+        annotations=Annotations(
+            np.sort(_column(draw, np.int64, marks, -(2**62), 2**62)),
+            _column(draw, np.int32, marks, 0, max(len(ranges) - 1, 0)),
+            _column(draw, np.uint8, marks, 0, 1),
+            _column(draw, np.uint8, marks, 0, 1),
+            _column(draw, np.int64, marks, -1, max(rows - 1, -1)),
+        ),
+        annotation_names=ranges,
+        streams=streams,
+        pools=pools,
+        contexts=contexts,
+        ooms=tuple(OutOfMemory(row, draw(st.integers(0, 2**62)), draw(size)) for row in range(min(rows, 2))),
         notes=tuple(draw(st.lists(TEXT, max_size=3))),
         properties=draw(st.dictionaries(TEXT, TEXT, max_size=3)),
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.trace import Device, Kind, MemoryTrace, StartState, Step, events
+from tb_memplugin.trace import Device, Kind, MemoryTrace, StartState, Step, events, start_state
 from tb_memplugin.trace.replay import address_order, match_frees, pair
 from tb_memplugin.trace.tables import events as make_events
 from tests.traces import trace
@@ -26,14 +26,7 @@ def test_the_window_counts_from_zero_and_only_what_was_reported():
 
 def test_a_storage_of_the_start_state_that_dies_unreported_leaves_the_live_bytes_only():
     bare = events([10, 20], kind=[Kind.ALLOC, Kind.STORAGE_FREE], address=[1, 2], bytes=[100, 400])
-    start = StartState(
-        np.zeros(1, np.uint8),
-        np.array([2], np.uint64),
-        np.array([400]),
-        np.zeros(1, np.uint8),
-        np.full(1, -1, np.int32),
-        np.full(1, -1, np.int32),
-    )
+    start = start_state([400], address=[2])
     found = MemoryTrace("test", bare, start, (Device("cpu"),), (Step(0, 0, 30),))
     assert found.live(0).tolist() == [400, 500, 100]
     assert found.window(0).tolist() == [0, 100, 100]
@@ -103,13 +96,10 @@ def test_levels_equal_those_of_a_plain_loop(start, rows):
             live[device][address] = size
         for each in range(2):
             expected[each].append(sum(live[each].values()))
-    state = StartState(
-        np.array([device for device, _ in start], np.uint8),
-        np.array([address + 1 for _, address in start], np.uint64),
-        np.array(list(start.values()), np.int64),
-        np.zeros(len(start), np.uint8),
-        np.full(len(start), -1, np.int32),
-        np.full(len(start), -1, np.int32),
+    state = start_state(
+        list(start.values()),
+        device=[device for device, _ in start],
+        address=[address + 1 for _, address in start],
     )
     found = MemoryTrace(
         "test",

@@ -1,0 +1,60 @@
+"""Frames of call stacks: texts `function file:line`, with what torch.fx knew behind them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tb_memplugin.trace.tables import Int64
+
+_FX = re.compile(r" \[fx .*\]$", re.DOTALL)
+_PLACE = re.compile(r"(?P<text>.*):(?P<line>-?\d+)", re.DOTALL)
+_PYTHON = re.compile(r"(?P<function>\S*) (?P<file>.*\.pyx?|<.*>\S*)", re.DOTALL)
+
+
+class Frame(NamedTuple):
+    """One frame. C++ frames have the file `??` or an empty one, and line 0. `fx` is "" where not recorded."""
+
+    function: str
+    file: str
+    line: int
+    fx: str = ""
+
+    @property
+    def is_python(self) -> bool:
+        """Whether Python's interpreter ran it: C++ frames end in no `.py`, and are in no `<...>`."""
+        return self.file.endswith((".py", ".pyx")) or self.file.startswith("<")
+
+
+def read_frame(text: str) -> Frame:
+    """The parts of a frame's text. What is no such text becomes the function, whole.
+
+    A Python file may have spaces in its path, a C++ function in its signature: where the text ends as a
+    Python file does, the function is all before the first space, else all before the last.
+    """
+    fx = _FX.search(text)
+    place = _PLACE.fullmatch(text[: fx.start()] if fx else text)
+    if place is None:
+        return Frame(text, "", 0)
+    known, line = place["text"], int(place["line"])
+    python = _PYTHON.fullmatch(known)
+    function, _, file = (python["function"], "", python["file"]) if python else known.rpartition(" ")
+    return Frame(function, file, line, fx.group()[5:-1] if fx else "")
+
+
+def lowest_in_stacks(rank: dict[str, int], stacks: Iterable[Sequence[str]], none: int) -> Int64:
+    """The lowest rank of any frame of each stack: int64, shape (stacks,); `none` for an empty stack.
+
+    Args:
+        rank: of every frame's text that occurs.
+    """
+    lookup = rank.__getitem__
+    return np.array([min(map(lookup, stack), default=none) for stack in stacks], np.int64)
+
+
+def distinct(stacks: Iterable[Sequence[str]]) -> set[str]:
+    """The frames that occur in stacks, each once."""
+    return set().union(*stacks)
