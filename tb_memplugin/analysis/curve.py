@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.analysis.breakdown import By, codes, sums
+from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
 OTHER_MODULES = "(other modules)"
+OTHERS = "(others)"
 SHOWN_MODULES = 11
-"""Modules that get a band of their own; the rest share one exact band."""
+"""Modules (stacks, lines, ...) that get a band of their own; the rest share one exact band."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Curve:
 
 
 def curve(
-    trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int, by: By = "category"
+    trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int, by: By | Rules = "category"
 ) -> Curve:
     """Reduce a device's live bytes to pixel columns without losing the peak.
 
@@ -115,13 +117,16 @@ def _reserved(trace: MemoryTrace, device: int, cuts: Int64) -> Int64 | None:
     if not trace.devices[device].has_reserved:
         return None
     here = np.flatnonzero((trace.events.device == device) & (trace.events.reserved >= 0))
-    if not len(here):
-        return None
-    level = np.concatenate((trace.events.reserved[here[:1]], trace.events.reserved[here]))
+    first = trace.devices[device].reserved_at_start
+    if first is None:
+        if not len(here):
+            return None
+        first = int(trace.events.reserved[here[0]])
+    level = np.concatenate(([first], trace.events.reserved[here]))
     return _highest(level, np.searchsorted(here, cuts))
 
 
-def _stacks(trace: MemoryTrace, device: int, at: Int64, by: By) -> tuple[tuple[str, ...], Int64]:
+def _stacks(trace: MemoryTrace, device: int, at: Int64, by: By | Rules) -> tuple[tuple[str, ...], Int64]:
     """The live bytes of each key at each place (an index into `live`)."""
     blocks = trace.allocations
     part, names = codes(trace, by)
@@ -144,10 +149,10 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: By) -> tuple[tuple[s
 
 
 def _folded(
-    trace: MemoryTrace, device: int, part: Int64, names: tuple[str, ...], event: int, by: By
+    trace: MemoryTrace, device: int, part: Int64, names: tuple[str, ...], event: int, by: By | Rules
 ) -> tuple[Int64, tuple[str, ...]]:
-    """Keep the largest modules at an event, and give all others one key."""
-    if by == "category" or by == "phase" or len(names) <= SHOWN_MODULES:
+    """Keep the largest modules (stacks, lines, ...) at an event, and give all others one key."""
+    if isinstance(by, Rules) or by in ("category", "phase") or len(names) <= SHOWN_MODULES:
         return part, names
     alive = trace.allocations.alive_at(event, device)
     total = sums(part[alive], trace.allocations.bytes[alive], len(names))
@@ -155,7 +160,7 @@ def _folded(
     shown = shown[total[shown] > 0]
     place = np.full(len(names), len(shown), np.int64)
     place[shown] = np.arange(len(shown))
-    return place[part], (*(names[row] for row in shown), OTHER_MODULES)
+    return place[part], (*(names[row] for row in shown), OTHER_MODULES if by == "module" else OTHERS)
 
 
 def category_columns(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int) -> Curve:

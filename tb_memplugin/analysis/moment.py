@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import By, Part, parts_of
+from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 
 
@@ -48,7 +49,7 @@ class Moment:
     _trace: MemoryTrace
     _alive: npt.NDArray[np.intp]
 
-    def parts(self, by: By) -> tuple[Part, ...]:
+    def parts(self, by: By | Rules) -> tuple[Part, ...]:
         """The live bytes divided into parts that sum to them, largest first."""
         return parts_of(self._trace, self._alive, by)
 
@@ -86,7 +87,9 @@ def _reserved(trace: MemoryTrace, device: int, event: int) -> int | None:
     if not trace.devices[device].has_reserved:
         return None
     reserved = trace.events.reserved[: event + 1][trace.events.device[: event + 1] == device]
-    return int(reserved[-1]) if len(reserved) and reserved[-1] >= 0 else None
+    if not len(reserved):
+        return trace.devices[device].reserved_at_start
+    return int(reserved[-1]) if reserved[-1] >= 0 else None
 
 
 def _largest(trace: MemoryTrace, alive: npt.NDArray[np.intp], limit: int) -> tuple[LiveAllocation, ...]:

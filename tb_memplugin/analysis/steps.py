@@ -25,7 +25,8 @@ class StepStats:
         end_bytes: alive when this step ended.
         window_peak_bytes: highest running sum, at this step's events, of what the source reported
             since the window began.
-        peak_reserved_bytes: highest reserve, None where the device has none.
+        peak_reserved_bytes: highest reserve, that at the step's start included; None where the device
+            has none.
         allocated_bytes, allocations: born in this step.
         stayed_bytes, stayed: born in this step and alive at its end.
     """
@@ -59,7 +60,6 @@ def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
     peak_event = first - 1 + int(np.argmax(live[first : end + 1]))
     here = trace.events.device[first:end] == device
     reported = window[first + 1 : end + 1][here & _reported(trace, first, end)]
-    reserved = trace.events.reserved[first:end][here]
     blocks = trace.allocations
     born_first, born_end = np.searchsorted(blocks.born, (first, end))
     mine = blocks.device[born_first:born_end] == device
@@ -76,7 +76,7 @@ def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
         entry_bytes=int(live[first]),
         end_bytes=int(live[end]),
         window_peak_bytes=int(reported.max()) if len(reported) else int(window[first]),
-        peak_reserved_bytes=_peak_reserved(trace, device, reserved),
+        peak_reserved_bytes=_peak_reserved(trace, device, first, end),
         allocated_bytes=int(size.sum()),
         allocations=len(size),
         stayed_bytes=int(size[kept].sum()),
@@ -90,8 +90,12 @@ def _reported(trace: MemoryTrace, first: int, end: int) -> Bool:
     return mask
 
 
-def _peak_reserved(trace: MemoryTrace, device: int, reserved: Int64) -> int | None:
-    known = reserved[reserved >= 0]
-    if not trace.devices[device].has_reserved or not len(known):
+def _peak_reserved(trace: MemoryTrace, device: int, first: int, end: int) -> int | None:
+    if not trace.devices[device].has_reserved:
         return None
-    return int(known.max())
+    here = trace.events.device == device
+    inside = trace.events.reserved[first:end][here[first:end]]
+    earlier = np.flatnonzero(here[:first])
+    at_start = trace.events.reserved[earlier[-1]] if len(earlier) else trace.devices[device].reserved_at_start
+    known = [int(level) for level in (at_start, inside.max(initial=-1)) if level is not None and level >= 0]
+    return max(known, default=None)

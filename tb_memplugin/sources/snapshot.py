@@ -1,33 +1,36 @@
 """Memory snapshots of `torch.cuda.memory` and `torch.xpu.memory` as traces, whatever PyTorch wrote them.
 
 Read: allocs, frees, segment events, out-of-memory and snapshot marks of every device; the blocks alive
-before the first entry; reserved bytes; call stacks; user metadata as labels. Not read: streams, private
-pools, rounded sizes, annotations, compile contexts, forward and FX frames, pinned host memory.
+before the first entry; segments and reserved bytes; streams, pools, rounded sizes where they are told;
+stacks with forward and FX frames; annotations, compile contexts, user metadata; pinned host memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.marked_modules import marked_modules
 from tb_memplugin.sources.safe_pickle import collector_at_rest, load_plain
-from tb_memplugin.sources.snapshot_blocks import FinalState, final_states
-from tb_memplugin.sources.snapshot_entries import FIX, MOST_BYTES, Entries, damage_told, read_entries
-from tb_memplugin.sources.snapshot_rewind import Beginning, reserved_levels, rewind
-from tb_memplugin.sources.snapshot_stacks import Stacks
-from tb_memplugin.sources.tables import Names
-from tb_memplugin.trace import Category, Device, Kind, MemoryTrace, Module, StartState, Step, events
-from tb_memplugin.trace.tables import NOT_NAMED
+from tb_memplugin.sources.snapshot_annotations import read_annotations
+from tb_memplugin.sources.snapshot_blocks import final_states, no_state
+from tb_memplugin.sources.snapshot_device import SnapshotDevice
+from tb_memplugin.sources.snapshot_entries import FIX, MOST_BYTES, damage_told, read_entries
+from tb_memplugin.sources.snapshot_tables import Tables
+from tb_memplugin.trace import MemoryTrace, OutOfMemory, Segments, Step, events, start_state
+from tb_memplugin.trace.kinds import Kind
+from tb_memplugin.trace.tables import Int64
 
 MOST_DEVICES = 256
 """Rows that the trace's device column can tell apart."""
 
-TOLD_OOMS = 3
-"""Out-of-memory entries of one device that get a note of their own."""
+PINNED = "pinned"
+"""The device of page-locked host memory, in snapshots of PyTorch after 2.13."""
 
 
 def load_snapshot(path: str | Path, device_type: str = "cuda") -> MemoryTrace:
@@ -66,56 +69,39 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
         raise UnreadableFileError(
             "The file holds no memory snapshot: there are no segments in it.", where=source, fix=FIX
         )
+    tables = Tables()
     with damage_told("The segments of the snapshot", source):
-        final = final_states(content["segments"])
-    labels, stacks = Names(), Stacks()
+        final = final_states(content["segments"], tables)
     traces = _traces(content, source)
     numbers = sorted(final.keys() | traces.keys())
     if len(numbers) > MOST_DEVICES:
         raise UnreadableFileError(f"The snapshot has {len(numbers)} devices.", where=source, fix=FIX)
-    parts = []
+    devices = []
     for row, number in enumerate(numbers):
         name = f"{device_type}:{number}"
         with damage_told(f"The trace entries of {name}", source), collector_at_rest():
-            entries = read_entries(traces.get(number, []), labels, stacks)
-        state = final.get(number) or FinalState(0, np.empty(0, np.uint64), np.empty(0, np.int64), {})
-        parts.append(_Part(row, name, entries, state, traces.get(number, [])))
-    return _merged(parts, labels, stacks, content)
+            entries = read_entries(traces.get(number, []), tables)
+            devices.append(SnapshotDevice(row, name, entries, final.get(number) or no_state()))
+    notes = _pinned_memory(content, devices, tables)
+    with damage_told("The annotations of the snapshot", source):
+        trace = _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)})
+    return replace(trace, notes=(*trace.notes, *notes))
 
 
-class _Part:
-    """One device of the snapshot."""
-
-    def __init__(
-        self, row: int, name: str, entries: Entries, final: FinalState, written: list[dict[str, Any]]
-    ) -> None:
-        self.row = row
-        self.name = name
-        self.entries = entries
-        self.final = final
-        self.start: Beginning = rewind(entries, final)
-        self.reserved_at_start, self.reserved = reserved_levels(entries, final)
-        self._written = written
-
-    def notes(self) -> Iterator[str]:
-        for faults in (self.final.faults, self.entries.faults, self.start.anomalies):
-            yield from (f"{self.name}: {count:,} {what}." for what, count in faults.items() if count)
-        below = int(np.count_nonzero(self.reserved < 0))
-        if below:
-            yield f"{self.name}: the reserve falls below zero after {below:,} entries; shown as 0."
-        if len(self.reserved) and not self.entries.timed:
-            yield (
-                f"{self.name}: the snapshot tells no times (PyTorch before 2.2): an entry's index stands for "
-                "its time, in microseconds, and how entries of different devices interleave is not known."
-            )
-        ooms = np.flatnonzero(self.entries.kind == Kind.OOM).tolist()
-        for index in ooms[:TOLD_OOMS]:
-            free = self._written[index].get("device_free")
-            rest = f" with {free:,} bytes free on the device" if type(free) is int else ""
-            asked = f"{self.entries.bytes[index]:,} bytes asked for"
-            yield f"{self.name}: out of memory at entry {index}: {asked}{rest}."
-        if len(ooms) > TOLD_OOMS:
-            yield f"{self.name}: out of memory {len(ooms)} times in all."
+def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[str]:
+    """Read pinned host memory as a device of its own, where a snapshot has it; say so where that fails."""
+    segments, traces = content.get("host_segments") or [], content.get("host_traces") or []
+    if not segments and not traces:
+        return []
+    try:
+        with damage_told("The pinned host memory", PINNED):
+            nested = bool(traces) and isinstance(traces[0], list)
+            entries = read_entries([entry for part in traces for entry in part] if nested else traces, tables)
+            final = final_states([{**segment, "device": 0} for segment in segments], tables)
+            devices.append(SnapshotDevice(len(devices), PINNED, entries, final.get(0) or no_state()))
+    except UnreadableFileError as error:
+        return [f"The snapshot also holds pinned host memory, which is not shown: {error.what}"]
+    return []
 
 
 def _traces(content: dict[str, Any], source: str) -> dict[int, list[dict[str, Any]]]:
@@ -126,78 +112,86 @@ def _traces(content: dict[str, Any], source: str) -> dict[int, list[dict[str, An
     return {number: trace for number, trace in enumerate(traces) if trace}
 
 
-def _merged(parts: list[_Part], labels: Names, stacks: Stacks, content: dict[str, Any]) -> MemoryTrace:
-    columns: dict[str, list[np.ndarray]] = {
-        "time_ns": [part.entries.time_ns for part in parts],
-        "kind": [part.entries.kind for part in parts],
-        "device": [np.full(len(part.reserved), part.row, np.uint8) for part in parts],
-        "address": [part.entries.address for part in parts],
-        "bytes": [part.entries.bytes for part in parts],
-        "label": [part.entries.label for part in parts],
-        "stack": [part.entries.stack for part in parts],
-        "reserved": [np.maximum(part.reserved, 0) for part in parts],
-    }
-    joined = {name: _joined(values) for name, values in columns.items()}
-    if len(parts) > 1:
-        order = np.argsort(joined["time_ns"], kind="stable")
-        joined = {name: values[order] for name, values in joined.items()}
-    time = joined["time_ns"]
+def _merged(
+    devices: Sequence[SnapshotDevice], tables: Tables, content: dict[str, Any], device_rows: dict[int, int]
+) -> MemoryTrace:
+    if not devices:
+        return _empty(content)
+    columns = _joined([device.event_columns() for device in devices])
+    order = np.argsort(columns["time_ns"], kind="stable") if len(devices) > 1 else None
+    if order is not None:
+        columns = {name: values[order] for name, values in columns.items()}
+    labels = tables.labels.as_tuple()
+    modules, module_of = marked_modules(labels)
+    merged = events(**columns, module=module_of[columns["label"]])
+    start = _joined([device.start_columns() for device in devices])
+    found = read_annotations(content.get("external_annotations"), device_rows, merged)
+    time = merged.time_ns
     span = (int(time[0]), int(time[-1]) + 1) if len(time) else (0, 1)
     return MemoryTrace(
         source="snapshot",
-        events=events(**joined),
-        start=_start(parts),
-        devices=tuple(Device(part.name) for part in parts),
+        events=merged,
+        start=start_state(start.pop("bytes"), **start, module=np.zeros(len(start["device"]))),
+        devices=tuple(device.device for device in devices),
         steps=(Step(0, *span),),
-        modules=(Module(NOT_NAMED),),
-        labels=labels.as_tuple(),
-        stacks=stacks.as_tuple(),
-        notes=(*_notes(content, parts), *(note for part in parts for note in part.notes())),
-        properties=_properties(content, parts),
+        modules=modules,
+        labels=labels,
+        stacks=tables.stacks.as_tuple(),
+        segments=Segments(**_joined([device.segment_columns() for device in devices])),
+        annotations=found.table,
+        annotation_names=found.names,
+        streams=tuple(tables.streams),
+        pools=tuple(tables.pools),
+        contexts=tables.contexts.as_tuple(),
+        ooms=_ooms(devices, order),
+        notes=(
+            *_notes(devices, found.left_out),
+            *(note for device in devices for note in device.notes()),
+        ),
+        properties=dict(_settings(content.get("allocator_settings"))),
     )
 
 
-def _joined(values: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(values) if values else np.empty(0, np.int64)
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The columns of all devices, one behind the other."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _start(parts: list[_Part]) -> StartState:
-    counts = [len(part.start.address) for part in parts]
-    rows = sum(counts)
-    return StartState(
-        device=np.repeat(np.arange(len(parts), dtype=np.uint8), counts),
-        address=_joined([part.start.address for part in parts]).astype(np.uint64),
-        bytes=_joined([part.start.bytes for part in parts]).astype(np.int64),
-        category=np.full(rows, Category.UNKNOWN, np.uint8),
-        module=np.zeros(rows, np.int32),
-        label=np.full(rows, -1, np.int32),
+def _empty(content: dict[str, Any]) -> MemoryTrace:
+    return MemoryTrace(
+        source="snapshot",
+        events=events([]),
+        start=start_state([]),
+        devices=(),
+        steps=(Step(0, 0, 1),),
+        notes=("The snapshot is empty: no device has a segment or a trace entry.",),
+        properties=dict(_settings(content.get("allocator_settings"))),
     )
 
 
-def _notes(content: dict[str, Any], parts: list[_Part]) -> Iterator[str]:
-    if not parts:
-        yield "The snapshot is empty: no device has a segment or a trace entry."
-    elif not any(len(part.reserved) for part in parts):
+def _ooms(devices: Sequence[SnapshotDevice], order: Int64 | None) -> tuple[OutOfMemory, ...]:
+    """Failed requests of all devices, at their places among the merged events."""
+    place = None if order is None else np.argsort(order, kind="stable")
+    found, before = [], 0
+    for device in devices:
+        for entry in np.flatnonzero(device.entries.kind == Kind.OOM).tolist():
+            event = before + entry if place is None else int(place[before + entry])
+            free = device.entries.free_bytes.get(entry)
+            found.append(OutOfMemory(event, int(device.entries.bytes[entry]), free))
+        before += len(device)
+    return tuple(sorted(found, key=lambda oom: oom.event))
+
+
+def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iterator[str]:
+    if not any(len(device) for device in devices):
         yield "The snapshot has no trace, only the final state: no time passes in it."
-    if content.get("host_segments") or content.get("host_traces"):
-        yield "The snapshot also holds pinned host memory, which is not read."
+    if annotations_left_out:
+        yield f"{annotations_left_out:,} annotations are of no known device, stage or time; left out."
 
 
-def _properties(content: dict[str, Any], parts: list[_Part]) -> dict[str, str]:
-    """Settings of the allocator, and each device's reserved bytes before the first entry and at the end.
-
-    A reserve before the first entry, or on a device without entries, has no event to stand at.
-    """
-    settings = content.get("allocator_settings")
-    told = dict(_settings(settings)) if isinstance(settings, dict) else {}
-    for part in parts:
-        told[f"{part.name}.reserved_bytes_at_start"] = str(part.reserved_at_start)
-        told[f"{part.name}.reserved_bytes_at_end"] = str(part.final.reserved)
-    return told
-
-
-def _settings(settings: dict[Any, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in settings.items():
+def _settings(settings: object) -> Iterator[tuple[str, str]]:
+    """Settings of the allocator that are plain values."""
+    for key, value in settings.items() if isinstance(settings, dict) else ():
         if isinstance(key, str) and (
             isinstance(value, str | bool | float) or (isinstance(value, int) and abs(value) < MOST_BYTES)
         ):

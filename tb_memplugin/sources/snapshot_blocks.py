@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.sources.snapshot_entries import MOST_BYTES, addresses, whole_numbers
-from tb_memplugin.trace.tables import Int64, UInt64
+from tb_memplugin.sources.snapshot_tables import Tables
+from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
 
 LIVE_STATES = frozenset({"active_allocated", "active_pending_free", "active_awaiting_free"})
 """A block whose free waits for another stream is still live. The third is in PyTorch's docstring only."""
@@ -17,32 +18,59 @@ LIVE_STATES = frozenset({"active_allocated", "active_pending_free", "active_awai
 STATES = LIVE_STATES | {"inactive"}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class FinalSegments:
+    """The segments of one device when the snapshot was taken; `stream` and `pool` are rows, -1 if none."""
+
+    address: UInt64
+    bytes: Int64
+    stream: Int32
+    pool: Int32
+    expandable: UInt8
+
+
+@dataclass(frozen=True, slots=True)
 class FinalState:
     """One device when the snapshot was taken.
 
-    `reserved`: bytes, the sum of all segments' `total_size`. `address`, `bytes`: the live blocks, with
-    REQUESTED bytes. `faults`: what made no sense, and how often.
+    `reserved`: bytes, the sum of all segments' `total_size`. The columns describe the live blocks:
+    `bytes` are REQUESTED, `rounded` what the allocator set aside; `pending` ones wait for a stream;
+    `stack` is where they were allocated, `stream` and `pool` are their segment's.
+    `faults`: what made no sense, and how often.
     """
 
     reserved: int
+    segments: FinalSegments
     address: UInt64
     bytes: Int64
+    rounded: Int64
+    pending: UInt8
+    stack: Int32
+    stream: Int32
+    pool: Int32
     faults: dict[str, int]
 
 
 @dataclass(slots=True)
 class _Device:
-    reserved: int = 0
+    segments: list[dict[str, Any]] = field(default_factory=list)
     address: list[int] = field(default_factory=list)
     requested: list[int] = field(default_factory=list)
     rounded: list[int] = field(default_factory=list)
+    pending: list[bool] = field(default_factory=list)
+    frames: list[Any] = field(default_factory=list)
+    segment: list[int] = field(default_factory=list)
     disagree: int = 0
     without_request: int = 0
     foreign_states: int = 0
 
 
-def final_states(segments: Sequence[dict[str, Any]]) -> dict[int, FinalState]:
+def no_state() -> FinalState:
+    """The final state of a device without segments."""
+    return _columns(_Device(), Tables())
+
+
+def final_states(segments: Sequence[dict[str, Any]], tables: Tables) -> dict[int, FinalState]:
     """The final state of each device that has segments.
 
     Blocks of old eras have no address: they lie in the segment one behind the other, without gaps.
@@ -51,6 +79,7 @@ def final_states(segments: Sequence[dict[str, Any]]) -> dict[int, FinalState]:
 
     Args:
         segments: as PyTorch writes them (schema: docstring of `torch.cuda.memory._snapshot`).
+        tables: receives the blocks' stacks, streams and pools.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is absent or of a wrong type.
@@ -64,11 +93,10 @@ def final_states(segments: Sequence[dict[str, Any]]) -> dict[int, FinalState]:
         if type(number) is not int or number < 0:
             raise ValueError(f"the device of a segment is {str(number)[:80]!r}")
         _add(devices.setdefault(number, _Device()), segment)
-    return {number: _columns(device) for number, device in sorted(devices.items())}
+    return {number: _columns(device, tables) for number, device in sorted(devices.items())}
 
 
 def _add(device: _Device, segment: dict[str, Any]) -> None:
-    device.reserved += segment["total_size"]
     at: int = segment["address"]
     before = len(device.requested)
     for block in segment["blocks"]:
@@ -78,9 +106,13 @@ def _add(device: _Device, segment: dict[str, Any]) -> None:
             device.address.append(at)
             device.rounded.append(size)
             device.requested.append(_requested(device, block))
+            device.pending.append(state != "active_allocated")
+            device.frames.append(_frames(block))
+            device.segment.append(len(device.segments))
         elif state not in STATES:
             device.foreign_states += 1
         at += size
+    device.segments.append(segment)
     told = segment.get("requested_size")
     device.disagree += told is not None and told != sum(device.requested[before:])
 
@@ -95,11 +127,18 @@ def _requested(device: _Device, block: dict[str, Any]) -> int:
     return int(size) if type(size) is int else size  # another type is refused with the whole column
 
 
-def _columns(device: _Device) -> FinalState:
+def _frames(block: dict[str, Any]) -> Any:
+    history = block.get("history")
+    return history[0].get("frames") if history else block.get("frames")
+
+
+def _columns(device: _Device, tables: Tables) -> FinalState:
     address, size = addresses(device.address), whole_numbers(device.requested)
     rounded = whole_numbers(device.rounded)
+    segments = _segments(device.segments, tables)
+    reserved = sum(segments.bytes.tolist())
     total = float(np.sum(np.abs(size), dtype=np.float64))
-    if type(device.reserved) is not int or not 0 <= device.reserved < MOST_BYTES or total >= MOST_BYTES:
+    if bool((segments.bytes < 0).any()) or reserved >= MOST_BYTES or total >= MOST_BYTES:
         raise OverflowError("the segments sum to no possible size")
     order = np.argsort(address)
     # Addresses are compared by distance: a sum near 2**64 would wrap.
@@ -108,8 +147,33 @@ def _columns(device: _Device) -> FinalState:
     faults = {
         "live blocks have a negative size; counted as 0": int(np.count_nonzero(size < 0)),
         "live blocks overlap": int(np.count_nonzero(overlap)),
+        "live blocks are larger than what the allocator set aside for them": int(
+            np.count_nonzero(size > rounded)
+        ),
         "segments do not tell the sum of their blocks' requested sizes": device.disagree,
         "blocks are in an unknown state; taken as free": device.foreign_states,
         "live blocks tell no requested size; their rounded size is used": device.without_request,
     }
-    return FinalState(device.reserved, address, np.maximum(size, 0), faults)
+    owner = np.asarray(device.segment, np.int64)
+    return FinalState(
+        reserved=reserved,
+        segments=segments,
+        address=address,
+        bytes=np.maximum(size, 0),
+        rounded=np.maximum(rounded, 0),
+        pending=np.asarray(device.pending, np.uint8),
+        stack=tables.stacks.rows(device.frames),
+        stream=segments.stream[owner],
+        pool=segments.pool[owner],
+        faults=faults,
+    )
+
+
+def _segments(segments: list[dict[str, Any]], tables: Tables) -> FinalSegments:
+    return FinalSegments(
+        address=addresses([segment["address"] for segment in segments]),
+        bytes=whole_numbers([segment["total_size"] for segment in segments]),
+        stream=tables.stream_rows([segment.get("stream") for segment in segments]),
+        pool=tables.pool_rows([segment.get("segment_pool_id") for segment in segments]),
+        expandable=np.asarray([bool(segment.get("is_expandable")) for segment in segments], np.uint8),
+    )

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.sources.snapshot_stacks import Stacks
-from tb_memplugin.sources.tables import Names
+from tb_memplugin.sources.snapshot_tables import Tables
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
 
@@ -44,7 +43,8 @@ class Entries:
 
     `bytes`: requested bytes for allocs and frees, reserved bytes for segment events, the request that
     failed for `oom`; never negative. `time_ns`: not decreasing; epoch nanoseconds, or the entry's
-    index in microseconds where `timed` is false. `label`, `stack`: rows, -1 for none.
+    index in microseconds where `timed` is false. `label`, `stack`, `stream`, `pool`, `context`,
+    `forward`: rows, -1 for none. `free_bytes`: what the device had left, by the index of an `oom` entry.
     `faults`: what made no sense, and how often.
     """
 
@@ -54,6 +54,11 @@ class Entries:
     time_ns: Int64
     label: Int32
     stack: Int32
+    stream: Int32
+    pool: Int32
+    context: Int32
+    forward: Int32
+    free_bytes: dict[int, int]
     timed: bool
     faults: dict[str, int]
 
@@ -88,13 +93,12 @@ def addresses(values: Sequence[Any]) -> UInt64:
         return np.array([value & 0xFFFF_FFFF_FFFF_FFFF for value in values], np.uint64)
 
 
-def read_entries(trace: Sequence[dict[str, Any]], labels: Names, stacks: Stacks) -> Entries:
+def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
     """The columns of one device's trace.
 
     Args:
         trace: entries as PyTorch writes them (schema: docstring of `torch.cuda.memory._snapshot`).
-        labels: receives the `user_metadata`.
-        stacks: receives the call stacks.
+        tables: receives stacks, streams and whatever else the entries name.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is absent or of a wrong type.
@@ -113,8 +117,13 @@ def read_entries(trace: Sequence[dict[str, Any]], labels: Names, stacks: Stacks)
         address=_addresses(trace, kind),
         bytes=size,
         time_ns=time_ns,
-        label=_labels([entry.get("user_metadata") for entry in trace], labels),
-        stack=stacks.rows([entry.get("frames") for entry in trace]),
+        label=tables.label_rows([entry.get("user_metadata") for entry in trace]),
+        stack=tables.stacks.rows([entry.get("frames") for entry in trace]),
+        stream=tables.stream_rows([entry.get("stream") for entry in trace]),
+        pool=tables.pool_rows([entry.get("pool_id") for entry in trace]),
+        context=tables.context_rows([entry.get("compile_context") for entry in trace]),
+        forward=tables.stacks.text_rows([entry.get("forward_frames") for entry in trace]),
+        free_bytes=_free_bytes(trace, kind),
         timed=timed,
         faults=faults,
     )
@@ -157,10 +166,6 @@ def _times(trace: Sequence[dict[str, Any]], faults: dict[str, int]) -> tuple[Int
     return risen * 1_000, True
 
 
-def _labels(written: list[str | None], labels: Names) -> Int32:
-    rows: dict[str | None, int] = {}
-    for label in dict.fromkeys(written):
-        if label is not None and not isinstance(label, str):
-            raise TypeError(f"user_metadata is {type(label).__name__}")
-        rows[label] = labels.add(label) if label else -1
-    return np.fromiter(map(rows.__getitem__, written), np.int32, len(written))
+def _free_bytes(trace: Sequence[dict[str, Any]], kind: UInt8) -> dict[int, int]:
+    told = {entry: trace[entry].get("device_free") for entry in np.flatnonzero(kind == Kind.OOM).tolist()}
+    return {entry: free for entry, free in told.items() if type(free) is int and 0 <= free < MOST_BYTES}

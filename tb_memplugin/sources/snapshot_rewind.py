@@ -10,18 +10,24 @@ from tb_memplugin.sources.snapshot_blocks import FinalState
 from tb_memplugin.sources.snapshot_entries import Entries
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.replay import address_order
-from tb_memplugin.trace.tables import Int64, UInt64
+from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What was alive before the first entry: addresses and requested bytes.
+    """What was alive before the first entry, and which entries made what was alive at the end.
 
+    Columns of one length: `address`, `bytes` (requested), `final` (the row among the final blocks, -1
+    where the block was freed), `freed` (the entry that freed it, -1 where it is among the final blocks).
+    `made`: for each final block the entry that allocated it, -1 where it is older or unknown.
     `anomalies`: where the entries and the final state contradict each other, and how often.
     """
 
     address: UInt64
     bytes: Int64
+    final: Int64
+    freed: Int64
+    made: Int64
     anomalies: dict[str, int]
 
 
@@ -57,9 +63,25 @@ def rewind(entries: Entries, final: FinalState) -> Beginning:
         "final blocks that were freed and not allocated again": stray & is_final,
         "blocks whose size changed between allocation and end": resized,
     }
-    alive = first & ~is_alloc
     anomalies = {what: int(np.count_nonzero(rows)) for what, rows in counts.items()}
-    return Beginning(address[alive], size[alive], anomalies)
+    source = np.concatenate((touched, np.arange(len(final.address))))[order]
+    alive = first & ~is_alloc
+    return Beginning(
+        address=address[alive],
+        bytes=size[alive],
+        final=np.where(is_final[alive], source[alive], -1),
+        freed=np.where(is_final[alive], -1, source[alive]),
+        made=_made(source, is_final, ended, len(final.address)),
+        anomalies=anomalies,
+    )
+
+
+def _made(source: Int64, is_final: Bool, ended: Bool, count: int) -> Int64:
+    """For each final block the entry before it at its address, where that is an alloc."""
+    made = np.full(count, -1, np.int64)
+    rows = np.flatnonzero(is_final & ended)
+    made[source[rows]] = source[rows - 1]
+    return made
 
 
 def reserved_levels(entries: Entries, final: FinalState) -> tuple[int, Int64]:

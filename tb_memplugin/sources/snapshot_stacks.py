@@ -19,6 +19,8 @@ POINTER_BYTES = np.dtype(object).itemsize
 class Stacks:
     """Call stacks, each once, as `function file:line`, innermost frame first.
 
+    Where a compiled graph's node was recorded, a frame ends in ` [fx NAME OP TARGET]`.
+
     A snapshot holds one list of frames per allocation, millions of references to few frames. Equal
     stacks are found by the addresses of their frames, so the snapshot must live as long as this does.
     """
@@ -45,6 +47,23 @@ class Stacks:
         rows[seen] = self._rows_of([written[place] or () for place in first[seen].tolist()])
         return rows[same]
 
+    def text_rows(self, written: Sequence[Sequence[str] | None]) -> Int32:
+        """The rows of stacks that are written as texts (`forward_frames`); -1 for none.
+
+        Raises:
+            TypeError: a stack is no list of texts.
+        """
+        if written.count(None) == len(written):
+            return np.full(len(written), -1, np.int32)
+        return np.fromiter(map(self._text_row, written), np.int32, len(written))
+
+    def _text_row(self, frames: Sequence[str] | None) -> int:
+        if not frames:
+            return -1
+        if not isinstance(frames, list | tuple) or not all(isinstance(frame, str) for frame in frames):
+            raise TypeError("forward_frames are no list of texts")
+        return self._rows.setdefault(tuple(frames), len(self._rows))
+
     def _rows_of(self, lists: list[Frames]) -> list[int]:
         rows: list[int] = []
         known = self._by_frames
@@ -64,5 +83,9 @@ class Stacks:
     def _text(self, frame: dict[str, Any]) -> str:
         text = self._texts.get(id(frame))
         if text is None:
-            text = self._texts[id(frame)] = f"{frame['name']} {frame['filename']}:{frame['line']}"
+            text = f"{frame['name']} {frame['filename']}:{frame['line']}"
+            if frame.get("fx_node_name"):
+                told = (frame.get(f"fx_node_{part}") for part in ("name", "op", "target"))
+                text += f" [fx {' '.join(str(part) for part in told if part)}]"
+            self._texts[id(frame)] = text
         return text

@@ -78,7 +78,7 @@ def test_segments_and_maps_both_move_the_reserve() -> None:
         ),
         "x",
     )
-    assert trace.properties["cuda:0.reserved_bytes_at_start"] == "50"
+    assert trace.devices[0].reserved_at_start == 50
     assert trace.events.reserved.tolist() == [0, 600, 800, 1200, 900, 700, 700]
     assert trace.live(0).tolist() == [0] * 8
 

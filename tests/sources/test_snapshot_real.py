@@ -65,7 +65,7 @@ def levels(trace: MemoryTrace, device: int) -> np.ndarray:
 def highest_reserve(trace: MemoryTrace, device: int) -> int:
     after = trace.events.reserved[trace.events.device == device].max(initial=0)
     name = trace.devices[device].name
-    return max(int(after), int(trace.properties[f"{name}.reserved_bytes_at_start"]))
+    return max(int(after), trace.devices[trace.device_row(name)].reserved_at_start or 0)
 
 
 @real

@@ -1,0 +1,38 @@
+"""Modules by the marks that our recorder leaves on allocations (`user_metadata`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tb_memplugin.trace import Module
+from tb_memplugin.trace.tables import NOT_NAMED, Int32
+
+MODULE_MARK = "tb_memplugin.module="
+"""What a mark begins with; the module's FQN follows."""
+
+
+def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
+    """The modules that labels name, and each label's module.
+
+    Returns:
+        The table of modules: `(not named)` first, then every named module behind the modules that
+        enclose it; and a row of that table for each label, 0 where the label is no mark. One entry
+        more than there are labels: the last is 0, for the label row -1.
+    """
+    rows: dict[str, int] = {}
+    modules = [Module(NOT_NAMED)]
+
+    def row_of(fqn: str) -> int:
+        if fqn not in rows:
+            parent = row_of(fqn.rpartition(".")[0]) if fqn else -1
+            rows[fqn] = len(modules)
+            modules.append(Module(fqn, parent))
+        return rows[fqn]
+
+    found = np.zeros(len(labels) + 1, np.int32)
+    for label, text in enumerate(labels):
+        if text.startswith(MODULE_MARK):
+            found[label] = row_of(text.removeprefix(MODULE_MARK))
+    return tuple(modules), found
