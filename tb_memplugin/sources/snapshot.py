@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.annotated_steps import steps_of
 from tb_memplugin.sources.marked_modules import marked_modules
 from tb_memplugin.sources.safe_pickle import collector_at_rest, load_plain
 from tb_memplugin.sources.snapshot_annotations import read_annotations
@@ -53,7 +54,7 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
     """The trace in a snapshot that is in memory.
 
     Sizes of allocs and frees are requested bytes. An event's place among those of its own device is its
-    place in that device's trace; devices are merged by time. There is one step, 0, and it is the window.
+    place in that device's trace; devices are merged by time. Steps are torch.profiler's where it was on, else there is one, 0: the window.
     What is contradictory in the snapshot is counted in the trace's notes.
 
     Args:
@@ -133,7 +134,7 @@ def _merged(
         events=merged,
         start=start_state(start.pop("bytes"), **start, module=np.zeros(len(start["device"]))),
         devices=tuple(device.device for device in devices),
-        steps=(Step(0, *span),),
+        steps=steps_of(found.table, found.names, span),
         modules=modules,
         labels=labels,
         stacks=tables.stacks.as_tuple(),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.sources.snapshot import trace_from_snapshot
-from tb_memplugin.trace import MemoryTrace, OutOfMemory
+from tb_memplugin.trace import MemoryTrace, OutOfMemory, Step
 from tests.snapshots import block, entries, segment, snapshot
 
 
@@ -97,6 +97,19 @@ def test_annotations_stand_at_the_last_event_of_their_device() -> None:
     assert trace.annotations.ends.tolist() == [0, 1]
     assert trace.annotations.event.tolist() == [-1, 0]
     assert trace.notes == ("1 annotations are of no known device, stage or time; left out.",)
+
+
+def test_steps_are_the_profilers_where_it_was_on() -> None:
+    content = snapshot(
+        [segment(block(1000, 5), block(1512, 7))], entries("alloc 1000 5 20", "alloc 1512 7 40")
+    )
+    content["external_annotations"] = [
+        {"name": f"ProfilerStep#{number}", "stage": stage, "device": 0, "time_us": time}
+        for number, stage, time in [(3, "START", 10), (3, "END", 30), (4, "START", 30)]
+    ]
+    trace = read(content)
+    assert trace.steps == (Step(3, 10_000, 30_000), Step(4, 30_000, 40_001))
+    assert [trace.step_events(row) for row in range(2)] == [(0, 1), (1, 2)]
 
 
 def test_a_failed_request_stands_at_its_place_among_all_devices_events() -> None:
