@@ -1,0 +1,149 @@
+"""How long a snapshot of a million events takes, beside a bare `pickle.load` of it in the same process."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.figures import Figure
+from tb_memplugin.analysis.compare import compare
+from tb_memplugin.analysis.curve import curve
+from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.stacks import stack_table
+from tb_memplugin.loading import load
+from tb_memplugin.trace import MemoryTrace
+
+EVENTS, STACKS, DEPTH, FRAMES = 1_000_000, 400, 30, 900
+ROUNDS = 3
+SHARE = 20
+"""The loop that copies sums is timed on every SHARE-th of the events: its time grows with them."""
+
+
+def measure() -> list[Figure]:
+    """Load and analyse, compare, and a profile by category, each with what it is held against."""
+    bare: list[float] = []
+    ours: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "snapshot.pickle")
+        path.write_bytes(pickle.dumps(synthetic(), protocol=4))
+        for _ in range(ROUNDS):
+            bare.append(_lap(partial(_bare, path)))
+            ours.append(_lap(partial(_analyse, path)))
+        base, other = load(path), load(path)
+    difference = [_lap(partial(compare, base, other, by="stack"))]
+    profile, loop = [], []
+    for _ in range(ROUNDS):
+        profile.append(_lap(partial(_profile, base)))
+        loop.append(_lap(partial(_loop, base)) * SHARE)
+    return [
+        Figure("1M events: load, peak, stacks, categories", "ms", ours, 1.5, bare, "pickle.load"),
+        Figure("1M events each: compare two by stack", "ms", difference, 1000),
+        Figure("1M events: profile by category", "ms", profile, 0.1, loop, "a loop that copies sums"),
+    ]
+
+
+def _bare(path: Path) -> object:
+    with path.open("rb") as stream:
+        return pickle.load(stream)  # noqa: S301  # made above
+
+
+def _analyse(path: Path) -> object:
+    trace = load(path)
+    top = peak(trace)
+    return stack_table(trace, 0, top.event), top.parts("category")
+
+
+def _profile(trace: MemoryTrace) -> object:
+    trace.__dict__.pop("allocations", None)
+    return curve(trace, 0, int(trace.events.time_ns[0]), int(trace.events.time_ns[-1]), 1000)
+
+
+def _loop(trace: MemoryTrace) -> object:
+    """A copy of the sums at every event, as the tools before did it; one in SHARE of the events."""
+    sums: Counter[int] = Counter()
+    live: dict[int, tuple[int, int]] = {}
+    copies = []
+    part = slice(0, len(trace.events) // SHARE)
+    columns = (trace.events.kind, trace.events.address, trace.events.bytes, trace.events.category)
+    for kind, address, size, category in zip(*(column[part].tolist() for column in columns), strict=True):
+        if kind == 0:
+            live[address] = (category, size)
+            sums[category] += size
+        elif address in live:
+            category, size = live.pop(address)
+            sums[category] -= size
+        copies.append(sums.copy())
+    return copies
+
+
+def _lap(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def synthetic() -> dict[str, Any]:
+    """A snapshot as PyTorch 2.10 writes it: a list of frames an entry, the frames themselves shared."""
+    random = np.random.default_rng(0)
+    frames = [
+        {"name": f"function_{row}", "filename": f"/site-packages/torch/nn/part_{row % 50}.py", "line": row}
+        for row in range(FRAMES)
+    ]
+    stacks = random.integers(0, FRAMES, (STACKS, DEPTH)).tolist()
+    entries: list[dict[str, Any]] = []
+    live: list[tuple[int, int, int]] = []
+    for row in range(EVENTS // 3):
+        stack, size = int(random.integers(STACKS)), 512 * int(random.integers(1, 4096))
+        block = ((1 << 40) + row * (1 << 22), size, stack)
+        live.append(block)
+        entries.append(_entry("alloc", block, len(entries), frames, stacks))
+        if len(live) > 1000:
+            gone = live.pop(int(random.integers(len(live))))
+            entries.append(_entry("free_requested", gone, len(entries), frames, stacks))
+            entries.append(_entry("free_completed", gone, len(entries), frames, stacks))
+    return {"segments": [_segment(block) for block in live], "device_traces": [entries]}
+
+
+def _entry(
+    action: str, block: tuple[int, int, int], row: int, frames: list[Any], stacks: list[list[int]]
+) -> dict[str, Any]:
+    address, size, stack = block
+    return {
+        "action": action,
+        "addr": address,
+        "size": size,
+        "stream": 0,
+        "time_us": 1_700_000_000_000_000 + 7 * row,
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "frames": [frames[frame] for frame in stacks[stack]],
+    }
+
+
+def _segment(block: tuple[int, int, int]) -> dict[str, Any]:
+    address, size, _ = block
+    held = {
+        "address": address,
+        "size": size,
+        "requested_size": size,
+        "state": "active_allocated",
+        "frames": [],
+    }
+    return {
+        "device": 0,
+        "address": address,
+        "total_size": 1 << 22,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "blocks": [held],
+    }
