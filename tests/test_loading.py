@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import pickle
 
 import pytest
 
 from tb_memplugin import MemPluginError, load
 from tb_memplugin.analysis.peak import peak
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.snapshot_json import as_pickled
 from tb_memplugin.store.writer import RunWriter
 from tests.snapshots import block, entries, segment, snapshot
 from tests.traces import trace
@@ -32,3 +36,95 @@ def test_a_snapshot_file(tmp_path):
     )
     path.write_bytes(pickle.dumps(content))
     assert peak(load(path), "cuda:0").bytes == 390
+
+
+CONTENT = snapshot([segment(block(1000, 300))], entries("alloc 1000 300", "alloc 1512 90"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["json", "pickle"])
+def test_the_content_decides_not_the_name(tmp_path, kind, packed):
+    data = json.dumps(CONTENT).encode() if kind == "json" else pickle.dumps(CONTENT)
+    path = tmp_path / "anything.txt"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    assert peak(load(path, device_type="xpu"), "xpu:0").bytes == 390
+
+
+def test_a_snapshot_in_memory():
+    assert peak(load(CONTENT), "cuda:0").bytes == 390
+
+
+def test_pools_are_tuples_again():
+    made = json.loads(json.dumps(CONTENT))
+    made["device_traces"][0][0]["pool_id"] = made["segments"][0]["segment_pool_id"] = [0, 1]
+    as_pickled(made, "x")
+    assert made["device_traces"][0][0]["pool_id"] == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "empty"),
+        (b"PK\x03\x04rest", "zip archive"),
+        (b"\x18\0\0\0\0\0\0\0abcd\x09\0\0\0\0\0\0\0\0\x1a\x0dbrain.Event:2", "event file"),
+        (b"\x7fELF", "no known kind"),
+        (b'{"a": 1}', "keys 'a'"),
+        (b'{"traceEvents": [', "truncated"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[1" + b"0" * 5000 + b"]", "JSON"),
+        (b"[[1, 2], [[1], [2]]]", "summed up"),
+        (gzip.compress(b"{}" * 90)[:-9], "truncated"),
+        (gzip.compress(gzip.compress(b"{}")), "packed twice"),
+        (b"\x1f\x8b\x08garbage", "gzip"),
+        (pickle.dumps(CONTENT)[:-20], "truncated|damaged|claims"),
+    ],
+)
+def test_a_foreign_file_is_told_apart(tmp_path, data, told):
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with pytest.raises(UnreadableFileError, match=told) as caught:
+        load(path)
+    assert caught.value.where == str(path)
+    assert caught.value.fix
+
+
+def test_a_folder_is_refused_with_the_command_to_use(tmp_path):
+    with pytest.raises(UnreadableFileError, match="tb-memplugin peak"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("opening", [b"{", b"\x80\x04]"])
+def test_a_gzip_bomb_stops_at_the_limit(tmp_path, opening, monkeypatch):
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(opening + (b" " if opening == b"{" else b"N0") * 5_000_000))
+    with pytest.raises(UnreadableFileError, match="more than 1,000,000 bytes"):
+        load(path, limit_bytes=1_000_000)
+    monkeypatch.setenv("TB_MEMPLUGIN_LIMIT_BYTES", "1000000")
+    with pytest.raises(UnreadableFileError, match="TB_MEMPLUGIN_LIMIT_BYTES"):
+        load(path)
+
+
+def test_a_wrong_limit_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("TB_MEMPLUGIN_LIMIT_BYTES", "lots")
+    with pytest.raises(MemPluginError, match="'lots'"):
+        load(tmp_path / "x")
+
+
+def test_progress_ends_at_the_files_size(tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(CONTENT))
+    told = []
+    load(path, progress=lambda done, total: told.append((done, total)))
+    size = path.stat().st_size
+    assert told[-1] == (size, size)
+
+
+def test_infinities_of_cpp_are_put_up_with(tmp_path):
+    path = tmp_path / "trace.json"
+    event = (
+        '{"ph":"i","name":"[memory]","ts":1,"args":{"Bytes":5,"Addr":9,"Total Allocated":5,"Device Type":0}}'
+    )
+    path.write_text(f'{{"traceEvents": [{event}, {{"x": inf, "y": -nan}}]}}')
+    trace = load(path)
+    assert trace.live(0).tolist() == [0, 5]
+    assert "2 infinities" in trace.notes[0]

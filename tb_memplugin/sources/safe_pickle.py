@@ -5,14 +5,16 @@ from __future__ import annotations
 import copyreg
 import gc
 import io
+import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.pickle_reader import DAMAGED_FIX, PickleReader
 
-CHUNK_BYTES = 1 << 20
 LONGEST_NAME = 200
 """Characters of a refused name that a message repeats."""
 
@@ -20,7 +22,8 @@ REFUSED_FIX = (
     "Do not load this file with pickle.load or torch.load. A memory snapshot holds numbers, texts, lists and "
     "dicts alone: ask whoever sent it for the file that torch.cuda.memory._dump_snapshot() wrote."
 )
-DAMAGED_FIX = "Copy the file again, or take a new snapshot: torch.cuda.memory._dump_snapshot(path)."
+GROWTH, HEADROOM_BYTES = 64, 256 << 20
+"""Bytes of memory that a byte of a pickle may take, and what any pickle may; real ones take 10 a byte."""
 
 _DAMAGE = (
     pickle.UnpicklingError,
@@ -37,24 +40,30 @@ _DAMAGE = (
 """What the unpickler raises on bytes that make no sense, besides a lack of memory."""
 
 
+class RefusedPickleError(UnreadableFileError):
+    """A pickle asks for something outside itself, which could run code."""
+
+
 def load_plain(source: BinaryIO | bytes, where: str) -> object:
     """The object in a pickle that consists of plain data: numbers, texts, bytes, lists, tuples, sets, dicts.
 
     Every global, every persistent id and every extension code is refused before anything is imported,
-    so no pickle can run code. A pickle that claims more bytes than are there is refused before memory
-    is taken for them. Peak memory is that of `pickle.load` plus `CHUNK_BYTES`. Python's cycle collector
-    rests meanwhile: a plain pickle makes millions of containers and no garbage.
+    so no pickle can run code. A pickle that claims more bytes than are there, or a memo larger than it
+    can fill, is refused before memory is taken for them. Peak memory is that of `pickle.load` plus some
+    chunks. Python's cycle collector rests meanwhile: a plain pickle makes millions of containers and no
+    garbage.
 
     Args:
         source: a binary stream at the pickle's first byte, or the bytes.
         where: the file, as errors should name it.
 
     Raises:
-        UnreadableFileError: it asks for a global, a persistent id or an extension code; or it is
-            truncated, empty, or no pickle.
+        RefusedPickleError: it asks for a global, a persistent id or an extension code.
+        UnreadableFileError: it is truncated, empty, or no pickle, or takes absurd amounts of memory.
         OSError: the stream does.
     """
-    reader = _Reader(io.BytesIO(source) if isinstance(source, bytes) else source, where)
+    stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    reader = PickleReader(stream, where, _growth_watch(where))
     # A code that this process resolved before would come from the cache, past `find_class`.
     copyreg.clear_extension_cache()
     try:
@@ -69,7 +78,7 @@ def load_plain(source: BinaryIO | bytes, where: str) -> object:
             fix=f"{DAMAGED_FIX} If the file is whole, load it where there is more memory.",
         ) from error
     except _DAMAGE as error:
-        raise UnreadableFileError(_diagnosis(reader.size, error), where=where, fix=DAMAGED_FIX) from error
+        raise UnreadableFileError(_diagnosis(reader.position, error), where=where, fix=DAMAGED_FIX) from error
 
 
 def _diagnosis(size: int, error: BaseException) -> str:
@@ -98,7 +107,7 @@ def collector_at_rest() -> Iterator[None]:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    def __init__(self, reader: _Reader, where: str) -> None:
+    def __init__(self, reader: PickleReader, where: str) -> None:
         super().__init__(reader)
         self._where = where
 
@@ -112,52 +121,28 @@ class _PlainUnpickler(pickle.Unpickler):
         self._refuse(f"The pickle asks for an object outside it, by the persistent id {name!r}")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise UnreadableFileError(f"{what}: refused.", where=self._where, fix=REFUSED_FIX)
+        raise RefusedPickleError(f"{what}: refused.", where=self._where, fix=REFUSED_FIX)
 
 
-class _Reader:
-    """The stream as the unpickler reads it: in chunks, and never more than there is.
+def _growth_watch(where: str) -> Callable[[int], None]:
+    """A check of the process's memory against the bytes read so far."""
+    before = _resident_bytes()
 
-    Without `readinto`, so that the C unpickler passes every length that it read through `read`.
-    """
-
-    def __init__(self, stream: BinaryIO, where: str) -> None:
-        if not stream.seekable():
-            stream = io.BytesIO(stream.read())
-        begin = stream.tell()
-        self.size = stream.seek(0, io.SEEK_END) - begin
-        stream.seek(begin)
-        self._stream = stream
-        self._where = where
-        self._left = self.size
-        self._chunk = b""
-        self._at = 0
-
-    def read(self, count: int) -> bytes:
-        if count < 0 or count > self._left > 0:
+    def check(position: int) -> None:
+        grown = _resident_bytes() - before
+        if grown > GROWTH * position + HEADROOM_BYTES:
             raise UnreadableFileError(
-                f"The pickle claims {count:,} more bytes where {self._left:,} are left: "
-                "it is truncated or damaged.",
-                where=self._where,
-                fix=DAMAGED_FIX,
+                f"The pickle takes absurd amounts of memory: {grown:,} bytes after {position:,} of its own.",
+                where=where,
+                fix=REFUSED_FIX,
             )
-        data = self._chunk[self._at : self._at + count]
-        self._at += len(data)
-        if len(data) < count:
-            data += self._stream.read(count - len(data))
-        self._left -= len(data)
-        return data
 
-    def peek(self, _count: int) -> bytes:
-        if self._at >= len(self._chunk):
-            self._chunk, self._at = self._stream.read(CHUNK_BYTES), 0
-        return self._chunk[self._at :] if self._at else self._chunk
+    return check
 
-    def readline(self) -> bytes:
-        line = bytearray()
-        while chunk := self.peek(1):
-            end = chunk.find(b"\n") + 1
-            line += self.read(end or len(chunk))
-            if end:
-                break
-        return bytes(line)
+
+def _resident_bytes() -> int:
+    """Memory of this process, 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -63,12 +63,15 @@ class Entries:
     faults: dict[str, int]
 
 
+_DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+
+
 @contextmanager
 def damage_told(what: str, where: str) -> Iterator[None]:
     """Turn whatever wrong types and absent fields raise into one clear error."""
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (*_DAMAGE, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UnreadableFileError(
             f"{what} are not as PyTorch writes them ({reason}).", where=where, fix=FIX

@@ -185,7 +185,7 @@ def test_a_stream_is_read_from_where_it_stands() -> None:
 
 
 def test_more_than_one_chunk_is_read_across_its_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tb_memplugin.sources.safe_pickle.CHUNK_BYTES", 7)
+    monkeypatch.setattr("tb_memplugin.sources.pickle_reader.CHUNK_BYTES", 7)
     for protocol in range(6):
         plain = [{"name": f"frame {number}", "line": number * 10**number} for number in range(40)]
         assert load_plain(pickle.dumps(plain, protocol), "a.pickle") == plain

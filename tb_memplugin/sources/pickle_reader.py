@@ -1,0 +1,238 @@
+"""A pickle's bytes as the unpickler is given them: no length, and no memo index, beyond what is there.
+
+CPython's unpickler makes room for any memo index that it meets (`LONG_BINPUT`, `PUT`): 64 GiB for six
+bytes. An index counts what was stored before it, so it never exceeds the bytes read so far. The places
+where a larger one may stand are found with numpy; a buffer handed out ends before each of them. There
+the unpickler has to ask, and from how much it asks for it follows whether the place is an opcode's
+argument or lies within some text or number. Frames, which are asked for as a whole, are dissolved.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import BinaryIO, NoReturn
+
+import numpy as np
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.trace.tables import Int64, UInt8
+
+CHUNK_BYTES = 1 << 20
+
+HARMLESS_INDEX = 1 << 20
+"""Room for this many memo entries (16 MiB) is made for any pickle."""
+
+LONG_BINPUT, PUT, FRAME = b"r"[0], b"p"[0], 0x95
+INDEX_BYTES, LENGTH_BYTES = 4, 8
+LONGEST_FRAME = 1 << 32
+"""A frame of more bytes is refused; Python writes them of 64 KiB."""
+
+LONG_TEXT = 6
+"""Characters of an index that is written as text, from which on it is looked at."""
+
+NUMBER_CHARACTERS = np.isin(np.arange(256), list(b"0123456789+-_ \t\r\v\f"))
+"""What may stand in such an index."""
+
+OVERLAP = 16
+"""Bytes at a chunk's end where the whole argument is not in sight."""
+
+DAMAGED_FIX = "Copy the file again, or take a new snapshot: torch.cuda.memory._dump_snapshot(path)."
+
+
+class PickleReader:
+    """The stream as the unpickler reads it: in chunks, and never more than there is.
+
+    Args:
+        stream: a binary stream at the pickle's first byte.
+        where: the file, as errors should name it.
+        watch: called with the bytes read so far, before each further chunk; what it raises goes through.
+    """
+
+    def __init__(self, stream: BinaryIO, where: str, watch: Callable[[int], None]) -> None:
+        self._stream = stream
+        self._where = where
+        self._watch = watch
+        self._chunk = b""
+        self._at = 0
+        self._offset = 0
+        self._scanner = _Scanner()
+        self._places: list[int] = []
+        self._stop = 0
+        self._left = _bytes_left(stream)
+
+    @property
+    def position(self) -> int:
+        """Bytes read so far."""
+        return self._offset + self._at
+
+    def read(self, count: int) -> bytes:
+        """The next `count` bytes, fewer at the end of the stream.
+
+        Raises:
+            UnreadableFileError: fewer are there, or they are an argument that no pickle needs.
+        """
+        at = self._at
+        if at == self._stop and at and count in (INDEX_BYTES, LENGTH_BYTES):
+            return self._argument(count)
+        end = at + count
+        if count >= 0 and end <= len(self._chunk):
+            self._at = end
+            return self._chunk[at:end]
+        return self._across(count)
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill a buffer: the unpickler asks so for the rest of a bytes object, and for nothing else.
+
+        Raises:
+            UnreadableFileError: fewer bytes are there.
+        """
+        data = self._across(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def peek(self, _count: int) -> bytes:
+        """Bytes up to the next place where a hostile argument may begin; none at such a place."""
+        at = self._at
+        if at > self._stop:
+            self._advance(at)
+        return self._chunk[at : self._stop]
+
+    def readline(self) -> bytes:
+        """The next line, with its end.
+
+        Raises:
+            UnreadableFileError: it is a memo index that no pickle needs.
+        """
+        begin = self._at
+        self._advance(begin)
+        is_index = begin == self._stop and begin > 0 and self._chunk[begin - 1] == PUT
+        line = bytearray()
+        while True:
+            if self._at >= len(self._chunk):
+                self._next_chunk()
+            rest = self._chunk[self._at :]
+            end = rest.find(b"\n") + 1
+            line += rest[: end or len(rest)]
+            self._at += end or len(rest)
+            if end or not rest:
+                break
+        self._advance(self._at)
+        if is_index:
+            self._check_index(_number(bytes(line)))
+        return bytes(line)
+
+    def _next_chunk(self) -> None:
+        self._offset += len(self._chunk)
+        self._chunk, self._at = self._stream.read(CHUNK_BYTES), 0
+        if self._left is not None:
+            self._left -= len(self._chunk)
+        self._watch(self._offset)
+        bound = max(HARMLESS_INDEX, self._offset + len(self._chunk))
+        self._places = [len(self._chunk), *self._scanner.places(self._chunk, bound)[::-1].tolist()]
+        self._stop = self._places.pop()
+
+    def _advance(self, at: int) -> None:
+        places = self._places
+        while self._stop < at:
+            self._stop = places.pop()
+
+    def _argument(self, count: int) -> bytes:
+        """What stands at a place where the unpickler asks for as many bytes as an argument has."""
+        opcode = self._chunk[self._at - 1]
+        data = self._across(count)
+        number = int.from_bytes(data, "little")
+        if opcode == LONG_BINPUT and count == INDEX_BYTES:
+            self._check_index(number)
+        elif opcode == FRAME and count == LENGTH_BYTES and len(data) == LENGTH_BYTES:
+            self._check_frame(number)
+            return bytes(LENGTH_BYTES)
+        return data
+
+    def _across(self, count: int) -> bytes:
+        """Bytes that reach over a chunk's end."""
+        opcode_at = self._at - LENGTH_BYTES - 1
+        if count >= LONGEST_FRAME and opcode_at >= 0 and self._chunk[opcode_at] == FRAME:
+            self._check_frame(count)
+        self._check_length(count)
+        parts = []
+        missing = count
+        while missing > 0:
+            if self._at >= len(self._chunk):
+                self._next_chunk()
+                if not self._chunk:
+                    break
+            part = self._chunk[self._at : self._at + missing]
+            self._at += len(part)
+            missing -= len(part)
+            parts.append(part)
+        self._advance(min(self._at, len(self._chunk)))
+        return b"".join(parts)
+
+    def _check_length(self, count: int) -> None:
+        if self._left is None:
+            return
+        left = self._left + len(self._chunk) - self._at
+        if count < 0 or count > left > 0:
+            self._refuse(f"The pickle claims {count:,} more bytes where {left:,} are left")
+
+    def _check_frame(self, length: int) -> None:
+        self._check_length(length)
+        if length >= LONGEST_FRAME:
+            self._refuse(f"The pickle has a frame of {length:,} bytes")
+
+    def _check_index(self, index: int) -> None:
+        if abs(index) > max(HARMLESS_INDEX, self.position):
+            self._refuse(f"The pickle stores under the number {index:,} after {self.position:,} bytes")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UnreadableFileError(f"{what}: it is truncated or damaged.", where=self._where, fix=DAMAGED_FIX)
+
+
+def _bytes_left(stream: BinaryIO) -> int | None:
+    """Bytes from here to a stream's end; None where that takes reading it."""
+    if not stream.seekable():
+        return None
+    begin = stream.tell()
+    size = stream.seek(0, io.SEEK_END) - begin
+    stream.seek(begin)
+    return size
+
+
+def _number(line: bytes) -> int:
+    try:
+        return int(line)
+    except ValueError:
+        return 0  # the unpickler refuses it, and says why
+
+
+class _Scanner:
+    """Finds the places just behind bytes that may be one of the opcodes with a hostile argument."""
+
+    def __init__(self) -> None:
+        self._hits = np.empty(0, np.bool_)  # kept: fresh pages for each chunk take longer than the scan
+
+    def places(self, chunk: bytes, bound: int) -> Int64:
+        """Ascending places in a chunk. Memo indices up to `bound` are no concern."""
+        data = np.frombuffer(chunk, np.uint8)
+        inner = len(data) - OVERLAP
+        if inner <= 0:
+            return np.arange(1, len(data), dtype=np.int64)
+        put = self._find(data, inner, LONG_BINPUT)
+        put = put[(data[put + INDEX_BYTES] > 0) | (data[put + INDEX_BYTES - 1] >= HARMLESS_INDEX >> 16)]
+        index = data[put + INDEX_BYTES].astype(np.int64)
+        for byte in range(INDEX_BYTES - 1, 0, -1):
+            index = (index << 8) | data[put + byte]
+        text = self._find(data, inner, PUT)
+        for character in range(1, LONG_TEXT + 1):
+            text = text[NUMBER_CHARACTERS[data[text + character]]]
+        frame = self._find(data, inner, FRAME)
+        for byte in range(LENGTH_BYTES, INDEX_BYTES, -1):
+            frame = frame[data[frame + byte] == 0]
+        at_end = np.arange(inner, len(data) - 1)
+        return np.sort(np.concatenate((put[index > bound], text, frame, at_end))) + 1
+
+    def _find(self, data: UInt8, count: int, opcode: int) -> Int64:
+        if len(self._hits) < count:
+            self._hits = np.empty(count, np.bool_)
+        return np.flatnonzero(np.equal(data[:count], opcode, out=self._hits[:count]))
