@@ -1,0 +1,215 @@
+"""Where the live blocks lie in the reserve, and what is free between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.analysis.reserve import Reserve, reserve
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.replay import address_order
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt64
+
+Rows = npt.NDArray[np.intp]
+
+SMALLEST_BLOCK = 512
+"""Blocks are multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
+
+SMALL_SEGMENT = 2 << 20
+"""A segment of this size serves requests up to `SMALL_REQUEST` and no others (kSmallBuffer)."""
+
+SMALL_REQUEST = 1 << 20
+"""Requests above it are served from large segments (kSmallSize). A large segment that cannot expand
+holds no block of this size or less: a smaller rest stays with the block before it (should_split)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentColumns:
+    """Segments in address order. `stream`, `pool`: rows of the trace's tables, -1 if not known."""
+
+    address: UInt64
+    bytes: Int64
+    stream: Int32
+    pool: Int32
+    expandable: Bool
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    @property
+    def small(self) -> Bool:
+        """Which serve only requests up to `SMALL_REQUEST`. Of those that expand it is not known."""
+        told: Bool = ~self.expandable & (self.bytes == SMALL_SEGMENT)
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Segments, blocks and free stretches of one device after one event, each in address order.
+
+    Attributes:
+        segments: what is reserved.
+        rows: live blocks within a segment, rows of `trace.allocations`.
+        segment: the segment that each lies in.
+        extent: bytes that each takes there. Extents and free bytes of a segment sum to its bytes.
+        by_rule: whether the extent follows from the rule of rounding (see `rounded_by_rule`), not
+            from the file.
+        free_address, free_bytes, free_segment: the free stretches.
+        misfits: rows of live blocks that lie in no segment (all of them, where segments are not known).
+        overlaps: blocks that would reach into the next one or beyond their segment; cut off there.
+    """
+
+    segments: SegmentColumns
+    rows: Rows
+    segment: Int64
+    extent: Int64
+    by_rule: Bool
+    free_address: UInt64
+    free_bytes: Int64
+    free_segment: Int64
+    misfits: Rows
+    overlaps: int
+
+
+class Placement:
+    """One device's blocks and reserve in address order: makes the layout at any event.
+
+    Ordering is the costly part, so keep it where many moments are asked for.
+    """
+
+    def __init__(self, trace: MemoryTrace, device: int) -> None:
+        blocks = trace.allocations
+        mine = np.flatnonzero(blocks.device == device)
+        self._blocks = blocks
+        self._rows: Rows = mine[address_order(blocks.address[mine])]
+        self._born, self._freed = blocks.born[self._rows], blocks.freed[self._rows]
+        self.reserve = reserve(trace, device)
+
+    def at(self, event: int) -> Layout:
+        """The layout after an event; -1 is the moment before the first."""
+        segments = _segments(self.reserve, event)
+        rows = self._rows[(self._born <= event) & (self._freed > event)]
+        address = self._blocks.address[rows]
+        segment = np.searchsorted(segments.address, address, side="right") - 1
+        inside = segment >= 0
+        start = segments.address[segment[inside]]
+        inside[inside] = address[inside] - start < segments.bytes[segment[inside]].astype(np.uint64)
+        fit = rows[inside]
+        known = self._blocks.rounded[fit]
+        size = np.where(known >= 0, known, rounded_by_rule(self._blocks.bytes[fit]))
+        return _laid_out(segments, fit, address[inside], segment[inside], size, known < 0, rows[~inside])
+
+
+def layout(trace: MemoryTrace, device: int, event: int) -> Layout:
+    """The segments, blocks and free stretches of a device after an event (-1: before the first).
+
+    Raises:
+        UnreadableFileError: the segment events contradict each other beyond what can be replayed.
+    """
+    return Placement(trace, device).at(event)
+
+
+def faults(trace: MemoryTrace, device: int, event: int) -> tuple[str, ...]:
+    """What contradicts itself in a device's segments and blocks after an event, as sentences; none if sound.
+
+    Raises:
+        UnreadableFileError: the segment events contradict each other beyond what can be replayed.
+    """
+    placement = Placement(trace, device)
+    found, reserved = placement.at(event), placement.reserve
+    lost = int(trace.allocations.bytes[found.misfits].sum())
+    counts = {
+        f"live blocks ({lost:,} bytes) lie in no segment": len(found.misfits) if len(reserved) else 0,
+        "live blocks reach into the next one or beyond their segment; cut off there": found.overlaps,
+        "stretches were reserved while they already were": reserved.doubled,
+        "stretches were given back that were not reserved": reserved.strays,
+    }
+    return tuple(
+        f"{trace.devices[device].name}: {count:,} {what}." for what, count in counts.items() if count
+    )
+
+
+def rounded_by_rule(requested: Int64) -> Int64:
+    """The least that the allocator sets aside for requests: multiples of 512 bytes, at least one.
+
+    It may be more: a rest too small to be a block stays with it, and `roundup_power2_divisions` rounds
+    further up (round_size and should_split in c10/cuda/CUDACachingAllocator.cpp).
+    """
+    units: Int64 = np.maximum(-(-requested // SMALLEST_BLOCK), 1)
+    return units * SMALLEST_BLOCK
+
+
+def _segments(reserve: Reserve, event: int) -> SegmentColumns:
+    """Pieces that touch are one segment where they came as one, or where both can expand.
+
+    A segment that expands belongs to one stream and pool: a piece of which the file does not tell them
+    takes them from those it touches.
+    """
+    held = np.flatnonzero((reserve.born <= event) & (reserve.freed > event))
+    address, size, origin = reserve.address[held], reserve.bytes[held], reserve.origin[held]
+    stream, pool, expandable = reserve.stream[held], reserve.pool[held], reserve.expandable[held]
+    if not len(held):
+        return SegmentColumns(address, size, stream, pool, expandable)
+    touch = np.diff(address) == size[:-1].astype(np.uint64)
+    grown = touch & expandable[1:] & expandable[:-1]
+    run = np.cumsum(np.concatenate(([0], ~grown)))
+    stream, pool = _completed(stream, run), _completed(pool, run)
+    same = grown & (stream[1:] == stream[:-1]) & (pool[1:] == pool[:-1])
+    whole = touch & (origin[1:] == origin[:-1])
+    first = np.flatnonzero(np.concatenate(([True], ~(same | whole))))
+    return SegmentColumns(
+        address[first], np.add.reduceat(size, first), stream[first], pool[first], expandable[first]
+    )
+
+
+def _completed(column: Int32, run: Int64) -> Int32:
+    """Unknown entries (-1) become the known one before them in their run, or else the one behind."""
+    for _ in range(2):
+        place = np.maximum.accumulate(np.where(column >= 0, np.arange(len(column)), 0))
+        column = np.where((column < 0) & (run[place] == run), column[place], column)
+        column, run = column[::-1], run[::-1]
+    return column
+
+
+def _laid_out(
+    segments: SegmentColumns,
+    rows: Rows,
+    address: UInt64,
+    segment: Int64,
+    size: Int64,
+    by_rule: Bool,
+    misfits: Rows,
+) -> Layout:
+    """Blocks at ascending addresses, and the gaps before, between and behind them."""
+    offset = (address - segments.address[segment]).astype(np.int64)
+    last = np.append(segment[1:] != segment[:-1], True)[: len(rows)]
+    limit = np.append(offset[1:], 0)[: len(rows)]
+    limit[last] = segments.bytes[segment[last]]
+    room = limit - offset
+    extent = np.clip(size, 0, room)
+    gap = room - extent
+    whole = ~segments.expandable & ~segments.small
+    tail = by_rule & (gap <= SMALL_REQUEST) & whole[segment]
+    extent, gap = extent + np.where(tail, gap, 0), np.where(tail, 0, gap)
+    head = segments.bytes.copy()  # free before the first block: all of it where there is none
+    first = np.flatnonzero(np.append(True, last[:-1]))[: len(rows)]
+    head[segment[first]] = offset[first]
+    free_address = np.concatenate((segments.address, address + extent.astype(np.uint64)))
+    free_bytes = np.concatenate((head, gap))
+    free_segment = np.concatenate((np.arange(len(segments)), segment))
+    found = np.flatnonzero(free_bytes)
+    found = found[np.argsort(free_address[found], kind="stable")]
+    return Layout(
+        segments=segments,
+        rows=rows,
+        segment=segment.astype(np.int64),
+        extent=extent,
+        by_rule=by_rule,
+        free_address=free_address[found],
+        free_bytes=free_bytes[found],
+        free_segment=free_segment[found].astype(np.int64),
+        misfits=misfits,
+        overlaps=int(np.count_nonzero(size > room)),
+    )

@@ -1,0 +1,175 @@
+"""Suspected leaks: what one place allocates in step after step, and nobody frees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.analysis.breakdown import sums
+from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
+
+FEWEST_STEPS = 3
+"""Fewer whole steps are no evidence: warm-up fills caches in the first, and the last has not ended."""
+
+STEP_ANNOTATIONS = ("ProfilerStep#", "Optimizer.step#")
+"""Beginnings of the annotations that come once a step, the better one first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One place whose blocks pile up. Suspected: a queue or a cache that still fills looks the same.
+
+    Attributes:
+        key: the stack, innermost frame first, one frame a line; without stacks, module and operator.
+        frames: the stack's frames, innermost first; empty where there is none.
+        bytes_per_step: what is born in a step and kept, the mean over all steps looked at, rounded down.
+        slope_bytes: least-squares rise of the place's live bytes, per step.
+        bytes, blocks: all that was born in those steps and alive at the end of the last.
+        steps: in how many steps the place grew and kept what it had grown by.
+        of_steps: how many whole steps were looked at.
+        first_event: the first event at which it grew.
+    """
+
+    key: str
+    frames: tuple[str, ...]
+    bytes_per_step: int
+    slope_bytes: float
+    bytes: int
+    blocks: int
+    steps: int
+    of_steps: int
+    first_event: int
+
+
+def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tuple[Leak, ...]:
+    """Places that grew in three steps of four or more, at least in three, and kept it; largest first.
+
+    Whole steps are those of the profile where it has three or more, else from one START of a repeating
+    annotation to the next; nothing is found without three. In a step, a place grew if blocks born in it
+    are alive at the end of the last step, and its live bytes rose from the step's start to its end:
+    what is replaced in each step, or filled once, is no leak.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        annotation: the annotation that starts a step; None tries the steps of the profile, then
+            `STEP_ANNOTATIONS`.
+    """
+    bounds = step_bounds(trace, device, annotation)
+    if len(bounds) <= FEWEST_STEPS:
+        return ()
+    blocks = trace.allocations
+    rows = np.flatnonzero(
+        (blocks.device == device) & (blocks.born < bounds[-1]) & (blocks.freed >= bounds[0])
+    )
+    place, tells = np.unique(_places(trace, rows), return_inverse=True)
+    tells = tells.astype(np.int64)
+    level = _levels_at(trace, rows, tells, len(place), bounds)
+    kept, count = _kept(trace, rows, tells, len(place), bounds)
+    grew = (kept > 0) & (np.diff(level, axis=1) > 0)
+    steps = np.count_nonzero(grew, axis=1)
+    often = np.flatnonzero(4 * steps >= 3 * (len(bounds) - 1))
+    found = [
+        _leak(
+            trace,
+            int(place[row]),
+            bounds,
+            level[row],
+            np.where(grew[row], kept[row], 0),
+            count[row],
+            grew[row],
+        )
+        for row in often.tolist()
+    ]
+    return tuple(sorted(found, key=lambda leak: (-leak.bytes, leak.key)))
+
+
+def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) -> Int64:
+    """Where whole steps begin and end: int64, shape (steps + 1,), ascending, empty where there are none.
+
+    Step i holds the events bounds[i] <= e < bounds[i + 1].
+    """
+    if annotation is None and len(trace.steps) >= FEWEST_STEPS:
+        starts = [trace.step_events(row)[0] for row in range(len(trace.steps))]
+        return np.array([*starts, len(trace.events)], np.int64)
+    told = trace.annotations
+    for beginning in STEP_ANNOTATIONS if annotation is None else (annotation,):
+        rows = [row for row, name in enumerate(trace.annotation_names) if name.startswith(beginning)]
+        # Several optimizers take turns within one step: the first name alone tells steps apart.
+        groups = [rows] if beginning.endswith("Step#") and annotation is None else [[row] for row in rows]
+        for group in groups:
+            here = (told.ends == 0) & np.isin(told.name, group)
+            mine = here & (told.device == device)
+            times = told.time_ns[mine if mine.any() else here]
+            if len(times) > FEWEST_STEPS:
+                return np.unique(np.searchsorted(trace.events.time_ns, times, side="left"))
+    return np.empty(0, np.int64)
+
+
+def _places(trace: MemoryTrace, rows: Int64) -> Int64:
+    """A number for where each block is from: its stack or, where there is none, module and operator."""
+    blocks, stacks, operators = trace.allocations, len(trace.stacks), len(trace.operators) + 1
+    stack = blocks.stack[rows].astype(np.int64)
+    owner = blocks.module[rows].astype(np.int64) + 1
+    place: Int64 = np.where(stack >= 0, stack, stacks + owner * operators + blocks.operator[rows] + 1)
+    return place
+
+
+def _key(trace: MemoryTrace, place: int) -> tuple[str, tuple[str, ...]]:
+    """The name and the frames of a number of `_places`."""
+    if place < len(trace.stacks):
+        return "\n".join(trace.stacks[place]), trace.stacks[place]
+    owner, operator = divmod(place - len(trace.stacks), len(trace.operators) + 1)
+    if not owner and not operator:
+        return NO_STACK, ()
+    module = trace.modules[owner - 1].key if owner else NOT_NAMED
+    return f"{module} · {trace.operators[operator - 1] if operator else NO_OPERATOR}", ()
+
+
+def _levels_at(trace: MemoryTrace, rows: Int64, place: Int64, places: int, bounds: Int64) -> Int64:
+    """Live bytes of each place at each bound: int64, shape (places, bounds)."""
+    blocks, width = trace.allocations, len(bounds) + 1
+    enter = np.searchsorted(bounds, blocks.born[rows], side="right")
+    leave = np.searchsorted(bounds, blocks.freed[rows], side="right")
+    change = sums(place * width + enter, blocks.bytes[rows], places * width)
+    change -= sums(place * width + leave, blocks.bytes[rows], places * width)
+    level: Int64 = np.cumsum(change.reshape(places, width), axis=1)[:, :-1]
+    return level
+
+
+def _kept(trace: MemoryTrace, rows: Int64, place: Int64, places: int, bounds: Int64) -> tuple[Int64, Int64]:
+    """Bytes and blocks born in each step and alive at the last bound: int64, shape (places, steps)."""
+    blocks, steps = trace.allocations, len(bounds) - 1
+    stays = (blocks.freed[rows] >= bounds[-1]) & (blocks.born[rows] >= bounds[0])
+    step = np.searchsorted(bounds, blocks.born[rows][stays], side="right") - 1
+    key = place[stays] * steps + step
+    size = sums(key, blocks.bytes[rows][stays], places * steps)
+    count = np.bincount(key, minlength=places * steps)
+    return size.reshape(places, steps), count.reshape(places, steps)
+
+
+def _leak(
+    trace: MemoryTrace, place: int, bounds: Int64, level: Int64, kept: Int64, count: Int64, grew: Int64
+) -> Leak:
+    key, frames = _key(trace, place)
+    total, steps = int(kept.sum()), len(bounds) - 1
+    return Leak(
+        key=key,
+        frames=frames,
+        bytes_per_step=total // steps,
+        slope_bytes=_slope(level),
+        bytes=total,
+        blocks=int(count[grew].sum()),
+        steps=int(np.count_nonzero(grew)),
+        of_steps=steps,
+        first_event=int(bounds[np.argmax(grew)]),
+    )
+
+
+def _slope(level: Int64) -> float:
+    """Rise per step of the straight line through the levels at the bounds (least squares)."""
+    step = np.arange(len(level)) - (len(level) - 1) / 2
+    return float(step @ (level - level[0]) / (step @ step))

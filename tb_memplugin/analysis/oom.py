@@ -1,0 +1,267 @@
+"""Out of memory: what was asked for, what there was, and why it did not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tb_memplugin.analysis.allocator import PoolState, knows_segments, levels, pools_of
+from tb_memplugin.analysis.breakdown import Part, parts_of
+from tb_memplugin.analysis.layout import SMALL_REQUEST, SMALL_SEGMENT, Layout, layout
+from tb_memplugin.analysis.pool_names import NOT_KNOWN
+from tb_memplugin.analysis.segments import pool_name, stream_name
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import Bool
+
+Cause = Literal["full", "fragmented", "elsewhere", "limit", "not split", "not told"]
+"""full: what is free does not suffice, wherever it lies. fragmented: it would suffice in one piece.
+elsewhere: other pools or streams hold it. limit: the device had enough; the process was not allowed
+more. not split: a free block is long enough, but may not serve this request. not told: the source
+knows no segments or not what was free."""
+
+LARGE_SEGMENT = 20 << 20
+"""What a request above `SMALL_REQUEST` and below `SERVED_ALONE` takes from the device (kLargeBuffer)."""
+
+SERVED_ALONE = 10 << 20
+"""From here on, a request takes its own size, rounded up to `SMALL_SEGMENT` (kMinLargeAlloc)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OomReport:
+    """A request that failed, and the state of its device then. All bytes; None where not told.
+
+    Attributes:
+        number: row in `trace.ooms`.
+        device: its name.
+        event, time_ns: the event that says so.
+        requested_bytes: what the file gives: of a snapshot, the request rounded up to 512 bytes.
+        new_segment_bytes: what the allocator would have had to take from the device for it, by its rule.
+        free_bytes: free on the device, outside of this allocator's reserve.
+        reserved_bytes, active_bytes, pending_bytes: as in `Levels`.
+        pool, stream: where the request could be served.
+        reserve_free_bytes: free inside the reserve, in all pools.
+        usable_free_bytes, largest_usable_bytes: the part of it that this request could use, and the
+            longest stretch of that.
+        largest_free_bytes: the longest free stretch of any pool.
+        cause, why: why it did not fit, as a word and as a sentence.
+        parts, stacks: what was live then, by category and by stack; each sums to `active_bytes`.
+        pools: every pool then.
+    """
+
+    number: int
+    device: str
+    event: int
+    time_ns: int
+    requested_bytes: int
+    new_segment_bytes: int
+    free_bytes: int | None
+    reserved_bytes: int | None
+    active_bytes: int
+    pending_bytes: int
+    pool: str
+    stream: str
+    reserve_free_bytes: int | None
+    usable_free_bytes: int | None
+    largest_usable_bytes: int | None
+    largest_free_bytes: int | None
+    cause: Cause
+    why: str
+    parts: tuple[Part, ...]
+    stacks: tuple[Part, ...]
+    pools: tuple[PoolState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What was free where, as far as it is told. Bytes."""
+
+    on_device: int | None
+    in_all: int | None = None
+    usable: int | None = None
+    largest: int | None = None
+    largest_usable: int | None = None
+
+
+def oom_report(trace: MemoryTrace, number: int = 0) -> OomReport:
+    """The report of a failed request.
+
+    Args:
+        trace: any trace.
+        number: row in `trace.ooms`.
+
+    Raises:
+        NotRecordedError: the trace has no such failed request.
+        UnreadableFileError: the segment events contradict each other beyond what can be replayed.
+    """
+    if not 0 <= number < len(trace.ooms):
+        raise NotRecordedError(
+            f"The trace has no out-of-memory event {number}.",
+            where=trace.source,
+            fix=f"Choose one below {len(trace.ooms)}."
+            if trace.ooms
+            else "No request failed while it recorded.",
+        )
+    failed = trace.ooms[number]
+    event, device = failed.event, int(trace.events.device[failed.event])
+    now = levels(trace, device)
+    found = layout(trace, device, event)
+    room = _room(trace, event, found, failed.requested_bytes, failed.free_bytes)
+    alive = trace.allocations.alive_at(event, device)
+    active = int(now.active[event + 1])
+    reserved = None if now.reserved is None else int(now.reserved[event + 1])
+    pool = pool_name(trace, int(trace.events.pool[event]))
+    stream = stream_name(trace, int(trace.events.stream[event]))
+    new_segment = new_segment_bytes(failed.requested_bytes)
+    cause = _cause(failed.requested_bytes, new_segment, room)
+    return OomReport(
+        number=number,
+        device=trace.devices[device].name,
+        event=event,
+        time_ns=int(trace.events.time_ns[event]),
+        requested_bytes=failed.requested_bytes,
+        new_segment_bytes=new_segment,
+        free_bytes=failed.free_bytes,
+        reserved_bytes=reserved,
+        active_bytes=active,
+        pending_bytes=int(now.pending[event + 1]),
+        pool=pool,
+        stream=stream,
+        reserve_free_bytes=room.in_all,
+        usable_free_bytes=room.usable,
+        largest_usable_bytes=room.largest_usable,
+        largest_free_bytes=room.largest,
+        cause=cause,
+        why=_why(cause, failed.requested_bytes, new_segment, active, reserved, room, _home(pool, stream)),
+        parts=parts_of(trace, alive, "category"),
+        stacks=parts_of(trace, alive, "stack"),
+        pools=pools_of(trace, device, event, found),
+    )
+
+
+def new_segment_bytes(request: int) -> int:
+    """What a request that no free block serves takes from the device; a segment that expands may need less.
+
+    The rule is `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp.
+    """
+    if request <= SMALL_REQUEST:
+        return SMALL_SEGMENT
+    if request < SERVED_ALONE:
+        return LARGE_SEGMENT
+    return -(-request // SMALL_SEGMENT) * SMALL_SEGMENT
+
+
+def _room(trace: MemoryTrace, event: int, found: Layout, request: int, on_device: int | None) -> _Room:
+    if not knows_segments(trace, int(trace.events.device[event])):
+        return _Room(on_device)
+    usable = found.free_bytes[_usable(trace, event, found, request)[found.free_segment]]
+    return _Room(
+        on_device,
+        in_all=int(found.free_bytes.sum()),
+        usable=int(usable.sum()),
+        largest=int(found.free_bytes.max(initial=0)),
+        largest_usable=int(usable.max(initial=0)),
+    )
+
+
+def _usable(trace: MemoryTrace, event: int, found: Layout, request: int) -> Bool:
+    """Which segments may serve the request: of its pool, its stream and its size. Unknown ones may."""
+    segments = found.segments
+    may = np.ones(len(segments), bool)
+    for asked, column in (
+        (trace.events.pool[event], segments.pool),
+        (trace.events.stream[event], segments.stream),
+    ):
+        may &= (asked < 0) | (column < 0) | (column == asked)
+    fits: Bool = may & (segments.expandable | (segments.small == (request <= SMALL_REQUEST)))
+    return fits
+
+
+def _cause(request: int, new_segment: int, room: _Room) -> Cause:
+    """In the order of the evidence: what alone would have served the request comes first."""
+    if room.on_device is not None and room.on_device >= new_segment:
+        return "limit"
+    if room.in_all is None or room.usable is None or room.largest is None or room.largest_usable is None:
+        return "not told"
+    if room.largest_usable >= request:
+        return "not split"
+    if room.largest >= request:
+        return "elsewhere"
+    outside = room.on_device or 0
+    if room.usable + outside >= request:
+        return "fragmented"
+    if room.in_all + outside >= request:
+        return "elsewhere"
+    return "not told" if room.on_device is None else "full"
+
+
+def _why(
+    cause: Cause,
+    request: int,
+    new_segment: int,
+    active: int,
+    reserved: int | None,
+    room: _Room,
+    home: str,
+) -> str:
+    held = f"{size_told(active)} are in use by PyTorch"
+    if reserved is not None:
+        held += f" of {size_told(reserved)} that it has reserved"
+    asked = f"the request of {size_told(request)} needs one free block of that size{home}"
+    return f"{held}; {asked}{_largest(room)}{_device(room)}. {_verdict(cause, request, new_segment, room)}"
+
+
+def _largest(room: _Room) -> str:
+    if room.usable is None or room.largest_usable is None:
+        return ""
+    return (
+        f", and the largest that it could use is {size_told(room.largest_usable)}"
+        f" of {size_told(room.usable)} in all"
+    )
+
+
+def _device(room: _Room) -> str:
+    told = "it is not told what was free on the device"
+    return f"; {told if room.on_device is None else f'the device had {size_told(room.on_device)} free'}"
+
+
+def _verdict(cause: Cause, request: int, new_segment: int, room: _Room) -> str:
+    outside, usable, in_all = room.on_device or 0, room.usable or 0, room.in_all or 0
+    if cause == "limit":
+        return (
+            f"A new segment takes {size_told(new_segment)}, which the device had: a limit on this process "
+            "(set_per_process_memory_fraction) refused it, or another process freed memory in between."
+        )
+    if cause == "not split":
+        return (
+            "The allocator may not cut that block for this request: see max_split_size_mb in its settings, "
+            "or rounding (roundup_power2_divisions) asks for more."
+        )
+    if cause == "elsewhere":
+        elsewhere = in_all - usable
+        return f"Enough is free, but {size_told(elsewhere)} of it belong to other pools, streams or sizes."
+    if cause == "fragmented":
+        return "Fragmentation: what is free would be enough, but it is not in one piece."
+    if cause == "full":
+        missing = request - outside - in_all
+        return (
+            f"Memory is full: even in one piece, all that is free would be {size_told(missing)} too little."
+        )
+    return "What is known does not tell why it did not fit."
+
+
+def _home(pool: str, stream: str) -> str:
+    where = f" in the {pool} pool" if pool != NOT_KNOWN else ""
+    if stream == NOT_KNOWN:
+        return where
+    return f"{where} for {'the ' if stream == 'default stream' else ''}{stream}"
+
+
+def size_told(size: int) -> str:
+    """A size in a sentence: `4.94 GiB`, `512 bytes`."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**power:
+            return f"{size / 1024**power:,.2f} {unit}"
+    return f"{size:,} bytes"

@@ -1,0 +1,17 @@
+"""What people call a pool and a stream."""
+
+from __future__ import annotations
+
+from tb_memplugin.trace.allocator import DEFAULT_POOL
+
+NOT_KNOWN = "(not known)"
+
+
+def pool_key(pool: tuple[int, int]) -> str:
+    """`default`, or `private (a, b)` for the pool of a CUDA graph or of a `torch.cuda.MemPool`."""
+    return "default" if tuple(pool) == DEFAULT_POOL else f"private ({pool[0]}, {pool[1]})"
+
+
+def stream_key(stream: int) -> str:
+    """`default stream`, or the stream's pointer in hexadecimal."""
+    return f"stream {stream:#x}" if stream else "default stream"

@@ -1,0 +1,119 @@
+"""Which stretches of addresses the allocator had reserved, and from when until when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.replay import match_frees
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt64
+
+GIVES = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+EXPANDS = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
+
+MOST_PIECES = 1 << 25
+"""More pieces than this come only from segment events that overlap without sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Pieces of one device's reserve in address order, columns of one length.
+
+    A piece was reserved after event e when born <= e < freed (-1: before the window; the number of
+    events: to its end). `stream` and `pool` are rows of the trace's tables, -1 if not known. `origin`
+    numbers what the piece came from: pieces of one segment that came whole share it.
+    `doubled` counts pieces that were reserved again while they were, `strays` those that were given
+    back while they were not: both are 0 in a sound file.
+    """
+
+    address: UInt64
+    bytes: Int64
+    born: Int64
+    freed: Int64
+    stream: Int32
+    pool: Int32
+    expandable: Bool
+    origin: Int64
+    doubled: int
+    strays: int
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """The segments at the start, then the segment events, in time order. Ends are exclusive."""
+
+    event: Int64
+    address: UInt64
+    end: UInt64
+    gives: Bool
+    expandable: Bool
+    stream: Int32
+    pool: Int32
+
+
+def reserve(trace: MemoryTrace, device: int) -> Reserve:
+    """Every piece of address space that a device's allocator held at some time in the window.
+
+    Segments that can expand are mapped and unmapped in parts, so ranges are cut at every place where
+    one begins or ends; between two cuts a piece comes and goes whole, and pairs like blocks do.
+
+    Raises:
+        UnreadableFileError: the segment events contradict each other beyond what can be replayed.
+    """
+    changes = _changes(trace, device)
+    cuts = np.unique(np.concatenate((changes.address, changes.end)))
+    first = np.searchsorted(cuts, changes.address)
+    count = np.searchsorted(cuts, changes.end) - first
+    pieces = int(count.sum())
+    if pieces > MOST_PIECES:
+        raise UnreadableFileError(
+            f"The segment events of {trace.devices[device].name} cut the reserve into {pieces:,} pieces.",
+            where=trace.source,
+            fix="Take the snapshot again: its segments overlap without sense.",
+        )
+    origin = np.repeat(np.arange(len(count)), count)
+    piece = np.arange(pieces) + np.repeat(first - (np.cumsum(count) - count), count)
+    gives = changes.gives[origin]
+    began, ended, strays = match_frees(cuts[piece], np.zeros(pieces, np.uint8), gives)
+    freed = np.full(pieces, len(trace.events), np.int64)
+    freed[began] = changes.event[origin[ended]]
+    kept = np.flatnonzero(gives)
+    kept = kept[np.argsort(piece[kept], kind="stable")]
+    place, origin = piece[kept], origin[kept]
+    return Reserve(
+        address=cuts[place],
+        bytes=(cuts[place + 1] - cuts[place]).astype(np.int64),
+        born=changes.event[origin],
+        freed=freed[kept],
+        stream=changes.stream[origin],
+        pool=changes.pool[origin],
+        expandable=changes.expandable[origin],
+        origin=origin.astype(np.int64),
+        doubled=int(np.count_nonzero(gives[ended])),
+        strays=int(np.count_nonzero(strays)),
+    )
+
+
+def _changes(trace: MemoryTrace, device: int) -> _Changes:
+    segments, events = trace.segments, trace.events
+    start = np.flatnonzero((segments.device == device) & (segments.bytes > 0))
+    kind = events.kind
+    moved = (kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP)
+    rows = np.flatnonzero(moved & (events.device == device) & (events.bytes > 0))
+    address = np.concatenate((segments.address[start], events.address[rows]))
+    size = np.concatenate((segments.bytes[start], events.bytes[rows])).astype(np.uint64)
+    return _Changes(
+        event=np.concatenate((np.full(len(start), -1, np.int64), rows)),
+        address=address,
+        end=address + np.minimum(size, ~address),  # a range beyond 2**64 ends there
+        gives=np.concatenate((np.ones(len(start), bool), np.isin(kind[rows], GIVES))),
+        expandable=np.concatenate((segments.expandable[start] != 0, np.isin(kind[rows], EXPANDS))),
+        stream=np.concatenate((segments.stream[start], events.stream[rows])),
+        pool=np.concatenate((segments.pool[start], events.pool[rows])),
+    )

@@ -1,0 +1,229 @@
+"""Active, pending, reserved, pools and fragmentation of histories that a person can draw on paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tb_memplugin.analysis.allocator import fragmentation, levels, peak_split, pools, reserved_levels
+from tb_memplugin.analysis.fragmentation import fragmentation_curve
+from tb_memplugin.analysis.pending import pending_since
+from tb_memplugin.trace import Device, Kind, MemoryTrace
+from tests.analysis.histories import K, M, allocator_trace
+from tests.traces import EPOCH, MICROSECOND, trace
+
+
+def reserve_of(history: MemoryTrace) -> list[int]:
+    found = reserved_levels(history, 0)
+    assert found is not None
+    return found.tolist()
+
+
+def test_a_block_is_pending_from_its_request_to_its_completed_free() -> None:
+    found = levels(
+        allocator_trace(
+            "held 16M 2M",
+            "alloc 16M 600",
+            "free_requested 16M 600",
+            "alloc 17M 100",
+            "free_completed 16M 600",
+        ),
+        0,
+    )
+    assert found.active.tolist() == [0, 600, 600, 700, 100]
+    assert found.pending.tolist() == [0, 0, 600, 600, 0]
+    assert found.allocated.tolist() == [0, 600, 0, 100, 100]
+    assert found.reserved is not None
+    assert found.reserved.tolist() == [2 * M] * 5
+
+
+def test_a_free_completed_without_its_request_was_requested_before_the_window() -> None:
+    found = levels(
+        allocator_trace(
+            "live 16M 600",
+            "live 17M 30",
+            "free_completed 16M 600",
+            "free_requested 17M 30",
+            "free_completed 17M 30",
+        ),
+        0,
+    )
+    assert found.pending.tolist() == [600, 0, 30, 0]
+
+
+def test_a_block_that_ends_without_a_completed_free_was_not_pending_before() -> None:
+    found = levels(allocator_trace("live 16M 600", "alloc 16M 7", "free_requested 16M 7"), 0)
+    assert (found.active.tolist(), found.pending.tolist()) == ([600, 7, 7], [0, 0, 7])
+
+
+def test_the_start_state_says_itself_what_was_pending() -> None:
+    found = levels(allocator_trace("live 16M 600 pending=1", "live 17M 30", "alloc 18M 5"), 0)
+    assert (found.pending.tolist(), found.allocated.tolist()) == ([600, 600], [30, 35])
+
+
+def test_a_source_that_writes_no_requests_has_nothing_pending() -> None:
+    found = levels(allocator_trace("live 16M 600", "free_completed 16M 600"), 0)
+    assert found.pending.tolist() == [0, 0]
+
+
+def test_a_request_counts_for_the_block_of_its_time_at_an_address_that_is_used_again() -> None:
+    history = allocator_trace(
+        "alloc 16M 1", "free_requested 16M 1", "free_completed 16M 1", "alloc 16M 2", "alloc 17M 9"
+    )
+    assert pending_since(history, 0).tolist() == [1, 5, 5]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=30))
+def test_what_is_pending_equals_a_plain_replay(happened: list[tuple[int, int]]) -> None:
+    # Each draw moves one of three addresses of one of two devices on: alloc, request, completed, alloc...
+    words, age = ("alloc", "free_requested", "free_completed"), dict.fromkeys(happened, 0)
+    lines, expected = [], [0]
+    for home in happened:
+        lines.append(f"{words[age[home] % 3]} {16 + home[0]}M {8 ** home[0]} device={home[1]}")
+        age[home] += 1
+        waits = [place for place, count in age.items() if count % 3 == 2 and place[1] == 0]
+        expected.append(sum(8**place for place, _ in waits))
+    assert levels(allocator_trace("live 90M 5 device=1", *lines), 0).pending.tolist() == expected
+
+
+def test_devices_do_not_share_what_is_pending() -> None:
+    history = allocator_trace(
+        "alloc 16M 10", "alloc 16M 20 device=1", "free_requested 16M 20 device=1", "alloc 18M 1"
+    )
+    assert levels(history, 0).pending.tolist() == [0, 0, 0, 0, 0]
+    assert levels(history, 1).pending.tolist() == [0, 0, 0, 20, 20]
+
+
+def test_the_reserve_moves_with_whole_segments_and_with_mapped_parts() -> None:
+    history = allocator_trace(
+        "held 16M 2M", "segment_alloc 32M 20M", "map 64M 4M", "unmap 66M 2M", "segment_free 32M 20M"
+    )
+    assert reserve_of(history) == [2 * M, 22 * M, 26 * M, 24 * M, 4 * M]
+
+
+def test_the_reserve_of_before_is_that_of_the_first_event_where_nothing_else_tells() -> None:
+    assert reserve_of(trace("alloc 5 a device=cuda:0 reserved=70", "free a reserved=90")) == [70, 70, 90]
+    assert reserved_levels(trace("alloc 5 a"), 0) is None
+
+
+def test_a_device_without_events_keeps_the_reserve_it_had() -> None:
+    history = allocator_trace("held 16M 2M", "alloc 16M 1 device=1")
+    assert reserve_of(history) == [2 * M, 2 * M]
+
+
+def test_the_two_measures_of_fragmentation() -> None:
+    # 2 MiB: [512 K used][512 K free][512 K used][512 K free]; the first is pending, so not allocated.
+    history = allocator_trace("held 16M 2M", "live 16M 512K pending=1", "live 17M 512K")
+    found = fragmentation(history, 0, -1)
+    assert (found.reserved_bytes, found.allocated_bytes, found.unused) == (2 * M, 512 * K, 0.75)
+    assert (found.free_bytes, found.largest_free_bytes, found.split) == (M, 512 * K, 0.5)
+
+
+def test_fragmentation_says_nothing_that_is_not_told() -> None:
+    found = fragmentation(trace("alloc 5 a device=cuda:0 reserved=20"), 0, 0)
+    assert (found.unused, found.free_bytes, found.largest_free_bytes, found.split) == (0.75, None, None, None)
+    bare = fragmentation(trace("alloc 5 a"), 0, 0)
+    assert (bare.reserved_bytes, bare.unused, bare.allocated_bytes) == (None, None, 5)
+
+
+def test_nothing_is_split_where_nothing_is_free() -> None:
+    found = fragmentation(allocator_trace("held 16M 2M", "live 16M 2M rounded=2097152"), 0, -1)
+    assert (found.free_bytes, found.split, found.unused) == (0, None, 0)
+
+
+def test_pools_and_streams_are_told_apart_and_sum_to_the_device() -> None:
+    history = allocator_trace(
+        "held 16M 2M",
+        "held 32M 20M pool=1",
+        "held 64M 2M stream=1",
+        "live 16M 600 rounded=1024",
+        "live 32M 2M pool=1",
+        "alloc 17M 100",
+        "free_requested 16M 600",
+    )
+    found = pools(history, 0, 1)
+    assert [(p.pool, p.stream) for p in found] == [
+        ("private (7, 1)", "default stream"),
+        ("default", "default stream"),
+        ("default", "stream 0xabc0"),
+    ]
+    graph, default, other = found
+    assert (default.allocated_bytes, default.pending_bytes, default.active_bytes) == (100, 600, 700)
+    assert (default.rounded_bytes, default.by_rule_bytes, default.rounded_exact) == (1024 + 512, 512, False)
+    assert (default.reserved_bytes, default.segments, default.free_bytes) == (2 * M, 1, 2 * M - 1536)
+    assert default.largest_free_bytes == M - 512
+    assert (graph.allocated_bytes, graph.rounded_bytes, graph.free_bytes) == (2 * M, 2 * M, 18 * M)
+    assert (other.active_bytes, other.rounded_exact, other.largest_free_bytes) == (0, True, 2 * M)
+    assert sum(p.active_bytes for p in found) == history.live(0)[2]
+    assert all(p.reserved_bytes == p.rounded_bytes + (p.free_bytes or 0) for p in found)
+
+
+def test_a_block_counts_where_its_segment_does() -> None:
+    history = allocator_trace("held 16M 2M pool=1 stream=1", "live 16M 600 pool=-1 stream=-1")
+    (found,) = pools(history, 0, -1)
+    assert (found.pool, found.stream, found.active_bytes) == ("private (7, 1)", "stream 0xabc0", 600)
+
+
+def test_without_segments_pools_tell_blocks_alone() -> None:
+    (found,) = pools(trace("start 700 w device=cuda:0", "alloc 5 a device=cuda:0"), 0, 0)
+    assert (found.pool, found.stream, found.active_bytes) == ("(not known)", "(not known)", 705)
+    assert (found.rounded_bytes, found.by_rule_bytes) == (1024 + 512, 1536)
+    assert (found.reserved_bytes, found.segments, found.free_bytes, found.largest_free_bytes) == (None,) * 4
+
+
+def test_an_empty_device_has_no_pools() -> None:
+    assert pools(allocator_trace("alloc 16M 1 device=1"), 0, 0) == ()
+
+
+def test_the_peak_is_what_was_there_and_what_came() -> None:
+    found = peak_split(trace("start 400 w", "start 50 x", "alloc 100 a", "free x", "alloc 70 b", "free a"), 0)
+    assert (found.event, found.bytes, found.before_bytes, found.came_bytes) == (2, 570, 400, 170)
+
+
+def test_the_curve_keeps_the_highest_unused_share_of_each_column() -> None:
+    # Of 2 MiB: 1 MiB used, then all, then none.
+    history = allocator_trace(
+        "held 16M 2M", "alloc 16M 1M", "alloc 17M 1M", "free_completed 16M 1M", "free_completed 17M 1M"
+    )
+    drawn = fragmentation_curve(history, 0, EPOCH, EPOCH + 4 * MICROSECOND, 2)
+    assert drawn.unused is not None
+    assert drawn.unused.tolist() == [1.0, 1.0]
+    assert drawn.events.tolist() == [1, 3]
+    assert drawn.free_bytes.tolist() == [0, 2 * M]
+    assert drawn.largest_free_bytes.tolist() == [0, 2 * M]
+    assert np.isnan(drawn.split[0])
+    assert drawn.split[1] == 0
+    fine = fragmentation_curve(history, 0, EPOCH, EPOCH + 4 * MICROSECOND, 4)
+    assert fine.unused is not None
+    assert fine.unused.tolist() == [1.0, 0.5, 0.5, 1.0]
+
+
+def test_the_curve_looks_at_no_more_moments_than_asked_and_agrees_with_each() -> None:
+    lines = [f"alloc {16 + 2 * place}M 600" for place in range(50)]
+    history = allocator_trace("held 16M 100M", *lines)
+    drawn = fragmentation_curve(history, 0, EPOCH, EPOCH + 50 * MICROSECOND, 50, moments=7)
+    assert len(drawn.events) == 7
+    for place, event in enumerate(drawn.events.tolist()):
+        exact = fragmentation(history, 0, event)
+        assert (drawn.free_bytes[place], drawn.largest_free_bytes[place]) == (
+            exact.free_bytes,
+            exact.largest_free_bytes,
+        )
+        assert drawn.split[place] == pytest.approx(exact.split)
+
+
+def test_the_curve_of_a_device_without_a_reserve_is_none() -> None:
+    drawn = fragmentation_curve(trace("alloc 5 a"), 0, EPOCH, EPOCH + MICROSECOND, 3)
+    assert (drawn.unused, len(drawn.events)) == (None, 0)
+
+
+def test_a_reserve_of_nothing_has_no_share() -> None:
+    history = allocator_trace("segment_alloc 16M 2M", devices=(Device("cuda:0", reserved_at_start=0),))
+    assert history.events.kind[0] == Kind.SEGMENT_ALLOC
+    drawn = fragmentation_curve(history, 0, EPOCH - MICROSECOND, EPOCH + MICROSECOND, 2)
+    assert drawn.unused is not None
+    assert np.isnan(drawn.unused[0])
+    assert drawn.unused[1] == 1.0

@@ -1,0 +1,155 @@
+"""Suspected leaks: what grows step after step, and what only looks so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tb_memplugin.analysis.leaks import leaks, step_bounds
+from tb_memplugin.trace import Annotations, MemoryTrace
+from tests.analysis.histories import allocator_trace
+from tests.traces import EPOCH, MICROSECOND, trace
+
+STACKS = (("append train.py:9", "main train.py:1"), ("forward net.py:3",), ("cache net.py:7",))
+
+
+def steps_of(*each: str, count: int, before: tuple[str, ...] = ()) -> MemoryTrace:
+    """A trace of so many equal steps; `#` in a line is the step's number."""
+    lines = [line.replace("#", str(step)) for step in range(count) for line in (f"step {step}", *each)]
+    return trace(*before, *lines)
+
+
+def test_what_grows_in_every_step_and_stays_is_suspected() -> None:
+    history = steps_of(
+        "alloc 100 loss# module=net operator=aten::add",
+        "alloc 900 t#",
+        "free t#",
+        count=4,
+        before=("start 70 w",),
+    )
+    (leak,) = leaks(history, 0)
+    assert (leak.key, leak.frames) == ("net · aten::add", ())
+    assert (leak.bytes, leak.blocks, leak.bytes_per_step) == (400, 4, 100)
+    assert (leak.steps, leak.of_steps, leak.slope_bytes, leak.first_event) == (4, 4, 100.0, 0)
+
+
+def test_a_cache_that_is_filled_once_is_no_leak() -> None:
+    steps = [line for step in range(4) for line in (f"step {step}", f"alloc 9 t{step}", f"free t{step}")]
+    assert leaks(trace(steps[0], "alloc 500 cache module=net", *steps[1:]), 0) == ()
+
+
+def test_what_is_replaced_in_each_step_is_no_leak() -> None:
+    lines = ["step 0", "alloc 300 g0 module=net"]
+    for step in range(1, 6):
+        lines += [f"step {step}", f"free g{step - 1}", f"alloc 300 g{step} module=net"]
+    assert leaks(trace(*lines), 0) == ()
+
+
+def test_a_queue_that_holds_the_last_three_steps_is_no_leak() -> None:
+    lines: list[str] = []
+    for step in range(6):
+        lines += [f"step {step}", f"alloc 50 b{step} module=loader"]
+        lines += [f"free b{step - 3}"] if step >= 3 else []
+    assert leaks(trace(*lines), 0) == ()
+
+
+def test_a_queue_that_was_full_before_the_window_is_no_leak() -> None:
+    lines = [f"start 50 b{step} module=loader" for step in range(3)]
+    for step in range(3, 7):
+        lines += [f"step {step}", f"alloc 50 b{step} module=loader", f"free b{step - 3}"]
+    assert leaks(trace(*lines), 0) == ()
+
+
+def test_growth_that_has_ended_is_no_leak() -> None:
+    grows = [line for step in range(3) for line in (f"step {step}", f"alloc 50 b{step} module=cache")]
+    idle = [line for step in (3, 4) for line in (f"step {step}", f"alloc 9 t{step}", f"free t{step}")]
+    assert leaks(trace(*grows, *idle), 0) == ()
+
+
+def test_fewer_than_three_whole_steps_are_no_evidence() -> None:
+    assert leaks(steps_of("alloc 100 x# module=net", count=2), 0) == ()
+    assert len(leaks(steps_of("alloc 100 x# module=net", count=3), 0)) == 1
+
+
+def test_one_step_of_four_may_be_quiet_but_not_two() -> None:
+    grows = [f"alloc 100 x{step} module=net" for step in range(4)]
+    idle = [f"alloc 1 t{step} operator=t" for step in range(4)]
+    lines = [
+        line for step in range(4) for line in (f"step {step}", idle[step], *grows[step : step + (step != 1)])
+    ]
+    (leak,) = [leak for leak in leaks(trace(*lines), 0) if leak.key.startswith("net")]
+    assert (leak.steps, leak.of_steps, leak.bytes, leak.bytes_per_step) == (3, 4, 300, 75)
+    lines = [
+        line for step in range(4) for line in (f"step {step}", idle[step], *grows[step : step + (step > 1)])
+    ]
+    assert [leak.key for leak in leaks(trace(*lines), 0)] == ["(not named) · t"]
+
+
+def test_what_was_freed_before_the_end_of_the_last_step_is_no_leak() -> None:
+    lines = [line for step in range(4) for line in (f"step {step}", f"alloc 100 x{step} module=net")]
+    assert leaks(trace(*lines, *(f"free x{step}" for step in range(4))), 0) == ()
+
+
+def test_stacks_tell_places_apart_and_come_largest_first() -> None:
+    step = "alloc {}M 100 stack=0", "alloc {}M 700 stack=2", "alloc 64M 5 stack=1", "free_completed 64M 5"
+    lines = [line.format(16 * (place + 1) + row) for row in range(4) for place, line in enumerate(step)]
+    history = allocator_trace(*lines, stacks=STACKS, **optimizer_steps(0, 4, 8, 12, 16))
+    first, second = leaks(history, 0)
+    assert (first.key, first.bytes_per_step) == ("cache net.py:7", 700)
+    assert (second.frames, second.key) == (STACKS[0], "append train.py:9\nmain train.py:1")
+    assert (second.of_steps, second.bytes) == (4, 400)
+
+
+def optimizer_steps(
+    *events: int, name: str = "Optimizer.step#SGD.step", ends: tuple[int, ...] = ()
+) -> dict[str, object]:
+    """An annotation that starts just before each of some events."""
+    time = EPOCH + MICROSECOND * np.array(events) - 1
+    return {
+        "annotations": Annotations(
+            time,
+            np.zeros(len(events), np.int32),
+            np.array(ends or [0] * len(events), np.uint8),
+            np.zeros(len(events), np.uint8),
+            np.array(events) - 1,
+        ),
+        "annotation_names": (name,),
+    }
+
+
+def growing(count: int) -> list[str]:
+    return [f"alloc {16 + step}M 100 stack=0" for step in range(count)]
+
+
+def test_annotations_stand_for_steps_where_there_is_only_one() -> None:
+    history = allocator_trace(*growing(6), stacks=STACKS, **optimizer_steps(1, 2, 3, 4))
+    assert step_bounds(history, 0).tolist() == [1, 2, 3, 4]
+    (leak,) = leaks(history, 0)
+    assert (leak.of_steps, leak.bytes, leak.first_event) == (3, 300, 1)
+
+
+def test_the_end_of_an_annotation_begins_no_step() -> None:
+    told = optimizer_steps(0, 1, 2, 3, 4, 5, ends=(0, 1, 0, 1, 0, 1))
+    assert len(step_bounds(allocator_trace(*growing(6), stacks=STACKS, **told), 0)) == 0
+
+
+def test_three_beginnings_enclose_only_two_steps() -> None:
+    assert leaks(allocator_trace(*growing(6), stacks=STACKS, **optimizer_steps(1, 2, 3)), 0) == ()
+
+
+def test_an_annotation_that_is_no_step_counts_only_if_asked_for() -> None:
+    history = allocator_trace(*growing(6), stacks=STACKS, **optimizer_steps(1, 2, 3, 4, name="layer"))
+    assert leaks(history, 0) == ()
+    assert len(leaks(history, 0, "layer")) == 1
+
+
+def test_without_steps_nothing_is_found() -> None:
+    assert leaks(allocator_trace(*growing(6), stacks=STACKS), 0) == ()
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_each_device_has_leaks_of_its_own(device: int) -> None:
+    lines = [f"alloc {16 + step}M {100 + step} stack=0 device={step % 2}" for step in range(8)]
+    history = allocator_trace(*lines, stacks=STACKS, **optimizer_steps(0, 2, 4, 6))
+    (leak,) = leaks(history, device)
+    assert leak.bytes == 3 * (102 + device)

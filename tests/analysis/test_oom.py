@@ -1,0 +1,158 @@
+"""Out of memory: each cause, in histories small enough to see it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tb_memplugin.analysis.oom import new_segment_bytes, oom_report, size_told
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.trace import OutOfMemory, Segments
+from tests.analysis.histories import K, M, allocator_trace
+
+# 100 MiB in five blocks of 20 MiB, of which the second and the fourth are free.
+STRIPED = ("held 100M 100M", "live 100M 20M stack=0", "live 140M 20M stack=0", "live 180M 20M stack=1")
+STACKS = (("grow a.py:1",), ("keep b.py:2",))
+
+
+def test_memory_is_full() -> None:
+    found = oom_report(allocator_trace(*STRIPED, "oom 3M 90M", "free_completed 100M 20M", stacks=STACKS))
+    assert (found.device, found.event, found.cause) == ("cuda:0", 0, "full")
+    assert (found.requested_bytes, found.new_segment_bytes, found.free_bytes) == (90 * M, 90 * M, 3 * M)
+    assert (found.reserved_bytes, found.active_bytes, found.pending_bytes) == (100 * M, 60 * M, 0)
+    assert (found.reserve_free_bytes, found.usable_free_bytes) == (40 * M, 40 * M)
+    assert (found.largest_free_bytes, found.largest_usable_bytes) == (20 * M, 20 * M)
+    assert found.why == (
+        "60.00 MiB are in use by PyTorch of 100.00 MiB that it has reserved; the request of 90.00 MiB needs "
+        "one free block of that size in the default pool for the default stream, and the largest that it "
+        "could use is 20.00 MiB of 40.00 MiB in all; the device had 3.00 MiB free. Memory is full: even in "
+        "one piece, all that is free would be 47.00 MiB too little."
+    )
+
+
+def test_the_state_is_that_of_the_event_and_sums_to_what_was_active() -> None:
+    found = oom_report(allocator_trace(*STRIPED, "oom 3M 90M", "free_completed 100M 20M", stacks=STACKS))
+    assert [(part.key, part.bytes) for part in found.stacks] == [
+        ("grow a.py:1", 40 * M),
+        ("keep b.py:2", 20 * M),
+    ]
+    assert sum(part.bytes for part in found.parts) == found.active_bytes == 60 * M
+    assert sum(pool.active_bytes for pool in found.pools) == 60 * M
+
+
+def test_enough_is_free_but_not_in_one_piece() -> None:
+    found = oom_report(allocator_trace(*STRIPED, "oom 3M 30M", stacks=STACKS))
+    assert (found.cause, found.largest_usable_bytes) == ("fragmented", 20 * M)
+    assert found.why.endswith("Fragmentation: what is free would be enough, but it is not in one piece.")
+
+
+def test_the_reserve_and_the_device_together_would_be_enough() -> None:
+    assert oom_report(allocator_trace(*STRIPED, "oom 30M 70M", stacks=STACKS)).cause == "fragmented"
+    assert oom_report(allocator_trace(*STRIPED, "oom 29M 70M", stacks=STACKS)).cause == "full"
+
+
+@pytest.mark.parametrize("home", ["pool=1", "stream=1"])
+def test_another_pool_or_stream_holds_a_block_that_would_do(home: str) -> None:
+    found = oom_report(allocator_trace(*STRIPED, f"held 300M 80M {home}", "oom 3M 60M", stacks=STACKS))
+    assert (found.cause, found.largest_usable_bytes, found.largest_free_bytes) == (
+        "elsewhere",
+        20 * M,
+        80 * M,
+    )
+    assert found.why.endswith("Enough is free, but 80.00 MiB of it belong to other pools, streams or sizes.")
+
+
+def test_other_pools_hold_enough_only_together_with_the_own_one() -> None:
+    parts = (*STRIPED, "held 300M 30M pool=1")
+    assert oom_report(allocator_trace(*parts, "oom 3M 73M", stacks=STACKS)).cause == "elsewhere"
+    assert oom_report(allocator_trace(*parts, "oom 3M 74M", stacks=STACKS)).cause == "full"
+
+
+def test_a_segment_that_expands_may_serve_any_size() -> None:
+    found = oom_report(allocator_trace("map 16M 20M", "oom 0 600K"))
+    assert found.largest_usable_bytes == 20 * M
+
+
+def test_a_request_of_a_private_pool_cannot_use_the_default_one() -> None:
+    found = oom_report(allocator_trace(*STRIPED, "oom 3M 20M pool=1", stacks=STACKS))
+    assert (found.cause, found.pool, found.usable_free_bytes) == ("elsewhere", "private (7, 1)", 0)
+
+
+def test_a_large_request_cannot_use_small_segments_nor_a_small_one_large_segments() -> None:
+    large = oom_report(allocator_trace("held 16M 2M", "oom 0 1536K"))
+    assert (large.largest_usable_bytes, large.largest_free_bytes, large.cause) == (0, 2 * M, "elsewhere")
+    small = oom_report(allocator_trace("held 16M 20M", "oom 1M 600K"))
+    assert (small.largest_usable_bytes, small.cause) == (0, "elsewhere")
+
+
+def test_the_device_had_enough_so_a_limit_refused() -> None:
+    found = oom_report(allocator_trace(*STRIPED, "oom 30M 30M", stacks=STACKS))
+    assert found.cause == "limit"
+    assert "set_per_process_memory_fraction" in found.why
+
+
+def test_what_a_new_segment_takes_counts_not_what_was_asked_for() -> None:
+    assert oom_report(allocator_trace("oom 3M 2M", "held 16M 2M")).cause != "limit"  # it takes 20 MiB
+    sizes = [new_segment_bytes(size) for size in (1, M, M + 1, 10 * M - 1, 10 * M, 10 * M + 1)]
+    assert [size // M for size in sizes] == [2, 2, 20, 20, 10, 12]
+
+
+def test_a_block_that_would_do_was_not_split() -> None:
+    found = oom_report(allocator_trace("held 100M 100M", "oom 3M 30M"))
+    assert found.cause == "not split"
+    assert "max_split_size_mb" in found.why
+
+
+def test_without_segments_the_report_says_less() -> None:
+    history = allocator_trace("live 16M 5M", "oom 3M 90M pool=-1 stream=-1", segments=Segments())
+    found = oom_report(history)
+    assert found.cause == "not told"
+    assert (found.reserve_free_bytes, found.usable_free_bytes, found.largest_usable_bytes) == (
+        None,
+        None,
+        None,
+    )
+    assert found.why.endswith(
+        "the request of 90.00 MiB needs one free block of that size; the device had 3.00 MiB free. "
+        "What is known does not tell why it did not fit."
+    )
+
+
+def test_free_bytes_that_are_not_told_are_not_taken_for_none() -> None:
+    history = allocator_trace(*STRIPED, "oom 0 90M", stacks=STACKS)
+    found = oom_report(history)
+    assert (found.free_bytes, found.cause) == (None, "not told")
+    assert "it is not told what was free on the device" in found.why
+    fragmented = allocator_trace(*STRIPED, "oom 0 40M", stacks=STACKS)
+    assert oom_report(fragmented).cause == "fragmented"
+
+
+def test_each_failed_request_has_its_report() -> None:
+    history = allocator_trace(
+        *STRIPED, "oom 3M 90M", "live 900M 5 device=1", "oom 0 7M device=1", stacks=STACKS
+    )
+    assert [oom_report(history, number).requested_bytes // M for number in (0, 1)] == [90, 7]
+    assert oom_report(history, 1).device == "cuda:1"
+
+
+@pytest.mark.parametrize("number", [-1, 1])
+def test_a_failed_request_that_is_not_there_is_refused(number: int) -> None:
+    with pytest.raises(NotRecordedError, match="no out-of-memory event"):
+        oom_report(allocator_trace("oom 3M 90M"), number)
+    with pytest.raises(NotRecordedError, match="No request failed"):
+        oom_report(allocator_trace("alloc 16M 1"))
+
+
+def test_a_request_of_nothing_does_not_break_the_report() -> None:
+    found = oom_report(allocator_trace("alloc 16M 5", "oom 0 0", ooms=(OutOfMemory(1, 0, None),)))
+    assert found.requested_bytes == 0
+
+
+def test_sizes_in_sentences() -> None:
+    assert [size_told(size) for size in (0, 512, K, 1536, 5308694528, 1 << 41)] == [
+        "0 bytes",
+        "512 bytes",
+        "1.00 KiB",
+        "1.50 KiB",
+        "4.94 GiB",
+        "2.00 TiB",
+    ]
