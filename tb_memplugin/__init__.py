@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from tb_memplugin.errors import MemPluginError
     from tb_memplugin.handler import combine_handlers, memory_trace_handler
     from tb_memplugin.loading import load
+    from tb_memplugin.oom import record_on_oom
 
-__all__ = ["MemPluginError", "combine_handlers", "load", "memory_trace_handler"]
+__all__ = ["MemPluginError", "combine_handlers", "load", "memory_trace_handler", "record_on_oom"]
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ _HOMES = {
     "combine_handlers": "tb_memplugin.handler",
     "load": "tb_memplugin.loading",
     "memory_trace_handler": "tb_memplugin.handler",
+    "record_on_oom": "tb_memplugin.oom",
 }
 
 

@@ -13,9 +13,14 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.allocator_history import allocators
+from tb_memplugin.sources.history_window import HistoryWindowRecorder, window_recorder
+from tb_memplugin.sources.merge import merge_snapshot
 from tb_memplugin.sources.profiler import trace_from_profile
-from tb_memplugin.sources.window import WindowRecorder, watch
+from tb_memplugin.sources.snapshot import trace_from_snapshot
+from tb_memplugin.sources.window import watch
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import MemoryTrace
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -28,6 +33,7 @@ def memory_trace_handler(
     *,
     model: nn.Module | Mapping[str, nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    snapshot: bool = False,
 ) -> Handler:
     """A handler for `torch.profiler.profile(on_trace_ready=…)` that writes memory for the Memory tab.
 
@@ -42,6 +48,9 @@ def memory_trace_handler(
             Held weakly. None: names come from Python stacks, where the profile records them.
         optimizer: one or several optimizers, to tell their state and gradients apart. Held weakly.
             Optimizers that step during the window are also found by themselves.
+        snapshot: also record the allocator's history during the profiled window, on CUDA, ROCm and XPU:
+            stacks, requested sizes, streams, pools and segments come into the same trace. A history that
+            is on already stays on.
 
     Raises:
         TypeError: a model or optimizer of the wrong type.
@@ -51,7 +60,9 @@ def memory_trace_handler(
         >>> with torch.profiler.profile(profile_memory=True, on_trace_ready=handler) as prof:
         ...     train(prof)
     """
-    return _MemoryTraceHandler(str(os.fspath(dir_name)), worker_name, _models(model), _optimizers(optimizer))
+    return _MemoryTraceHandler(
+        str(os.fspath(dir_name)), worker_name, _models(model), _optimizers(optimizer), snapshot=snapshot
+    )
 
 
 def combine_handlers(*handlers: Handler) -> Handler:
@@ -91,6 +102,8 @@ class _MemoryTraceHandler:
         worker_name: str | None,
         models: Mapping[str, nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        snapshot: bool = False,
     ) -> None:
         self._dir_name = dir_name
         self._worker_name = worker_name
@@ -98,7 +111,13 @@ class _MemoryTraceHandler:
         self._windows = 0
         self._warned: set[str] = set()
         self._told = False
-        self._recorder = WindowRecorder(models, optimizers)
+        histories = allocators() if snapshot else ()
+        if snapshot and not histories:
+            self._warn(
+                "There is no CUDA or XPU device: allocator history is not recorded.\n"
+                "  fix: leave snapshot=True out here, or run where there is one; all else is recorded."
+            )
+        self._recorder = window_recorder(models, optimizers, histories)
         watch(self._recorder)
 
     def __call__(self, prof: torch.profiler.profile) -> None:
@@ -122,7 +141,7 @@ class _MemoryTraceHandler:
                 where="memory_trace_handler",
                 fix="Make the handler before the profiler starts, and call it once per window.",
             )
-        trace = trace_from_profile(prof, window, self._windows)
+        trace = self._with_histories(trace_from_profile(prof, window, self._windows))
         self._windows += 1
         if self._writer is None:
             self._writer = RunWriter(self._dir_name, self._worker_name or default_worker_name())
@@ -130,6 +149,22 @@ class _MemoryTraceHandler:
         self._tell()
         for problem in window.problems:
             self._warn(problem)
+
+    def _with_histories(self, trace: MemoryTrace) -> MemoryTrace:
+        """The trace with what the allocators recorded meanwhile; as it is where that cannot be joined."""
+        if not isinstance(self._recorder, HistoryWindowRecorder):
+            return trace
+        for device_type, taken in self._recorder.take_snapshots():
+            try:
+                history = trace_from_snapshot(taken, f"the allocator's history of {device_type}", device_type)
+                trace = merge_snapshot(trace, history)
+            except Exception as error:  # the profile is worth writing without it
+                logger.debug("joining the allocator's history failed", exc_info=error)
+                self._warn(
+                    f"The allocator's history of {device_type} could not be read "
+                    f"({type(error).__name__}: {error}); the window is written without it."
+                )
+        return trace
 
     def _tell(self) -> None:
         """Say where the recording is, once, and on one rank only."""

@@ -27,14 +27,18 @@ KNOWS = {
     "exports": {"trace", "analysis"},
     "loading": {"trace", "sources", "store"},
     "handler": {"trace", "analysis", "sources", "store"},
+    "oom": {"trace", "sources", "store", "handler"},
     "server": {"trace", "analysis", "sources", "store", "exports", "proto"},
-    "commands": {"trace", "analysis", "sources", "estimate", "store", "exports", "proto"},
+    "commands": {"trace", "analysis", "sources", "estimate", "store", "exports", "loading", "proto"},
     "callbacks": {"trace", "handler", "sources"},
 }
 NUMPY_ALONE = ("trace", "analysis")
 # What watches a live training or runs a model in fake tensors; everything else reads what was recorded.
 MAY_IMPORT_TORCH = (
     "handler",
+    "oom",
+    "sources.allocator_history",
+    "sources.history_window",
     "sources.memory_events",
     "sources.profiler",
     "sources.profiler_tree",
