@@ -62,7 +62,6 @@ def _analyse(path: Path) -> object:
 
 
 def _profile(trace: MemoryTrace) -> object:
-    trace.__dict__.pop("allocations", None)
     return curve(trace, 0, int(trace.events.time_ns[0]), int(trace.events.time_ns[-1]), 1000)
 
 

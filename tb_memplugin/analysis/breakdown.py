@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from tb_memplugin.analysis.annotations import innermost_at_birth
+from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
+from tb_memplugin.analysis.rules import Rules
+from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 
-By = Literal["category", "module", "operator", "phase"]
-DIVISIONS: tuple[By, ...] = get_args(By)
+By = Literal[
+    "category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation"
+]
+ALL_DIVISIONS: tuple[By, ...] = get_args(By)
+DIVISIONS: tuple[By, ...] = ALL_DIVISIONS[:4]
+"""Those that every recorded summary keeps."""
 
 BEFORE_WINDOW = "(before the window)"
-"""The operator of what was alive when the window began: it cannot be known."""
+"""The operator, context and annotation of what was alive when the window began: they cannot be known."""
 
+NONE = "(none)"
+"""Key of blocks born in the window in no annotation, and with no compile context."""
 
 _CATEGORY_KEYS = tuple(category.key for category in Category)
 
@@ -35,7 +46,7 @@ class Part:
     categories: dict[str, int] = field(default_factory=dict)
 
 
-def codes(trace: MemoryTrace, by: By, rows: Rows = _ALL) -> tuple[Int64, tuple[str, ...]]:
+def codes(trace: MemoryTrace, by: By | Rules, rows: Rows = _ALL) -> tuple[Int64, tuple[str, ...]]:
     """The part to which allocations belong.
 
     Args:
@@ -44,30 +55,92 @@ def codes(trace: MemoryTrace, by: By, rows: Rows = _ALL) -> tuple[Int64, tuple[s
         rows: which allocations; default: every one.
 
     Returns:
-        int64, one entry per chosen allocation, indices into the tuple of keys.
+        int64, one entry per chosen allocation, indices into the tuple of keys. Keys are not always all
+        that the trace has, nor always distinct.
 
     Raises:
-        MemPluginError: `by` is none of `DIVISIONS`.
+        MemPluginError: `by` is none of `ALL_DIVISIONS`.
     """
-    blocks = trace.allocations
-    if by == "category":
-        return blocks.category[rows].astype(np.int64), _CATEGORY_KEYS
-    if by == "phase":
-        return blocks.phase[rows].astype(np.int64), tuple(phase.key for phase in Phase)
-    if by == "module":
-        return blocks.module[rows].astype(np.int64) + 1, (
-            NOT_NAMED,
-            *(module.key for module in trace.modules),
-        )
-    if by == "operator":
-        known = np.where(blocks.born[rows] < 0, 0, blocks.operator[rows].astype(np.int64) + 2)
-        return known, (BEFORE_WINDOW, NO_OPERATOR, *trace.operators)
-    raise MemPluginError(
-        f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {', '.join(DIVISIONS)}."
-    )
+    if isinstance(by, Rules):
+        return by.rows(trace)[trace.allocations.stack[rows]], by.keys
+    if by not in _CODES:
+        choices = ", ".join(ALL_DIVISIONS)
+        raise MemPluginError(f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {choices}.")
+    return _CODES[by](trace, rows)
 
 
-def breakdown(trace: MemoryTrace, device: int, event: int, by: By) -> tuple[Part, ...]:
+Codes = tuple[Int64, tuple[str, ...]]
+
+
+def _by_category(trace: MemoryTrace, rows: Rows) -> Codes:
+    return trace.allocations.category[rows].astype(np.int64), _CATEGORY_KEYS
+
+
+def _by_phase(trace: MemoryTrace, rows: Rows) -> Codes:
+    return trace.allocations.phase[rows].astype(np.int64), tuple(phase.key for phase in Phase)
+
+
+def _by_module(trace: MemoryTrace, rows: Rows) -> Codes:
+    keys = (NOT_NAMED, *(module.key for module in trace.modules))
+    return trace.allocations.module[rows].astype(np.int64) + 1, keys
+
+
+def _by_operator(trace: MemoryTrace, rows: Rows) -> Codes:
+    operator = trace.allocations.operator[rows]
+    return _known_from_birth(trace, rows, operator), (BEFORE_WINDOW, NO_OPERATOR, *trace.operators)
+
+
+def _by_context(trace: MemoryTrace, rows: Rows) -> Codes:
+    context = trace.allocations.context[rows]
+    return _known_from_birth(trace, rows, context), (BEFORE_WINDOW, NONE, *trace.contexts)
+
+
+def _by_annotation(trace: MemoryTrace, rows: Rows) -> Codes:
+    annotation = innermost_at_birth(trace, rows)
+    return _known_from_birth(trace, rows, annotation), (BEFORE_WINDOW, NONE, *trace.annotation_names)
+
+
+def _by_pool(trace: MemoryTrace, rows: Rows) -> Codes:
+    keys = (NOT_KNOWN, *(pool_key(pool) for pool in trace.pools))
+    return trace.allocations.pool[rows].astype(np.int64) + 1, keys
+
+
+def _by_stream(trace: MemoryTrace, rows: Rows) -> Codes:
+    keys = (NOT_KNOWN, *(stream_key(stream) for stream in trace.streams))
+    return trace.allocations.stream[rows].astype(np.int64) + 1, keys
+
+
+def _by_stack(trace: MemoryTrace, rows: Rows) -> Codes:
+    part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
+    return part, tuple("\n".join(trace.stacks[row]) if row >= 0 else NO_STACK for row in stacks)
+
+
+def _by_line(trace: MemoryTrace, rows: Rows) -> Codes:
+    part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
+    line, keys = lines_of([trace.stacks[row] if row >= 0 else () for row in stacks])
+    return line[part], keys
+
+
+_CODES: dict[str, Callable[[MemoryTrace, Rows], Codes]] = {
+    "category": _by_category,
+    "module": _by_module,
+    "operator": _by_operator,
+    "phase": _by_phase,
+    "stack": _by_stack,
+    "line": _by_line,
+    "context": _by_context,
+    "pool": _by_pool,
+    "stream": _by_stream,
+    "annotation": _by_annotation,
+}
+
+
+def _known_from_birth(trace: MemoryTrace, rows: Rows, table_row: npt.NDArray[np.signedinteger]) -> Int64:
+    """0 for what was born before the window, 1 for none, from 2 on the rows of a table."""
+    return np.where(trace.allocations.born[rows] < 0, 0, table_row.astype(np.int64) + 2)
+
+
+def breakdown(trace: MemoryTrace, device: int, event: int, by: By | Rules) -> tuple[Part, ...]:
     """The live bytes on a device after an event, in parts that sum to them, largest first.
 
     Args:
@@ -77,16 +150,16 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: By) -> tuple[Part
         by: what to divide by.
 
     Raises:
-        MemPluginError: `by` is none of `DIVISIONS`.
+        MemPluginError: `by` is none of `ALL_DIVISIONS`.
     """
     return parts_of(trace, trace.allocations.alive_at(event, device), by)
 
 
-def parts_of(trace: MemoryTrace, rows: npt.NDArray[np.intp], by: By) -> tuple[Part, ...]:
+def parts_of(trace: MemoryTrace, rows: npt.NDArray[np.intp], by: By | Rules) -> tuple[Part, ...]:
     """The bytes of some allocations (rows of `trace.allocations`), in parts, largest first.
 
     Raises:
-        MemPluginError: `by` is none of `DIVISIONS`.
+        MemPluginError: `by` is none of `ALL_DIVISIONS`.
     """
     part, keys = codes(trace, by, rows)
     size = trace.allocations.bytes[rows]

@@ -1,4 +1,4 @@
-"""Comparison: what was added, removed, grown and shrunk between two moments."""
+"""Comparison: what was added, removed, grown and shrunk between two moments, or two traces' peaks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tb_memplugin.analysis.breakdown import Part
+from tb_memplugin.analysis.breakdown import By, Part
+from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.rules import Rules
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.trace import MemoryTrace
 
 Status = Literal["added", "removed", "grown", "shrunk", "same"]
 
@@ -27,6 +31,93 @@ class Delta:
     def delta_bytes(self) -> int:
         """Other minus base, bytes."""
         return self.other_bytes - self.base_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceComparison:
+    """The peaks of one device in two traces. The rows' deltas sum to the difference of the peaks.
+
+    `device` is its name in the base; `other_device` in the other trace. A trace that has no such device
+    counts 0 bytes, and its name is "".
+    """
+
+    device: str
+    other_device: str
+    base_peak_bytes: int
+    other_peak_bytes: int
+    rows: tuple[Delta, ...]
+
+    @property
+    def delta_bytes(self) -> int:
+        """Other minus base, bytes."""
+        return self.other_peak_bytes - self.base_peak_bytes
+
+
+def compare(
+    base: MemoryTrace,
+    other: MemoryTrace,
+    *,
+    device: str | None = None,
+    step: int | None = None,
+    by: By | Rules = "category",
+) -> tuple[DeviceComparison, ...]:
+    """What differs between the peaks of two traces, device by device.
+
+    Devices are the same if they have the same name. What is left over is paired in the order of names,
+    within a type of device (two workers' GPUs, say), and then compared with nothing.
+
+    Args:
+        base, other: any traces, also of different sources.
+        device: a device's name, in both; default: all devices.
+        step: a step's number, in both; default: the whole window.
+        by: what to divide by.
+
+    Raises:
+        NotRecordedError: a device or step that one of them does not have.
+        MemPluginError: `by` is no division.
+    """
+    if device is not None:
+        base.device_row(device), other.device_row(device)
+        pairs = [(device, device)]
+    else:
+        pairs = _pairs([each.name for each in base.devices], [each.name for each in other.devices])
+    if not pairs:
+        raise NotRecordedError("Neither trace has a device.", where=f"{base.source}, {other.source}")
+    return tuple(_device_comparison(base, other, names, step, by) for names in pairs)
+
+
+def _device_comparison(
+    base: MemoryTrace, other: MemoryTrace, names: tuple[str, str], step: int | None, by: By | Rules
+) -> DeviceComparison:
+    before, after = (
+        peak(trace, name, step, largest=0) if name else None
+        for trace, name in zip((base, other), names, strict=True)
+    )
+    return DeviceComparison(
+        device=names[0],
+        other_device=names[1],
+        base_peak_bytes=before.bytes if before else 0,
+        other_peak_bytes=after.bytes if after else 0,
+        rows=compare_parts(before.parts(by) if before else (), after.parts(by) if after else ()),
+    )
+
+
+def _pairs(base: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
+    """Names on both sides, in the order of the base; "" where a side has none."""
+    left = sorted(set(base) - set(other), key=_rank)
+    right = sorted(set(other) - set(base), key=_rank)
+    partner = {name: name for name in base if name in other}
+    for name in left:
+        same = (found for found in right if found.partition(":")[0] == name.partition(":")[0])
+        partner[name] = next(same, "")
+        if partner[name]:
+            right.remove(partner[name])
+    return [(name, partner[name]) for name in base] + [("", name) for name in right]
+
+
+def _rank(name: str) -> tuple[str, int, str]:
+    kind, _, number = name.partition(":")
+    return kind, int(number) if number.isdecimal() else -1, name
 
 
 def compare_parts(base: Sequence[Part], other: Sequence[Part]) -> tuple[Delta, ...]:

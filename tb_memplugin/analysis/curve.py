@@ -54,7 +54,7 @@ def curve(
     cuts = np.searchsorted(trace.events.time_ns, edges, side="left")
     cuts[-1] = np.searchsorted(trace.events.time_ns, t1_ns, side="right")
     live = trace.live(device)
-    low, high, at = _extremes(live, cuts)
+    low, high, at = extremes(live, cuts)
     keys, stacks = _stacks(trace, device, at, by)
     top = int(np.argmax(high))
     event = int(at[top]) - 1
@@ -74,7 +74,7 @@ def curve(
     )
 
 
-def _extremes(level: Int64, cuts: Int64) -> tuple[Int64, Int64, Int64]:
+def extremes(level: Int64, cuts: Int64) -> tuple[Int64, Int64, Int64]:
     """Lowest, highest and the place of the highest in each column.
 
     A column spans the level on entry (`cuts[c]`, which holds after the event before it) up to the
@@ -94,8 +94,8 @@ def _extremes(level: Int64, cuts: Int64) -> tuple[Int64, Int64, Int64]:
     return low, high, at
 
 
-def _highest(level: Int64, cuts: Int64) -> Int64:
-    """The highest in each column, as `_extremes` finds it."""
+def highest(level: Int64, cuts: Int64) -> Int64:
+    """The highest in each column, as `extremes` finds it."""
     first, last = cuts[:-1], cuts[1:]
     ranges = np.stack((first, last), axis=1).ravel()
     top: Int64 = np.maximum(np.maximum.reduceat(level, ranges)[::2], level[last])
@@ -123,7 +123,7 @@ def _reserved(trace: MemoryTrace, device: int, cuts: Int64) -> Int64 | None:
             return None
         first = int(trace.events.reserved[here[0]])
     level = np.concatenate(([first], trace.events.reserved[here]))
-    return _highest(level, np.searchsorted(here, cuts))
+    return highest(level, np.searchsorted(here, cuts))
 
 
 def _stacks(trace: MemoryTrace, device: int, at: Int64, by: By | Rules) -> tuple[tuple[str, ...], Int64]:

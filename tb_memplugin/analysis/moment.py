@@ -94,10 +94,11 @@ def _reserved(trace: MemoryTrace, device: int, event: int) -> int | None:
 
 def _largest(trace: MemoryTrace, alive: npt.NDArray[np.intp], limit: int) -> tuple[LiveAllocation, ...]:
     rows = alive[np.argsort(-trace.allocations.bytes[alive], kind="stable")[:limit]]
-    return tuple(_live_allocation(trace, row) for row in rows.tolist())
+    return tuple(live_allocation(trace, row) for row in rows.tolist())
 
 
-def _live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
+def live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
+    """A row of `trace.allocations` as people see it."""
     blocks, time = trace.allocations, trace.events.time_ns
     born, freed = int(blocks.born[row]), int(blocks.freed[row])
     return LiveAllocation(

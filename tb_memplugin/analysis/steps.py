@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.tables import Bool, Int64
+from tb_memplugin.trace.tables import Bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from tb_memplugin.trace.tables import NOT_NAMED, Int32
 
 MODULE_MARK = "tb_memplugin.module="
 """What a mark begins with; the module's FQN follows."""
+
+DEEPEST = 100
+"""Levels of a module tree. A mark with more dots is nobody's FQN; it is kept whole."""
 
 
 def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
@@ -25,14 +28,24 @@ def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
     modules = [Module(NOT_NAMED)]
 
     def row_of(fqn: str) -> int:
-        if fqn not in rows:
-            parent = row_of(fqn.rpartition(".")[0]) if fqn else -1
-            rows[fqn] = len(modules)
-            modules.append(Module(fqn, parent))
-        return rows[fqn]
+        row = -1
+        for key in _enclosing(fqn):
+            if key not in rows:
+                rows[key] = len(modules)
+                modules.append(Module(key, row))
+            row = rows[key]
+        return row
 
     found = np.zeros(len(labels) + 1, np.int32)
     for label, text in enumerate(labels):
         if text.startswith(MODULE_MARK):
             found[label] = row_of(text.removeprefix(MODULE_MARK))
     return tuple(modules), found
+
+
+def _enclosing(fqn: str) -> Iterator[str]:
+    """The keys from the root down to a module: `""`, `layers`, `layers.0`."""
+    if fqn and fqn.count(".") < DEEPEST:
+        yield ""
+        yield from (fqn[:place] for place, letter in enumerate(fqn) if letter == ".")
+    yield fqn

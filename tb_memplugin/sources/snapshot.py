@@ -20,6 +20,7 @@ from tb_memplugin.sources.marked_modules import marked_modules
 from tb_memplugin.sources.safe_pickle import collector_at_rest, load_plain
 from tb_memplugin.sources.snapshot_annotations import read_annotations
 from tb_memplugin.sources.snapshot_blocks import final_states, no_state
+from tb_memplugin.sources.snapshot_categories import categorised
 from tb_memplugin.sources.snapshot_device import SnapshotDevice
 from tb_memplugin.sources.snapshot_entries import FIX, MOST_BYTES, damage_told, read_entries
 from tb_memplugin.sources.snapshot_tables import Tables
@@ -54,8 +55,8 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
     """The trace in a snapshot that is in memory.
 
     Sizes of allocs and frees are requested bytes. An event's place among those of its own device is its
-    place in that device's trace; devices are merged by time. Steps are torch.profiler's where it was on, else there is one, 0: the window.
-    What is contradictory in the snapshot is counted in the trace's notes.
+    place in that device's trace; devices are merged by time. Steps are torch.profiler's where it was on,
+    else there is one, 0: the window. What is contradictory in the snapshot is counted in the trace's notes.
 
     Args:
         snapshot: the dict of `torch.cuda.memory._snapshot()` or the list of `memory_snapshot()`.
@@ -129,7 +130,7 @@ def _merged(
     found = read_annotations(content.get("external_annotations"), device_rows, merged)
     time = merged.time_ns
     span = (int(time[0]), int(time[-1]) + 1) if len(time) else (0, 1)
-    return MemoryTrace(
+    read = MemoryTrace(
         source="snapshot",
         events=merged,
         start=start_state(start.pop("bytes"), **start, module=np.zeros(len(start["device"]))),
@@ -151,6 +152,7 @@ def _merged(
         ),
         properties=dict(_settings(content.get("allocator_settings"))),
     )
+    return categorised(read)
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -10,9 +10,10 @@ import numpy as np
 
 from tb_memplugin.trace.tables import Int64
 
-_FX = re.compile(r" \[fx .*\]$", re.DOTALL)
-_PLACE = re.compile(r"(?P<text>.*):(?P<line>-?\d+)", re.DOTALL)
-_PYTHON = re.compile(r"(?P<function>\S*) (?P<file>.*\.pyx?|<.*>\S*)", re.DOTALL)
+FX = " [fx "
+"""Where what torch.fx knew begins in a frame's text; `]` ends it."""
+
+_PLACE = re.compile(r"(?P<text>.*):(?P<line>-?\d{1,18})", re.DOTALL)
 
 
 class Frame(NamedTuple):
@@ -35,14 +36,21 @@ def read_frame(text: str) -> Frame:
     A Python file may have spaces in its path, a C++ function in its signature: where the text ends as a
     Python file does, the function is all before the first space, else all before the last.
     """
-    fx = _FX.search(text)
-    place = _PLACE.fullmatch(text[: fx.start()] if fx else text)
+    written, mark, fx = text.partition(FX) if text.endswith("]") else (text, "", "")
+    place = _PLACE.fullmatch(written)
     if place is None:
         return Frame(text, "", 0)
-    known, line = place["text"], int(place["line"])
-    python = _PYTHON.fullmatch(known)
-    function, _, file = (python["function"], "", python["file"]) if python else known.rpartition(" ")
-    return Frame(function, file, line, fx.group()[5:-1] if fx else "")
+    function, _, file = place["text"].partition(" ")
+    if not _is_python_file(file):
+        function, _, file = place["text"].rpartition(" ")
+    return Frame(function, file, int(place["line"]), fx[:-1] if mark else "")
+
+
+def _is_python_file(name: str) -> bool:
+    """Whether a text is a Python file, or like `<string>` or `<eval_with_key>.3` stands for none."""
+    if name.startswith("<") and ">" in name:
+        return not any(map(str.isspace, name.rpartition(">")[2]))
+    return name.endswith((".py", ".pyx"))
 
 
 def lowest_in_stacks(rank: dict[str, int], stacks: Iterable[Sequence[str]], none: int) -> Int64:

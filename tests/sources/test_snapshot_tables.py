@@ -129,6 +129,11 @@ def test_our_own_marks_name_the_module_and_those_around_it() -> None:
     assert [keys[row] for row in trace.events.module] == ["layers.0", "(not named)"]
 
 
+def test_a_mark_of_dots_alone_is_no_tree() -> None:
+    rows = told(entries("alloc 1000 5"), user_metadata="tb_memplugin.module=" + "." * 100_000)
+    assert len(read(snapshot([segment(block(1000, 5))], rows)).modules) == 2
+
+
 def test_compile_contexts_forward_frames_and_fx_nodes_are_kept() -> None:
     frame = {"name": "run", "filename": "m.py", "line": 3, "fx_node_name": "add_1", "fx_node_op": "call"}
     rows = told(entries("alloc 1000 5"), compile_context="0/1", forward_frames=["f a.py:1"], frames=[frame])

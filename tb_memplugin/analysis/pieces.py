@@ -1,0 +1,171 @@
+"""Segments in a chosen order, and what lies in them as fine as a screen can show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from tb_memplugin.analysis.layout import Layout, Rows
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.trace.tables import Bool, Int64, UInt8, UInt64
+
+Order = Literal["pool", "size", "free", "address"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+ALLOCATED, PENDING, FREE = 0, 1, 2
+
+MOST_PIECES = 60_000
+"""More than this no screen shows; where there are more, they are merged further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Stretches that fill segments, in order of segment and address. Columns of one length.
+
+    `segment` is a place in the order of segments; `offset`, `bytes` lie in it; `requested` is 0 of a
+    free one; `state` is ALLOCATED, PENDING or FREE; `key` is the part it belongs to, -1 of a free one;
+    `row` is the allocation's, -1 of a free or merged one. `count` stretches narrower than `finest` side
+    by side stand as one, with state and key of the largest.
+    """
+
+    segment: Int64
+    offset: Int64
+    bytes: Int64
+    requested: Int64
+    state: UInt8
+    key: Int64
+    row: Int64
+    count: Int64
+    finest: int
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlocks:
+    """What `pieces` must know of the live blocks, in the order of a layout's `rows`.
+
+    `key` is the part that each belongs to, whatever the parts are; `pending` whether it was let go of.
+    """
+
+    address: UInt64
+    requested: Int64
+    key: Int64
+    pending: Bool
+
+
+def segment_order(found: Layout, order: str) -> Rows:
+    """Rows of `found.segments` in an order: by pool and stream (the largest of each first), size, free
+    bytes, or address.
+
+    Raises:
+        MemPluginError: `order` is none of `ORDERS`.
+    """
+    segments = found.segments
+    if order == "address":
+        return np.arange(len(segments))
+    if order == "size":
+        return np.argsort(-segments.bytes, kind="stable")
+    if order == "free":
+        return np.argsort(-free_of_segments(found), kind="stable")
+    if order == "pool":
+        homes, place = homes_of(found)
+        total = np.zeros(len(homes), np.int64)
+        np.add.at(total, place, segments.bytes)
+        return np.lexsort((-segments.bytes, place, -total[place]))
+    raise MemPluginError(
+        f"Cannot order segments by {order!r}.", where="order", fix=f"Choose one of: {', '.join(ORDERS)}."
+    )
+
+
+def homes_of(found: Layout) -> tuple[list[tuple[int, int]], Int64]:
+    """The distinct (pool, stream) of the segments, rows of the trace's tables, and each segment's place."""
+    pairs = np.stack((found.segments.pool, found.segments.stream), axis=1)
+    homes, place = np.unique(pairs, axis=0, return_inverse=True)
+    return [(pool, stream) for pool, stream in homes.tolist()], place.reshape(-1).astype(np.int64)
+
+
+def free_of_segments(found: Layout) -> Int64:
+    """Free bytes in each segment."""
+    free = np.zeros(len(found.segments), np.int64)
+    np.add.at(free, found.free_segment, found.free_bytes)
+    return free
+
+
+def pieces(
+    found: Layout,
+    order: Rows,
+    live: LiveBlocks,
+    *,
+    first: int = 0,
+    last: int | None = None,
+    finest: int = 1,
+) -> Pieces:
+    """What fills some segments.
+
+    Args:
+        found: the layout.
+        order: from `segment_order`.
+        live: the live blocks.
+        first, last: places in the order, inclusive.
+        finest: stretches of fewer bytes are merged where several share so many bytes of a segment.
+    """
+    every = _every(found, order, live, first, len(order) if last is None else last)
+    while True:
+        merged = _merged(every, max(finest, 1))
+        if len(merged) <= MOST_PIECES:
+            return merged
+        finest = 2 * max(finest, 1)
+
+
+def _every(found: Layout, order: Rows, live: LiveBlocks, first: int, last: int) -> Pieces:
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    home = np.concatenate((found.segment, found.free_segment))
+    size = np.concatenate((found.extent, found.free_bytes))
+    address = np.concatenate((live.address, found.free_address))
+    offset = (address - found.segments.address[home]).astype(np.int64)
+    free = len(found.free_bytes)
+    none, zero = np.full(free, -1, np.int64), np.zeros(free, np.int64)
+    state = np.where(live.pending, PENDING, ALLOCATED).astype(np.uint8)
+    segment, key = place[home], np.concatenate((live.key, none))
+    shown = np.flatnonzero((segment >= first) & (segment <= last) & (size > 0))
+    shown = shown[np.lexsort((offset[shown], segment[shown]))]
+    return Pieces(
+        segment=segment[shown],
+        offset=offset[shown],
+        bytes=size[shown],
+        requested=np.concatenate((live.requested, zero))[shown],
+        state=np.concatenate((state, np.full(free, FREE, np.uint8)))[shown],
+        key=key[shown],
+        row=np.concatenate((found.rows, none))[shown],
+        count=np.ones(len(shown), np.int64),
+        finest=1,
+    )
+
+
+def _merged(every: Pieces, finest: int) -> Pieces:
+    """Small stretches of one segment that begin in the same `finest` bytes, and follow each other."""
+    if not len(every):
+        return every
+    small = every.bytes < finest
+    cell = every.offset // finest
+    joined = small[1:] & small[:-1] & (every.segment[1:] == every.segment[:-1]) & (cell[1:] == cell[:-1])
+    group = np.cumsum(np.concatenate(([0], ~joined)))
+    first = np.flatnonzero(np.concatenate(([True], ~joined)))
+    count = np.diff(np.append(first, len(every)))
+    largest = np.lexsort((-every.bytes, group))[first]  # groups are runs: each one's largest leads its run
+    return Pieces(
+        segment=every.segment[first],
+        offset=every.offset[first],
+        bytes=np.add.reduceat(every.bytes, first),
+        requested=np.add.reduceat(every.requested, first),
+        state=every.state[largest],
+        key=every.key[largest],
+        row=np.where(count == 1, every.row[first], -1),
+        count=count.astype(np.int64),
+        finest=finest,
+    )

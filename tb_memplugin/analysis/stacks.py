@@ -1,0 +1,136 @@
+"""Call stacks: which allocated how much, as a table and as a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.analysis.breakdown import sums
+from tb_memplugin.analysis.source_lines import stacks_in_use
+from tb_memplugin.trace import MemoryTrace
+
+ROOT = "(all)"
+
+
+@dataclass(frozen=True, slots=True)
+class StackRow:
+    """What one call stack allocated. `frames`: innermost first, empty for allocations without a stack.
+
+    `row` is the stack's place in `trace.stacks`, -1 for none; `bytes` in `calls` allocations;
+    `forward`: the stack of the forward call whose backward allocated, empty where not recorded.
+    """
+
+    row: int
+    frames: tuple[str, ...]
+    bytes: int
+    calls: int
+    forward: tuple[str, ...] = ()
+
+    @property
+    def bytes_per_call(self) -> float:
+        """Bytes of an allocation, on average."""
+        return self.bytes / self.calls
+
+
+@dataclass(frozen=True, slots=True)
+class StackNode:
+    """A frame as called from the frames above it, with all that was allocated in it or below it.
+
+    `children`: the frames that it called, largest first. Bytes that they do not sum to are its own.
+    """
+
+    frame: str
+    bytes: int
+    calls: int
+    children: tuple[StackNode, ...]
+
+
+def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> npt.NDArray[np.intp]:
+    """Rows of allocations on a device: alive after an event, or for None all that were born in the trace."""
+    if event is not None:
+        return trace.allocations.alive_at(event, device)
+    blocks = trace.allocations
+    return np.flatnonzero((blocks.device == device) & (blocks.born >= 0))
+
+
+def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> tuple[StackRow, ...]:
+    """What each call stack allocated, largest first; the rows sum to the whole.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        event: what was alive after this event (-1: before the first); None: every allocation of the trace.
+    """
+    rows = chosen_rows(trace, device, event)
+    blocks = trace.allocations
+    part, stacks = stacks_in_use(trace, blocks.stack[rows])
+    onward, forwards = stacks_in_use(trace, blocks.forward[rows])
+    group, count = part * len(forwards) + onward, len(stacks) * len(forwards)
+    if count > len(rows):
+        used, group = np.unique(group, return_inverse=True)
+    else:
+        used = np.arange(count)
+    size = sums(group, blocks.bytes[rows], len(used))
+    calls = np.bincount(group, minlength=len(used))
+    order = np.flatnonzero(calls)
+    order = order[np.lexsort((-calls[order], -size[order]))]
+    columns = (used[order].tolist(), size[order].tolist(), calls[order].tolist())
+    found = []
+    for place, bytes_, times in zip(*columns, strict=True):
+        stack, forward = stacks[place // len(forwards)], forwards[place % len(forwards)]
+        found.append(StackRow(stack, _frames(trace, stack), bytes_, times, _frames(trace, forward)))
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class _Node:
+    frame: str
+    bytes: int = 0
+    calls: int = 0
+    children: dict[str, _Node] = field(default_factory=dict)
+
+
+def stack_tree(trace: MemoryTrace, device: int, event: int | None = None) -> StackNode:
+    """The same as one tree, merged from the outermost frame: its root `ROOT` holds the whole.
+
+    Allocations without a stack count in the root alone.
+
+    Args:
+        trace, device, event: as in `stack_table`.
+    """
+    rows = chosen_rows(trace, device, event)
+    blocks = trace.allocations
+    part, stacks = stacks_in_use(trace, blocks.stack[rows])
+    size = sums(part, blocks.bytes[rows], len(stacks)).tolist()
+    calls = np.bincount(part, minlength=len(stacks)).tolist()
+    nodes = [_Node(ROOT)]
+    for row, bytes_, times in zip(stacks, size, calls, strict=True):
+        node = nodes[0]
+        _add(node, bytes_, times)
+        for text in reversed(_frames(trace, row)):
+            if text not in node.children:
+                node.children[text] = _Node(text)
+                nodes.append(node.children[text])
+            node = node.children[text]
+            _add(node, bytes_, times)
+    return _frozen(nodes)
+
+
+def _frames(trace: MemoryTrace, row: int) -> tuple[str, ...]:
+    return trace.stacks[row] if row >= 0 else ()
+
+
+def _add(node: _Node, bytes_: int, calls: int) -> None:
+    node.bytes += bytes_
+    node.calls += calls
+
+
+def _frozen(nodes: list[_Node]) -> StackNode:
+    """The finished root. Nodes stand behind their parents; stacks may be deeper than Python recurses."""
+    done: dict[int, StackNode] = {}
+    for node in reversed(nodes):
+        children = sorted((done.pop(id(child)) for child in node.children.values()), key=lambda n: -n.bytes)
+        done[id(node)] = StackNode(node.frame, node.bytes, node.calls, tuple(children))
+    return done[id(nodes[0])]

@@ -1,0 +1,77 @@
+"""Stages: how much was live at the beginning and at the end of every annotation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.trace import MemoryTrace
+
+START: Literal["START"] = "START"
+END: Literal["END"] = "END"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The live bytes of a device at the START or END of an annotation. Epoch nanoseconds.
+
+    `key` is `{name}_{stage}`, and `{name}_{stage}(1)`, `(2)`, ... from the second time on, counted on each
+    device for itself. `event` is the last one of the device at or before it, -1 if there is none.
+    """
+
+    key: str
+    name: str
+    stage: Literal["START", "END"]
+    device: str
+    time_ns: int
+    event: int
+    bytes: int
+
+
+def stages(trace: MemoryTrace, names: Collection[str] | None = None) -> tuple[Stage, ...]:
+    """Live bytes at every START and END of the trace's annotations, in time order.
+
+    Args:
+        trace: any trace; without annotations it has no stages.
+        names: of the annotations wanted, whole; default: all.
+
+    Raises:
+        NotRecordedError: a name that no annotation has.
+    """
+    _check(trace, names)
+    written = trace.annotations
+    columns = (written.name, written.ends, written.device, written.time_ns, written.event)
+    seen: Counter[tuple[int, str]] = Counter()
+    found = []
+    for row, ends, device, time_ns, event in zip(*(column.tolist() for column in columns), strict=True):
+        name = trace.annotation_names[row]
+        if names is not None and name not in names:
+            continue
+        stage = END if ends else START
+        key = f"{name}_{stage}"
+        again = seen[device, key]
+        seen[device, key] += 1
+        found.append(
+            Stage(
+                key=f"{key}({again})" if again else key,
+                name=name,
+                stage=stage,
+                device=trace.devices[device].name,
+                time_ns=time_ns,
+                event=event,
+                bytes=int(trace.live(device)[event + 1]),
+            )
+        )
+    return tuple(found)
+
+
+def _check(trace: MemoryTrace, names: Collection[str] | None) -> None:
+    absent = [name for name in names or () if name not in trace.annotation_names]
+    if absent:
+        have = ", ".join(trace.annotation_names[:20]) or "none: the trace has no annotations"
+        raise NotRecordedError(
+            f"No annotation has the name {absent[0]!r}.", where=trace.source, fix=f"There are: {have}."
+        )

@@ -1,0 +1,172 @@
+"""What a frame's name tells about the allocations below it. The last resort: names change with versions.
+
+A stack is judged by its innermost marks, so a forward inside an optimizer's closure is a forward, and a
+module that runs again inside a backward is recomputed. Seen in PyTorch 2.0 to 2.10; where nothing below
+matches, nothing is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import IntEnum
+
+from tb_memplugin.trace import Category, Phase
+from tb_memplugin.trace.frames import Frame, read_frame
+
+
+class Mark(IntEnum):
+    """What one frame stands for."""
+
+    NOTHING = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    ZERO_GRAD = 4
+    RECOMPUTE = 5
+    COMMUNICATION = 6
+    WORKSPACE = 7
+    INPUT = 8
+    PARAMETER = 9
+    GRADIENT = 10
+    OPTIMIZER_STATE = 11
+    STARTUP = 12
+    """Initialisers: what they allocate is neither a parameter nor an activation."""
+
+
+CATEGORIES = {
+    Mark.COMMUNICATION: Category.COMMUNICATION,
+    Mark.WORKSPACE: Category.WORKSPACE,
+    Mark.INPUT: Category.INPUT,
+    Mark.PARAMETER: Category.PARAMETER,
+    Mark.GRADIENT: Category.GRADIENT,
+    Mark.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
+}
+"""What the innermost mark alone says an allocation is for."""
+
+PHASES = {
+    Mark.FORWARD: Phase.FORWARD,
+    Mark.BACKWARD: Phase.BACKWARD,
+    Mark.RECOMPUTE: Phase.BACKWARD,
+    Mark.GRADIENT: Phase.BACKWARD,
+    Mark.OPTIMIZER: Phase.OPTIMIZER,
+    Mark.OPTIMIZER_STATE: Phase.OPTIMIZER,
+}
+
+_OPTIMIZERS = (
+    r"(torch|bitsandbytes|torchao|torch_optimizer|pytorch_optimizer|dion)/optim(izers?)?/|apex/optimizers/"
+    r"|apex/contrib/optimizers/|deepspeed/ops/(adam|adagrad|lamb|lion)/|transformer_engine/pytorch/optimizers/"
+    r"|megatron/core/optimizer/"
+)
+
+# File and function, as patterns that must match as a whole; the first pair that does decides.
+_PYTHON: tuple[tuple[Mark, str, str], ...] = (
+    (Mark.NOTHING, r".*torch/optim/(lr_scheduler|swa_utils)\.py", r".*"),
+    (Mark.ZERO_GRAD, r".*", r"zero_grad"),
+    (
+        Mark.OPTIMIZER_STATE,
+        rf"(.*/)?({_OPTIMIZERS}).*",
+        r"_init_group|init_state|_init_state|load_state_dict",
+    ),
+    (Mark.OPTIMIZER, rf"(.*/)?({_OPTIMIZERS}).*", r"(?!__init__|add_param_group|state_dict).*"),
+    (
+        Mark.COMMUNICATION,
+        r".*torch/distributed/(fsdp/_fully_shard|_composable/fsdp)/(_fsdp_collectives|_fsdp_common)\.py",
+        r".*",
+    ),
+    (
+        Mark.COMMUNICATION,
+        r".*torch/distributed/(fsdp/_fully_shard|_composable/fsdp)/_fsdp_param\.py",
+        r"(init|alloc)_all_gather_outputs|init_unsharded_param|all_gather_inputs|alloc_storage",
+    ),
+    (
+        Mark.COMMUNICATION,
+        r".*torch/distributed/fsdp/(_flat_param|flat_param|_runtime_utils)\.py",
+        r"_alloc_padded_unsharded_flat_param|_all_gather_flat_param|_reduce_grad|_get_reduce_scatter_tensors",
+    ),
+    (Mark.PARAMETER, r".*torch/distributed/fsdp/.*", r"_init_sharded_param|_init_param_handle_from_module"),
+    (
+        Mark.COMMUNICATION,
+        r".*torch/(distributed/(distributed_c10d|_functional_collectives)|nn/parallel/comm|cuda/nccl)\.py",
+        r".*",
+    ),
+    (
+        Mark.COMMUNICATION,
+        r".*torch/nn/parallel/distributed\.py",
+        r"_ddp_init_helper|_sync_(module_states|buffers|module_buffers)",
+    ),
+    (Mark.COMMUNICATION, r".*torch/distributed/utils\.py", r"_sync_(module_states|params_and_buffers)"),
+    (Mark.RECOMPUTE, r".*torch/utils/checkpoint\.py", r"recompute_fn|unpack_hook|_recompute\w*|backward"),
+    (Mark.INPUT, r".*torch/utils/data/(dataloader|_utils/\w+)\.py", r".*"),
+    (
+        Mark.INPUT,
+        r".*(accelerate/utils/operations|lightning(_fabric|/fabric)/utilities/apply_func)\.py",
+        r"_?send_to_device|move_data_to_device|batch_to",
+    ),
+    (
+        Mark.INPUT,
+        r".*(transformers/(tokenization_utils_base|feature_extraction_utils)|torch_geometric/data/\w+)\.py",
+        r"to|cuda|apply|apply_|_?stores?_to",
+    ),
+    (Mark.STARTUP, r".*torch/nn/init\.py", r".*"),
+    (Mark.STARTUP, r".*", r"reset_parameters"),
+    (Mark.PARAMETER, r".*torch/nn/modules/module\.py", r"_apply|convert|to|cuda|to_empty"),
+    (Mark.PARAMETER, r".*torch/nn/modules/\w+\.py", r"__init__"),
+    (
+        Mark.PARAMETER,
+        r".*(transformers/(modeling_utils|core_model_loading)|accelerate/utils/modeling|diffusers/models/\w+)\.py",
+        r"from_pretrained|_load\w*|load_\w+|set_module_tensor_to_device",
+    ),
+    (Mark.FORWARD, r".*torch/nn/modules/module\.py", r"_(wrapped_)?call_impl|_slow_forward"),
+    (Mark.FORWARD, r".*torch/nn/functional\.py", r".*"),
+    (Mark.FORWARD, r".*", r"forward"),
+    (Mark.BACKWARD, r".*", r"backward|_engine_run_backward"),
+)
+_NATIVE: tuple[tuple[Mark, str], ...] = (
+    (
+        Mark.WORKSPACE,
+        r".*(getNewWorkspace|getCUDABlasLtWorkspace|getCurrentCUDABlasHandle|CUDABlasLtWorkspace).*",
+    ),
+    (Mark.WORKSPACE, r".*(allocate_workspace|at::native::Workspace::|get_workspace_size_and_alloc).*"),
+    (Mark.COMMUNICATION, r"(.*[ (*&])?c10d::.*"),
+    (Mark.GRADIENT, r"(.*[ (*&])?torch::autograd::AccumulateGrad::.*"),
+    (Mark.BACKWARD, r"(.*[ (*&])?torch::autograd::(Engine|python::PythonEngine|PyNode)::.*"),
+    (Mark.BACKWARD, r"(.*[ (*&])?torch::autograd::generated::\w*Backward\w*.*"),
+)
+_OF_FUNCTION = [(mark, re.compile(file), re.compile(function)) for mark, file, function in _PYTHON]
+_OF_NATIVE = [(mark, re.compile(function, re.DOTALL)) for mark, function in _NATIVE]
+
+
+def mark_of(text: str) -> Mark:
+    """What a frame's text stands for."""
+    frame = read_frame(text)
+    if not frame.is_python:
+        return next((mark for mark, name in _OF_NATIVE if name.match(frame.function)), Mark.NOTHING)
+    file = frame.file.replace("\\", "/")
+    return next((mark for mark, files, name in _OF_FUNCTION if _is(frame, file, files, name)), Mark.NOTHING)
+
+
+def _is(frame: Frame, file: str, files: re.Pattern[str], name: re.Pattern[str]) -> bool:
+    return name.fullmatch(frame.function) is not None and files.fullmatch(file) is not None
+
+
+def judged(marks: Sequence[Mark]) -> tuple[Category, Phase, Mark]:
+    """What a stack's marks (innermost first, none `NOTHING`) say of what is allocated there.
+
+    Returns:
+        The category, `UNKNOWN` where only the phase tells; the phase, `OTHER` where nothing tells; and the
+        mark that gave it, `RECOMPUTE` for a forward that runs again inside a backward.
+    """
+    if not marks:
+        return Category.UNKNOWN, Phase.OTHER, Mark.NOTHING
+    category = CATEGORIES.get(marks[0], Category.UNKNOWN)
+    phase_marks = [mark for mark in marks if mark in PHASES]
+    if not phase_marks or marks[0] in (Mark.PARAMETER, Mark.STARTUP, Mark.ZERO_GRAD):
+        return category, Phase.OTHER, marks[0]
+    mark = phase_marks[0]
+    around = set(phase_marks[1:])
+    if mark == Mark.FORWARD and Mark.RECOMPUTE in around:
+        mark = Mark.RECOMPUTE
+    elif mark == Mark.FORWARD and Mark.BACKWARD in around:
+        mark = Mark.BACKWARD
+    return category, PHASES[mark], mark

@@ -1,0 +1,111 @@
+"""Call stacks and source lines of a program that a person can follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from tb_memplugin.analysis.lines import line_table
+from tb_memplugin.analysis.source_lines import is_user_code
+from tb_memplugin.analysis.stacks import ROOT, stack_table, stack_tree
+from tests.recorded_program import program
+
+TORCH = "/usr/lib/python3.12/site-packages/torch"
+LINEAR, ATTEND = f"linear {TORCH}/nn/functional.py:9", "attend /work/model.py:20"
+TRAIN = "train /work/train.py:5"
+STACKS = {
+    "linear": ("malloc ??:0", LINEAR, ATTEND, TRAIN),
+    "attend": ("malloc ??:0", ATTEND, TRAIN),
+    "library": ("malloc ??:0", LINEAR),
+    "native": ("malloc ??:0", "start_thread ??:0"),
+}
+PROGRAM = program(
+    "before 1000 w",
+    "alloc 10 a at=linear",
+    "alloc 30 b at=linear",
+    "alloc 5 c at=attend",
+    "alloc 7 d at=library",
+    "alloc 3 e at=native forward=linear",
+    "alloc 2 f at=native",
+    "free a",
+    stacks=STACKS,
+)
+END = len(PROGRAM.events) - 1
+
+
+def test_the_table_sums_to_what_is_alive():
+    rows = stack_table(PROGRAM, 0, END)
+    assert [(row.frames, row.bytes, row.calls) for row in rows] == [
+        ((), 1000, 1),
+        (STACKS["linear"], 30, 1),
+        (STACKS["library"], 7, 1),
+        (STACKS["attend"], 5, 1),
+        (STACKS["native"], 3, 1),
+        (STACKS["native"], 2, 1),
+    ]
+    assert sum(row.bytes for row in rows) == PROGRAM.live(0)[-1]
+
+
+def test_without_an_event_the_table_holds_every_allocation_of_the_trace():
+    first = stack_table(PROGRAM, 0)[0]
+    assert (first.frames, first.bytes, first.calls, first.bytes_per_call) == (STACKS["linear"], 40, 2, 20.0)
+    assert sum(row.bytes for row in stack_table(PROGRAM, 0)) == 57
+
+
+def test_a_backward_is_told_by_the_forward_that_it_belongs_to():
+    native = [row for row in stack_table(PROGRAM, 0) if row.frames == STACKS["native"]]
+    assert [(row.bytes, row.forward) for row in native] == [(3, STACKS["linear"]), (2, ())]
+
+
+def test_the_tree_is_merged_from_the_outermost_frame():
+    root = stack_tree(PROGRAM, 0, END)
+    assert (root.frame, root.bytes, root.calls) == (ROOT, 1047, 6)
+    train, library, native = root.children
+    assert (train.frame, train.bytes, train.calls) == (TRAIN, 35, 2)
+    assert (library.bytes, native.bytes) == (7, 5)
+    (attend,) = train.children
+    assert [(child.frame, child.bytes) for child in attend.children] == [(LINEAR, 30), ("malloc ??:0", 5)]
+
+
+def test_a_stack_deeper_than_python_recurses_is_a_tree():
+    deep = tuple(f"f a.py:{line}" for line in range(5_000))
+    node = stack_tree(program("alloc 1 a at=deep", stacks={"deep": deep}), 0, 0)
+    depth = 0
+    while node.children:
+        (node,) = node.children
+        depth += 1
+    assert (depth, node.frame) == (5_000, "f a.py:0")
+
+
+def test_a_device_without_blocks_has_no_rows():
+    empty = program("alloc 1 a device=1")
+    assert (stack_table(empty, 0), line_table(empty, 0), stack_tree(empty, 0).children) == ((), (), ())
+
+
+def test_lines_are_the_innermost_of_the_users_code():
+    rows = line_table(PROGRAM, 0)
+    assert [(row.key, row.bytes, row.calls, row.median_bytes) for row in rows] == [
+        ("/work/model.py:20 (attend)", 45, 3, 10.0),
+        (f"{TORCH}/nn/functional.py:9 (linear)", 7, 1, 7.0),
+        ("??:0 (malloc)", 5, 2, 2.5),
+    ]
+    assert line_table(PROGRAM, 0, -1)[0].key == "(no stack)"
+
+
+@pytest.mark.parametrize(
+    ("text", "mine"),
+    [
+        ("f /home/me/torch_project/train.py:1", True),
+        ("f /home/me/lib/model.py:1", True),
+        ("f train.py:1", True),
+        (r"f C:\work\train.py:1", True),
+        (r"f C:\Python311\Lib\site-packages\torch\nn\functional.py:1", False),
+        ("f /usr/lib/python3.12/threading.py:1", False),
+        ("f /src/pytorch/torch/nn/modules/module.py:1", False),
+        ("f /tmp/torchinductor_me/ab/cab.py:1", False),
+        ("f <eval_with_key>.3:1", False),
+        ("<module> <ipython-input-3-abc>:1", True),
+        ("at::mm RegisterCUDA.cpp:0", False),
+    ],
+)
+def test_the_users_code_is_told_from_libraries(text, mine):
+    assert is_user_code(text) == mine
