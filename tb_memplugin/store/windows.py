@@ -50,7 +50,7 @@ LATER = {
     *(f"segments.{field}" for field in Segments.__slots__),
     *(f"annotations.{field}" for field in Annotations.__slots__),
 }
-"""Columns that older files lack. They are written only where they hold more than "none"."""
+"""Columns that older files lack. Those of events and the start stand only where they hold more than "none"."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{f"events.{field}": dtype for field, dtype in EVENT_DTYPES.items()},
@@ -271,7 +271,11 @@ def _columns(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray]]:
     for table, kind in TABLES.items():
         for field in kind.__slots__:
             name, values = f"{table}.{field}", getattr(getattr(trace, table), field)
-            if name not in LATER or _told(field, values):
+            if (
+                name not in LATER
+                or _told(field, values)
+                or (len(values) and table not in ("events", "start"))
+            ):
                 yield name, values
 
 

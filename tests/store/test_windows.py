@@ -148,6 +148,17 @@ def test_any_trace_comes_back_equal_in_every_column(recorded):
     assert same(read(written(recorded)), recorded)
 
 
+def test_a_segment_of_nothing_comes_back() -> None:
+    nothing = Segments(
+        *(np.full(1, value, getattr(Segments(), name).dtype) for name, value in NOTHING.items())
+    )
+    recorded = trace("alloc 1 a", segments=nothing)
+    assert same(read(written(recorded)), recorded)
+
+
+NOTHING = {"device": 0, "address": 0, "bytes": 0, "stream": -1, "pool": -1, "expandable": 0}
+
+
 def test_a_window_longer_than_a_block_comes_back():
     lines = [f"{'alloc 512' if row % 2 == 0 else 'free'} b{row // 2}" for row in range(70_000)]
     recorded = trace(*lines)
