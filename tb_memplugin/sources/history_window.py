@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.allocator_history import SWITCH, Allocator, HistorySwitch, Snapshot, since
-from tb_memplugin.sources.marked_modules import MODULE_MARK
 from tb_memplugin.sources.modules import clean_name
 from tb_memplugin.sources.window import WindowRecorder
+from tb_memplugin.trace.tables import MODULE_MARK
 
 logger = logging.getLogger("tb_memplugin")
 

@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tb_memplugin.trace import Module
-from tb_memplugin.trace.tables import NOT_NAMED, Int32
-
-MODULE_MARK = "tb_memplugin.module="
-"""What a mark begins with; the module's FQN follows."""
+from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED, Int32
 
 DEEPEST = 100
 """Levels of a module tree. A mark with more dots is nobody's FQN; it is kept whole."""

@@ -9,7 +9,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.sources.marked_modules import MODULE_MARK
 from tb_memplugin.sources.matching import Match, match_events
 from tb_memplugin.trace import (
     Annotations,
@@ -22,7 +21,7 @@ from tb_memplugin.trace import (
     Segments,
     StartState,
 )
-from tb_memplugin.trace.tables import EVENT_DTYPES, START_DTYPES, Int64
+from tb_memplugin.trace.tables import EVENT_DTYPES, MODULE_MARK, START_DTYPES, Int64
 
 MOST_MISSING = 0.1
 """With a larger share of a device's profiled events absent from its history, the two are not of one time."""

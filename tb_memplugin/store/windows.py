@@ -50,7 +50,7 @@ LATER = {
     *(f"segments.{field}" for field in Segments.__slots__),
     *(f"annotations.{field}" for field in Annotations.__slots__),
 }
-"""Columns that older files lack. Those of events and the start stand only where they hold more than "none"."""
+"""Columns that older files lack; of events and the start they stand only where they tell more than "none"."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{f"events.{field}": dtype for field, dtype in EVENT_DTYPES.items()},

@@ -22,6 +22,9 @@ OUTSIDE = "outside:"
 NOT_NAMED = "(not named)"
 """Key of what was alive before the window and has no known owner."""
 
+MODULE_MARK = "tb_memplugin.module="
+"""What a label begins with that our recorder left on an allocation; the module's FQN follows."""
+
 NO_OPERATOR = "(no operator)"
 """Key of bytes born in the window with no operator around them."""
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from tb_memplugin.sources.allocator_history import HistorySwitch, _allocator, _settings, allocators, since
 from tb_memplugin.sources.history_window import HistoryWindowRecorder, ModuleMarks
-from tb_memplugin.sources.marked_modules import MODULE_MARK
 from tb_memplugin.sources.snapshot import trace_from_snapshot
+from tb_memplugin.trace.tables import MODULE_MARK
 from tests.allocators import StandIn
 from tests.snapshots import block, entries, segment, snapshot
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tb_memplugin.sources.marked_modules import MODULE_MARK
 from tb_memplugin.sources.merge import HISTORY, merge_snapshot
 from tb_memplugin.sources.snapshot import load_snapshot, trace_from_snapshot
 from tb_memplugin.trace import (
@@ -19,6 +18,7 @@ from tb_memplugin.trace import (
     MemoryTrace,
     Phase,
 )
+from tb_memplugin.trace.tables import MODULE_MARK
 from tests.snapshots import block, entries, segment, snapshot
 from tests.sources.test_matching import as_profiled
 from tests.sources.test_snapshot_real import path_of, real

@@ -1,0 +1,147 @@
+"""JSON: the whole trace, with its tables and what the analysis says of it. Schema: docs/json_format.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.analysis.breakdown import By, breakdown
+from tb_memplugin.exports.changes import first_time, times_are_known
+from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
+
+FORMAT = "tb_memplugin.trace"
+VERSION = 1
+
+AT_THE_PEAK: tuple[By, ...] = ("category", "phase", "module", "operator", "annotation", "line")
+"""The divisions of each device's peak."""
+
+TIMES = ("time_ns", "start_ns", "end_ns")
+
+
+def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
+    """Write the trace, a column a line.
+
+    Raises:
+        MemPluginError: the file cannot be written.
+    """
+    with replacing(path) as stream:
+        for text in _document(trace):
+            stream.write(text.encode("ascii"))
+
+
+def _document(trace: MemoryTrace) -> Iterator[str]:
+    """The document in pieces: the large columns one by one, so that never all of them stand as text."""
+    yield "{\n"
+    for name, value in _head(trace).items():
+        yield f"{_text(name)}: {_text(value)},\n"
+    epoch = first_time(trace)
+    yield '"tables": {\n' + ",\n".join(f"{_text(k)}: {_text(v)}" for k, v in _tables(trace).items()) + "},\n"
+    yield from _columns("start", trace.start, epoch)
+    yield from _columns("segments", trace.segments, epoch)
+    yield from _columns("annotations", trace.annotations, epoch)
+    yield from _columns("phases", trace.phases, epoch)
+    yield from _columns("calls", trace.calls, epoch)
+    yield '"allocations": {\n"born": ' + _numbers(trace.allocations.born)
+    yield ',\n"freed": ' + _numbers(trace.allocations.freed) + "},\n"
+    yield from _columns("events", trace.events, epoch, last=True)
+    yield "}\n"
+
+
+def _head(trace: MemoryTrace) -> dict[str, Any]:
+    epoch = first_time(trace)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "written_by": WRITTEN_BY,
+        "source": trace.source,
+        "epoch_ns": str(epoch),
+        "times_known": times_are_known(trace),
+        "notes": list(trace.notes),
+        "properties": dict(trace.properties),
+        "devices": [_device(trace, row, epoch) for row in range(len(trace.devices))],
+        "steps": [
+            {"number": step.number, "start_ns": step.start_ns - epoch, "end_ns": step.end_ns - epoch}
+            for step in trace.steps
+        ],
+        "ooms": [
+            {
+                "event": oom.event,
+                "device": trace.devices[int(trace.events.device[oom.event])].name,
+                "requested_bytes": oom.requested_bytes,
+                "free_bytes": oom.free_bytes,
+            }
+            for oom in trace.ooms
+        ],
+    }
+
+
+def _device(trace: MemoryTrace, row: int, epoch: int) -> dict[str, Any]:
+    device, live = trace.devices[row], trace.live(row)
+    event = int(np.argmax(live)) - 1
+    told = trace.events.reserved[trace.events.device == row]
+    levels = [
+        *told[told >= 0].tolist(),
+        *([] if device.reserved_at_start is None else [device.reserved_at_start]),
+    ]
+    return {
+        "name": device.name,
+        "product": device.product,
+        "capacity_bytes": device.capacity,
+        "reserved_at_start_bytes": device.reserved_at_start,
+        "peak_reserved_bytes": max(levels) if levels and device.has_reserved else None,
+        "start_bytes": int(live[0]),
+        "end_bytes": int(live[-1]),
+        "peak_bytes": int(live[event + 1]),
+        "peak_event": event,
+        "peak_time_ns": int(trace.events.time_ns[event]) - epoch if event >= 0 else None,
+        "at_peak": {by: _parts(trace, row, event, by) for by in AT_THE_PEAK},
+    }
+
+
+def _parts(trace: MemoryTrace, device: int, event: int, by: By) -> list[dict[str, Any]]:
+    return [
+        {"key": part.key, "bytes": part.bytes, "count": part.count}
+        for part in breakdown(trace, device, event, by)
+    ]
+
+
+def _tables(trace: MemoryTrace) -> dict[str, Any]:
+    return {
+        "kinds": [kind.name.lower() for kind in Kind],
+        "categories": [category.key for category in Category],
+        "phases": [phase.key for phase in Phase],
+        "operators": trace.operators,
+        "modules": [
+            {"key": module.key, "parent": module.parent, "class_name": module.class_name}
+            for module in trace.modules
+        ],
+        "labels": trace.labels,
+        "annotation_names": trace.annotation_names,
+        "contexts": trace.contexts,
+        "streams": trace.streams,
+        "pools": trace.pools,
+        "stacks": trace.stacks,
+    }
+
+
+def _columns(name: str, table: Any, epoch: int, last: bool = False) -> Iterator[str]:
+    yield f"{_text(name)}: {{\n"
+    for number, field in enumerate(type(table).__slots__):
+        values = getattr(table, field)
+        shifted = values - epoch if field in TIMES else values
+        yield f"{',' if number else ''}{_text(field)}: {_numbers(shifted)}\n"
+    yield "}\n" if last else "},\n"
+
+
+def _numbers(values: npt.NDArray[np.integer]) -> str:
+    return json.dumps(values.tolist(), separators=(",", ":"))
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

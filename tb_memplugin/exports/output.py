@@ -1,0 +1,49 @@
+"""Where exports go: a temporary file that takes its name when it is whole."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import BinaryIO
+
+from tb_memplugin.errors import MemPluginError
+
+WRITTEN_BY = f"tb_memplugin {version('tb-memplugin')}"
+"""What files say of their writer, where the format has a place for it."""
+
+FIX = (
+    "Choose another place with -o: a file in a folder that exists, that you may write to, and that has room."
+)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A stream whose bytes become the file at `path` when the block ends well, and vanish when it does not.
+
+    Links are followed; what is no ordinary file (`/dev/stdout`) is written to as it is.
+
+    Raises:
+        MemPluginError: the file cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    special = target.exists() and not target.is_file() and not target.is_dir()
+    part = target if special else target.with_name(f".tb_memplugin-{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(21, "it is a folder")
+        with part.open("wb") as stream:
+            yield stream
+        if not special:
+            part.replace(target)
+    except OSError as error:
+        raise MemPluginError(
+            f"The file cannot be written: {error.strerror or error}.", where=os.fspath(path), fix=FIX
+        ) from error
+    finally:
+        if not special:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)

@@ -1,0 +1,196 @@
+"""Chrome trace JSON, for ui.perfetto.dev and chrome://tracing: levels as counters, ranges as slices.
+
+Format: "Trace Event Format" of the Chromium project. Times are microseconds since the trace's first
+moment, which `otherData.epoch_ns` tells.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.analysis.annotations import annotation_ranges
+from tb_memplugin.exports.changes import changes_of, first_time, is_used, times_are_known
+from tb_memplugin.exports.output import replacing
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.tables import Int64
+
+ROWS_AT_ONCE = 1 << 15
+PROGRAM = 1
+"""The process of steps, phases and module calls; devices follow."""
+
+STEPS, PHASES, MODULES = 1, 1_000, 2_000
+"""Threads: lanes of one kind are counted from here."""
+
+Span = tuple[int, int, str]
+"""Start and end, nanoseconds since the epoch of the file, and a name."""
+
+
+def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
+    """Write counters of allocated and reserved bytes per device, allocated also by category, and slices.
+
+    Raises:
+        MemPluginError: the file cannot be written.
+    """
+    with replacing(path) as stream:
+        about = {
+            "epoch_ns": str(first_time(trace)),
+            "source": trace.source,
+            "times_known": times_are_known(trace),
+            "notes": list(trace.notes),
+        }
+        head = f'{{"displayTimeUnit":"ns","otherData":{_text(about)},"traceEvents":[\n'
+        stream.write(head.encode("ascii"))
+        records = _records(trace)
+        stream.write(next(records).encode("ascii"))
+        while some := list(islice(records, ROWS_AT_ONCE)):
+            stream.write("".join(f",\n{record}" for record in some).encode("ascii"))
+        stream.write(b"\n]}\n")
+
+
+def _records(trace: MemoryTrace) -> Iterator[str]:
+    epoch = first_time(trace)
+    yield _meta("process_name", PROGRAM, 0, "program")
+    yield from _program(trace, epoch)
+    for row, device in enumerate(trace.devices):
+        if not is_used(trace, row):
+            continue
+        process = PROGRAM + 1 + row
+        yield _meta("process_name", process, 0, f"memory of {device.name}")
+        yield from _lanes(_annotated(trace, row, epoch), process, STEPS, "annotations")
+        yield from _levels(trace, row, process, epoch)
+        yield from _reserved(trace, row, process, epoch)
+        yield from _ooms(trace, row, process, epoch)
+
+
+def _program(trace: MemoryTrace, epoch: int) -> Iterator[str]:
+    steps = [(step.start_ns - epoch, step.end_ns - epoch, f"step {step.number}") for step in trace.steps]
+    yield from _lanes(steps if len(trace.calls) or len(steps) > 1 else [], PROGRAM, STEPS, "steps")
+    phases, calls = trace.phases, trace.calls
+    columns = zip(phases.start_ns.tolist(), phases.end_ns.tolist(), phases.name.tolist(), strict=True)
+    spans = [(start - epoch, end - epoch, Phase(name).key) for start, end, name in columns]
+    yield from _lanes(spans, PROGRAM, PHASES, "phases")
+    rows = zip(
+        calls.start_ns.tolist(), calls.end_ns.tolist(), calls.name.tolist(), calls.phase.tolist(), strict=True
+    )
+    names = [module.key or "(root)" for module in trace.modules]
+    called = [
+        (start - epoch, end - epoch, names[name] + (" (backward)" if phase == Phase.BACKWARD else ""))
+        for start, end, name, phase in rows
+        if name >= 0
+    ]
+    yield from _lanes(called, PROGRAM, MODULES, "modules")
+
+
+def _annotated(trace: MemoryTrace, device: int, epoch: int) -> list[Span]:
+    ends = [first_time(trace), *trace.events.time_ns[-1:].tolist(), *trace.annotations.time_ns[-1:].tolist()]
+    return [
+        (
+            (ends[0] if found.start_ns is None else found.start_ns) - epoch,
+            (max(ends) if found.end_ns is None else found.end_ns) - epoch,
+            found.name,
+        )
+        for found in annotation_ranges(trace, device)
+    ]
+
+
+def _lanes(spans: Iterable[Span], process: int, thread: int, name: str) -> Iterator[str]:
+    """Slices on as few threads as let them nest: viewers drop what overlaps without nesting."""
+    lanes: list[list[int]] = []
+    for start, end, text in sorted(spans, key=lambda span: (span[0], -span[1])):
+        lane = _lane_with_room(lanes, start, end)
+        if lane == len(lanes):
+            lanes.append([])
+            yield _meta("thread_name", process, thread + lane, f"{name} {lane + 1}" if lane else name)
+        lanes[lane].append(end)
+        place = f'"pid":{process},"tid":{thread + lane},"ts":{_micros(start)},"dur":{_micros(end - start)}'
+        yield f'{{"ph":"X",{place},"name":{_text(text)}}}'
+
+
+def _lane_with_room(lanes: list[list[int]], start: int, end: int) -> int:
+    """The first lane in which a span stands alone or inside what is open there; a lane is the open ends."""
+    for lane, open_until in enumerate(lanes):
+        while open_until and open_until[-1] <= start:
+            open_until.pop()
+        if not open_until or end <= open_until[-1]:
+            return lane
+    return len(lanes)
+
+
+def _levels(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterator[str]:
+    live = trace.live(device)
+    start = first_time(trace)
+    changes = changes_of(trace, device)
+    category = trace.allocations.category[changes.block]
+    first = trace.allocations.alive_at(-1, device)
+    whole = _last_of_each(changes.event)
+    yield from _counter("allocated", process, [start], [int(live[0])], epoch)
+    events = changes.event[whole]
+    yield from _counter("allocated", process, _times(trace, events), live[events + 1].tolist(), epoch)
+    for kind in Category:
+        rows = np.flatnonzero(category == kind)
+        at_start = int(trace.allocations.bytes[first][trace.allocations.category[first] == kind].sum())
+        if not len(rows) and not at_start:
+            continue
+        level = at_start + np.cumsum(changes.change[rows])
+        kept = _last_of_each(changes.event[rows])
+        name = f"allocated: {kind.key}"
+        yield from _counter(name, process, [start], [at_start], epoch)
+        times = _times(trace, changes.event[rows][kept])
+        yield from _counter(name, process, times, level[kept].tolist(), epoch)
+
+
+def _reserved(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterator[str]:
+    if not trace.devices[device].has_reserved:
+        return
+    start = trace.devices[device].reserved_at_start
+    if start is not None:
+        yield from _counter("reserved", process, [first_time(trace)], [start], epoch)
+    rows = np.flatnonzero((trace.events.device == device) & (trace.events.reserved >= 0))
+    level = trace.events.reserved[rows]
+    changed = np.flatnonzero(np.diff(level, prepend=-1 if start is None else start))
+    yield from _counter("reserved", process, _times(trace, rows[changed]), level[changed].tolist(), epoch)
+
+
+def _ooms(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterator[str]:
+    for oom in trace.ooms:
+        if trace.events.device[oom.event] == device:
+            at = _micros(int(trace.events.time_ns[oom.event]) - epoch)
+            name = f"out of memory: {oom.requested_bytes:,} bytes asked for"
+            yield f'{{"ph":"i","s":"p","pid":{process},"tid":0,"ts":{at},"name":{_text(name)}}}'
+
+
+def _counter(
+    name: str, process: int, times_ns: Iterable[int], values: Iterable[int], epoch: int
+) -> Iterator[str]:
+    before = f'{{"ph":"C","pid":{process},"name":{_text(name)},"ts":'
+    for time, value in zip(times_ns, values, strict=True):
+        yield f'{before}{_micros(time - epoch)},"args":{{"bytes":{value}}}}}'
+
+
+def _last_of_each(event: Int64) -> Int64:
+    """The places of the last change of each event."""
+    return np.flatnonzero(np.diff(event, append=-1))
+
+
+def _times(trace: MemoryTrace, events: Int64) -> list[int]:
+    times: list[int] = trace.events.time_ns[events].tolist()
+    return times
+
+
+def _micros(nanoseconds: int) -> str:
+    """Exact: a float would lose digits."""
+    return f"{nanoseconds // 1_000}.{nanoseconds % 1_000:03d}"
+
+
+def _meta(kind: str, process: int, thread: int, name: str) -> str:
+    return f'{{"ph":"M","pid":{process},"tid":{thread},"name":"{kind}","args":{{"name":{_text(name)}}}}}'
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

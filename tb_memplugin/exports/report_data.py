@@ -1,0 +1,208 @@
+"""What the HTML report holds: every allocation and free of each device, and how they divide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.analysis.breakdown import By, breakdown, codes, sums
+from tb_memplugin.analysis.moment import LiveAllocation, moment
+from tb_memplugin.analysis.rules import Rules
+from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.exports.changes import Changes, changes_of, first_time, is_used, times_are_known
+from tb_memplugin.exports.packed import pack, pack_steps
+from tb_memplugin.exports.report_lanes import lanes_of
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import NOT_NAMED, Int64
+
+Json = dict[str, Any]
+
+VERSION = 1
+SHOWN_KEYS = 10
+"""Parts with a colour of their own; all others share one exact band."""
+
+OTHERS = "(others)"
+PEAK_ROWS = 300
+"""Parts that the table at the peak lists; the rest is one exact row."""
+
+LARGEST = 25
+ENUMERATED = ("category", "phase")
+"""Divisions with few keys and an order of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A way to divide memory, and its name for people."""
+
+    by: By | Rules
+    label: str
+
+    @property
+    def kind(self) -> str:
+        """What the page goes by when it picks colours."""
+        return self.by if isinstance(self.by, str) else "rules"
+
+
+def report_data(trace: MemoryTrace, divisions: Sequence[Division], title: str) -> Json:
+    """Everything that the page shows, ready for JSON.
+
+    Times are nanoseconds since `epoch_ns`, the first of all times in the trace; `event` is the index of an
+    event of the trace, -1 for the moment before the first.
+    """
+    epoch = first_time(trace)
+    devices = [
+        _device(trace, row, divisions, epoch) for row in range(len(trace.devices)) if is_used(trace, row)
+    ]
+    return {
+        "version": VERSION,
+        "title": title,
+        "source": trace.source,
+        "epoch_ns": str(epoch),
+        "timed": times_are_known(trace),
+        "events": len(trace.events),
+        "devices": devices,
+        "notes": list(trace.notes),
+        "properties": dict(trace.properties),
+    }
+
+
+def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: int) -> Json:
+    changes = changes_of(trace, row)
+    live = trace.live(row)
+    peak = int(np.argmax(live)) - 1
+    top = moment(trace, row, peak, largest=0)
+    device = trace.devices[row]
+    return {
+        "name": device.name,
+        "capacity": device.capacity,
+        "product": device.product,
+        "time": pack_steps(trace.events.time_ns[changes.event] - epoch),
+        "event": pack_steps(changes.event),
+        "change": pack(changes.change),
+        "reserved": _reserved(trace, row, epoch),
+        "start_bytes": int(live[0]),
+        "end_bytes": int(live[-1]),
+        "peak": {"event": peak, "time_ns": max(0, top.time_ns - epoch), "bytes": top.bytes},
+        "lanes": lanes_of(trace, row, epoch),
+        "divisions": [_division(trace, row, division, changes, peak) for division in divisions],
+        "largest": _largest(trace, row, peak, epoch),
+    }
+
+
+def _reserved(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
+    """The allocator's reserve wherever it changes; None where there is none."""
+    if not trace.devices[device].has_reserved:
+        return None
+    events = trace.events
+    here = np.flatnonzero((events.device == device) & (events.reserved >= 0))
+    start = trace.devices[device].reserved_at_start
+    if not len(here) and start is None:
+        return None
+    first = int(events.reserved[here[0]]) if start is None else start
+    changed = np.diff(events.reserved[here], prepend=np.int64(first)) != 0
+    rows = here[changed]
+    return {
+        "start_bytes": first,
+        "time": pack_steps(events.time_ns[rows] - epoch),
+        "event": pack_steps(rows),
+        "bytes": pack_steps(events.reserved[rows]),
+    }
+
+
+def _division(trace: MemoryTrace, device: int, division: Division, changes: Changes, peak: int) -> Json:
+    part, names = codes(trace, division.by)
+    here = trace.allocations.device == device
+    keys, code = _folded(part, names, here, changes, trace, division.kind)
+    at_start = here & (trace.allocations.born < 0)
+    start = sums(code[at_start], trace.allocations.bytes[at_start], len(keys))
+    parts = breakdown(trace, device, peak, division.by)
+    rest = parts[PEAK_ROWS:]
+    return {
+        "by": division.kind,
+        "label": division.label,
+        "keys": keys,
+        "start": start.tolist(),
+        "code": pack(code[changes.block]),
+        "peak": [[part.key, part.bytes, part.count] for part in parts[:PEAK_ROWS]],
+        "peak_rest": [len(rest), sum(part.bytes for part in rest), sum(part.count for part in rest)],
+    }
+
+
+def _folded(
+    part: Int64,
+    names: tuple[str, ...],
+    here: npt.NDArray[np.bool_],
+    changes: Changes,
+    trace: MemoryTrace,
+    kind: str,
+) -> tuple[list[str], Int64]:
+    """The keys to draw, from the bottom, and the place of each allocation among them.
+
+    Kept are the keys that are ever the largest; of two rows with one name the page makes one.
+    """
+    used = np.flatnonzero(np.bincount(part[here], minlength=len(names)))
+    if kind in ENUMERATED:
+        shown = used.tolist()
+    else:
+        highest = _highest(part, len(names), changes, here, trace)
+        shown = used[np.argsort(-highest[used], kind="stable")].tolist()
+    place: dict[str, int] = {}
+    table = np.zeros(len(names), np.int64)
+    for row in shown:
+        name = names[row]
+        full = len(place) >= SHOWN_KEYS and kind not in ENUMERATED
+        if name not in place and not full:
+            place[name] = len(place)
+        table[row] = place.get(name, -1)
+    keys = list(place)
+    if (table[used] < 0).any():
+        table[table < 0] = len(keys)
+        keys.append(OTHERS)
+    return keys, table[part]
+
+
+def _highest(
+    part: Int64, names: int, changes: Changes, here: npt.NDArray[np.bool_], trace: MemoryTrace
+) -> Int64:
+    """The most bytes that each key ever has: int64, shape (names,)."""
+    at_start = here & (trace.allocations.born < 0)
+    highest = sums(part[at_start], trace.allocations.bytes[at_start], names)
+    key = part[changes.block]
+    order = np.argsort(key, kind="stable")
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    if not len(first):
+        return highest
+    level = np.cumsum(changes.change[order])
+    before = np.concatenate(([0], level))[first]
+    rise = np.maximum.reduceat(level, first) - before
+    owner = key[order][first]
+    highest[owner] += np.maximum(rise, 0)
+    return highest
+
+
+def _largest(trace: MemoryTrace, device: int, event: int, epoch: int) -> list[Json]:
+    """The largest live blocks after an event, each with the source line that stands for its stack."""
+    alive = trace.allocations.alive_at(event, device)
+    rows = alive[np.argsort(-trace.allocations.bytes[alive], kind="stable")[:LARGEST]]
+    line, lines = codes(trace, "line", rows)
+    found = moment(trace, device, event, largest=LARGEST).largest
+    return [_allocation(item, lines[at], epoch) for item, at in zip(found, line.tolist(), strict=True)]
+
+
+def _allocation(item: LiveAllocation, line: str, epoch: int) -> Json:
+    return {
+        "bytes": item.bytes,
+        "address": f"{item.address:#x}" if item.address else None,
+        "category": item.category.key,
+        "module": None if item.module == NOT_NAMED else item.module,
+        "operator": item.operator,
+        "name": item.name,
+        "line": None if line == NO_STACK else line,
+        "phase": item.phase.key,
+        "born_ns": None if item.born_ns is None else item.born_ns - epoch,
+        "freed_ns": None if item.freed_ns is None else item.freed_ns - epoch,
+    }

@@ -1,0 +1,158 @@
+"""A memory snapshot as PyTorch writes it, for memory_viz, Mosaic and `load`.
+
+Schema: docstring of `torch.cuda.memory._snapshot`. Kept to the byte: what was alive at the start and
+after each event, requested sizes, the reserve, stacks, streams, pools, annotations. The format has no room
+for categories, operators, phases and module calls; the module of an allocation stands in its
+`user_metadata`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.exports.changes import is_used, times_are_known
+from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.exports.snapshot_entries import Entries, Frames
+from tb_memplugin.exports.snapshot_segments import addresses_of, final_segments
+from tb_memplugin.trace import MemoryTrace, Phase
+
+PROTOCOL = 4
+"""Of pickle. PyTorch's own viewer stays blank on 5 (pytorch#183842)."""
+
+ENTRIES_AT_ONCE = 1 << 12
+"""Entries that stand in memory as JSON at a time."""
+
+Json = dict[str, Any]
+
+
+def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Write the snapshot's pickle.
+
+    Returns:
+        What had to be made up or left out, in sentences. They stand in the file, too, among its
+        `allocator_settings`.
+
+    Raises:
+        MemPluginError: the file cannot be written.
+    """
+    content, notes = snapshot_of(trace)
+    with replacing(path) as stream:
+        pickle.dump(content, stream, PROTOCOL)
+    return notes
+
+
+def write_json(trace: MemoryTrace, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Write the same as JSON: a list of frames stands in every entry, as JSON knows no references.
+
+    Returns:
+        What had to be made up or left out, in sentences.
+
+    Raises:
+        MemPluginError: the file cannot be written.
+    """
+    content, notes = snapshot_of(trace)
+    traces = content.pop("device_traces")
+    with replacing(path) as stream:
+        stream.write(json.dumps(content)[:-1].encode("ascii") + b', "device_traces": [')
+        for number, entries in enumerate(traces):
+            stream.write(b"[" if number == 0 else b",\n[")
+            for first in range(0, len(entries), ENTRIES_AT_ONCE):
+                some = json.dumps(entries[first : first + ENTRIES_AT_ONCE])[1:-1]
+                stream.write(f"{',' if first else ''}\n{some}".encode("ascii"))
+            stream.write(b"]")
+        stream.write(b"]}\n")
+    return notes
+
+
+def snapshot_of(trace: MemoryTrace) -> tuple[Json, tuple[str, ...]]:
+    """The snapshot's dict, and what had to be made up or left out."""
+    frames = Frames(trace.stacks)
+    numbers = device_numbers(trace)
+    count = max(numbers.values(), default=-1) + 1
+    traces: list[list[Json]] = [[] for _ in range(count)]
+    segments: list[Json] = []
+    notes = [
+        f"{trace.devices[row].name} is written as cuda:{number}."
+        for row, number in numbers.items()
+        if trace.devices[row].name.partition(":")[2] != str(number)
+    ]
+    for row, number in numbers.items():
+        address = addresses_of(trace, row)
+        final = final_segments(trace, row, number, address, frames.of)
+        entries = Entries(trace, row, address.of, final.slack, frames)
+        traces[number] = entries.written()
+        segments += final.segments
+        notes += [f"{trace.devices[row].name}: {text}" for text in entries.notes]
+        if address.made_up:
+            notes.append(f"{trace.devices[row].name}: blocks with made-up addresses: {address.made_up:,}.")
+        if not final.recorded:
+            notes.append(
+                f"{trace.devices[row].name}: no segments were recorded; those here are made up around the "
+                "live blocks, and only their sum means anything."
+            )
+    told = {key: value for key, value in trace.properties.items() if ".reserved_bytes_at_" not in key}
+    about = f"Written by {WRITTEN_BY} from: {trace.source}. {' '.join(notes)}".rstrip()
+    content = {
+        "segments": segments,
+        "device_traces": traces,
+        "allocator_settings": {**told, "tb_memplugin": about},
+        "external_annotations": _annotations(trace, numbers),
+    }
+    return content, tuple(notes)
+
+
+def device_numbers(trace: MemoryTrace) -> dict[int, int]:
+    """The index of each used device in the snapshot: `cuda:1` is 1; a CPU takes the first free one."""
+    used = [row for row in range(len(trace.devices)) if is_used(trace, row)]
+    numbers: dict[int, int] = {}
+    for row in used:
+        kind, _, index = trace.devices[row].name.partition(":")
+        if index.isdecimal() and int(index) < 256 and kind != "cpu" and int(index) not in numbers.values():
+            numbers[row] = int(index)
+    for row in used:
+        if row not in numbers:
+            numbers[row] = next(n for n in range(len(used) + 256) if n not in numbers.values())
+    return numbers
+
+
+def _annotations(trace: MemoryTrace, numbers: dict[int, int]) -> list[Json]:
+    """The recorded annotations; of a profile, also its steps and phases, on every device."""
+    recorded = trace.annotations
+    rows = zip(
+        recorded.time_ns.tolist(),
+        recorded.ends.tolist(),
+        recorded.name.tolist(),
+        recorded.device.tolist(),
+        strict=True,
+    )
+    written = [
+        _annotation(time, bool(ends), trace.annotation_names[name], numbers[device])
+        for time, ends, name, device in rows
+        if device in numbers
+    ]
+    if trace.source == "snapshot" or not times_are_known(trace):
+        return written
+    spans = [(step.start_ns, step.end_ns, f"ProfilerStep#{step.number}") for step in trace.steps]
+    phases = trace.phases
+    spans += [
+        (start, end, Phase(name).key)
+        for start, end, name in np.stack((phases.start_ns, phases.end_ns, phases.name), axis=1).tolist()
+    ]
+    for start, end, name in spans:
+        for number in numbers.values():
+            written += [_annotation(start, False, name, number), _annotation(end, True, name, number)]
+    return sorted(written, key=lambda item: int(item["time_us"]))
+
+
+def _annotation(time_ns: int, ends: bool, name: str, device: int) -> Json:
+    return {
+        "name": name,
+        "stage": "END" if ends else "START",
+        "device": device,
+        "time_us": time_ns // 1_000,
+    }

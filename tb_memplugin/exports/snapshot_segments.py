@@ -1,0 +1,246 @@
+"""The final state of a device as a memory snapshot has it: segments, tiled with blocks.
+
+Recorded segments are kept. Where there are none (CPU, a profile without an allocator's record), segments
+are made up around the live blocks so that their sizes sum to the reserve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.analysis.layout import layout, rounded_by_rule
+from tb_memplugin.analysis.pending import pending_since
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import Int64
+
+Json = dict[str, Any]
+Frames = Callable[[int], list[Json]]
+"""The frames of a row of the trace's stacks, -1 for none."""
+
+MOST = 1 << 62
+"""Room that no block fills, bytes."""
+
+SLACK_GAP = 1 << 40
+"""How far beyond all known addresses made-up ones lie: never within reach of one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalSegments:
+    """Segments at the end of the trace. `recorded`: they are the allocator's own, all of them.
+
+    `slack`: where made-up reserve begins and how many bytes of it there are at the end.
+    """
+
+    segments: list[Json]
+    recorded: bool
+    slack: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """An address for every row of `trace.allocations`, 0 for other devices' rows, and one beyond all.
+
+    `made_up` counts the blocks of which the trace tells none, or one that cannot be theirs.
+    """
+
+    of: list[int]
+    beyond: int
+    made_up: int
+
+
+def addresses_of(trace: MemoryTrace, device: int) -> Addresses:
+    """The addresses of a device's blocks; those that are made up are never used twice.
+
+    Some sources tell addresses that are none (a memory timeline counts its tensors): where blocks that
+    are alive together would overlap, all of the device's addresses are made up.
+    """
+    blocks = trace.allocations
+    mine = blocks.device == device
+    known = mine & (blocks.address != 0)
+    if not all(_lie_apart(trace, device, event) for event in (-1, len(trace.events) - 1)):
+        known[:] = False
+    ends = blocks.address[known] + blocks.bytes[known].astype(np.uint64)
+    top = (int(ends.max()) if len(ends) else 0) // SLACK_GAP * SLACK_GAP + SLACK_GAP
+    rows = np.flatnonzero(mine & ~known)
+    behind = np.cumsum(rounded_by_rule(blocks.bytes[rows]))
+    address = np.where(known, blocks.address, np.uint64(0))
+    address[rows[:1]] = top
+    address[rows[1:]] = np.uint64(top) + behind[:-1].astype(np.uint64)
+    beyond = top + (int(behind[-1]) if len(rows) else 0) + SLACK_GAP
+    return Addresses(address.tolist(), beyond, len(rows))
+
+
+def _lie_apart(trace: MemoryTrace, device: int, event: int) -> bool:
+    """Whether no two live blocks share an address."""
+    blocks = trace.allocations
+    rows = blocks.alive_at(event, device)
+    rows = rows[blocks.address[rows] != 0]
+    rows = rows[np.argsort(blocks.address[rows])]
+    gap = np.diff(blocks.address[rows])
+    return bool((gap >= blocks.bytes[rows[:-1]].astype(np.uint64)).all())
+
+
+def final_reserve(trace: MemoryTrace, device: int) -> int | None:
+    """The allocator's reserve after the last event, bytes; None where it has none or it is not known."""
+    if not trace.devices[device].has_reserved:
+        return None
+    told = trace.events.reserved[trace.events.device == device]
+    told = told[told >= 0]
+    return int(told[-1]) if len(told) else trace.devices[device].reserved_at_start
+
+
+def final_segments(
+    trace: MemoryTrace, device: int, number: int, address: Addresses, frames: Frames
+) -> FinalSegments:
+    """The segments and blocks of a device after the last event.
+
+    Args:
+        trace: any trace.
+        device: its row.
+        number: what the snapshot calls it.
+        address: of each allocation.
+        frames: how frames are written.
+    """
+    writer = _Writer(trace, device, number, address.of, frames)
+    reserve = final_reserve(trace, device)
+    found = layout(trace, device, len(trace.events) - 1)
+    total = int(found.segments.bytes.sum())
+    if (
+        len(found.segments)
+        and (reserve is None or total == reserve)
+        and not len(found.misfits)
+        and not address.made_up
+    ):
+        return FinalSegments(writer.recorded(found), True, (address.beyond, 0))
+    if not reserve and not trace.live(device).any():
+        return FinalSegments([], True, (address.beyond, 0))
+    return writer.made_up(reserve, address.beyond)
+
+
+class _Writer:
+    def __init__(
+        self, trace: MemoryTrace, device: int, number: int, address: list[int], frames: Frames
+    ) -> None:
+        self._trace = trace
+        self._device = device
+        self._number = number
+        self._address = address
+        self._frames = frames
+        self._pending = pending_since(trace, device) < len(trace.events)
+
+    def recorded(self, found: Any) -> list[Json]:
+        """The allocator's own segments, with their free stretches."""
+        inside: list[list[Json]] = [[] for _ in range(len(found.segments))]
+        for at, row, extent in zip(
+            found.segment.tolist(), found.rows.tolist(), found.extent.tolist(), strict=True
+        ):
+            inside[at].append(self._live(row, extent))
+        for at, address, size in zip(
+            found.free_segment.tolist(), found.free_address.tolist(), found.free_bytes.tolist(), strict=True
+        ):
+            inside[at].append(_free(address, size))
+        columns = found.segments
+        rows = zip(
+            columns.address.tolist(),
+            columns.bytes.tolist(),
+            columns.stream.tolist(),
+            columns.pool.tolist(),
+            columns.expandable.tolist(),
+            inside,
+            strict=True,
+        )
+        return [
+            self._segment(address, size, stream, pool, expandable, blocks)
+            for address, size, stream, pool, expandable, blocks in rows
+        ]
+
+    def made_up(self, reserve: int | None, beyond: int) -> FinalSegments:
+        """One segment around each run of neighbouring live blocks, and one free one for the rest."""
+        blocks = self._trace.allocations
+        rows = blocks.alive_at(len(self._trace.events) - 1, self._device)
+        rows = rows[np.argsort(np.array([self._address[row] for row in rows.tolist()], np.uint64))]
+        extent = self._extents(rows, reserve)
+        segments = self._runs(rows.tolist(), extent.tolist())
+        held = int(extent.sum())
+        target = max(held, int(self._trace.live(self._device).max())) if reserve is None else reserve
+        slack = max(0, target - held)
+        if slack:
+            segments.append(self._segment(beyond, slack, -1, -1, True, [_free(beyond, slack)]))
+        return FinalSegments(segments, False, (beyond, slack))
+
+    def _extents(self, rows: np.ndarray, reserve: int | None) -> Int64:
+        """What each block takes: as told, else by the rule of rounding as far as there is room."""
+        blocks = self._trace.allocations
+        size, told = blocks.bytes[rows], blocks.rounded[rows]
+        cuda = self._trace.devices[self._device].has_reserved
+        wanted = np.where(told >= 0, told, rounded_by_rule(size) if cuda else np.maximum(size, 1))
+        if reserve is not None and int(wanted.sum()) > reserve:
+            wanted = np.maximum(size, 1)
+        address = [self._address[row] for row in rows.tolist()]
+        room = [min(behind - before, MOST) for before, behind in pairwise(address)]
+        limit = np.array([*room, MOST][: len(rows)], np.int64)
+        extent: Int64 = np.maximum(np.minimum(wanted, limit), np.minimum(size, wanted))
+        return extent
+
+    def _runs(self, rows: list[int], extents: list[int]) -> list[Json]:
+        runs: list[list[Json]] = []
+        owners: list[int] = []
+        end = -1
+        for row, extent in zip(rows, extents, strict=True):
+            if self._address[row] != end:
+                runs.append([])
+                owners.append(row)
+            runs[-1].append(self._live(row, extent))
+            end = self._address[row] + extent
+        blocks = self._trace.allocations
+        return [
+            self._segment(
+                run[0]["address"],
+                sum(block["size"] for block in run),
+                int(blocks.stream[owner]),
+                int(blocks.pool[owner]),
+                False,
+                run,
+            )
+            for run, owner in zip(runs, owners, strict=True)
+        ]
+
+    def _live(self, row: int, extent: int) -> Json:
+        blocks = self._trace.allocations
+        return {
+            "address": self._address[row],
+            "size": extent,
+            "requested_size": int(blocks.bytes[row]),
+            "state": "active_pending_free" if self._pending[row] else "active_allocated",
+            "frames": self._frames(int(blocks.stack[row])),
+        }
+
+    def _segment(
+        self, address: int, size: int, stream: int, pool: int, expandable: bool, blocks: list[Json]
+    ) -> Json:
+        blocks.sort(key=lambda block: int(block["address"]))
+        live = [block for block in blocks if block["state"] != "inactive"]
+        held = [block for block in live if block["state"] == "active_allocated"]
+        return {
+            "device": self._number,
+            "address": address,
+            "total_size": size,
+            "allocated_size": sum(block["size"] for block in held),
+            "active_size": sum(block["size"] for block in live),
+            "requested_size": sum(block["requested_size"] for block in live),
+            "stream": self._trace.streams[stream] if stream >= 0 else 0,
+            "segment_type": "small" if size == 2 << 20 else "large",
+            **({"segment_pool_id": tuple(self._trace.pools[pool])} if pool >= 0 else {}),
+            "is_expandable": bool(expandable),
+            "frames": [],
+            "blocks": blocks,
+        }
+
+
+def _free(address: int, size: int) -> Json:
+    return {"address": address, "size": size, "requested_size": 0, "state": "inactive", "frames": []}

@@ -1,0 +1,139 @@
+"""speedscope: what was alive at the peak by call stack, as a flame graph for www.speedscope.app.
+
+Schema: https://www.speedscope.app/file-format-schema.json, a "sampled" profile a device, weighted in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.analysis.breakdown import sums
+from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.exports.changes import is_used
+from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.tables import Int64
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+
+Frame = dict[str, Any]
+Path = tuple[str, ...]
+
+
+def write(trace: MemoryTrace, path: str | os.PathLike[str], title: str) -> None:
+    """Write one profile per device; its samples sum to the device's peak.
+
+    A block without a call stack stands under its modules, operator and category instead.
+
+    Raises:
+        MemPluginError: the file cannot be written.
+    """
+    with replacing(path) as stream:
+        stream.write(json.dumps(document(trace, title), separators=(",", ":")).encode("ascii"))
+
+
+def document(trace: MemoryTrace, title: str) -> dict[str, Any]:
+    """The file's content. `title` is what speedscope shows above the graph."""
+    frames = _Frames()
+    profiles = [_profile(trace, row, frames) for row in range(len(trace.devices)) if is_used(trace, row)]
+    peaks = [profile["endValue"] for profile in profiles]
+    return {
+        "$schema": SCHEMA,
+        "exporter": WRITTEN_BY,
+        "name": title,
+        "activeProfileIndex": peaks.index(max(peaks)) if peaks else 0,
+        "shared": {"frames": frames.written},
+        "profiles": profiles,
+    }
+
+
+class _Frames:
+    """The frames that samples point into, each once."""
+
+    def __init__(self) -> None:
+        self.written: list[Frame] = []
+        self._rows: dict[str, int] = {}
+
+    def row(self, text: str, is_place: bool) -> int:
+        """The row of a frame: of a call stack (`is_place`), or of a name that stands in for one."""
+        known = self._rows.get(text)
+        if known is None:
+            known = self._rows[text] = len(self.written)
+            self.written.append(_frame(text) if is_place else {"name": text})
+        return known
+
+
+def _frame(text: str) -> Frame:
+    frame = read_frame(text)
+    name = f"{frame.function} [fx {frame.fx}]" if frame.fx else frame.function
+    known: Frame = {"name": name or "(unknown)"}
+    if frame.file and frame.file != "??":
+        known["file"] = frame.file
+    if frame.line > 0:
+        known["line"] = frame.line
+    return known
+
+
+def _profile(trace: MemoryTrace, device: int, frames: _Frames) -> dict[str, Any]:
+    live = trace.live(device)
+    event = int(np.argmax(live)) - 1
+    found: dict[tuple[int, ...], int] = {}
+    for sample, size in _samples(trace, trace.allocations.alive_at(event, device), frames):
+        found[sample] = found.get(sample, 0) + size
+    # Neighbours that share their outermost frames become one bar in the order of time, too.
+    ordered = sorted(found.items())
+    return {
+        "type": "sampled",
+        "name": f"{trace.devices[device].name}, live at the peak (event {event})",
+        "unit": "bytes",
+        "startValue": 0,
+        "endValue": int(live[event + 1]),
+        "samples": [list(sample) for sample, _ in ordered],
+        "weights": [size for _, size in ordered],
+    }
+
+
+def _samples(trace: MemoryTrace, rows: np.ndarray, frames: _Frames) -> list[tuple[tuple[int, ...], int]]:
+    """Each different place at which some allocations were made, outermost first, and its bytes."""
+    blocks = trace.allocations
+    stack = blocks.stack[rows]
+    known = rows[stack >= 0]
+    bytes_of = sums(blocks.stack[known].astype(np.int64), blocks.bytes[known], len(trace.stacks))
+    used = np.unique(blocks.stack[known]).tolist()
+    named = [
+        (tuple(frames.row(text, True) for text in reversed(trace.stacks[row])), int(bytes_of[row]))
+        for row in used
+    ]
+    return named + _without_stack(trace, rows[stack < 0], frames)
+
+
+def _without_stack(
+    trace: MemoryTrace, rows: np.ndarray, frames: _Frames
+) -> list[tuple[tuple[int, ...], int]]:
+    blocks = trace.allocations
+    place: Int64 = np.stack(
+        (blocks.module[rows], blocks.operator[rows], blocks.label[rows], blocks.category[rows]), axis=1
+    ).astype(np.int64)
+    different, group = np.unique(place, axis=0, return_inverse=True)
+    size = sums(group.ravel().astype(np.int64), blocks.bytes[rows], len(different))
+    return [
+        (tuple(frames.row(name, False) for name in _names(trace, *key)), int(total))
+        for key, total in zip(different.tolist(), size.tolist(), strict=True)
+    ]
+
+
+def _names(trace: MemoryTrace, module: int, operator: int, label: int, category: int) -> Path:
+    names = [Category(category).key]
+    if label >= 0:
+        names.append(trace.labels[label])
+    if operator >= 0:
+        names.append(trace.operators[operator])
+    while module >= 0:
+        names.append(trace.modules[module].key or "(root)")
+        module = trace.modules[module].parent
+    return (NO_STACK, *reversed(names))

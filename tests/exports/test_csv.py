@@ -1,0 +1,77 @@
+"""CSV: a row per allocation, and no cell that a spreadsheet would run."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tb_memplugin.exports import csv as csv_export
+from tests.traces import EPOCH, trace
+
+SMALL = trace(
+    "start 400 w category=parameter module=layer label=layer.weight",
+    "alloc 100 a category=activation module=layer operator=aten::mm phase=forward",
+    "free a",
+)
+
+
+def rows(written, path, **options):
+    csv_export.write(written, path, **options)
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_every_allocation_is_a_row(tmp_path):
+    start, made = rows(SMALL, tmp_path / "out.csv")
+    assert tuple(start) == csv_export.COLUMNS
+    assert {key: made[key] for key in ("device", "bytes", "category", "phase", "module", "operator")} == {
+        "device": "cpu",
+        "bytes": "100",
+        "category": "activation",
+        "phase": "forward",
+        "module": "layer",
+        "operator": "aten::mm",
+    }
+    assert (made["born_event"], made["freed_event"]) == ("0", "1")
+    assert (made["born_ns"], made["freed_ns"]) == (str(EPOCH + 500), str(EPOCH + 1500))
+    assert made["address"] == "0x2000"
+    assert (start["name"], start["born_event"], start["born_ns"]) == ("layer.weight", "", "")
+    assert (start["freed_event"], start["freed_ns"], start["operator"], start["stack"]) == ("", "", "", "")
+
+
+def test_bytes_sum_to_what_is_live(tmp_path):
+    read = rows(SMALL, tmp_path / "out.csv")
+    assert sum(int(row["bytes"]) for row in read if not row["born_event"]) == SMALL.live(0)[0] == 400
+
+
+def test_a_stack_has_its_frames_in_order_and_can_be_left_out(tmp_path):
+    stacked = replace(
+        SMALL,
+        stacks=(("inner a.py:1", "outer b,c.py:2"),),
+        events=replace(SMALL.events, stack=np.array([0, -1], np.int32)),
+    )
+    made = rows(stacked, tmp_path / "out.csv")[1]
+    assert (made["stack_number"], made["stack"]) == ("0", "inner a.py:1 <- outer b,c.py:2")
+    assert made["line"] == "a.py:1 (inner)"
+    bare = rows(stacked, tmp_path / "out.csv", stacks=False)[1]
+    assert (bare["stack_number"], bare["stack"], bare["line"]) == ("0", "", "a.py:1 (inner)")
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_what_looks_like_a_formula_is_text(name, tmp_path):
+    named = replace(SMALL, labels=(name,))
+    assert rows(named, tmp_path / "out.csv")[0]["name"] == f"'{name}"
+
+
+@pytest.mark.parametrize("name", ['a,b"c', "two\nlines", "é…", "'", "\ud800"])
+def test_any_name_is_one_cell(name, tmp_path):
+    first, second = rows(replace(SMALL, labels=(name,)), tmp_path / "out.csv")
+    assert first["name"] == name.encode("utf-8", "backslashreplace").decode()
+    assert second["bytes"] == "100"
+
+
+def test_an_empty_trace_is_a_line_of_names(tmp_path):
+    assert rows(trace(), tmp_path / "out.csv") == []

@@ -1,0 +1,166 @@
+"""The HTML report: one file, its data exact, and nothing in it that a name could break out of."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
+from tb_memplugin.analysis.rules import read_rules
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.exports import html
+from tb_memplugin.exports.packed import pack, pack_steps
+from tb_memplugin.exports.report_data import OTHERS, SHOWN_KEYS, Division, report_data
+from tests.traces import trace
+
+SMALL = trace(
+    "start 400 w category=parameter module=net",
+    "start 11 v device=cuda:0",
+    "alloc 100 a category=activation module=net.a phase=forward",
+    "alloc 60 b category=gradient module=net.b phase=backward",
+    "alloc 5 c device=cuda:0 reserved=2048",
+    "free a phase=backward",
+    "free c reserved=1024",
+)
+CATEGORY = Division("category", "Category")
+HOSTILE = '</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>&amp;\u2028"'
+
+
+def unpacked(column):
+    """Integers from byte planes, as the page reads them."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(column["data"])), np.uint8)
+    planes = planes.reshape(column["width"], column["count"]).astype(object)
+    planes[-1] = np.where(planes[-1] > 127, planes[-1] - 256, planes[-1])
+    return [int(value) for value in sum(plane * 256**place for place, plane in enumerate(planes))]
+
+
+def steps(column):
+    return np.cumsum(unpacked(column)).tolist()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [0], [127, -128], [128], [-129, 5], [2**31, -(2**31)], [2**62, -(2**63), 2**63 - 1], [255] * 5],
+    ids=str,
+)
+def test_packed_integers_come_back(values):
+    assert unpacked(pack(values)) == values if values else pack(values)["count"] == 0
+
+
+def test_packed_steps_come_back():
+    assert steps(pack_steps([5, 5, 1000, -3])) == [5, 5, 1000, -3]
+
+
+@pytest.mark.parametrize("by", ALL_DIVISIONS)
+def test_every_division_sums_to_the_live_bytes_after_each_event(by):
+    for row, device in enumerate(report_data(SMALL, [Division(by, by)], "t")["devices"]):
+        (division,) = device["divisions"]
+        level = list(division["start"])
+        assert sum(level) == device["start_bytes"] == SMALL.live(row)[0]
+        columns = (steps(device["event"]), unpacked(device["change"]), unpacked(division["code"]))
+        for event, change, code in zip(*columns, strict=True):
+            level[code] += change
+            assert sum(level) == SMALL.live(row)[event + 1]
+        parts = sum(bytes_ for _, bytes_, _ in division["peak"])
+        assert parts == device["peak"]["bytes"] == SMALL.live(row).max()
+
+
+def test_the_peak_and_the_reserve_are_told():
+    cpu, cuda = report_data(SMALL, [CATEGORY], "t")["devices"]
+    assert (cpu["peak"]["bytes"], cpu["peak"]["event"], cpu["reserved"]) == (560, 1, None)
+    assert cpu["divisions"][0]["peak"] == [["parameter", 400, 1], ["activation", 100, 1], ["gradient", 60, 1]]
+    assert cuda["reserved"]["start_bytes"] == 2048
+    assert (steps(cuda["reserved"]["event"]), steps(cuda["reserved"]["bytes"])) == ([4], [1024])
+
+
+def test_many_keys_share_one_exact_band():
+    many = trace(*(f"alloc {n} a{n} module=m{n}" for n in range(1, 31)))
+    (device,) = report_data(many, [Division("module", "Module")], "t")["devices"]
+    keys = device["divisions"][0]["keys"]
+    assert keys == [*(f"m{n}" for n in range(30, 30 - SHOWN_KEYS, -1)), OTHERS]
+    code = unpacked(device["divisions"][0]["code"])
+    others = sum(
+        change for change, at in zip(unpacked(device["change"]), code, strict=True) if at == SHOWN_KEYS
+    )
+    assert others == sum(range(1, 31 - SHOWN_KEYS))
+
+
+def test_a_key_that_is_large_before_the_peak_has_a_band_of_its_own():
+    early = trace(
+        "alloc 500 a module=early", "free a", *(f"alloc {60 + n} b{n} module=m{n}" for n in range(20))
+    )
+    (device,) = report_data(early, [Division("module", "Module")], "t")["devices"]
+    assert device["divisions"][0]["keys"][0] == "early"
+
+
+def test_rules_divide_too():
+    ruled = replace(
+        SMALL,
+        stacks=(("forward a.py:1",),),
+        events=replace(SMALL.events, stack=np.array([0, -1, -1, 0, -1], np.int32)),
+    )
+    division = Division(read_rules(["Forward=forward"]), "Rules")
+    cpu, _ = report_data(ruled, [division], "t")["devices"]
+    assert cpu["divisions"][0]["peak"] == [["unknown", 460, 2], ["Forward", 100, 1]]
+
+
+def test_what_no_time_is_known_of_is_shown_by_events():
+    assert report_data(SMALL, [CATEGORY], "t")["timed"] is True
+    untimed = replace(SMALL, events=replace(SMALL.events, time_ns=np.array([0, 1000, 0, 2000, 1000])))
+    assert report_data(untimed, [CATEGORY], "t")["timed"] is False
+
+
+def written(tmp_path, report, title="t"):
+    html.write(report, tmp_path / "out.html", [CATEGORY, Division("module", "Module")], title)
+    return (tmp_path / "out.html").read_text("utf-8")
+
+
+def data_of(page):
+    (text,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)
+
+
+def test_the_page_is_one_file_that_names_no_other(tmp_path):
+    page = written(tmp_path, SMALL)
+    head, _, rest = page.partition("<body>")
+    assert "default-src 'none'" in head
+    assert not re.search(r"<(link|img|iframe)|\ssrc=", head + rest.partition("report-data")[0])
+    assert page.count("<script") == page.count("</script>") == 2
+    assert data_of(page)["devices"][0]["peak"]["bytes"] == 560
+
+
+def test_only_the_pages_own_program_may_run(tmp_path):
+    page = written(tmp_path, SMALL)
+    script = page.rpartition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in page
+
+
+def test_hostile_names_stay_text(tmp_path):
+    hostile = replace(SMALL, notes=(HOSTILE,), properties={HOSTILE: HOSTILE}, source=HOSTILE)
+    page = written(tmp_path, hostile, title=HOSTILE)
+    assert "alert(1)</script>" not in page
+    assert "<img src=x" not in page
+    assert page.count("<script") == 2
+    assert data_of(page)["notes"] == [HOSTILE]
+
+
+def test_without_the_bundle_it_is_said_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(html, "SCRIPT", tmp_path / "report.js")
+    with pytest.raises(MemPluginError, match="not built") as told:
+        written(tmp_path, SMALL)
+    assert "make bundle" in told.value.fix
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_a_long_recording_is_a_small_file(tmp_path):
+    lines = [line for n in range(20_000) for line in (f"alloc {512 * (n % 9 + 1)} a{n}", f"free a{n}")]
+    page = written(tmp_path, trace(*lines))
+    assert len(page) < 70_000 + 8 * 40_000

@@ -1,0 +1,58 @@
+"""Files appear whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.exports.output import replacing
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path):
+    target = tmp_path / "out.json"
+    target.write_text("old")
+    with replacing(target) as stream:
+        stream.write(b"new")
+        stream.flush()
+        assert target.read_text() == "old"
+    assert target.read_text() == "new"
+    assert names(tmp_path) == ["out.json"]
+
+
+def test_a_failure_leaves_the_old_file_and_no_other(tmp_path):
+    target = tmp_path / "out.json"
+    target.write_text("old")
+    with pytest.raises(UnicodeEncodeError), replacing(target) as stream:
+        stream.writelines(text.encode("ascii") for text in ("half", "é"))
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["out.json"]
+
+
+@pytest.mark.parametrize("place", ["absent/out.json", "", "file/out.json"])
+def test_a_place_that_cannot_be_written_is_told(tmp_path, place):
+    (tmp_path / "file").write_text("a file, no folder")
+    with pytest.raises(MemPluginError, match="cannot be written") as told, replacing(tmp_path / place):
+        pass
+    assert told.value.where == str(tmp_path / place)
+    assert "-o" in told.value.fix
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with replacing(tmp_path / "link") as stream:
+        stream.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_a_device_is_written_to_and_stays_one():
+    with replacing("/dev/null") as stream:
+        stream.write(b"gone")
+    assert not Path("/dev/null").is_file()
