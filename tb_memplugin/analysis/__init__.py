@@ -1,1 +1,89 @@
-"""Pure functions from a trace to a frozen result. Imports numpy and nothing bigger."""
+"""Pure functions from a trace to a frozen result, one for each question, all to be imported from here.
+
+Example:
+    >>> from tb_memplugin import load
+    >>> from tb_memplugin.analysis import peak
+    >>> peak(load("snapshot.pickle")).bytes
+"""
+
+from tb_memplugin.analysis.allocator import (
+    Fragmentation,
+    Levels,
+    PeakSplit,
+    PoolState,
+    levels,
+    peak_split,
+    pools,
+)
+from tb_memplugin.analysis.annotations import AnnotationRange, annotation_ranges
+from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Part, breakdown
+from tb_memplugin.analysis.compare import Delta, DeviceComparison, compare
+from tb_memplugin.analysis.curve import Curve, curve
+from tb_memplugin.analysis.fragmentation import FragmentationCurve, fragmentation_curve
+from tb_memplugin.analysis.leaks import Leak, leaks
+from tb_memplugin.analysis.lines import LineRow, line_table
+from tb_memplugin.analysis.moment import LiveAllocation, Moment, moment
+from tb_memplugin.analysis.oom import OomReport, oom_report
+from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.profile import profile_over_time
+from tb_memplugin.analysis.rules import Rules, read_rules
+from tb_memplugin.analysis.segments import BlockState, SegmentState, segments_at
+from tb_memplugin.analysis.stacks import StackNode, StackRow, stack_table, stack_tree
+from tb_memplugin.analysis.stages import Stage, stages
+from tb_memplugin.analysis.steps import StepStats, step_stats
+from tb_memplugin.analysis.usage import Allocation, Usage, usage
+
+# isort: split
+# After the module of the same name: from here on, the name is the function's.
+from tb_memplugin.analysis.allocator import fragmentation
+
+__all__ = [
+    "ALL_DIVISIONS",
+    "Allocation",
+    "AnnotationRange",
+    "BlockState",
+    "By",
+    "Curve",
+    "Delta",
+    "DeviceComparison",
+    "Fragmentation",
+    "FragmentationCurve",
+    "Leak",
+    "Levels",
+    "LineRow",
+    "LiveAllocation",
+    "Moment",
+    "OomReport",
+    "Part",
+    "PeakSplit",
+    "PoolState",
+    "Rules",
+    "SegmentState",
+    "StackNode",
+    "StackRow",
+    "Stage",
+    "StepStats",
+    "Usage",
+    "annotation_ranges",
+    "breakdown",
+    "compare",
+    "curve",
+    "fragmentation",
+    "fragmentation_curve",
+    "leaks",
+    "levels",
+    "line_table",
+    "moment",
+    "oom_report",
+    "peak",
+    "peak_split",
+    "pools",
+    "profile_over_time",
+    "read_rules",
+    "segments_at",
+    "stack_table",
+    "stack_tree",
+    "stages",
+    "step_stats",
+    "usage",
+]

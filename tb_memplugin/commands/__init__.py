@@ -10,10 +10,21 @@ import click
 from tb_memplugin.errors import MemPluginError
 
 SUB_COMMANDS = {
-    "peak": "What was alive at the peak of a recorded step.",
+    "import": "Put snapshots and traces into a logdir, for the Memory tab.",
+    "peak": "What was alive at the peak, of a file or of a recorded step.",
+    "diff": "What was added, removed, grown and shrunk between two peaks.",
+    "stages": "Live bytes at the beginning and end of every annotation.",
+    "usage": "Live bytes before and after one allocation was made, or given back.",
+    "allocator": "Segments, pools, fragmentation, and why memory ran out.",
+    "profile": "Memory over time by annotations, categories, context or rules, as a page.",
+    "json": "Everything that a recording holds, as JSON.",
+    "export": "A recording as html, speedscope, perfetto, csv, json or snapshot.",
     "doctor": "Why the Memory tab might be empty, and what to do.",
 }
 """Sub-commands by name, with the line that `--help` shows. Each is `command` in the file of its name."""
+
+FILES = {"import": "import_", "json": "json_"}
+"""Files of sub-commands whose names Python uses itself."""
 
 
 class LazyGroup(click.Group):
@@ -27,7 +38,8 @@ class LazyGroup(click.Group):
         """The sub-command with this name, None if there is none."""
         if cmd_name not in SUB_COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"tb_memplugin.commands.{cmd_name}").command
+        file = FILES.get(cmd_name, cmd_name)
+        command: click.Command = importlib.import_module(f"tb_memplugin.commands.{file}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's
@@ -44,15 +56,9 @@ class LazyGroup(click.Group):
 
 
 def _refuse(error: MemPluginError) -> NoReturn:
-    from tb_memplugin.commands.tables import printable
+    from tb_memplugin.commands.refusals import refusal
 
-    lines = [error.what, error.where and f"  where: {error.where}", error.fix and f"  fix: {error.fix}"]
-    click.echo(
-        "\n".join(
-            f"{'error: ' if not row else ''}{printable(line)}" for row, line in enumerate(lines) if line
-        ),
-        err=True,
-    )
+    click.echo(refusal(error), err=True)
     raise SystemExit(2)
 
 

@@ -1,118 +1,96 @@
-"""`tb-memplugin peak`: what was alive at the peak of a recorded step."""
+"""`tb-memplugin peak`: what was alive at the peak, of a file or of a recorded step."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import click
 
 from tb_memplugin.analysis.breakdown import DIVISIONS, By, Part
+from tb_memplugin.analysis.rules import Rules
+from tb_memplugin.commands.choosing import chosen_steps, highest, peaks, tell_others
+from tb_memplugin.commands.device_peak import DevicePeak, summary_peak, trace_peak
+from tb_memplugin.commands.divisions import (
+    division,
+    division_name,
+    division_options,
+    parts_json,
+    shown_key,
+    top_parts,
+)
+from tb_memplugin.commands.opening import Reading, load_file, reading_options
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
-from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
-from tb_memplugin.store.paths import readable
-from tb_memplugin.store.reader import RecordedStep, full_summary, peak_parts, read_recordings
-from tb_memplugin.trace import Phase
-
-REST = "(rest)"
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    step: RecordedStep
-    summary: StepSummary
-    device: DeviceSummary
-
-    @property
-    def peak_time_ns(self) -> int:
-        """Epoch nanoseconds."""
-        return self.step.metadata.epoch_ns + self.device.stats.peak_time_ns
+from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
+from tb_memplugin.store import files
+from tb_memplugin.store.reader import RecordedStep, load_window
+from tb_memplugin.trace import MemoryTrace
 
 
 @click.command("peak")
 @click.argument("path")
 @click.option("--step", type=int, help="The step's number. Default: the one with the highest peak.")
 @click.option("--device", help="A device's name, such as cuda:0. Default: all.")
-@click.option("--worker", help="A worker's name. Default: the one with the highest peak.")
-@click.option(
-    "--by", type=click.Choice(DIVISIONS), default="category", show_default=True, help="What to divide by."
-)
+@click.option("--worker", help="Of a folder: a worker's name. Default: the one with the highest peak.")
+@division_options
 @click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="Rows; 0 shows all.")
 @click.option("--json", "as_json", is_flag=True, help="Bytes and nanoseconds, for programs.")
+@reading_options
 def command(
-    path: str, step: int | None, device: str | None, worker: str | None, by: By, top: int, as_json: bool
+    path: str,
+    step: int | None,
+    device: str | None,
+    worker: str | None,
+    by: str | None,
+    rules: Sequence[str],
+    top: int,
+    as_json: bool,
+    reading: Reading,
 ) -> None:
-    """What was alive at the peak of a recorded step.
+    """What was alive at the peak, for each device.
 
-    PATH is a run's folder, a worker's folder in it, or a logdir above them.
+    PATH is a memory snapshot, a Kineto trace, a raw memory timeline, a recorded window, a run's folder, a
+    worker's folder in it, or a logdir above them.
     """
-    steps = _selected(path, step, device, worker)
-    best = _highest(steps, device)
-    found = [_summary(chosen, name) for chosen, name in _per_device(steps, best.folder, device)]
-    if as_json:
-        document = {"source": best.folder, "devices": [_json(item, by, top) for item in found]}
-        click.echo(json.dumps(document, indent=2))
+    chosen = division(by, rules)
+    if files.is_folder(path):
+        source, worker, found = _of_folder(path, step, device, worker, chosen)
     else:
-        _show(found, by, top)
-    others = sorted({other.folder for other in steps} - {best.folder})
-    if others:
-        names = ", ".join(printable(name, 80) for name in others[:5]) + (", …" if len(others) > 5 else "")
-        click.echo(
-            f"Shown is {printable(best.folder)}, which has the highest peak. Also here: {names}", err=True
-        )
+        if worker is not None:
+            raise MemPluginError("A file has no workers.", where="--worker", fix="Leave it out.")
+        source, worker = path, Path(path).name
+        found = _of_trace(load_file(path, reading), step, device, chosen)
+    if as_json:
+        document = {"source": source, "devices": [_json(item, top) for item in found]}
+        click.echo(json.dumps(document, indent=2))
+        return
+    for item in found:
+        _show(item, worker, division_name(chosen), top)
+    if not found:
+        click.echo(f"{printable(source)} has no device: nothing was recorded in it.")
 
 
-def top_parts(parts: Sequence[Part], top: int) -> list[Part]:
-    """The largest parts, and one for all the others: the sum stays the same. 0 keeps all."""
-    if not top or len(parts) <= top:
-        return list(parts)
-    rest = parts[top:]
-    return [*parts[:top], Part(REST, sum(part.bytes for part in rest), sum(part.count for part in rest))]
-
-
-def _selected(path: str, step: int | None, device: str | None, worker: str | None) -> list[RecordedStep]:
-    """The steps that the options mean.
-
-    Raises:
-        NotRecordedError: there are none; it names those that there are.
-    """
-    recordings = read_recordings(path)
-    for problem in recordings.problems:
-        click.echo(f"warning: {printable(str(problem))}", err=True)
-    steps = list(recordings.steps)
-    if not steps:
-        fix = f"Record one with memory_trace_handler, or ask: tb-memplugin doctor {path}"
-        raise NotRecordedError("No memory recording is here.", where=path, fix=fix)
-    if worker is not None:
-        known = sorted({item.metadata.worker for item in steps})
-        steps = [item for item in steps if item.metadata.worker == readable(worker)]
-        _require(steps, f"Worker {worker!r}", known, path)
+def _of_trace(trace: MemoryTrace, step: int | None, device: str | None, by: By | Rules) -> list[DevicePeak]:
+    rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
     if step is not None:
-        known = [str(number) for number in sorted({item.metadata.step for item in steps})]
-        steps = [item for item in steps if item.metadata.step == step]
-        _require(steps, f"Step {step}", known, path)
-    if device is not None:
-        known = sorted({item.device for entry in steps for item in entry.metadata.devices})
-        steps = [item for item in steps if device in _peaks(item)]
-        _require(steps, f"Device {device!r}", known, path)
-    return [item for item in steps if item.metadata.devices]
+        trace.step_row(step)
+    return [trace_peak(trace, row, by, step) for row in rows]
 
 
-def _require(steps: Sequence[RecordedStep], what: str, known: Sequence[str], path: str) -> None:
-    if not steps:
-        raise NotRecordedError(
-            f"{what} was not recorded.", where=path, fix=f"Choose one of: {', '.join(known)}."
-        )
-
-
-def _peaks(step: RecordedStep) -> dict[str, int]:
-    return {item.device: item.stats.peak_bytes for item in step.metadata.devices}
-
-
-def _highest(steps: Sequence[RecordedStep], device: str | None) -> RecordedStep:
-    return max(steps, key=lambda step: _peaks(step)[device] if device else max(_peaks(step).values()))
+def _of_folder(
+    path: str, step: int | None, device: str | None, worker: str | None, by: By | Rules
+) -> tuple[str, str, list[DevicePeak]]:
+    """The worker's folder, its name, and each device's peak in the step where it is highest."""
+    steps = chosen_steps(path, step, device, worker)
+    best = highest(steps, device)
+    traces: dict[str, MemoryTrace | UnreadableFileError] = {}
+    found = [
+        _recorded_peak(chosen, name, by, traces) for chosen, name in _per_device(steps, best.folder, device)
+    ]
+    tell_others(steps, best.folder)
+    return best.folder, best.metadata.worker, found
 
 
 def _per_device(
@@ -120,61 +98,98 @@ def _per_device(
 ) -> list[tuple[RecordedStep, str]]:
     """For each device of a worker, the step in which its peak is highest."""
     mine = [step for step in steps if step.folder == folder]
-    names = [device] if device else list(dict.fromkeys(name for step in mine for name in _peaks(step)))
-    return [(max(mine, key=lambda step: _peaks(step).get(name, -1)), name) for name in names]
+    names = [device] if device else list(dict.fromkeys(name for step in mine for name in peaks(step)))
+    return [(max(mine, key=lambda step: peaks(step).get(name, -1)), name) for name in names]
 
 
-def _summary(step: RecordedStep, name: str) -> _Found:
-    summary = full_summary(step)
-    return _Found(step, summary, next(device for device in summary.devices if device.name == name))
+def _recorded_peak(
+    step: RecordedStep, device: str, by: By | Rules, traces: dict[str, MemoryTrace | UnreadableFileError]
+) -> DevicePeak:
+    """From the window's side file; from the summary where that is absent and the summary tells enough."""
+    trace = _window(step, traces)
+    if not isinstance(trace, UnreadableFileError):
+        try:
+            return trace_peak(trace, trace.device_row(device), by, step.metadata.step)
+        except NotRecordedError as error:
+            trace = UnreadableFileError("The side file is of another window.", where=error.where)
+    if isinstance(by, Rules) or by not in DIVISIONS:
+        raise trace
+    return summary_peak(step, device, by)
 
 
-def _parts(found: _Found, by: By, top: int) -> list[Part]:
-    return top_parts(peak_parts(found.summary, found.device, by), top)
+def _window(
+    step: RecordedStep, traces: dict[str, MemoryTrace | UnreadableFileError]
+) -> MemoryTrace | UnreadableFileError:
+    path = step.side_file or ""
+    if path not in traces:
+        try:
+            traces[path] = load_window(path)
+        except UnreadableFileError as error:
+            click.echo(f"warning: {printable(error.what)} {printable(path)}", err=True)
+            traces[path] = error
+    return traces[path]
 
 
-def _json(found: _Found, by: By, top: int) -> dict[str, object]:
-    stats = found.device.stats
+def _json(found: DevicePeak, top: int) -> dict[str, Any]:
     return {
-        "device": found.device.name,
-        "step": found.step.metadata.step,
-        "peak_bytes": stats.peak_bytes,
-        "window_peak_bytes": stats.window_peak_bytes,
+        "device": found.device,
+        "step": found.step,
+        "peak_bytes": found.peak_bytes,
+        "window_peak_bytes": found.window_peak_bytes,
+        "peak_event": found.peak_event,
         "peak_time_ns": found.peak_time_ns,
-        "start_bytes": stats.start_bytes,
-        "end_bytes": stats.end_bytes,
-        "peak_reserved_bytes": stats.peak_reserved_bytes if stats.HasField("peak_reserved_bytes") else None,
-        "breakdown": [
-            {"key": part.key, "bytes": part.bytes, "count": part.count} for part in _parts(found, by, top)
-        ],
+        "start_bytes": found.start_bytes,
+        "end_bytes": found.end_bytes,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
+        "oom": _oom_json(found),
+        "breakdown": parts_json(top_parts(found.parts, top)),
     }
 
 
-def _show(found: Sequence[_Found], by: By, top: int) -> None:
+def _oom_json(found: DevicePeak) -> dict[str, Any] | None:
+    oom = found.oom
+    if oom is None:
+        return None
+    return {
+        "event": found.oom_event,
+        "time_ns": oom.time_ns,
+        "requested_bytes": oom.requested_bytes,
+        "free_bytes": oom.free_bytes,
+        "active_bytes": oom.active_bytes,
+        "reserved_bytes": oom.reserved_bytes,
+        "largest_free_bytes": oom.largest_free_bytes,
+        "cause": oom.cause,
+        "why": oom.why,
+        "failed_requests": found.failed_requests,
+    }
+
+
+def _show(found: DevicePeak, worker: str, by: str, top: int) -> None:
     out = console()
-    for item in found:
-        whole = item.device.stats.peak_bytes
-        unit = Unit.for_bytes([whole])
-        parts = _parts(item, by, top)
-        total = Part("total", sum(part.bytes for part in parts), sum(part.count for part in parts))
-        rows = [
-            (part.key or "(root)", unit.show(part.bytes), _share(part.bytes, whole), f"{part.count:,}")
-            for part in (*parts, total)
-        ]
-        for line in _heading(item, unit):
-            out.print(printable(line, LONGEST), soft_wrap=True)
-        out.print(table((by, unit.name, "%", "blocks"), rows))
+    unit = Unit.for_bytes([found.peak_bytes])
+    parts = top_parts(found.parts, top)
+    total = Part("total", sum(part.bytes for part in parts), sum(part.count for part in parts))
+    rows = [
+        (shown_key(part.key), unit.show(part.bytes), _share(part.bytes, found.peak_bytes), f"{part.count:,}")
+        for part in (*parts, total)
+    ]
+    for line in _heading(found, worker, unit):
+        out.print(printable(line, None if line.startswith("out of memory") else LONGEST), soft_wrap=True)
+    out.print(table((by, unit.name, "%", "blocks"), rows))
 
 
-def _heading(found: _Found, unit: Unit) -> tuple[str, str, str]:
-    stats, peak, metadata = found.device.stats, found.device.peak, found.step.metadata
-    doing = Phase(peak.phase).key + (f", {peak.operator}" if peak.HasField("operator") else "")
-    seconds = (stats.peak_time_ns - stats.step_start_ns) / 1e9
-    return (
-        f"{metadata.worker}, step {metadata.step}, {found.device.name}",
-        f"peak {unit.tell(stats.peak_bytes)}, {seconds:.3f} s into the step ({doing})",
-        f"start of the window {unit.tell(stats.start_bytes)}, end of the step {unit.tell(stats.end_bytes)}",
-    )
+def _heading(found: DevicePeak, worker: str, unit: Unit) -> list[str]:
+    doing = found.phase.key + (f", {found.operator}" if found.operator is not None else "")
+    seconds = (found.peak_time_ns - found.step_start_ns) / 1e9
+    at = "" if found.reached_event is None else f", at event {found.reached_event}"
+    lines = [
+        f"{worker}, step {found.step}, {found.device}",
+        f"peak {unit.tell(found.peak_bytes)}, {seconds:.3f} s into the step ({doing}){at}",
+        f"start of the window {unit.tell(found.start_bytes)}, end of the step {unit.tell(found.end_bytes)}",
+    ]
+    if found.oom is not None:
+        lines.append(f"out of memory at event {found.oom_event}: {found.oom.why}")
+    return lines
 
 
 def _share(size: int, whole: int) -> str:

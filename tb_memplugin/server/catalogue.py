@@ -15,6 +15,7 @@ from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import StepSummary
 from tb_memplugin.store.blob import read_metadata, read_summary
+from tb_memplugin.store.generations import superseded
 from tb_memplugin.store.paths import PLUGIN_NAME
 
 SUMMARIES_KEPT = 256
@@ -153,18 +154,19 @@ def run_and_worker(folder: str, worker: str) -> tuple[str, str]:
 def _sorted(found: dict[str, dict[str, bytes]]) -> Listing:
     workers: dict[tuple[str, str], list[Entry]] = {}
     problems: list[UnreadableFileError] = []
+    folders: dict[str, list[Entry]] = {}
     for folder in sorted(found):
-        entries: list[Entry] = []
-        names: set[str] = set()
         for tag, content in found[folder].items():
             try:
                 metadata = _metadata(content, f"{folder}: {tag}")
             except UnreadableFileError as error:
                 problems.append(error)
                 continue
-            entries.append(Entry(*run_and_worker(folder, metadata.worker), folder, tag, metadata))
-            names.add(metadata.worker)
-        if not entries:
+            entry = Entry(*run_and_worker(folder, metadata.worker), folder, tag, metadata)
+            folders.setdefault(folder, []).append(entry)
+    replaced = superseded({folder: entries[0].metadata.worker for folder, entries in folders.items()})
+    for folder, entries in folders.items():
+        if folder in replaced:
             continue
         # Copies of a folder hold the same names: the folder's own tells them apart.
         key = (entries[0].run, entries[0].worker)

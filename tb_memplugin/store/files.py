@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import posixpath
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -45,7 +46,8 @@ def write_whole(path: str, write: Callable[[BinaryIO], Result]) -> Result:
         file_system.pipe_file(inner, content.getvalue())
         return result
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # Without the file's own name: TensorBoard takes whatever has "tfevents" in its name for an event file.
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("wb") as stream:
             result = write(stream)
@@ -143,6 +145,49 @@ def remove(path: str) -> None:
             file_system.rm_file(inner)
         else:
             Path(path).unlink(missing_ok=True)
+
+
+def remove_empty_folder(path: str) -> None:
+    """Delete a folder if nothing is in it and it can be done."""
+    with contextlib.suppress(OSError):
+        if is_remote(path):
+            file_system, inner = _remote(path)
+            file_system.rmdir(inner)
+        else:
+            Path(path).rmdir()
+
+
+def read_small(path: str, most: int = 1 << 16) -> bytes:
+    """The first bytes of a file, empty where it cannot be read."""
+    try:
+        with open_ranges(path) as (read, _):
+            return read(0, most)
+    except OSError:
+        return b""
+
+
+def is_folder(path: str) -> bool:
+    """Whether a path is a folder's."""
+    if is_remote(path):
+        file_system, inner = _remote(path)
+        return bool(file_system.isdir(inner))
+    return Path(path).is_dir()
+
+
+def folders_in(path: str) -> list[str]:
+    """The names of the folders that lie right in a folder, sorted; none where it is absent."""
+    if is_remote(path):
+        file_system, inner = _remote(path)
+        with contextlib.suppress(OSError):
+            return sorted(
+                posixpath.basename(item["name"].rstrip("/"))
+                for item in file_system.ls(inner, detail=True)
+                if item["type"] == "directory"
+            )
+        return []
+    with contextlib.suppress(OSError):
+        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+    return []
 
 
 def exists(path: str) -> bool:

@@ -15,6 +15,7 @@ from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.envelope import RERECORD
 from tb_memplugin.store.event_file import blobs_of
+from tb_memplugin.store.generations import superseded
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, is_side_file_name
 from tb_memplugin.store.records import records
 from tb_memplugin.store.summary import Window, WindowSummaries
@@ -152,6 +153,8 @@ def read_recordings(path: str) -> Recordings:
                         steps.append(step)  # one by one: what comes before an error counts
                 except UnreadableFileError as error:
                     problems.append(error)
+    replaced = superseded({step.folder: step.metadata.worker for step in steps})
+    steps = [step for step in steps if step.folder not in replaced]
     steps.sort(key=lambda step: (step.folder, step.metadata.window, step.metadata.step))
     return Recordings(tuple(steps), tuple(problems))
 

@@ -69,6 +69,13 @@ class RunWriter:
         self._event_stem = ""
         self._windows = 0
 
+    @classmethod
+    def into(cls, folder: str, worker: str, writer_id: str) -> RunWriter:
+        """A writer for a folder that `claim_folder` took for it."""
+        writer = cls(folder, worker)
+        writer._use(folder, worker, writer_id)
+        return writer
+
     def write(self, trace: MemoryTrace) -> WrittenWindow:
         """Write a window: one side file, and one summary a step. Readers see it when this returns.
 
@@ -114,10 +121,10 @@ class RunWriter:
         """Append to the event file; where nothing can be appended to, every window gets a file of its own."""
         part = self._windows if files.is_remote(self._folder) else 0
         path = files.join(self._folder, f"{self._event_stem}.{part:06d}{EVENT_FILE_END}")
-        if files.is_remote(self._folder):
+        if not files.is_remote(self._folder) and files.exists(path):
+            files.append(path, events)
+        else:
             files.write_whole(path, lambda stream: stream.write(first_record() + events))
-            return path
-        files.append(path, events if files.exists(path) else first_record() + events)
         return path
 
     def _take_folder(self) -> None:
@@ -126,10 +133,7 @@ class RunWriter:
         for number in range(1, _MOST_WRITERS):
             worker = self._worker if number == 1 else f"{self._worker}.{number}"
             folder = files.join(self._logdir, folder_name(worker))
-            if _has_events(folder):
-                continue
-            files.make_folder(files.join(folder, SIDE_FOLDER))
-            if not files.claim(files.join(folder, SIDE_FOLDER, CLAIM), writer_id.encode()):
+            if not claim_folder(folder, writer_id):
                 continue
             if number > 1:
                 _log.warning(
@@ -138,15 +142,7 @@ class RunWriter:
                     files.join(self._logdir, folder_name(self._worker)),
                     folder,
                 )
-            self._pid, self._folder, self._taken_worker, self._writer_id = (
-                os.getpid(),
-                folder,
-                worker,
-                writer_id,
-            )
-            maker = f"{folder_name(socket.gethostname())}.{os.getpid()}"
-            self._event_stem = f"events.out.tfevents.{int(time.time()):010d}.{maker}"
-            self._windows = 0
+            self._use(folder, worker, writer_id)
             return
         raise MemPluginError(
             f"{_MOST_WRITERS} writers have used this worker's folder.",
@@ -154,12 +150,37 @@ class RunWriter:
             fix="Choose a new folder.",
         )
 
+    def _use(self, folder: str, worker: str, writer_id: str) -> None:
+        self._pid, self._folder = os.getpid(), folder
+        self._taken_worker, self._writer_id = worker, writer_id
+        maker = f"{folder_name(socket.gethostname())}.{os.getpid()}"
+        self._event_stem = f"events.out.tfevents.{int(time.time()):010d}.{maker}"
+        self._windows = 0
+
     def _refuse(self, error: OSError) -> NoReturn:
         raise MemPluginError(
             f"The memory profile could not be written: {error.strerror or error}.",
             where=self._folder or self._logdir,
             fix="Free space on the disk, or choose a folder that this process may write to.",
         ) from error
+
+
+def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
+    """Make a worker's folder and take it for one writer; False where it has, or had, another.
+
+    Args:
+        folder: a worker's folder. It need not exist.
+        writer_id: unique per writer.
+        origin: of an import, the file that it comes from.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    if _has_events(folder):
+        return False
+    files.make_folder(files.join(folder, SIDE_FOLDER))
+    content = f"{writer_id}\n{origin}" if origin else writer_id
+    return files.claim(files.join(folder, SIDE_FOLDER, CLAIM), content.encode("utf-8", "surrogatepass"))
 
 
 def _has_events(folder: str) -> bool:

@@ -35,10 +35,12 @@ def test_json_is_what_the_issue_says(logdir):
                 "step": 5,
                 "peak_bytes": 560,
                 "window_peak_bytes": 160,
+                "peak_event": 3,
                 "peak_time_ns": EPOCH + 3_500,
                 "start_bytes": 400,
                 "end_bytes": 460,
                 "peak_reserved_bytes": None,
+                "oom": None,
                 "breakdown": [
                     {"key": "parameter", "bytes": 400, "count": 1},
                     {"key": "activation", "bytes": 100, "count": 1},
@@ -120,6 +122,18 @@ def test_a_folder_without_recordings_is_refused(tmp_path):
     assert (result.exit_code, "No memory recording" in result.stderr) == (2, True)
     result = run("peak", tmp_path / "absent")
     assert (result.exit_code, "no such folder" in result.stderr) == (2, True)
+
+
+def test_without_its_side_file_a_step_is_told_from_its_summary(logdir):
+    whole = told(logdir)
+    (logdir / "baseline/rank0/plugins/tb_memplugin/window-000000.mem").unlink()
+    result = run("peak", logdir, "--json")
+    for device in whole["devices"]:
+        device["peak_event"] = None  # which event holds it longest, only the events tell
+    assert json.loads(result.stdout) == whole
+    assert "absent" in result.stderr
+    refused = run("peak", logdir, "--by", "stack")
+    assert (refused.exit_code, "side file" in refused.stderr) == (2, True)
 
 
 def test_people_get_a_table_in_one_unit(logdir):

@@ -1,0 +1,197 @@
+"""`tb-memplugin allocator`: segments, pools, fragmentation, and why memory ran out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import click
+from rich.table import Table
+
+from tb_memplugin.analysis.breakdown import breakdown
+from tb_memplugin.analysis.oom import OomReport
+from tb_memplugin.analysis.segments import SegmentState
+from tb_memplugin.commands.allocator_state import DeviceState, device_state, last_event_of, state_json
+from tb_memplugin.commands.divisions import shown_key, top_parts
+from tb_memplugin.commands.events import event_numbered
+from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.tables import Unit, console, printable, table
+from tb_memplugin.errors import MemPluginError, NotRecordedError
+from tb_memplugin.trace import MemoryTrace
+
+MOMENTS = ("peak", "start", "end", "oom")
+NOT_TOLD = "?"
+OOM_LINES = 5
+
+
+@click.command("allocator")
+@click.argument("path")
+@click.option(
+    "--at",
+    "moment",
+    default="peak",
+    show_default=True,
+    metavar="EVENT",
+    help="An event of the device, counted from 0, or one of: peak, start, end, oom (the last one).",
+)
+@click.option("--device", help="A device's name. Default: all.")
+@click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="Segments; 0: all.")
+@click.option("--blocks", is_flag=True, help="With --json: every block of every segment.")
+@click.option("--json", "as_json", is_flag=True, help="Bytes and nanoseconds, for programs.")
+@reading_options
+def command(
+    path: str, moment: str, device: str | None, top: int, blocks: bool, as_json: bool, reading: Reading
+) -> None:
+    """What the caching allocator holds at a moment, device by device, and why requests failed.
+
+    PATH is a memory snapshot, a Kineto trace, a recorded window, or a recorded run's folder. What a
+    file does not tell is shown as ?, and is null in JSON.
+    """
+    opened = open_trace(path, reading, device=device)
+    trace = opened.trace
+    states = [device_state(trace, row, event) for row, event in _moments(trace, device, moment)]
+    if as_json:
+        document = {
+            "source": opened.source,
+            "settings": trace.properties,
+            "devices": [state_json(state, blocks) for state in states],
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    for state in states:
+        _show(state, top)
+    if not states:
+        click.echo(f"{printable(opened.source)} has no device: nothing was recorded in it.")
+
+
+def _moments(trace: MemoryTrace, device: str | None, moment: str) -> Iterator[tuple[int, int]]:
+    """Rows of devices, and the event at which to look at each.
+
+    Raises:
+        NotRecordedError: no such device or event.
+        MemPluginError: the text means no moment.
+    """
+    rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+    if moment == "oom":
+        failed = {int(trace.events.device[oom.event]): oom.event for oom in trace.ooms}
+        if not failed.keys() & set(rows):
+            raise NotRecordedError(
+                "No request failed here.", where=trace.source, fix="Ask for another moment with --at."
+            )
+        yield from ((row, failed[row]) for row in rows if row in failed)
+        return
+    for row in rows:
+        if moment == "peak":
+            yield row, int(trace.live(row).argmax()) - 1
+        elif moment == "start":
+            yield row, -1
+        elif moment == "end":
+            yield row, last_event_of(trace, row)
+        else:
+            yield row, event_numbered(trace, row, _number(moment))
+
+
+def _number(text: str) -> int:
+    if not text.lstrip("-").isdecimal() or len(text) > 18:
+        raise MemPluginError(
+            f"{text[:80]!r} is no moment.",
+            where="--at",
+            fix=f"Give a number, or one of: {', '.join(MOMENTS)}.",
+        )
+    return int(text)
+
+
+def _show(state: DeviceState, top: int) -> None:
+    out = console()
+    known = [state.active_bytes, state.reserved_bytes or 0]
+    unit = Unit.for_bytes(known)
+    for line in _heading(state):
+        out.print(printable(line), soft_wrap=True)
+    out.print(_pools(state, unit))
+    if state.segments is None:
+        out.print("Where the reserve lies is not told: there are no segments in the file.\n")
+    else:
+        out.print(_segments(state, unit, top))
+    for oom in state.ooms:
+        _show_oom(state, oom)
+
+
+def _heading(state: DeviceState) -> Iterator[str]:
+    waste, peak = state.fragmentation, state.peak
+    at_least = "" if state.rounded_exact or state.rounded_bytes is None else "at least "
+    yield f"{state.name}, after event {state.number(state.event)}"
+    yield (
+        f"allocated {_told(state.allocated_bytes)} as requested ({at_least}{_told(state.rounded_bytes)} "
+        f"rounded), pending {_told(state.pending_bytes)}, reserved {_told(state.reserved_bytes)}"
+    )
+    yield (
+        f"fragmentation: {_percent(waste.unused)} of the reserve unused, {_percent(waste.split)} of what is "
+        f"free not in its largest piece ({_told(waste.largest_free_bytes)} of {_told(waste.free_bytes)})"
+    )
+    yield (
+        f"peak {_told(peak.bytes)} at event {state.number(peak.event)}: {_told(peak.before_bytes)} from "
+        f"before, {_told(peak.came_bytes)} came; most reserved {_told(state.peak_reserved_bytes)}"
+    )
+
+
+def _pools(state: DeviceState, unit: Unit) -> Table:
+    columns = {
+        f"pool ({unit.name})": [f"{pool.pool}, {pool.stream}" for pool in state.pools],
+        "allocated": [unit.show(pool.allocated_bytes) for pool in state.pools],
+        "pending": [unit.show(pool.pending_bytes) for pool in state.pools],
+        "rounded": [
+            NOT_TOLD if state.rounded_bytes is None else unit.show(pool.rounded_bytes) for pool in state.pools
+        ],
+        "reserved": [_shown(unit, pool.reserved_bytes) for pool in state.pools],
+        "largest free": [_shown(unit, pool.largest_free_bytes) for pool in state.pools],
+        "segments": [NOT_TOLD if pool.segments is None else f"{pool.segments:,}" for pool in state.pools],
+    }
+    if not state.pending_bytes:
+        del columns["pending"]
+    return table(list(columns), zip(*columns.values(), strict=True))
+
+
+def _segments(state: DeviceState, unit: Unit, top: int) -> Table:
+    """The largest segments, and one row for all the others."""
+    every = sorted(state.segments or (), key=lambda segment: -segment.bytes)
+    shown = every[: top or None]
+    rows = [
+        (f"{segment.address:#x} {segment.pool}, {segment.stream}", *_sizes(unit, [segment]))
+        for segment in shown
+    ]
+    if len(every) > len(shown):
+        rest = every[len(shown) :]
+        rows.append((f"({len(rest):,} others)", *_sizes(unit, rest)))
+    return table((f"segment ({unit.name})", "bytes", "active", "free", "blocks"), rows)
+
+
+def _sizes(unit: Unit, segments: Sequence[SegmentState]) -> tuple[str, str, str, str]:
+    blocks = [block for segment in segments for block in segment.blocks]
+    live = [block for block in blocks if block.state != "free"]
+    return (
+        unit.show(sum(segment.bytes for segment in segments)),
+        unit.show(sum(block.bytes for block in live)),
+        unit.show(sum(block.extent_bytes for block in blocks if block.state == "free")),
+        f"{len(live):,}",
+    )
+
+
+def _show_oom(state: DeviceState, oom: OomReport) -> None:
+    out = console()
+    unit = Unit.for_bytes([oom.active_bytes])
+    out.print(f"out of memory at event {state.number(oom.event)}: {printable(oom.why)}", soft_wrap=True)
+    parts = top_parts(breakdown(state.trace, state.device, oom.event, "line"), OOM_LINES)
+    rows = [(shown_key(part.key), unit.show(part.bytes), f"{part.count:,}") for part in parts]
+    out.print(table(("live then, by line", unit.name, "blocks"), rows))
+
+
+def _told(size: int | None) -> str:
+    return NOT_TOLD if size is None else Unit.for_bytes([size]).tell(size)
+
+
+def _shown(unit: Unit, size: int | None) -> str:
+    return NOT_TOLD if size is None else unit.show(size)
+
+
+def _percent(ratio: float | None) -> str:
+    return NOT_TOLD if ratio is None else f"{100 * ratio:.1f} %"

@@ -1,0 +1,184 @@
+"""What `tb-memplugin allocator` tells of one device, gathered, and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.analysis.allocator import (
+    Fragmentation,
+    PeakSplit,
+    PoolState,
+    fragmentation,
+    knows_segments,
+    levels,
+    peak_split,
+    pools_of,
+)
+from tb_memplugin.analysis.layout import layout
+from tb_memplugin.analysis.oom import OomReport, oom_report
+from tb_memplugin.analysis.segments import SegmentState, free_histogram, segments_at
+from tb_memplugin.commands.events import own_number
+from tb_memplugin.trace import MemoryTrace
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """A device's allocator after an event (an index into the trace's events), and its failed requests.
+
+    `allocated_bytes` is what was requested, without what is pending. `rounded_bytes` is what the
+    allocator set aside for blocks, None of a device that has no reserve, and so no rule of rounding; where
+    not `rounded_exact`, a part of it follows from that rule.
+    `segments` are None where the source tells none. `free_blocks`: size from, count, bytes.
+    """
+
+    trace: MemoryTrace
+    device: int
+    event: int
+    allocated_bytes: int
+    pending_bytes: int
+    active_bytes: int
+    rounded_bytes: int | None
+    rounded_exact: bool
+    reserved_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak: PeakSplit
+    fragmentation: Fragmentation
+    pools: tuple[PoolState, ...]
+    segments: tuple[SegmentState, ...] | None
+    free_blocks: tuple[tuple[int, int, int], ...]
+    ooms: tuple[OomReport, ...]
+
+    @property
+    def name(self) -> str:
+        """The device's name."""
+        return self.trace.devices[self.device].name
+
+    def number(self, event: int) -> int:
+        """An event's number among the device's own."""
+        return own_number(self.trace, self.device, event)
+
+
+def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
+    """A device's allocator after an event.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        event: index into `trace.events`; -1 is before the first.
+
+    Raises:
+        UnreadableFileError: the segment events contradict each other beyond what can be replayed.
+    """
+    now, found = levels(trace, device), layout(trace, device, event)
+    pools = pools_of(trace, device, event, found)
+    known, reserves = knows_segments(trace, device), trace.devices[device].has_reserved
+    return DeviceState(
+        trace=trace,
+        device=device,
+        event=event,
+        allocated_bytes=int(now.allocated[event + 1]),
+        pending_bytes=int(now.pending[event + 1]),
+        active_bytes=int(now.active[event + 1]),
+        rounded_bytes=sum(pool.rounded_bytes for pool in pools) if reserves else None,
+        rounded_exact=all(pool.rounded_exact for pool in pools),
+        reserved_bytes=None if now.reserved is None else int(now.reserved[event + 1]),
+        peak_reserved_bytes=None if now.reserved is None else int(now.reserved.max()),
+        peak=peak_split(trace, device),
+        fragmentation=fragmentation(trace, device, event),
+        pools=pools,
+        segments=segments_at(trace, device, event) if known else None,
+        free_blocks=free_histogram(found) if known else (),
+        ooms=tuple(
+            oom_report(trace, row)
+            for row, oom in enumerate(trace.ooms)
+            if int(trace.events.device[oom.event]) == device
+        ),
+    )
+
+
+def last_event_of(trace: MemoryTrace, device: int) -> int:
+    """The index of a device's last event, -1 if it has none."""
+    own = np.flatnonzero(trace.events.device == device)
+    return int(own[-1]) if len(own) else -1
+
+
+def state_json(state: DeviceState, blocks: bool) -> dict[str, Any]:
+    """A device's allocator for programs; events count on their own device."""
+    waste = state.fragmentation
+    return {
+        "device": state.name,
+        "event": state.number(state.event),
+        "allocated_bytes": state.allocated_bytes,
+        "pending_bytes": state.pending_bytes,
+        "active_bytes": state.active_bytes,
+        "rounded_bytes": state.rounded_bytes,
+        "rounded_exact": state.rounded_exact,
+        "reserved_bytes": state.reserved_bytes,
+        "peak_reserved_bytes": state.peak_reserved_bytes,
+        "peak": {**asdict(state.peak), "event": state.number(state.peak.event)},
+        "fragmentation": {
+            "unused": waste.unused,
+            "split": waste.split,
+            "free_bytes": waste.free_bytes,
+            "largest_free_bytes": waste.largest_free_bytes,
+        },
+        "pools": [pool_json(pool, state.rounded_bytes is not None) for pool in state.pools],
+        "segments": None
+        if state.segments is None
+        else [segment_json(segment, blocks) for segment in state.segments],
+        "free_blocks": [
+            {"from_bytes": lowest, "count": count, "bytes": size} for lowest, count, size in state.free_blocks
+        ],
+        "ooms": [oom_json(oom, state.number(oom.event)) for oom in state.ooms],
+    }
+
+
+def pool_json(pool: PoolState, rounds: bool = True) -> dict[str, Any]:
+    """A pool for programs; without `rounded_bytes` where the device does not round."""
+    told = asdict(pool)
+    del told["by_rule_bytes"]
+    if not rounds:
+        told["rounded_bytes"] = None
+    return {**told, "active_bytes": pool.active_bytes, "rounded_exact": pool.rounded_exact}
+
+
+def segment_json(segment: SegmentState, blocks: bool) -> dict[str, Any]:
+    """A segment for programs, with its blocks if wanted."""
+    free = [block.extent_bytes for block in segment.blocks if block.state == "free"]
+    told: dict[str, Any] = {
+        "address": segment.address,
+        "bytes": segment.bytes,
+        "pool": segment.pool,
+        "stream": segment.stream,
+        "expandable": bool(segment.expandable),
+        "active_blocks": len(segment.blocks) - len(free),
+        "active_bytes": sum(block.bytes for block in segment.blocks),
+        "free_bytes": sum(free),
+        "largest_free_bytes": max(free, default=0),
+    }
+    if blocks:
+        told["blocks"] = [
+            {
+                "address": block.address,
+                "state": block.state,
+                "bytes": block.bytes,
+                "extent_bytes": block.extent_bytes,
+            }
+            for block in segment.blocks
+        ]
+    return told
+
+
+def oom_json(oom: OomReport, event: int) -> dict[str, Any]:
+    """A failed request for programs."""
+    told = asdict(oom)
+    told.update(
+        event=event,
+        parts=[{"key": part.key, "bytes": part.bytes, "count": part.count} for part in oom.parts],
+        stacks=[{"key": part.key, "bytes": part.bytes, "count": part.count} for part in oom.stacks],
+        pools=[pool_json(pool) for pool in oom.pools],
+    )
+    return told

@@ -1,0 +1,69 @@
+"""Which of a folder's recorded steps the options mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from tb_memplugin.commands.tables import printable
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.store.paths import readable
+from tb_memplugin.store.reader import RecordedStep, read_recordings
+
+
+def chosen_steps(
+    path: str, step: int | None = None, device: str | None = None, worker: str | None = None
+) -> list[RecordedStep]:
+    """The steps below a folder that the options mean, at least one. What cannot be read is a warning.
+
+    Raises:
+        NotRecordedError: there are none; it names those that there are.
+    """
+    recordings = read_recordings(path)
+    for problem in recordings.problems:
+        click.echo(f"warning: {printable(str(problem))}", err=True)
+    steps = list(recordings.steps)
+    if not steps:
+        fix = f"Record one with memory_trace_handler, or ask: tb-memplugin doctor {path}"
+        raise NotRecordedError("No memory recording is here.", where=path, fix=fix)
+    if worker is not None:
+        known = sorted({item.metadata.worker for item in steps})
+        steps = [item for item in steps if item.metadata.worker == readable(worker)]
+        _require(steps, f"Worker {worker!r}", known, path)
+    if step is not None:
+        known = [str(number) for number in sorted({item.metadata.step for item in steps})]
+        steps = [item for item in steps if item.metadata.step == step]
+        _require(steps, f"Step {step}", known, path)
+    if device is not None:
+        known = sorted({item.device for entry in steps for item in entry.metadata.devices})
+        steps = [item for item in steps if device in peaks(item)]
+        _require(steps, f"Device {device!r}", known, path)
+    return steps
+
+
+def _require(steps: Sequence[RecordedStep], what: str, known: Sequence[str], path: str) -> None:
+    if not steps:
+        raise NotRecordedError(
+            f"{what} was not recorded.", where=path, fix=f"Choose one of: {', '.join(known)}."
+        )
+
+
+def peaks(step: RecordedStep) -> dict[str, int]:
+    """The peak of each device in a step, bytes."""
+    return {item.device: item.stats.peak_bytes for item in step.metadata.devices}
+
+
+def highest(steps: Sequence[RecordedStep], device: str | None = None) -> RecordedStep:
+    """The step with the highest peak, on a device or on any."""
+    return max(
+        steps, key=lambda step: peaks(step)[device] if device else max(peaks(step).values(), default=-1)
+    )
+
+
+def tell_others(steps: Sequence[RecordedStep], folder: str) -> None:
+    """Say on stderr which folder is shown, where there are several."""
+    others = sorted({other.folder for other in steps} - {folder})
+    if others:
+        names = ", ".join(printable(name, 80) for name in others[:5]) + (", …" if len(others) > 5 else "")
+        click.echo(f"Shown is {printable(folder)}, which has the highest peak. Also here: {names}", err=True)

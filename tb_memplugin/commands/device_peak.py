@@ -1,0 +1,130 @@
+"""The peak of one device, out of a trace or, where only that is at hand, out of a recorded summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.analysis.breakdown import By, Part
+from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.oom import OomReport, oom_report
+from tb_memplugin.analysis.rules import Rules
+from tb_memplugin.analysis.steps import StepStats, step_stats
+from tb_memplugin.commands.events import own_number
+from tb_memplugin.store.reader import RecordedStep, full_summary, peak_parts
+from tb_memplugin.trace import MemoryTrace, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """A device's peak in a step. Bytes; epoch nanoseconds.
+
+    `peak_time_ns` is when the peak was reached and `reached_event` by which event; `peak_event` is the last
+    one after which it still held. Events are the device's own, counted as a snapshot's entries are; None
+    where only a summary is there.
+    `oom` is the last request that failed on the device, one of `failed_requests`.
+    """
+
+    device: str
+    step: int
+    peak_bytes: int
+    window_peak_bytes: int
+    reached_event: int | None
+    peak_event: int | None
+    peak_time_ns: int
+    step_start_ns: int
+    start_bytes: int
+    end_bytes: int
+    peak_reserved_bytes: int | None
+    phase: Phase
+    operator: str | None
+    parts: tuple[Part, ...]
+    oom: OomReport | None = None
+    oom_event: int | None = None
+    failed_requests: int = 0
+
+
+def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None = None) -> DevicePeak:
+    """A device's peak in a step, by its number; without one, in the step where it is highest.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        by: what to divide by.
+        step: the step's number.
+
+    Raises:
+        NotRecordedError: no such step.
+    """
+    every = step_stats(trace, device)
+    stats = every[trace.step_row(step)] if step is not None else max(every, key=lambda one: one.peak_bytes)
+    reached = moment(trace, device, stats.peak_event, largest=0)
+    last = _last_at_peak(trace, device, stats)
+    failed = _failed_requests(trace, device)
+    oom = oom_report(trace, failed[-1]) if failed else None
+    return DevicePeak(
+        device=trace.devices[device].name,
+        step=stats.step,
+        peak_bytes=stats.peak_bytes,
+        window_peak_bytes=stats.window_peak_bytes,
+        reached_event=own_number(trace, device, stats.peak_event),
+        peak_event=own_number(trace, device, last),
+        peak_time_ns=stats.peak_time_ns,
+        step_start_ns=stats.start_ns,
+        start_bytes=stats.start_bytes,
+        end_bytes=stats.end_bytes,
+        peak_reserved_bytes=stats.peak_reserved_bytes,
+        phase=reached.phase,
+        operator=reached.operator,
+        parts=moment(trace, device, last, largest=0).parts(by),
+        oom=oom,
+        oom_event=own_number(trace, device, oom.event) if oom else None,
+        failed_requests=len(failed),
+    )
+
+
+def _last_at_peak(trace: MemoryTrace, device: int, stats: StepStats) -> int:
+    """The last event of a step after which the device is at its peak."""
+    first, end = trace.step_events(trace.step_row(stats.step))
+    level = trace.live(device)[first : end + 1]
+    return first - 1 + int(np.flatnonzero(level == stats.peak_bytes)[-1])
+
+
+def _failed_requests(trace: MemoryTrace, device: int) -> list[int]:
+    """Rows in `trace.ooms` of a device's failed requests."""
+    events = np.array([oom.event for oom in trace.ooms], np.int64)
+    found: list[int] = np.flatnonzero(trace.events.device[events] == device).tolist()
+    return found
+
+
+def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
+    """A device's peak as a recorded step's summary tells it.
+
+    Args:
+        step: a recorded step that has the device.
+        device: its name.
+        by: one of `DIVISIONS`: summaries keep no others.
+
+    Raises:
+        UnreadableFileError: the summary is damaged, or newer than this reader.
+    """
+    summary, metadata = full_summary(step), step.metadata
+    found = next(one for one in summary.devices if one.name == device)
+    stats = found.stats
+    return DevicePeak(
+        device=device,
+        step=metadata.step,
+        peak_bytes=stats.peak_bytes,
+        window_peak_bytes=stats.window_peak_bytes,
+        reached_event=None,
+        peak_event=None,
+        peak_time_ns=metadata.epoch_ns + stats.peak_time_ns,
+        step_start_ns=metadata.epoch_ns + stats.step_start_ns,
+        start_bytes=stats.start_bytes,
+        end_bytes=stats.end_bytes,
+        peak_reserved_bytes=stats.peak_reserved_bytes if stats.HasField("peak_reserved_bytes") else None,
+        phase=Phase(found.peak.phase),
+        operator=found.peak.operator if found.peak.HasField("operator") else None,
+        parts=tuple(peak_parts(summary, found, by)),
+    )

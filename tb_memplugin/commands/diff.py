@@ -1,0 +1,131 @@
+"""`tb-memplugin diff`: what was added, removed, grown and shrunk between two peaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from tb_memplugin.analysis.compare import Delta, DeviceComparison, compare
+from tb_memplugin.commands.divisions import REST, division, division_name, division_options, shown_key
+from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
+
+SHOWN = 20
+
+
+@click.command("diff")
+@click.argument("base")
+@click.argument("other")
+@division_options
+@click.option("--device", help="A device's name, in both. Default: all.")
+@click.option("--step", type=int, help="A step's number, in both. Default: the one with the highest peak.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    help=f"Rows; 0 shows all. Default: {SHOWN}, and with --json all.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Bytes, for programs.")
+@reading_options
+def command(
+    base: str,
+    other: str,
+    by: str | None,
+    rules: Sequence[str],
+    device: str | None,
+    step: int | None,
+    top: int | None,
+    as_json: bool,
+    reading: Reading,
+) -> None:
+    """What differs between the peaks of BASE and OTHER, device by device.
+
+    Both are memory snapshots, Kineto traces, raw memory timelines, recorded windows, or recorded runs'
+    folders, of one kind or of two. The rows sum to the difference.
+    """
+    chosen = division(by, rules)
+    traces = [open_trace(path, reading, device=device, step=step).trace for path in (base, other)]
+    found = compare(*traces, device=device, step=step, by=chosen)
+    if as_json:
+        click.echo(json.dumps({"devices": [_json(item, top or 0) for item in found]}, indent=2))
+        return
+    for item in found:
+        _show(item, division_name(chosen), SHOWN if top is None else top)
+
+
+def top_rows(rows: Sequence[Delta], top: int) -> list[Delta]:
+    """The largest changes, and one row for all the others: the sum stays the same. 0 keeps all."""
+    if not top or len(rows) <= top:
+        return list(rows)
+    rest = rows[top:]
+    base, other = sum(row.base_bytes for row in rest), sum(row.other_bytes for row in rest)
+    return [
+        *rows[:top],
+        Delta(
+            key=REST,
+            status="same" if base == other else "grown" if other > base else "shrunk",
+            base_bytes=base,
+            other_bytes=other,
+            base_count=sum(row.base_count for row in rest),
+            other_count=sum(row.other_count for row in rest),
+        ),
+    ]
+
+
+def _json(found: DeviceComparison, top: int) -> dict[str, Any]:
+    """`other_device` stands there only where the two sides call it differently."""
+    device = found.device or found.other_device
+    return {
+        "device": device,
+        **({"other_device": found.other_device} if found.other_device not in ("", device) else {}),
+        "base_peak_bytes": found.base_peak_bytes,
+        "other_peak_bytes": found.other_peak_bytes,
+        "rows": [
+            {
+                "key": row.key,
+                "status": row.status,
+                "base_bytes": row.base_bytes,
+                "other_bytes": row.other_bytes,
+                "delta_bytes": row.delta_bytes,
+            }
+            for row in top_rows(found.rows, top)
+        ],
+    }
+
+
+def _show(found: DeviceComparison, by: str, top: int) -> None:
+    out = console()
+    unit = Unit.for_bytes([found.base_peak_bytes, found.other_peak_bytes])
+    rows = [
+        (
+            shown_key(row.key),
+            row.status,
+            unit.show(row.base_bytes),
+            unit.show(row.other_bytes),
+            _signed(unit, row.delta_bytes),
+        )
+        for row in top_rows(found.rows, top)
+    ]
+    total = (
+        "total",
+        "",
+        unit.show(found.base_peak_bytes),
+        unit.show(found.other_peak_bytes),
+        _signed(unit, found.delta_bytes),
+    )
+    out.print(printable(_heading(found, unit), LONGEST), soft_wrap=True)
+    out.print(table((by, "", "base", "other", f"{unit.name} more"), [*rows, total]))
+
+
+def _heading(found: DeviceComparison, unit: Unit) -> str:
+    names = list(dict.fromkeys((found.device or "(none)", found.other_device or "(none)")))
+    return (
+        f"{' against '.join(names)}: peak {unit.tell(found.base_peak_bytes)}, "
+        f"then {unit.tell(found.other_peak_bytes)}"
+    )
+
+
+def _signed(unit: Unit, size: int) -> str:
+    return f"{'+' if size > 0 else '-' if size < 0 else ''}{unit.show(abs(size))}"

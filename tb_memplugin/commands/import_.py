@@ -1,0 +1,150 @@
+"""`tb-memplugin import`: snapshots and traces of others, put into a logdir for the Memory tab."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from tb_memplugin.commands.opening import Reading, load_file, reading_options
+from tb_memplugin.commands.refusals import refusal
+from tb_memplugin.commands.tables import Unit, printable
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.store import files
+from tb_memplugin.store.imports import write_import
+from tb_memplugin.store.paths import SIDE_FOLDER, folder_name, readable
+from tb_memplugin.trace import MemoryTrace
+
+ENDINGS = (".gz", ".pickle", ".pkl", ".json", ".raw", ".trace", ".pt", ".mem")
+"""What a file's name may end in that says nothing about what is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    file: str
+    run: str
+    worker: str
+    folder: str
+    steps: int
+    peaks: dict[str, int]
+    replaced: bool
+
+
+@click.command("import")
+@click.argument("sources", nargs=-1, required=True, metavar="FILE...")
+@click.option("--logdir", required=True, help="What TensorBoard gets as --logdir; made if it is not there.")
+@click.option("--run", help="The run's name, with / for runs in runs. Default: each file's name is its run.")
+@click.option("--json", "as_json", is_flag=True, help="What was imported, for programs.")
+@reading_options
+def command(sources: Sequence[str], logdir: str, run: str | None, as_json: bool, reading: Reading) -> None:
+    """Put files into a logdir, so that the Memory tab shows them.
+
+    FILE is a memory snapshot (pickle or JSON), a Kineto trace, a raw memory timeline, each also as .gz,
+    or a recorded window. Importing a file into a run again replaces what it gave before. A file that
+    cannot be imported does not keep the others from it: the exit code is then 1, and 2 if all failed.
+    """
+    imported: list[_Imported] = []
+    failed: list[tuple[str, MemPluginError]] = []
+    for source in dict.fromkeys(sources):
+        try:
+            imported.append(_import(source, logdir, run, reading))
+        except MemPluginError as error:
+            failed.append((source, error))
+            click.echo(refusal(error), err=True)
+    if as_json:
+        click.echo(json.dumps(_document(imported, failed), indent=2))
+    elif imported:
+        _show(imported, logdir)
+    if failed:
+        raise SystemExit(1 if imported else 2)
+
+
+def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imported:
+    name = worker_name(source)
+    run_name = name if run is None else run
+    trace = load_file(source, reading)
+    origin = source if files.is_remote(source) else os.path.abspath(source)  # noqa: PTH100  # links stay links
+    done = write_import(files.join(logdir, *run_folders(run_name)), name, origin, trace)
+    written = done.written
+    if written.worker != name:
+        told = f"{source}: the name {name!r} is another's in this run; it became worker {written.worker!r}."
+        click.echo(printable(told), err=True)
+    return _Imported(
+        file=source,
+        run="/".join(run_folders(run_name)),
+        worker=written.worker,
+        folder=written.folder,
+        steps=len(written.steps),
+        peaks=dict(_peaks(trace)),
+        replaced=done.replaced,
+    )
+
+
+def worker_name(source: str) -> str:
+    """What a file is called in the tab: its name without what only tells its format."""
+    path = source.replace("\\", "/").rstrip("/")
+    folder, _, name = path.rpartition("/")
+    while True:
+        stem = next((name[: -len(end)] for end in ENDINGS if name.lower().endswith(end)), name)
+        if stem in (name, ""):
+            break
+        name = stem
+    if folder.endswith(f"/{SIDE_FOLDER}"):  # a recorded window: its worker tells more than its number
+        name = f"{folder.removesuffix(f'/{SIDE_FOLDER}').rpartition('/')[2]}.{name}"
+    return readable(name) or "import"
+
+
+def run_folders(run: str) -> list[str]:
+    """The folders of a run below the logdir: each is one, whatever the name says.
+
+    Raises:
+        MemPluginError: the name is empty.
+    """
+    parts = [folder_name(part) for part in readable(run).split("/") if part]
+    if not parts:
+        raise MemPluginError("The run has no name.", where="--run", fix="Give one, or leave --run out.")
+    return parts
+
+
+def _peaks(trace: MemoryTrace) -> Iterator[tuple[str, int]]:
+    for row, device in enumerate(trace.devices):
+        yield device.name, int(trace.live(row).max())
+
+
+def _document(imported: Sequence[_Imported], failed: Sequence[tuple[str, MemPluginError]]) -> dict[str, Any]:
+    return {
+        "imported": [
+            {
+                "file": item.file,
+                "run": item.run,
+                "worker": item.worker,
+                "folder": item.folder,
+                "steps": item.steps,
+                "replaced": item.replaced,
+                "devices": [{"device": name, "peak_bytes": peak} for name, peak in item.peaks.items()],
+            }
+            for item in imported
+        ],
+        "failed": [
+            {"file": file, "what": error.what, "where": error.where, "fix": error.fix}
+            for file, error in failed
+        ],
+    }
+
+
+def _show(imported: Sequence[_Imported], logdir: str) -> None:
+    for item in imported:
+        place = item.run if item.run.endswith(item.worker) else f"{item.run}, worker {item.worker}"
+        peaks = ", ".join(f"{name} {Unit.for_bytes([peak]).tell(peak)}" for name, peak in item.peaks.items())
+        click.echo(
+            printable(
+                f"{'replaced' if item.replaced else 'imported'} {item.file}: run {place}; "
+                f"peak {peaks or 'none: it has no device'}"
+            )
+        )
+    click.echo(f"See it in the Memory tab of: tensorboard --logdir {printable(shlex.quote(logdir))}")

@@ -1,0 +1,38 @@
+"""`tb-memplugin json`: everything that a recording holds, as JSON."""
+
+from __future__ import annotations
+
+import click
+
+from tb_memplugin.commands.export import refuse_own_input, tell
+from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.exports import json as trace_json
+from tb_memplugin.exports import snapshot
+
+
+@click.command("json")
+@click.argument("file")
+@click.option("-o", "--output", required=True, help="The file to write; an older one is replaced.")
+@click.option(
+    "--layout",
+    type=click.Choice(["trace", "snapshot"]),
+    default="trace",
+    show_default=True,
+    help="trace: columns and tables (docs/json_format.md). snapshot: PyTorch's own nesting, as Mosaic dumps "
+    "it; every entry repeats its stack, so it is many times larger.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Tell what was written in JSON, for programs.")
+@reading_options
+def command(file: str, output: str, layout: str, as_json: bool, reading: Reading) -> None:
+    """Write everything that a recording holds as JSON.
+
+    FILE is a memory snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's
+    folder: then the window with the highest peak.
+    """
+    refuse_own_input(file, output)
+    trace = open_trace(file, reading).trace
+    if layout == "trace":
+        trace_json.write(trace, output)
+        tell(file, output, "json", as_json)
+    else:
+        tell(file, output, "snapshot json", as_json, snapshot.write_json(trace, output))

@@ -1,0 +1,134 @@
+"""What a PATH on the command line means: a file of any kind that can be read, or a recorded run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tb_memplugin.commands.choosing import chosen_steps, highest, tell_others
+from tb_memplugin.commands.tables import printable
+from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.loading import load
+from tb_memplugin.store import files
+from tb_memplugin.store.reader import load_window
+from tb_memplugin.trace import MemoryTrace
+
+PATH_HELP = "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How files are read: what an unpacked file may have, bytes, and a snapshot's type of device."""
+
+    limit_bytes: int | None = None
+    device_type: str = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A trace, and the file or folder that it comes from."""
+
+    trace: MemoryTrace
+    source: str
+
+
+def reading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that every command has which reads files; the command gets them as `reading`."""
+
+    @functools.wraps(command)
+    def with_reading(*args: Any, limit_bytes: int | None, device_type: str, **options: Any) -> None:
+        command(*args, reading=Reading(limit_bytes, device_type), **options)
+
+    limit = click.option(
+        "--limit-bytes",
+        type=click.IntRange(min=1),
+        help="Most bytes that a file may have when unpacked. Default: TB_MEMPLUGIN_LIMIT_BYTES, else a "
+        "quarter of the memory.",
+    )
+    device_type = click.option(
+        "--device-type",
+        default="cuda",
+        show_default=True,
+        help="Type of device of a snapshot, which does not tell it: cuda, xpu, …",
+    )
+    return limit(device_type(with_reading))
+
+
+def open_trace(
+    path: str,
+    reading: Reading = Reading(),  # frozen
+    *,
+    device: str | None = None,
+    step: int | None = None,
+    worker: str | None = None,
+) -> Opened:
+    """The trace in a file, or in the recorded run or logdir at a folder; of several, the highest peak's.
+
+    Args:
+        path: a file that `load` reads, or a folder.
+        reading: how to read it.
+        device, step, worker: of a folder: look only among recorded steps with these.
+
+    Raises:
+        MemPluginError: there is nothing at the path, or it cannot be read.
+        NotRecordedError: a folder without such recordings.
+    """
+    if files.is_folder(path):
+        steps = chosen_steps(path, step, device, worker)
+        best = highest(steps, device)
+        tell_others(steps, best.folder)
+        if best.side_file is None:
+            raise UnreadableFileError(
+                "The step names no side file.", where=best.folder, fix="Record it again."
+            )
+        return Opened(load_window(best.side_file), best.folder)
+    return Opened(load_file(path, reading), path)
+
+
+def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen
+    """The trace in a file, with a progress bar on a terminal while it is read.
+
+    Raises:
+        MemPluginError: it is absent, or cannot be read.
+    """
+    try:
+        with _progress(path) as progress:
+            return load(
+                path, device_type=reading.device_type, limit_bytes=reading.limit_bytes, progress=progress
+            )
+    except FileNotFoundError as error:
+        raise MemPluginError(
+            "There is no such folder or file.", where=path, fix=f"Give {PATH_HELP}."
+        ) from error
+    except OSError as error:
+        raise UnreadableFileError(
+            f"The file cannot be read: {error.strerror or error}.",
+            where=path,
+            fix="Make it readable for this user.",
+        ) from error
+
+
+@contextmanager
+def _progress(path: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr that goes when all is read; nothing where stderr is no terminal."""
+    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    if not screen.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(printable(f"Reading {Path(path).name}", 36))
+        yield lambda done, total: bar.update(task, completed=done, total=total)

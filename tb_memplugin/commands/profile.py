@@ -1,0 +1,56 @@
+"""`tb-memplugin profile`: memory over time by annotations, categories, context or rules, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from tb_memplugin.analysis.breakdown import By
+from tb_memplugin.analysis.rules import read_rules
+from tb_memplugin.commands.export import refuse_own_input, tell
+from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.exports import html
+from tb_memplugin.exports.report_data import Division
+
+PROFILES: dict[str, By] = {"annotations": "annotation", "categories": "category", "context": "context"}
+CUSTOM = "custom"
+
+
+@click.command("profile")
+@click.argument("file")
+@click.option("--by", type=click.Choice([*PROFILES, CUSTOM]), required=True, help="What to divide by.")
+@click.option(
+    "--rules", multiple=True, help="custom: name=regex, or a JSON file of rules; the first that matches wins."
+)
+@click.option("-o", "--output", required=True, help="The HTML file to write; an older one is replaced.")
+@click.option("--json", "as_json", is_flag=True, help="Tell what was written in JSON, for programs.")
+@reading_options
+def command(file: str, by: str, rules: Sequence[str], output: str, as_json: bool, reading: Reading) -> None:
+    """Write a page of memory over time, divided as you say.
+
+    FILE is a memory snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's
+    folder: then the window with the highest peak.
+    """
+    refuse_own_input(file, output)
+    division = _division(by, rules)
+    html.write(open_trace(file, reading).trace, output, [division], Path(file).name)
+    tell(file, output, "html", as_json)
+
+
+def _division(by: str, rules: Sequence[str]) -> Division:
+    if by != CUSTOM:
+        if rules:
+            raise MemPluginError(
+                f"--rules has no meaning with --by {by}.", where="--rules", fix=f"Give --by {CUSTOM}."
+            )
+        return Division(PROFILES[by], PROFILES[by].capitalize())
+    if not rules:
+        raise MemPluginError(
+            "A custom profile needs rules.",
+            where="--by custom",
+            fix="Give --rules name=regex, or a JSON file.",
+        )
+    return Division(read_rules(rules), "Rules")

@@ -1,0 +1,80 @@
+"""`tb-memplugin stages`: how much was live at the beginning and at the end of every annotation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import click
+
+from tb_memplugin.analysis.stages import Stage, stages
+from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.tables import Unit, console, printable, table
+from tb_memplugin.errors import MemPluginError
+
+
+@click.command("stages")
+@click.argument("path")
+@click.argument("more", nargs=-1, metavar="")
+@click.option(
+    "--annotation",
+    "names",
+    multiple=True,
+    metavar="NAME...",
+    help="Only annotations with these names. Default: all.",
+)
+@click.option("--device", help="A device's name. Default: all.")
+@click.option("--json", "as_json", is_flag=True, help="Bytes and nanoseconds, for programs.")
+@reading_options
+def command(
+    path: str,
+    more: Sequence[str],
+    names: Sequence[str],
+    device: str | None,
+    as_json: bool,
+    reading: Reading,
+) -> None:
+    """Live bytes at the START and END of every annotation, by device.
+
+    Annotations are what `record_function` and optimizers write beside the events. PATH is a memory
+    snapshot, a Kineto trace, a recorded window, or a recorded run's folder.
+    """
+    if more and not names:
+        raise MemPluginError(
+            f"One file at a time: {more[0]!r} is one too many.", where="stages", fix="Call it once per file."
+        )
+    opened = open_trace(path, reading, device=device)
+    if device is not None:
+        opened.trace.device_row(device)
+    found = [
+        stage
+        for stage in stages(opened.trace, (*names, *more) or None)
+        if device is None or stage.device == device
+    ]
+    if as_json:
+        click.echo(json.dumps({"stages": [_json(stage) for stage in found]}, indent=2))
+    elif found:
+        _show(found)
+    else:
+        click.echo(f"{printable(opened.source)} has no annotations.")
+
+
+def _json(stage: Stage) -> dict[str, str | int]:
+    return {
+        "key": stage.key,
+        "name": stage.name,
+        "stage": stage.stage,
+        "device": stage.device,
+        "time_ns": stage.time_ns,
+        "bytes": stage.bytes,
+    }
+
+
+def _show(found: Sequence[Stage]) -> None:
+    unit = Unit.for_bytes(stage.bytes for stage in found)
+    began = found[0].time_ns
+    rows = [
+        (stage.key, stage.device, f"{(stage.time_ns - began) / 1e9:,.6f}", unit.show(stage.bytes))
+        for stage in found
+    ]
+    console().print(table(("stage", "device", "s", unit.name), rows))

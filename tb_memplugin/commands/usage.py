@@ -1,0 +1,113 @@
+"""`tb-memplugin usage`: how much was live before and after one allocation was made, or given back."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import click
+
+from tb_memplugin.analysis.usage import Action, Usage, usage
+from tb_memplugin.commands.events import own_number
+from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.trace import MemoryTrace
+
+_ALLOCATION = re.compile(r"(?:0x)?([0-9a-f]{1,16})(?:_([0-9]{1,12}))?", re.IGNORECASE)
+
+
+@click.command("usage")
+@click.argument("path")
+@click.option(
+    "--allocation",
+    required=True,
+    metavar="ADDR[_VERSION]",
+    help="Its address in hexadecimal, and which of the blocks that lived there, counted from 0.",
+)
+@click.option(
+    "--action",
+    type=click.Choice(["alloc", "free"]),
+    default="alloc",
+    show_default=True,
+    help="When it was made, or when it was given back.",
+)
+@click.option("--device", help="A device's name. Default: the first that has such an allocation.")
+@click.option("--json", "as_json", is_flag=True, help="Bytes and nanoseconds, for programs.")
+@reading_options
+def command(
+    path: str, allocation: str, action: Action, device: str | None, as_json: bool, reading: Reading
+) -> None:
+    """How much was live before and after an allocation was made, or given back.
+
+    PATH is a memory snapshot, a Kineto trace, a recorded window, or a recorded run's folder.
+    """
+    address, version = _parsed(allocation)
+    trace = open_trace(path, reading, device=device).trace
+    found = usage(trace, address, version, action, device)
+    if as_json:
+        click.echo(json.dumps(_json(trace, found), indent=2))
+    else:
+        _show(trace, found, action)
+
+
+def _parsed(text: str) -> tuple[int, int]:
+    """Address and version.
+
+    Raises:
+        MemPluginError: the text is no such thing.
+    """
+    parts = _ALLOCATION.fullmatch(text.strip())
+    if parts is None:
+        raise MemPluginError(
+            f"{text[:80]!r} is no allocation.",
+            where="--allocation",
+            fix="Give an address in hexadecimal, such as 0x7f3a5c000000, or 0x7f3a5c000000_2 for the third "
+            "block that lived there.",
+        )
+    return int(parts[1], 16), int(parts[2] or 0)
+
+
+def _json(trace: MemoryTrace, found: Usage) -> dict[str, Any]:
+    block, device = found.allocation, trace.device_row(found.device)
+    born, freed = (
+        None if event is None else own_number(trace, device, event)
+        for event in (block.born_event, block.freed_event)
+    )
+    return {
+        "device": found.device,
+        "event": own_number(trace, device, found.event),
+        "bytes_before": found.bytes_before,
+        "bytes_after": found.bytes_after,
+        "allocation": {
+            "key": f"{block.address:#x}_{block.version}",
+            "address": block.address,
+            "version": block.version,
+            "bytes": block.bytes,
+            "rounded_bytes": block.rounded_bytes,
+            "alloc_event": born,
+            "alloc_time_ns": block.born_ns,
+            "free_event": freed,
+            "free_time_ns": block.freed_ns,
+            "stack": list(block.frames),
+        },
+    }
+
+
+def _show(trace: MemoryTrace, found: Usage, action: Action) -> None:
+    out, told = console(), _json(trace, found)
+    block = told["allocation"]
+    unit = Unit.for_bytes([found.bytes_before, found.bytes_after])
+    change = found.bytes_after - found.bytes_before
+    sign = "+" if change >= 0 else "-"
+    rows = [
+        ("before", unit.show(found.bytes_before)),
+        (action, f"{sign}{unit.show(abs(change))}"),
+        ("after", unit.show(found.bytes_after)),
+    ]
+    size = Unit.for_bytes([block["bytes"]]).tell(block["bytes"])
+    out.print(f"{action} of {block['key']} ({size}) on {printable(found.device)}, event {told['event']}")
+    out.print(table(("live", unit.name), rows))
+    for frame in block["stack"]:
+        out.print(f"  {printable(frame, LONGEST)}", soft_wrap=True)

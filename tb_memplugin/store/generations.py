@@ -1,0 +1,48 @@
+"""Imports that replace one another: each lies in a folder of its own, and the newest counts.
+
+A running TensorBoard keeps what it read of a folder as long as the folder is there, so new content needs a
+new folder: `rank0`, then `rank0.v2`, then `rank0.v3`. The old one goes when the new one is whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tb_memplugin.store.paths import folder_name
+
+_NUMBER = re.compile(r"\.v([1-9][0-9]{0,8})")
+
+
+def generation_folder(worker: str, number: int) -> str:
+    """The name of the folder of a worker's n-th import, from 1."""
+    return folder_name(worker) if number == 1 else f"{folder_name(worker)}.v{number}"
+
+
+def generation(folder: str, worker: str) -> int:
+    """Which import of a worker a folder's name stands for, from 1; 0 if it is none."""
+    name = folder_name(worker)
+    if folder == name:
+        return 1
+    number = _NUMBER.fullmatch(folder.removeprefix(name)) if folder.startswith(name) else None
+    return int(number[1]) if number else 0
+
+
+def superseded(workers: Mapping[str, str]) -> set[str]:
+    """Folders in whose place a newer one stands: not yet deleted, or still known to TensorBoard.
+
+    Args:
+        workers: the name of the worker that each folder says it has.
+    """
+    newest: dict[tuple[str, str], tuple[int, str]] = {}
+    old = set()
+    for folder, worker in workers.items():
+        above, _, name = folder.replace("\\", "/").rpartition("/")
+        number = generation(name, worker)
+        if not number:
+            continue
+        best = newest.setdefault((above, worker), (number, folder))
+        if best[1] != folder:
+            old.add(min(best, (number, folder))[1])
+            newest[above, worker] = max(best, (number, folder))
+    return old

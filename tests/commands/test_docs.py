@@ -1,0 +1,45 @@
+"""Every example in docs/commands.md gives what stands there."""
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.commands.files import run
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "commands.md").read_text("utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+EXAMPLES = re.findall(r"```console\n\$ tb-memplugin ([^\n]*)\n(.*?)```", DOCUMENT, re.DOTALL)
+
+
+@pytest.fixture
+def snapshots(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    Path("make.py").write_text(PROGRAMS[0])
+    runpy.run_path("make.py")
+
+
+def trimmed(text):
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"), EXAMPLES, ids=[line.partition(" ")[0] for line, _ in EXAMPLES]
+)
+def test_a_commands_example(snapshots, arguments, output):
+    result = run(*shlex.split(arguments))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert trimmed(result.stdout) == trimmed(output)
+
+
+def test_the_example_in_python(snapshots, capsys):
+    Path("ask.py").write_text(PROGRAMS[1])
+    runpy.run_path("ask.py")
+    assert capsys.readouterr().out.splitlines() == [
+        f"{32 << 20} model.py:12 (forward)",
+        str(8 << 20),
+        f"[('forward_START', {8 << 20}), ('forward_END', {24 << 20})]",
+    ]

@@ -1,0 +1,140 @@
+import pytest
+
+from tb_memplugin.store.writer import RunWriter
+from tests.commands.files import failing_snapshot, real, refused, run, step_snapshot, stranger, told, write
+from tests.traces import trace
+
+
+@pytest.fixture
+def step(tmp_path):
+    return write(tmp_path / "step.pickle", step_snapshot())
+
+
+def test_a_snapshot_is_told_as_a_recorded_step_is(step):
+    (device,) = told("peak", step)["devices"]
+    breakdown = device.pop("breakdown")
+    assert sum(part["bytes"] for part in breakdown) == 390
+    assert device == {
+        "device": "cuda:0",
+        "step": 0,
+        "peak_bytes": 390,
+        "window_peak_bytes": 390,
+        "peak_event": 2,  # a requested free: the last event before the level falls
+        "peak_time_ns": 10_000,
+        "start_bytes": 0,
+        "end_bytes": 300,
+        "peak_reserved_bytes": 2 << 20,
+        "oom": None,
+    }
+
+
+@real
+@pytest.mark.parametrize(("number", "events"), [("01", [6279, 422, 716]), ("10", [10183]), ("12", [5400])])
+def test_the_event_of_a_real_files_peak_is_the_last_before_it_falls(number, events):
+    assert [device["peak_event"] for device in told("peak", stranger(f"snapshots/{number}*"))["devices"]] == events
+
+
+@pytest.mark.parametrize(
+    ("by", "parts"),
+    [
+        ("stack", {"at::empty ??:0\nforward model.py:7": 300, "step optim.py:3": 90}),
+        ("line", {"model.py:7 (forward)": 300, "optim.py:3 (step)": 90}),
+        ("context", {"(none)": 390}),
+        ("stream", {"default stream": 390}),
+    ],
+)
+def test_the_peak_divided_by_what_only_files_tell(step, by, parts):
+    (device,) = told("peak", step, "--by", by)["devices"]
+    assert {part["key"]: part["bytes"] for part in device["breakdown"]} == parts
+
+
+def test_rules_name_what_they_find(step):
+    (device,) = told("peak", step, "--by", "rule", "--rules", "Optimizer=optim")["devices"]
+    assert [(part["key"], part["bytes"]) for part in device["breakdown"]] == [
+        ("unknown", 300),
+        ("Optimizer", 90),
+    ]
+
+
+def test_rules_alone_mean_by_rule(step):
+    (device,) = told("peak", step, "--rules", "A=^forward$", "--rules", "B=.")["devices"]
+    assert [(part["key"], part["bytes"]) for part in device["breakdown"]] == [("A", 300), ("B", 90)]
+
+
+def test_rules_that_make_no_sense_are_refused(step):
+    assert "There are no rules" in refused("peak", step, "--by", "rule")
+    assert "no meaning with --by stack" in refused("peak", step, "--by", "stack", "--rules", "a=b")
+    assert "Rule 'broken' is no valid" in refused("peak", step, "--rules", "broken=(")
+
+
+def test_the_request_that_failed_is_told_with_the_reason(tmp_path):
+    (device,) = told("peak", write(tmp_path / "oom.pickle", failing_snapshot()))["devices"]
+    oom = device["oom"]
+    assert (oom["event"], oom["requested_bytes"], oom["free_bytes"]) == (1, 9000, 77)
+    assert (oom["active_bytes"], oom["reserved_bytes"], oom["failed_requests"]) == (300, 2048, 1)
+    assert oom["why"]
+
+
+def test_people_read_where_the_peak_was_and_why_memory_ran_out(tmp_path, step):
+    shown = run("peak", step, "--by", "stack").stdout
+    assert "peak 390 B" in shown
+    assert "forward model.py:7" in shown
+    assert "at::empty" not in shown, "C++ frames are left out of the table where there are Python's"
+    assert (
+        "out of memory at event 1" in run("peak", write(tmp_path / "oom.pickle", failing_snapshot())).stdout
+    )
+
+
+def test_a_recorded_window_is_a_file_too(tmp_path):
+    written = RunWriter(str(tmp_path), "w").write(trace("step 3", "alloc 5 a", "step 4", "alloc 9 b"))
+    assert [device["peak_bytes"] for device in told("peak", written.side_file)["devices"]] == [14]
+    (third,) = told("peak", written.side_file, "--step", 3)["devices"]
+    assert (third["step"], third["peak_bytes"]) == (3, 5)
+    assert "Step 9 was not recorded" in refused("peak", written.side_file, "--step", 9)
+
+
+def test_a_file_has_no_workers(step):
+    assert "no workers" in refused("peak", step, "--worker", "rank0")
+
+
+def test_an_empty_snapshot_has_no_device_and_is_no_error(tmp_path):
+    empty = write(tmp_path / "empty.pickle", {"segments": [], "device_traces": []})
+    assert told("peak", empty)["devices"] == []
+    assert "no device" in run("peak", empty).stdout
+
+
+@real
+@pytest.mark.parametrize(
+    ("file", "peaks"),
+    [
+        ("snapshots/01*", {"cuda:0": 8456473388, "cuda:1": 84063351764, "cuda:2": 21564645800}),
+        ("snapshots/14*", {"cuda:0": 11840159744}),
+        ("snapshots/16*", {"cuda:1": 3308174782}),
+        ("snapshots/20*", {"cuda:0": 3249143816}),
+        ("kineto/k1*", {"cpu": 8, "cuda:1": 6629508096}),
+        ("kineto/k4*", {"cpu": 117349888}),
+    ],
+)
+@pytest.mark.parametrize("by", ["stack", "line", "context", "pool", "category"])
+def test_real_peaks_to_the_byte_and_parts_that_sum_to_them(file, peaks, by):
+    devices = told("peak", stranger(file), "--by", by)["devices"]
+    assert {device["device"]: device["peak_bytes"] for device in devices} == peaks
+    assert [sum(part["bytes"] for part in device["breakdown"]) for device in devices] == list(peaks.values())
+
+
+@real
+def test_a_real_failed_request_is_told_on_its_device_alone():
+    ooms = {device["device"]: device["oom"] for device in told("peak", stranger("snapshots/01*"))["devices"]}
+    assert (ooms["cuda:0"], ooms["cuda:2"]) == (None, None)
+    assert (ooms["cuda:1"]["requested_bytes"], ooms["cuda:1"]["free_bytes"]) == (5308694528, 95682560)
+
+
+@real
+def test_custom_rules_give_what_mosaic_gives_where_mosaic_is_right():
+    rules = ("Forward=.*forward.*", "Optimizer=.*(optim|adam).*", "Backward=.*backward.*")
+    asked = [word for rule in rules for word in ("--rules", rule)]
+    (device,) = told("peak", stranger("snapshots/20*"), *asked)["devices"]
+    assert {part["key"]: part["bytes"] for part in device["breakdown"]} == {
+        "Backward": 2147483652,
+        "unknown": 1101660164,
+    }
