@@ -1,7 +1,7 @@
 """Kineto traces (`*.pt.trace.json`) of any PyTorch as memory traces.
 
 Read: allocs and frees of every device with the profiler's counters, out-of-memory events, steps,
-operators, Python frames and `nn.Module` frames. Not read: kernels and other work on devices.
+operators, named ranges, Python frames and `nn.Module` frames. Not read: kernels and other work on devices.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.kineto_annotations import annotations_of
 from tb_memplugin.sources.kineto_events import FIX, MemoryRows, Threads, read_memory
 from tb_memplugin.sources.kineto_fields import LATEST_US, whole_column
 from tb_memplugin.sources.kineto_levels import Beginning, beginnings, notes_on_levels, start_of
@@ -91,6 +92,8 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     beginning = beginnings(memory)
     trace = _trace(memory, found, beginning, steps or (_window(memory),), _properties(head))
     foreign = {"traceEvents are no objects; left out": len(written) - len(happened)}
+    annotations, names = annotations_of(ranges, len(trace.devices), trace.events)
+    trace = replace(trace, annotations=annotations, annotation_names=names)
     notes = (
         *_notes({**foreign, **memory.faults, **ranges.faults}, found, stepless=not steps),
         *notes_on_levels(trace, memory, beginning),

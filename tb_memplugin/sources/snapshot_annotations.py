@@ -49,7 +49,7 @@ def read_annotations(written: Any, device_rows: dict[int, int], events: Events) 
         name=names.add_all(one["name"] for one in placed)[order].astype(np.int32),
         ends=np.array([STAGES[one["stage"]] for one in placed], np.uint8)[order],
         device=device,
-        event=_event_before(time[order], device, sorted(device_rows.values()), events),
+        event=event_before(time[order], device, sorted(device_rows.values()), events),
     )
     return FoundAnnotations(table, names.as_tuple(), len(written) - len(placed))
 
@@ -62,7 +62,7 @@ def _fits(one: dict[str, Any], device_rows: dict[int, int]) -> bool:
     return known and one["stage"] in STAGES and 0 <= one["time_us"] < LATEST_US
 
 
-def _event_before(time: np.ndarray, device: np.ndarray, rows: Sequence[int], events: Events) -> np.ndarray:
+def event_before(time: np.ndarray, device: np.ndarray, rows: Sequence[int], events: Events) -> np.ndarray:
     """The index of each device's last event at or before a time, -1 for none."""
     found = np.full(len(time), -1, np.int64)
     for row in rows:

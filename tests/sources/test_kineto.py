@@ -92,6 +92,16 @@ def test_within_autograds_node_the_function_that_it_runs_is_the_operator() -> No
     assert [trace.operators[row] for row in trace.events.operator] == ["AddmmBackward0", "aten::sum"]
 
 
+def test_named_ranges_are_annotations_of_every_device() -> None:
+    on_gpu = memory("30 20 7 7")
+    on_gpu["args"] |= {"Device Type": 1, "Device Id": 0}
+    trace = loaded(memory("5 10 8 8"), on_gpu, ran("load", 2, 20, "user_annotation"))
+    assert trace.annotation_names == ("load",)
+    assert trace.annotations.ends.tolist() == [0, 0, 1, 1]
+    assert trace.annotations.device.tolist() == [0, 1, 0, 1]
+    assert trace.annotations.event.tolist() == [-1, -1, 0, -1]
+
+
 def test_times_count_from_the_base() -> None:
     trace = loaded(memory("1 10 5 5") | {"ts": 1.5}, ran("ProfilerStep#7", 0, 9), baseTimeNanoseconds=10**18)
     assert trace.events.time_ns.tolist() == [10**18 + 1_500]
