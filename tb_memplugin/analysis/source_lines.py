@@ -17,10 +17,17 @@ NO_STACK = "(no stack)"
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib(64)?/python\d|^python\d*\.zip/|^[A-Za-z]:/.*/lib/[^/]+\.py$"
     r"|/torchinductor_|/torch_compile|/ipykernel/|/IPython/"
-    r"|(^|/)torch/(nn|optim|autograd|utils|distributed|_\w+|cuda|xpu|fx|func|amp|library|ao|jit)/"
+    r"|(^|/)torch/(nn|optim|autograd|utils|distributed|_\w+|cuda|xpu|fx|func|amp|library|ao|jit|profiler)/"
     r"|(^|/)torch/(_\w+|functional|hub|serialization|storage)\.py$"
 )
 """Files that are not the user's: packages, the standard library, PyTorch's own tree, generated code."""
+
+
+_ALIKE = re.compile(
+    r"^torch::unwind::|^torch::CapturedTraceback::|\bgather_with_cpp\b|CachingAllocator\b"
+    r"|\b(_?empty(_strided)?(_generic|_cuda|_xpu|_symint)?|create_out|wrapper_\w*empty\w*)\b"
+)
+"""C++ frames in which every stack ends: they recorded it, allocated, made an empty tensor."""
 
 
 def is_user_code(text: str) -> bool:
@@ -50,8 +57,8 @@ def stacks_in_use(trace: MemoryTrace, stack: npt.NDArray[np.int32]) -> tuple[Int
 def lines_of(stacks: Sequence[Sequence[str]]) -> tuple[Int64, tuple[str, ...]]:
     """The source line that each stack stands for: indices into the tuple of line keys.
 
-    It is the innermost frame of user code, else the innermost Python frame, else the innermost frame;
-    `NO_STACK` for an empty stack.
+    It is the innermost frame of user code, else the innermost Python frame, else the innermost that
+    not every stack has (C++ that records stacks and allocates); `NO_STACK` for an empty stack.
     """
     ranks: dict[str, int] = {}
     keys: dict[str, int] = {}
@@ -63,9 +70,14 @@ def lines_of(stacks: Sequence[Sequence[str]]) -> tuple[Int64, tuple[str, ...]]:
     return found, tuple(keys)
 
 
+def leading_frame(stack: Iterable[str]) -> str | None:
+    """The frame that a stack, innermost first, goes by, chosen as in `lines_of`; None for an empty one."""
+    return _chosen(stack, {})
+
+
 def _chosen(stack: Iterable[str], ranks: dict[str, int]) -> str | None:
     """The innermost of the frames with the best rank. Ranks of frames are kept in `ranks`."""
-    best, best_rank = None, 3
+    best, best_rank = None, 4
     for text in stack:
         rank = ranks.get(text)
         if rank is None:
@@ -80,4 +92,6 @@ def _chosen(stack: Iterable[str], ranks: dict[str, int]) -> str | None:
 def _rank(text: str) -> int:
     if is_user_code(text):
         return 0
-    return 1 if read_frame(text).is_python else 2
+    if read_frame(text).is_python:
+        return 1
+    return 3 if _ALIKE.search(text) else 2

@@ -63,7 +63,11 @@ def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> tu
         device: row in `trace.devices`.
         event: what was alive after this event (-1: before the first); None: every allocation of the trace.
     """
-    rows = chosen_rows(trace, device, event)
+    return stacks_of(trace, chosen_rows(trace, device, event))
+
+
+def stacks_of(trace: MemoryTrace, rows: npt.NDArray[np.intp]) -> tuple[StackRow, ...]:
+    """What each call stack of some allocations (rows of `trace.allocations`) made, largest first."""
     blocks = trace.allocations
     part, stacks = stacks_in_use(trace, blocks.stack[rows])
     onward, forwards = stacks_in_use(trace, blocks.forward[rows])

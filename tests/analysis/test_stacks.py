@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tb_memplugin.analysis.lines import line_table
-from tb_memplugin.analysis.source_lines import is_user_code
+from tb_memplugin.analysis.source_lines import is_user_code, leading_frame
 from tb_memplugin.analysis.stacks import ROOT, stack_table, stack_tree
 from tests.recorded_program import program
 
@@ -101,6 +101,7 @@ def test_lines_are_the_innermost_of_the_users_code():
         (r"f C:\Python311\Lib\site-packages\torch\nn\functional.py:1", False),
         ("f /usr/lib/python3.12/threading.py:1", False),
         ("f /src/pytorch/torch/nn/modules/module.py:1", False),
+        ("step torch/profiler/profiler.py:1227", False),
         ("f /tmp/torchinductor_me/ab/cab.py:1", False),
         ("f <eval_with_key>.3:1", False),
         ("<module> <ipython-input-3-abc>:1", True),
@@ -109,3 +110,17 @@ def test_lines_are_the_innermost_of_the_users_code():
 )
 def test_the_users_code_is_told_from_libraries(text, mine):
     assert is_user_code(text) == mine
+
+
+def test_a_stack_of_cpp_goes_by_the_first_frame_that_not_every_stack_ends_in():
+    native = (
+        "torch::unwind::unwind() ??:0",
+        "torch::cuda::(anonymous namespace)::gather_with_cpp() memory_snapshot.cpp:0",
+        "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::malloc(void**) :0",
+        "at::detail::empty_cuda(c10::ArrayRef<long>) ??:0",
+        "at::native::mm_out(at::Tensor const&) ??:0",
+        "torch::autograd::Engine::thread_main() ??:0",
+    )
+    blocks = program("alloc 5 a at=n", stacks={"n": native})
+    assert [row.key for row in line_table(blocks, 0)] == ["??:0 (at::native::mm_out(at::Tensor const&))"]
+    assert leading_frame(native[:2]) == native[0]

@@ -102,7 +102,8 @@ export interface StepAnswer {
   };
 }
 
-export type CurveBy = "category" | "module" | "phase";
+/** Any of `divisions`. */
+export type CurveBy = string;
 
 export interface CurveAnswer {
   t0: number;
@@ -112,6 +113,8 @@ export interface CurveAnswer {
   max: number[];
   reserved: number[] | null;
   keys: string[];
+  /** What the keys go by: a stack by its leading line. */
+  labels?: string[];
   stacks: number[][];
   peak: { time_ns: number; bytes: number; column: number; event: number };
   exact: boolean;
@@ -132,7 +135,16 @@ export interface MomentAnswer {
   by_category: Part[];
   by_module: Part[];
   by_phase: Part[];
+  /** By the division that was asked for. */
+  parts?: LabelledPart[];
   largest: Allocation[];
+}
+
+export interface LabelledPart {
+  key: string;
+  label: string;
+  bytes: number;
+  count: number;
 }
 
 export interface Span {
@@ -148,6 +160,8 @@ export interface LanesAnswer {
   steps: Span[];
   phases: Span[];
   modules: Span[][];
+  /** What `modules` holds, where it is something else. */
+  label?: string;
   omitted: number;
 }
 
@@ -177,7 +191,8 @@ export interface ModulesAnswer {
   rows: ModuleRow[];
 }
 
-export type CompareBy = "category" | "module" | "operator" | "phase";
+/** Any of `divisions`. */
+export type CompareBy = string;
 export type Status = "added" | "removed" | "grown" | "shrunk" | "same";
 
 export interface CompareSide {
@@ -197,6 +212,8 @@ export interface CompareRow {
   delta_bytes: number;
   base_count: number;
   other_count: number;
+  /** What the key goes by. */
+  label?: string;
   category: string | null;
 }
 

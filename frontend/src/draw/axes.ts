@@ -1,6 +1,7 @@
 /** Grid lines with bytes at the left, times along the bottom. */
 import { inUnit, type Unit } from "../state/bytes";
-import { inTimeUnit, timeUnitFor } from "../state/time";
+import { decimals } from "../state/numbers";
+import { duration, inTimeUnit, timeUnitFor } from "../state/time";
 import type { Palette } from "./palette";
 import { roundStep, type Scale, tickDecimals, ticks } from "./scale";
 
@@ -52,6 +53,36 @@ export function drawTimeAxis(context: Context, x: Scale, top: number, origin: nu
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
 }
+
+/** Event indices count from the trace's first event, whatever is shown. */
+export function drawEventAxis(context: Context, x: Scale, top: number, _origin: number, palette: Palette): void {
+  const [from, to] = x.domain;
+  const most = Math.max(2, Math.floor((x.range[1] - x.range[0]) / 110));
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "top";
+  for (const value of ticks(from, to, Math.min(most, Math.max(1, Math.floor(to - from))))) {
+    const at = Math.round(x(value)) + 0.5;
+    context.strokeStyle = palette.rule;
+    line(context, at, top, at, top + 4);
+    context.fillStyle = palette.muted;
+    context.textAlign = at - x.range[0] < 30 ? "left" : x.range[1] - at < 60 ? "right" : "center";
+    context.fillText(`event ${decimals(value, 0)}`, at, top + 6);
+  }
+  context.textAlign = "left";
+  context.textBaseline = "alphabetic";
+}
+
+/** What the horizontal axis counts: how its ticks are drawn, and how a length of it reads. */
+export interface Axis {
+  draw: typeof drawTimeAxis;
+  words: (length: number) => string;
+}
+
+export const TIME_AXIS: Axis = { draw: drawTimeAxis, words: duration };
+export const EVENT_AXIS: Axis = {
+  draw: drawEventAxis,
+  words: (count) => `${decimals(Math.round(count), 0)} events`,
+};
 
 function line(context: Context, x0: number, y0: number, x1: number, y1: number): void {
   context.beginPath();

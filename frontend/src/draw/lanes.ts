@@ -27,7 +27,7 @@ export function laneRows(answer: LanesAnswer): Lane[] {
     ["phase", "phases", answer.phases],
     ...answer.modules
       .slice(0, DEEPEST)
-      .map((spans, depth): [LaneKind, string, Span[]] => ["module", depth === 0 ? "modules" : "", spans]),
+      .map((spans, depth): [LaneKind, string, Span[]] => ["module", depth === 0 ? (answer.label ?? "modules") : "", spans]),
   ];
   let top = 0;
   return rows

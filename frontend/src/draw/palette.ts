@@ -24,7 +24,8 @@ export function colourVariable(by: string, key: string, index: number): string {
   if (by === "category") return (CATEGORIES as readonly string[]).includes(key) ? `--cat-${key}` : "--cat-unknown";
   if (by === "phase")
     return ["forward", "backward", "optimizer", "before"].includes(key) ? `--phase-${key}` : "--phase-other";
-  if (key === "(other modules)") return "--series-other";
+  if (key === "(other modules)" || key === "(others)") return "--series-other";
+  if (key === "unknown" || key === "(no stack)") return "--cat-unknown";
   return `--series-${index % SERIES_COLOURS}`;
 }
 

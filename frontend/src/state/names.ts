@@ -34,6 +34,9 @@ export function headAndTail(text: string): [string, string] {
   return [text.slice(0, cut), text.slice(cut)];
 }
 
+/** The module of what was there before the window and has no known owner. */
+export const NOT_NAMED = "(not named)";
+
 /** A module key in words: the root's own, what no module owns, what was there before. */
 export function moduleLabel(key: string): string {
   if (key === "") return "(root)";

@@ -1,6 +1,6 @@
 /** Everything that can be picked, as a flat record that lives in the URL. */
 
-export const VIEWS = ["overview", "timeline", "modules", "compare"] as const;
+export const VIEWS = ["overview", "timeline", "modules", "allocations", "stacks", "allocator", "compare"] as const;
 export type View = (typeof VIEWS)[number];
 
 /** In the order in which a URL prints them. */
@@ -24,6 +24,22 @@ export const KEYS = [
   "what", // compare: module | category | operator | phase
   "changed", // compare: only what changed
   "curves", // compare: beside | over
+  "event", // allocator: the moment, as an event's index
+  "over", // allocator: time | event
+  "e0",
+  "e1", // allocator: zoom over events
+  "colour", // allocator: category | module | line | pool | stream
+  "order", // allocator: pool | size | free | address
+  "scale", // allocator: how often the segments were magnified twofold
+  "block", // allocator, allocations: row of the selected allocation
+  "of", // stacks: moment | step
+  "search", // stacks, allocations: a text in frames, names, addresses
+  "frames", // stacks: folded | all | user
+  "node", // stacks: the frame that the graph is zoomed to
+  "table", // stacks: stacks | lines | rules
+  "ranked", // stacks: order of the tables, with a leading "-" for ascending
+  "rules", // stacks: lines of name=regex
+  "listed", // allocations: order of the table
 ] as const;
 export type Key = (typeof KEYS)[number];
 
@@ -68,7 +84,9 @@ export function formatRoute(route: Route, prefix = ""): string {
 }
 
 /** What belongs to the picked step alone and means nothing on another one. */
-const OF_THE_STEP: readonly Key[] = ["t0", "t1", "t"];
+const OF_THE_STEP: readonly Key[] = ["t0", "t1", "t", "event", "e0", "e1", "block", "node"];
+/** Another tree has other nodes. */
+const MAKES_THE_TREE: readonly Key[] = ["t", "event", "of", "frames"];
 const PICKS: readonly Key[] = ["run", "worker", "device", "step"];
 
 /** The route after a change; a new pick drops the zoom and the cursor but keeps the view. */
@@ -77,6 +95,8 @@ export function patched(route: Route, patch: RoutePatch): Route {
   if (PICKS.some((key) => key in patch && patch[key] !== route[key])) {
     for (const key of OF_THE_STEP) delete next[key];
   }
+  if ("t" in patch) delete next["event"]; // another time is another event
+  if (MAKES_THE_TREE.some((key) => key in patch && patch[key] !== route[key])) delete next["node"];
   for (const [key, value] of Object.entries(patch)) next[key] = value;
   return routeFrom(
     Object.fromEntries(Object.entries(next).filter(([, v]) => v !== undefined)) as Record<string, string>,

@@ -7,10 +7,12 @@ interface Props {
   chip?: boolean;
   /** In the text's own font: for names that stand in a sentence of ours. */
   prose?: boolean;
+  /** What the title shows instead of the name. */
+  title?: string | undefined;
 }
 
 /** A name from outside: monospace, one line, cut in the middle where it does not fit, whole in the title. */
-export function Name({ text, module = false, chip = false, prose = false }: Props) {
+export function Name({ text, module = false, chip = false, prose = false, title }: Props) {
   const label = module ? moduleLabel(text) : text;
   if (chip)
     return (
@@ -20,7 +22,7 @@ export function Name({ text, module = false, chip = false, prose = false }: Prop
     );
   const [head, tail] = headAndTail(cellText(label));
   return (
-    <span class={prose ? "name prose" : "name"} title={titleText(label)} dir="ltr">
+    <span class={prose ? "name prose" : "name"} title={titleText(title ?? label)} dir="ltr">
       <span class="head">{head}</span>
       {tail && <span class="tail">{tail}</span>}
     </span>

@@ -1,11 +1,14 @@
 import { loadRuns, route, runs, runsFailure, selection } from "../state/app";
 import { VIEWS, type View } from "../state/route";
+import { Allocations } from "./allocations/allocations";
+import { Allocator } from "./allocator/allocator";
 import { Compare } from "./compare/compare";
 import { Modules } from "./modules/modules";
 import { Notice, Problems } from "./notices";
 import { Overview } from "./overview/overview";
 import { MissingPicks, Pickers } from "./pickers";
 import { RouteLink } from "./route_link";
+import { Stacks } from "./stacks/stacks";
 import { EmptyState, FailureState, Loading } from "./states";
 import { Timeline } from "./timeline/timeline";
 
@@ -13,6 +16,9 @@ const CONTENT: Record<View, () => preact.JSX.Element> = {
   overview: () => <Overview />,
   timeline: () => <Timeline />,
   modules: () => <Modules />,
+  allocations: () => <Allocations />,
+  stacks: () => <Stacks />,
+  allocator: () => <Allocator />,
   compare: () => <Compare />,
 };
 

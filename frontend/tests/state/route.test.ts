@@ -25,5 +25,18 @@ describe("a new pick", () => {
   });
   it("of the same step keeps the zoom", () => expect(patched(route, { step: "1" })).toEqual(route));
   it("can set the cursor on the new step", () => expect(patched(route, { step: "2", t: "3" }).t).toBe("3"));
+  it("another time is another event, unless both are told", () => {
+    const exact = { ...route, event: "12" };
+    expect(patched(exact, { t: "3" }).event).toBeUndefined();
+    expect(patched(exact, { t: "3", event: "4" }).event).toBe("4");
+    expect(patched(exact, { by: "module" }).event).toBe("12");
+  });
+  it("another tree of stacks has other nodes", () => {
+    const zoomed = routeFrom({ view: "stacks", t: "7", node: "12" });
+    expect(patched(zoomed, { frames: "all" }).node).toBeUndefined();
+    expect(patched(zoomed, { t: "7" }).node).toBe("12");
+    expect(patched(zoomed, { t: "8", event: "9" }).node).toBeUndefined();
+    expect(patched(zoomed, { search: "mlp" }).node).toBe("12");
+  });
   it("undefined takes a key away", () => expect(patched(route, { by: undefined }).by).toBeUndefined());
 });

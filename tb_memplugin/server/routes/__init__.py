@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tb_memplugin.server.routes import compare, curve, lanes, modules, moment, runs, step
+from tb_memplugin.server.routes import (
+    allocation_bands,
+    allocations,
+    allocator,
+    allocator_block,
+    allocator_curve,
+    allocator_oom,
+    allocator_segments,
+    compare,
+    curve,
+    divisions,
+    lanes,
+    modules,
+    moment,
+    runs,
+    stack_tables,
+    stacks,
+    step,
+)
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import Json
@@ -17,4 +35,17 @@ ROUTES: dict[str, Callable[[Session, Request], Json]] = {
     "/lanes": lanes.answer,
     "/modules": modules.answer,
     "/compare": compare.answer,
+    "/allocator": allocator.answer,
+    "/allocator_curve": allocator_curve.answer,
+    "/allocator_segments": allocator_segments.answer,
+    "/allocator_block": allocator_block.answer,
+    "/allocator_oom": allocator_oom.answer,
+    "/divisions": divisions.answer,
+    "/stacks": stacks.answer,
+    "/stack_table": stack_tables.answer,
+    "/line_table": stack_tables.answer_lines,
+    "/rule_table": stack_tables.answer_rules,
+    "/allocation_bands": allocation_bands.answer,
+    "/allocations": allocations.answer,
+    "/allocation": allocations.answer_one,
 }

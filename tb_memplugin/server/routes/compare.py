@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
-from tb_memplugin.analysis.breakdown import DIVISIONS
-from tb_memplugin.analysis.compare import Delta, compare_parts
+from collections.abc import Sequence
+
+from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, DIVISIONS, By, Part, breakdown
+from tb_memplugin.analysis.compare import Delta, Status, compare_parts
+from tb_memplugin.analysis.curve import OTHERS
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary
+from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.selection import Request
-from tb_memplugin.server.session import Chosen, Session
+from tb_memplugin.server.session import Chosen, Opened, Session
 from tb_memplugin.server.shapes import Json
 from tb_memplugin.store.reader import peak_parts
 
+MOST_ROWS = 2_000
+
 
 def answer(session: Session, request: Request) -> Json:
-    """From the two summaries, at the peaks of their steps."""
+    """At the peaks of both steps: from their summaries, or from the side files where those do not keep it."""
     by = request.text("by", "category")
-    if by not in DIVISIONS:
-        fix = f"Choose one of: {', '.join(DIVISIONS)}."
-        raise MemPluginError(f"Cannot divide memory by {by!r}.", where="by", fix=fix)
+    if by not in ALL_DIVISIONS:
+        fix = f"Choose one of: {', '.join(ALL_DIVISIONS)}."
+        raise MemPluginError(f"Cannot divide memory by {by[:40]!r}.", where="by", fix=fix)
     chosen, base_chosen = session.chosen(request), session.chosen(request, "base_")
     other_summary, other = session.device_summary(request, chosen)
     base_summary, base = session.device_summary(request, base_chosen)
-    rows = compare_parts(peak_parts(base_summary, base, by), peak_parts(other_summary, other, by))
+    if by in DIVISIONS:
+        rows = compare_parts(peak_parts(base_summary, base, by), peak_parts(other_summary, other, by))
+    else:
+        sides = _parts(session.opened(base_chosen), base, by), _parts(session.opened(chosen), other, by)
+        rows = compare_parts(*sides)
+    rows = _shortened(rows)
+    labels = labels_of([row.key for row in rows], by)
     return {
         "base": _side(base_chosen, base),
         "other": _side(chosen, other),
         "delta_bytes": other.peak.bytes - base.peak.bytes,
-        "rows": [_row(row) for row in rows],
+        "rows": [_row(row) | {"label": label} for row, label in zip(rows, labels, strict=True)],
     }
+
+
+def _parts(opened: Opened, device: DeviceSummary, by: By) -> Sequence[Part]:
+    return breakdown(opened.trace, opened.device, device.stats.peak_event, by)
+
+
+def _shortened(rows: tuple[Delta, ...]) -> tuple[Delta, ...]:
+    """The largest changes; what a person would not scroll to as one row, so that all still sum up."""
+    shown, rest = rows[:MOST_ROWS], rows[MOST_ROWS:]
+    if not rest:
+        return shown
+    base, other = sum(row.base_bytes for row in rest), sum(row.other_bytes for row in rest)
+    counts = sum(row.base_count for row in rest), sum(row.other_count for row in rest)
+    status: Status = "same" if base == other else "grown" if other > base else "shrunk"
+    return (*shown, Delta(OTHERS, status, base, other, *counts))
 
 
 def _side(chosen: Chosen, device: DeviceSummary) -> Json:

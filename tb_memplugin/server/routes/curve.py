@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import cast
 
-from tb_memplugin.analysis.breakdown import By
+from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
 from tb_memplugin.analysis.curve import Curve, curve
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto import summary_pb2
+from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import CATEGORIES, Json
 
-DIVISIONS = ("category", "module", "phase")
 DEFAULT_COLUMNS = 1_000
 
 
 def answer(session: Session, request: Request) -> Json:
     """From the side file; without it, the coarse curve that the summary keeps."""
     by = request.text("by", "category")
-    if by not in DIVISIONS:
+    if by not in ALL_DIVISIONS:
         raise MemPluginError(
-            f"Cannot divide a curve by {by!r}.", where="by", fix=f"Choose one of: {DIVISIONS}."
+            f"Cannot divide a curve by {by[:40]!r}.", where="by", fix=f"Choose one of: {ALL_DIVISIONS}."
         )
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     whole = request.text("step") == "all"
@@ -34,7 +33,8 @@ def answer(session: Session, request: Request) -> Json:
             raise
         return _coarse(session.device_summary(request, chosen)[1].curve)
     t0, t1 = _span(request, opened, whole)
-    return _shape(curve(opened.trace, opened.device, t0, t1, columns, cast(By, by)), opened.epoch_ns)
+    drawn = curve(opened.trace, opened.device, t0, t1, columns, by)
+    return _shape(drawn, opened.epoch_ns) | {"labels": labels_of(drawn.keys, by)}
 
 
 def _any_step(session: Session, request: Request) -> int:
@@ -89,6 +89,7 @@ def _coarse(stored: summary_pb2.Curve) -> Json:
         "max": high,
         "reserved": list(accumulate(stored.reserved)) or None,
         "keys": [CATEGORIES[category] for category in stored.categories],
+        "labels": [CATEGORIES[category] for category in stored.categories],
         "stacks": stacks,
         "peak": {
             "time_ns": stored.peak_time_ns,

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, Part
+from tb_memplugin.analysis.curve import OTHERS
+from tb_memplugin.analysis.moment import Moment, moment
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json, allocation_shape, parts_shape
 
 LARGEST = 30
+MOST_PARTS = 300
 
 
 def answer(session: Session, request: Request) -> Json:
     """From the side file."""
     opened = session.opened(session.chosen(request))
     trace, epoch = opened.trace, opened.epoch_ns
-    if request.given("event"):
-        event = request.number("event", None, -1, len(trace.events) - 1)
-    else:
-        event = trace.event_at(request.number("t") + epoch)
+    event = event_asked(request, opened)
     state = moment(trace, opened.device, event, largest=LARGEST)
-    before, after = _neighbours(opened, event)
     return {
         "time_ns": state.time_ns - epoch,
         "event": state.event,
@@ -30,14 +31,51 @@ def answer(session: Session, request: Request) -> Json:
         "phase": state.phase.key,
         "module": state.module,
         "operator": state.operator,
+        **neighbours_shape(opened, event),
+        "by_category": parts_shape(state.parts("category")),
+        "by_module": parts_shape(state.parts("module")),
+        "by_phase": parts_shape(state.parts("phase")),
+        **_asked_parts(request, state),
+        "largest": [allocation_shape(block, epoch) for block in state.largest],
+    }
+
+
+def _asked_parts(request: Request, state: Moment) -> Json:
+    """By the division that a request names: the largest parts, and all others as one."""
+    by = request.text("by", "")
+    if not by:
+        return {}
+    if by not in ALL_DIVISIONS:
+        fix = f"Choose one of: {', '.join(ALL_DIVISIONS)}."
+        raise MemPluginError(f"Cannot divide memory by {by[:40]!r}.", where="by", fix=fix)
+    parts = state.parts(by)
+    shown, rest = parts[:MOST_PARTS], parts[MOST_PARTS:]
+    if rest:
+        shown += (Part(OTHERS, sum(part.bytes for part in rest), sum(part.count for part in rest)),)
+    labels = labels_of([part.key for part in shown], by)
+    return {
+        "parts": [
+            {"key": part.key, "label": label, "bytes": part.bytes, "count": part.count}
+            for part, label in zip(shown, labels, strict=True)
+        ]
+    }
+
+
+def event_asked(request: Request, opened: Opened) -> int:
+    """The event that a request names: by its index, or the last one at or before a time."""
+    if request.given("event"):
+        return request.number("event", None, -1, len(opened.trace.events) - 1)
+    return opened.trace.event_at(request.number("t") + opened.epoch_ns)
+
+
+def neighbours_shape(opened: Opened, event: int) -> Json:
+    """The device's events before and after one: their indices and times."""
+    before, after = _neighbours(opened, event)
+    return {
         "previous_event": before,
         "next_event": after,
         "previous_event_ns": _time(opened, before),
         "next_event_ns": _time(opened, after),
-        "by_category": parts_shape(state.parts("category")),
-        "by_module": parts_shape(state.parts("module")),
-        "by_phase": parts_shape(state.parts("phase")),
-        "largest": [allocation_shape(block, epoch) for block in state.largest],
     }
 
 

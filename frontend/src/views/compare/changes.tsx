@@ -8,10 +8,10 @@ import { type FoldedChange, foldChanges, unfolded } from "../../state/change_fol
 import { sideName } from "../../state/sentences";
 import { Delta } from "../amount";
 import { Swatch } from "../category";
+import { divisionLabel, isOurs, partLabel } from "../divisions";
 import { Name } from "../name";
 import { Segmented, Toggle } from "../segmented";
 import { reusedKey, useRowsInSight } from "../windowed";
-import { WHATS } from "./compare";
 
 const ROW = 31;
 
@@ -19,11 +19,13 @@ const ROW = 31;
 export function Changes({
   answer,
   by,
+  whats,
   unit,
   stale,
 }: {
   answer: CompareAnswer;
   by: CompareBy;
+  whats: string[];
   unit: Unit;
   stale: boolean;
 }) {
@@ -48,7 +50,7 @@ export function Changes({
         <Segmented
           label="Rows"
           testid="what"
-          options={WHATS}
+          options={whats.map((what) => [what, divisionLabel(what)] as const)}
           value={by}
           onPick={(v) => navigate({ what: v === "module" ? undefined : v })}
         />
@@ -83,7 +85,7 @@ export function Changes({
           </colgroup>
           <thead>
             <tr>
-              <th scope="col">{by}</th>
+              <th scope="col">{divisionLabel(by).toLowerCase()}</th>
               <th scope="col">status</th>
               <th scope="col" class="number">
                 <Name text={sideName(answer.base, answer.other)} prose />
@@ -171,7 +173,7 @@ function ChangeRow({ line, open, onFlip, by, unit, widest, index }: RowProps) {
   return (
     <tr aria-rowindex={index + 2} data-testid="compare-row" data-key={row.key} data-status={row.status}>
       <th scope="row">
-        {by === "category" || by === "phase" ? (
+        {isOurs(by) ? (
           <>
             <Swatch by={by} of={row.key} />
             {categoryLabel(row.key)}
@@ -186,7 +188,7 @@ function ChangeRow({ line, open, onFlip, by, unit, widest, index }: RowProps) {
           </button>
         ) : (
           <span class="leaf" style={inner ? { paddingLeft: "34px" } : undefined}>
-            <Name text={row.key} module={by === "module"} />
+            <Name text={partLabel(by, row.label ?? row.key)} title={by === "stack" ? row.key : undefined} />
           </span>
         )}
       </th>

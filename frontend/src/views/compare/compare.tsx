@@ -5,6 +5,7 @@ import { base, navigate, picked, route } from "../../state/app";
 import { unitFor } from "../../state/bytes";
 import type { Pick } from "../../state/selection";
 import { comparison, comparisonDetail } from "../../state/sentences";
+import { useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
@@ -20,7 +21,8 @@ export function Compare() {
 }
 
 function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
-  const by = whatOf(route.value.what);
+  const whats = whatsOf(useDivisions(pick, ALWAYS, route.value.what));
+  const by: CompareBy = whats.find((what) => what === route.value.what) ?? "module";
   const sides = {
     ...pick,
     base_run: basis.run,
@@ -59,20 +61,16 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
         />
       </div>
       <Curves pick={pick} basis={basis} answer={answer} unit={unit} over={over} />
-      <Changes answer={table.data} by={by} unit={unit} stale={table.stale} />
+      <Changes answer={table.data} by={by} whats={whats} unit={unit} stale={table.stale} />
     </>
   );
 }
 
-export const WHATS = [
-  ["module", "Module"],
-  ["category", "Category"],
-  ["operator", "Operator"],
-  ["phase", "Phase"],
-] as const;
+/** Every summary keeps these; the others come where this step's window knows something of them. */
+const ALWAYS = ["module", "category", "operator", "phase"];
 
-function whatOf(text: string | undefined): CompareBy {
-  return WHATS.find(([what]) => what === text)?.[0] ?? "module";
+function whatsOf(divisions: string[]): string[] {
+  return [...ALWAYS, ...divisions.filter((by) => !ALWAYS.includes(by))];
 }
 
 function NothingToCompare() {

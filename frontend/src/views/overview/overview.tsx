@@ -11,6 +11,7 @@ import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { Cards } from "./cards";
 import { ByCategory } from "./by_category";
+import { ByLine, namesModules } from "./by_line";
 import { ByModule } from "./by_module";
 import { Largest } from "./largest";
 import { PeakOfEachStep } from "./peak_of_each_step";
@@ -32,7 +33,7 @@ export function Overview() {
       <PeakOfEachStep selection={selection.value!} />
       <div class="pair">
         <ByCategory peak={answer.peak} />
-        <ByModule peak={answer.peak} />
+        {namesModules(answer.peak.by_module) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
       </div>
       <Largest peak={answer.peak} />
       <Notes notes={answer.notes} />

@@ -1,5 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { CurveAnswer, LanesAnswer } from "../../api/types";
+import { type Axis, TIME_AXIS } from "../../draw/axes";
 import { type Lane, laneRows, lanesHeight, spanAt, spanLabel } from "../../draw/lanes";
 import { linear } from "../../draw/scale";
 import { columnAt, kept, zoomed } from "../../draw/stack";
@@ -8,7 +9,7 @@ import { dark } from "../../host/theme";
 import { unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { moduleLabel, shortened, visible } from "../../state/names";
-import { duration, exactTime } from "../../state/time";
+import { exactTime } from "../../state/time";
 import type { Cursor } from "./cursor";
 import { paintCurve, paintLanes } from "./paint";
 import { Strip } from "./strip";
@@ -22,10 +23,13 @@ export interface ChartProps {
   window: [number, number];
   whole: [number, number];
   margin: { left: number; right: number };
-  cursor: Cursor;
+  cursor: Pick<Cursor, "time" | "atPeak" | "hover" | "pin" | "step">;
   peakBytes: number;
   peakTime: number;
   canZoom: boolean;
+  axis?: Axis;
+  /** What the strip is coloured by; the tab's is always by category. */
+  stripBy?: string;
   onWidth: (width: number) => void;
   onZoom: (window: [number, number]) => void;
 }
@@ -35,6 +39,7 @@ export const PLOT_HEIGHT = 400;
 /** The curve, the lanes under it and the strip below, on one time axis. */
 export function Chart(props: ChartProps) {
   const { curve, lanes, window, whole, margin, cursor, onZoom } = props;
+  const { words } = props.axis ?? TIME_AXIS;
   const stage = useRef<HTMLDivElement>(null);
   const main = useRef<HTMLCanvasElement>(null);
   const lower = useRef<HTMLCanvasElement>(null);
@@ -48,7 +53,7 @@ export function Chart(props: ChartProps) {
   useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
   useEffect(() => {
     if (main.current && curve) paintCurve(main.current, { ...props, curve, x, width });
-  }, [curve, width, theme, props.by, window[0], window[1]]);
+  }, [curve, width, theme, props.by, props.axis, window[0], window[1]]);
   useEffect(() => {
     if (lower.current) paintLanes(lower.current, rows, x, width);
   }, [lanes, width, theme, window[0], window[1]]);
@@ -88,7 +93,7 @@ export function Chart(props: ChartProps) {
       hit && {
         x: event.offsetX,
         y: PLOT_HEIGHT + event.offsetY,
-        text: `${spanLabel(hit.lane.kind, hit.span)} · ${duration(hit.span.end_ns - hit.span.start_ns)} from ${duration(hit.span.start_ns - whole[0])}`,
+        text: `${spanLabel(hit.lane.kind, hit.span)} · ${words(hit.span.end_ns - hit.span.start_ns)} from ${words(hit.span.start_ns - whole[0])}`,
       },
     );
   };
@@ -143,6 +148,7 @@ export function Chart(props: ChartProps) {
       )}
       <Strip
         curve={props.strip}
+        by={props.stripBy ?? "category"}
         window={window}
         whole={whole}
         width={width}
@@ -159,15 +165,16 @@ function middle([from, to]: [number, number]): number {
 }
 
 /** The picture in words. */
-function spoken({ curve, by, window, whole, peakBytes, peakTime }: ChartProps): string {
+function spoken({ curve, by, window, whole, peakBytes, peakTime, axis }: ChartProps): string {
   if (!curve) return "The curve is loading.";
+  const { words } = axis ?? TIME_AXIS;
   const unit = unitFor(peakBytes);
   const column = columnAt(curve, curve.peak.time_ns);
   const parts = curve.keys.map(
     (key, k) =>
-      `${shortened(visible(by === "module" ? moduleLabel(key) : categoryLabel(key)), 60)} ${withUnit(curve.stacks[k]?.[column] ?? 0, unit)}`,
+      `${shortened(visible(by === "module" ? moduleLabel(key) : categoryLabel(curve.labels?.[k] ?? key)), 60)} ${withUnit(curve.stacks[k]?.[column] ?? 0, unit)}`,
   );
-  return `Allocated memory by ${by} over ${duration(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)} at ${duration(peakTime - whole[0])}. At the highest moment shown: ${parts.join(", ")}.`;
+  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)} at ${words(peakTime - whole[0])}. At the highest moment shown: ${parts.join(", ")}.`;
 }
 
 function spokenLanes(rows: Lane[]): string {
@@ -178,7 +185,7 @@ function spokenLanes(rows: Lane[]): string {
 }
 
 /** Wheel listeners must be able to keep the page from scrolling, so they are added by hand. */
-function useWheel(target: { current: HTMLElement | null }, callback: (event: WheelEvent) => void): void {
+export function useWheel(target: { current: HTMLElement | null }, callback: (event: WheelEvent) => void): void {
   const latest = useRef(callback);
   latest.current = callback;
   useEffect(() => {

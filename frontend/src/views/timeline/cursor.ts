@@ -16,15 +16,23 @@ export interface Cursor {
   /** The exact state, once the server has answered. */
   moment: Remote<MomentAnswer>;
   /** The curve's own column under the cursor: shown at once, until the exact state is there. */
-  approximate: { key: string; bytes: number }[];
+  approximate: { key: string; label: string; bytes: number }[];
   hover: (time: number | undefined) => void;
   pin: (time: number | undefined) => void;
   /** One event further (+1) or back (-1). */
   step: (by: 1 | -1) => void;
 }
 
+/** Divisions that every moment tells. */
+const ALWAYS = ["category", "module", "phase"];
+
+function labelled(curve: CurveAnswer, column: number): Cursor["approximate"] {
+  return columnParts(curve, column).map((part, k) => ({ ...part, label: curve.labels?.[k] ?? part.key }));
+}
+
 export function useCursor(
   pick: Pick,
+  by: string,
   curve: CurveAnswer | undefined,
   whole: CurveAnswer | undefined,
   coarse: boolean,
@@ -49,7 +57,7 @@ export function useCursor(
           ? { event: top.event }
           : null
         : { t: Math.round(hovered ?? pinnedTime ?? 0) };
-  const path = query && !coarse ? address("moment", { ...pick, ...query }) : null;
+  const path = query && !coarse ? address("moment", { ...pick, ...query, by: ALWAYS.includes(by) ? undefined : by }) : null;
   const moment = useRemote<MomentAnswer>(path, hovered === undefined ? 0 : 90, (p) =>
     p.replace(/&(t|event)=[^&]*/, ""),
   );
@@ -62,7 +70,7 @@ export function useCursor(
     atPeak: top !== undefined && (shownEvent === top.event || time === top.time) && hovered === undefined,
     pinned: pinnedTime !== undefined || stepped !== undefined,
     moment,
-    approximate: curve && time !== undefined ? columnParts(curve, columnAt(curve, time)) : [],
+    approximate: curve && time !== undefined ? labelled(curve, columnAt(curve, time)) : [],
     hover: setHovered,
     pin: (at) => {
       setEvent(undefined);

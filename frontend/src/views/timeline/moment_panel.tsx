@@ -1,6 +1,6 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { CompareAnswer, MomentAnswer, Part, StepAnswer, StepStats } from "../../api/types";
+import type { CompareAnswer, LabelledPart, MomentAnswer, Part, StepAnswer, StepStats } from "../../api/types";
 import { base, picked } from "../../state/app";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
@@ -8,12 +8,13 @@ import { CATEGORIES, categoryLabel } from "../../state/categories";
 import { duration, exactTime } from "../../state/time";
 import { Delta } from "../amount";
 import { Swatch } from "../category";
+import { divisionLabel, isOurs, partLabel } from "../divisions";
 import { Name } from "../name";
 import { allocationName } from "../overview/largest";
 import type { Cursor } from "./cursor";
 
 interface Props {
-  by: "category" | "module" | "phase";
+  by: string;
   cursor: Cursor;
   origin: number;
   stats: StepStats;
@@ -23,7 +24,7 @@ interface Props {
 export function MomentPanel({ by, cursor, origin, stats }: Props) {
   const { moment, time } = cursor;
   const exact = moment.data && !moment.stale ? moment.data : undefined;
-  const parts: Part[] = exact ? partsOf(exact, by) : cursor.approximate.map((p) => ({ ...p, count: 0 }));
+  const parts: LabelledPart[] = exact ? partsOf(exact, by) : cursor.approximate.map((p) => ({ ...p, count: 0 }));
   const waiting = !exact && parts.length === 0;
   const bytes = exact ? exact.bytes : waiting ? stats.peak_bytes : parts.reduce((s, p) => s + p.bytes, 0);
   const unit = unitFor(stats.peak_bytes);
@@ -111,15 +112,17 @@ function Where({ moment }: { moment: MomentAnswer }) {
   );
 }
 
-function partsOf(moment: MomentAnswer, by: Props["by"]): Part[] {
-  return by === "module" ? moment.by_module : by === "phase" ? moment.by_phase : moment.by_category;
+function partsOf(moment: MomentAnswer, by: Props["by"]): LabelledPart[] {
+  if (moment.parts) return moment.parts;
+  const parts = by === "module" ? moment.by_module : by === "phase" ? moment.by_phase : moment.by_category;
+  return parts.map((part) => ({ ...part, label: part.key }));
 }
 
 const MOST = 14;
-const OTHERS = "(other modules)";
+const OTHERS = ["(other modules)", "(others)"];
 
 /** One row per part, in the curve's order from the top; beside it the change against the base or the peak. */
-function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Part[]; unit: Unit; cursor: Cursor }) {
+function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: LabelledPart[]; unit: Unit; cursor: Cursor }) {
   const pick = picked.value!;
   const basis = base.value;
   const query = basis && {
@@ -134,23 +137,24 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Part[]
   const peak = useRemote<StepAnswer>(cursor.atPeak ? null : address("step", pick));
   const deltas = cursor.atPeak
     ? change.data && new Map(change.data.rows.map((row) => [row.key, row.delta_bytes]))
-    : peak.data && deltasTo(parts, peak.data.peak[`by_${by}`]);
-  const heading = cursor.atPeak ? (basis ? `vs step ${basis.step}` : "") : "vs peak";
+    : peak.data && deltasTo(parts, peak.data.peak, by);
+  const heading = cursor.atPeak ? (basis ? `vs step ${basis.step}` : "") : deltas ? "vs peak" : "";
   const order = cursor.approximate.map((p) => p.key);
   const sorted =
     by === "category"
       ? [...parts].sort((a, b) => rank(b.key) - rank(a.key))
       : [...parts].sort((a, b) => b.bytes - a.bytes);
   const alive = sorted.filter((p) => p.bytes > 0);
-  const shown = alive.filter((p, i) => (by === "module" ? order.includes(p.key) && p.key !== OTHERS : i < MOST));
+  const shown = alive.filter((p, i) => (isOurs(by) ? i < MOST : order.includes(p.key) && !OTHERS.includes(p.key)));
   const rest = alive.filter((p) => !shown.includes(p));
-  const others = by === "module" && rest.length > 0;
+  const others = !isOurs(by) && rest.length > 0;
+  const many = by === "module" ? "modules" : "parts";
   const restBytes = rest.reduce((s, p) => s + p.bytes, 0);
   return (
     <table class="plain">
       <thead>
         <tr>
-          <th scope="col">{by}</th>
+          <th scope="col">{divisionLabel(by).toLowerCase()}</th>
           <th scope="col" class="number">
             {unit.name}
           </th>
@@ -165,7 +169,7 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Part[]
             <th scope="row">
               <span class="flexed">
                 <Swatch by={by} of={part.key} index={Math.max(0, order.indexOf(part.key))} />
-                {by === "module" ? <Name text={part.key} module /> : categoryLabel(part.key)}
+                {isOurs(by) ? categoryLabel(part.key) : <Name text={partLabel(by, part.label)} title={by === "stack" ? part.key : undefined} />}
               </span>
             </th>
             <td class="number" title={exactBytes(part.bytes)}>
@@ -177,11 +181,11 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Part[]
         {rest.length > 0 && (
           <tr data-testid="moment-rest">
             <th scope="row" class="muted">
-              {others && <Swatch by={by} of={OTHERS} />}
-              {rest.length === 1 && rest[0]!.key === OTHERS
-                ? "other modules"
+              {others && <Swatch by={by} of={OTHERS[0]!} />}
+              {rest.length === 1 && OTHERS.includes(rest[0]!.key)
+                ? `other ${many}`
                 : others
-                  ? `${grouped(rest.length)} other modules`
+                  ? `${grouped(rest.length)} other ${many}`
                   : `${grouped(rest.length)} more`}
             </th>
             <td class="number muted" title={exactBytes(restBytes)}>
@@ -200,8 +204,15 @@ function rank(key: string): number {
   return at < 0 ? CATEGORIES.length : at;
 }
 
-function deltasTo(parts: Part[], peak: Part[]): Map<string, number> {
-  const at = new Map(peak.map((p) => [p.key, p.bytes]));
+function deltasTo(parts: LabelledPart[], peak: StepAnswer["peak"], by: string): Map<string, number> | undefined {
+  const known: Record<string, Part[]> = {
+    category: peak.by_category,
+    module: peak.by_module,
+    phase: peak.by_phase,
+    operator: peak.by_operator,
+  };
+  const at = known[by] && new Map(known[by].map((p) => [p.key, p.bytes]));
+  if (!at) return undefined;
   return new Map(parts.map((p) => [p.key, p.bytes - (at.get(p.key) ?? 0)]));
 }
 

@@ -1,7 +1,7 @@
 /** Puts the timeline's canvases together from the drawing parts. */
 import type { CurveAnswer } from "../../api/types";
 import { drawLayers, drawOutline, drawPeak, drawReserved } from "../../draw/area";
-import { drawByteAxis, drawTimeAxis } from "../../draw/axes";
+import { type Axis, drawByteAxis, TIME_AXIS } from "../../draw/axes";
 import { drawLanes, type Lane, lanesHeight } from "../../draw/lanes";
 import { readPalette } from "../../draw/palette";
 import { linear, type Scale } from "../../draw/scale";
@@ -19,6 +19,7 @@ interface Picture {
   whole: [number, number];
   peakBytes: number;
   peakTime: number;
+  axis?: Axis;
 }
 
 const BOTTOM = PLOT_HEIGHT - 26;
@@ -33,7 +34,7 @@ export function paintCurve(canvas: HTMLCanvasElement, picture: Picture): void {
   const [left, right] = x.range;
   const unit = unitFor(picture.peakBytes);
   drawByteAxis(context, y, left, right, unit, palette);
-  drawTimeAxis(context, x, BOTTOM, picture.whole[0], palette);
+  (picture.axis ?? TIME_AXIS).draw(context, x, BOTTOM, picture.whole[0], palette);
   context.save();
   context.beginPath();
   context.rect(left, 0, right - left, BOTTOM);
@@ -42,8 +43,8 @@ export function paintCurve(canvas: HTMLCanvasElement, picture: Picture): void {
   drawOutline(context, curve, { x, y }, palette);
   drawReserved(context, curve, { x, y }, palette);
   context.restore();
-  labelReserved(context, curve, y, right, palette);
   const at = { x: x(picture.peakTime), y: y(picture.peakBytes) };
+  labelReserved(context, curve, y, x.range, at.x, palette);
   if (at.x >= left && at.x <= right)
     drawPeak(context, at, BOTTOM, `peak ${withUnit(picture.peakBytes, unit)}`, palette, right);
 }
@@ -52,15 +53,17 @@ function labelReserved(
   context: CanvasRenderingContext2D,
   curve: CurveAnswer,
   y: Scale,
-  right: number,
+  [left, right]: Scale["range"],
+  peak: number,
   palette: { muted: string },
 ): void {
-  const last = curve.reserved?.at(-1);
-  if (last === undefined) return;
+  const atLeft = peak > right - 240; // the peak's own label stands at the right
+  const level = atLeft ? curve.reserved?.[0] : curve.reserved?.at(-1);
+  if (level === undefined) return;
   context.font = "11px system-ui, sans-serif";
-  context.textAlign = "right";
+  context.textAlign = atLeft ? "left" : "right";
   context.fillStyle = palette.muted;
-  context.fillText(`reserved ${withUnit(last)}`, right - 4, Math.max(12, y(last) - 6));
+  context.fillText(`reserved ${withUnit(level)}`, atLeft ? left + 4 : right - 4, Math.max(12, y(level) - 6));
   context.textAlign = "left";
 }
 

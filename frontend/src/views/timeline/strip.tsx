@@ -14,6 +14,7 @@ interface Props {
   width: number;
   margin: { left: number; right: number };
   enabled: boolean;
+  by?: string;
   onZoom: (window: [number, number]) => void;
 }
 
@@ -23,13 +24,13 @@ const HANDLE = 6;
 type Grip = { kind: "move" | "left" | "right" | "new"; time: number; window: [number, number] };
 
 /** The whole step in a strip, with the shown window as a frame that can be moved and pulled. */
-export function Strip({ curve, window, whole, width, margin, enabled, onZoom }: Props) {
+export function Strip({ curve, window, whole, width, margin, enabled, by = "category", onZoom }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const grip = useRef<Grip | null>(null);
   const theme = dark.value;
   const x = linear(whole, [margin.left, Math.max(margin.left + 1, width - margin.right)]);
   useEffect(() => {
-    if (canvas.current && curve) paintStrip(canvas.current, curve, window, x, width);
+    if (canvas.current && curve) paintStrip(canvas.current, curve, by, window, x, width);
   }, [curve, width, theme, window[0], window[1]]);
 
   const down = (event: PointerEvent): void => {
@@ -97,6 +98,7 @@ function clamped([a, b]: [number, number], whole: [number, number]): [number, nu
 function paintStrip(
   canvas: HTMLCanvasElement,
   curve: CurveAnswer,
+  by: string,
   window: [number, number],
   x: ReturnType<typeof linear>,
   width: number,
@@ -105,7 +107,7 @@ function paintStrip(
   if (!context) return;
   const palette = readPalette(canvas, context);
   const frame = { x, y: linear([0, ceiling([curve])], [HEIGHT - 1, 2]) };
-  drawLayers(context, curve, "category", frame, palette);
+  drawLayers(context, curve, by, frame, palette);
   drawOutline(context, curve, frame, palette, false);
   drawReserved(context, curve, frame, palette);
   const [a, b] = [x(window[0]), x(window[1])];

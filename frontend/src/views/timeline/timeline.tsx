@@ -8,6 +8,7 @@ import { navigate, picked, route, selection } from "../../state/app";
 import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { duration } from "../../state/time";
+import { divisionLabel, useDivisions } from "../divisions";
 import { Notice } from "../notices";
 import { Segmented } from "../segmented";
 import { FailureState, Loading } from "../states";
@@ -15,11 +16,8 @@ import { Chart } from "./chart";
 import { useCursor } from "./cursor";
 import { MomentPanel } from "./moment_panel";
 
-const BYS = [
-  ["category", "Category"],
-  ["module", "Module"],
-  ["phase", "Phase"],
-] as const;
+/** Offered until it is known what the window can be divided by. */
+const FEW = ["category", "module", "phase"];
 const MARGIN = { left: 78, right: 12 };
 
 /** The curve of one step, its lanes, and beside it the state at the cursor. */
@@ -27,7 +25,8 @@ export function Timeline() {
   const pick = picked.value!;
   const { stats } = selection.value!;
   const [width, setWidth] = useState(0);
-  const by: CurveBy = route.value.by === "module" || route.value.by === "phase" ? route.value.by : "category";
+  const divisions = useDivisions(pick, FEW, route.value.by);
+  const by: CurveBy = divisions.find((one) => one === route.value.by) ?? "category";
   const whole: [number, number] = [stats.step_start_ns, stats.step_end_ns];
   const window = windowOf(route.value.t0, route.value.t1, whole);
   const zoomed = window[0] !== whole[0] || window[1] !== whole[1];
@@ -58,12 +57,18 @@ export function Timeline() {
     const half = (window[1] - window[0]) / 2;
     if (t < window[0] || t > window[1]) zoom(kept([t - half, t + half], whole));
   };
-  const cursor = useCursor(pick, shown, strip, coarse, follow);
+  const cursor = useCursor(pick, by, shown, strip, coarse, follow);
   if (curve.failure && !coarse) return <FailureState failure={curve.failure} onRetry={curve.retry} />;
   return (
     <>
       <div class="tools">
-        <Segmented label="Colour by" testid="by" options={BYS} value={by} onPick={(value) => navigate({ by: value })} />
+        <Segmented
+          label="Colour by"
+          testid="by"
+          options={divisions.map((one) => [one, divisionLabel(one)] as const)}
+          value={by}
+          onPick={(value) => navigate({ by: value })}
+        />
         {zoomed && (
           <button type="button" class="toggle" data-testid="reset-zoom" onClick={() => zoom(whole)}>
             Whole step

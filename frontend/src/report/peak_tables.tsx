@@ -1,0 +1,158 @@
+import { useState } from "preact/hooks";
+import { exactBytes, inUnit, percent, unitFor, unitWithin } from "../state/bytes";
+import { categoryLabel } from "../state/categories";
+import { visible } from "../state/names";
+import { grouped } from "../state/numbers";
+import { duration } from "../state/time";
+import { Swatch } from "../views/category";
+import { Name } from "../views/name";
+import { PartName } from "./part_name";
+import type { Device, Division, Largest } from "./recording";
+
+/** What the peak is made of: every part, and the largest single allocations. */
+export function PeakTables({ device, division, timed }: { device: Device; division: Division; timed: boolean }) {
+  return (
+    <div class="report-tables">
+      <Parts device={device} division={division} />
+      <LargestAlive device={device} timed={timed} />
+    </div>
+  );
+}
+
+function Parts({ device, division }: { device: Device; division: Division }) {
+  const [open, setOpen] = useState<string | null>(null);
+  const unit = unitFor(device.peak.bytes);
+  const [parts, bytes, count] = division.peak_rest;
+  return (
+    <section class="card" data-testid="peak-table">
+      <h2>At the peak, by {division.label.toLowerCase()}</h2>
+      <div class="scroller">
+        <table class="plain">
+          <thead>
+            <tr>
+              <th scope="col">{division.label}</th>
+              <th scope="col" class="number">
+                {unit.name}
+              </th>
+              <th scope="col" class="number few">
+                %
+              </th>
+              <th scope="col" class="number few">
+                blocks
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {division.peak.map(([key, size, blocks]) => (
+              <tr key={key} data-testid="peak-row" data-key={key}>
+                <th scope="row">
+                  <span class="flexed">
+                    <Swatch by={division.by} of={swatchOf(division, key)} index={division.keys.indexOf(key)} />
+                    {division.by === "stack" && key.includes("\n") ? (
+                      <button type="button" class="fold flexed" onClick={() => setOpen(open === key ? null : key)}>
+                        <span class="caret">{open === key ? "▾" : "▸"}</span>
+                        <PartName by="stack" name={key} />
+                      </button>
+                    ) : (
+                      <PartName by={division.by} name={key} />
+                    )}
+                  </span>
+                  {open === key && <pre class="frames mono">{key.split("\n").map(visible).join("\n")}</pre>}
+                </th>
+                <td class="number" title={exactBytes(size)}>
+                  {inUnit(size, unit)}
+                </td>
+                <td class="number few muted">{percent(size, device.peak.bytes).replace(" %", "")}</td>
+                <td class="number few muted">{grouped(blocks)}</td>
+              </tr>
+            ))}
+            {parts > 0 && (
+              <tr data-testid="peak-rest">
+                <th scope="row" class="muted">
+                  {grouped(parts)} more
+                </th>
+                <td class="number" title={exactBytes(bytes)}>
+                  {inUnit(bytes, unit)}
+                </td>
+                <td class="number few muted">{percent(bytes, device.peak.bytes).replace(" %", "")}</td>
+                <td class="number few muted">{grouped(count)}</td>
+              </tr>
+            )}
+            <tr>
+              <th scope="row" class="strong">
+                total
+              </th>
+              <td class="number strong" title={exactBytes(device.peak.bytes)} data-testid="peak-total">
+                {inUnit(device.peak.bytes, unit)}
+              </td>
+              <td class="number few" />
+              <td class="number few muted">{grouped(division.peak.reduce((sum, part) => sum + part[2], count))}</td>
+            </tr>
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+function swatchOf(division: Division, key: string): string {
+  return division.keys.includes(key) ? key : "(others)";
+}
+
+function LargestAlive({ device, timed }: { device: Device; timed: boolean }) {
+  if (device.largest.length === 0) return null;
+  const unit = unitWithin(unitFor(device.peak.bytes), device.largest[0]!.bytes);
+  return (
+    <section class="card" data-testid="largest">
+      <h2>Largest alive at the peak</h2>
+      <div class="scroller">
+        <table class="plain">
+          <thead>
+            <tr>
+              <th scope="col" class="number">
+                {unit.name}
+              </th>
+              <th scope="col">what</th>
+              <th scope="col">category</th>
+              <th scope="col" class="number">
+                lives
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {device.largest.map((item, i) => (
+              <tr key={i}>
+                <td class="number strong" title={exactBytes(item.bytes)}>
+                  {inUnit(item.bytes, unit)}
+                </td>
+                <td class="cut">
+                  <What item={item} />
+                </td>
+                <td class="cut">
+                  <span class="flexed">
+                    <Swatch of={item.category} />
+                    {categoryLabel(item.category)}
+                  </span>
+                </td>
+                <td class="number muted">{lifetime(item, timed)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+/** The best name that there is: a parameter's, its module's, the line that made it. */
+function What({ item }: { item: Largest }) {
+  const known = item.name ?? item.module;
+  if (known === null && item.line !== null) return <PartName by="line" name={item.line} />;
+  return <Name text={known ?? item.operator ?? item.address ?? "(not named)"} />;
+}
+
+function lifetime(item: Largest, timed: boolean): string {
+  if (item.born_ns === null) return item.freed_ns === null ? "throughout" : "until freed";
+  if (item.freed_ns === null) return "to the end";
+  return timed ? duration(item.freed_ns - item.born_ns) : "until freed";
+}

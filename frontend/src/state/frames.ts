@@ -1,0 +1,45 @@
+/** Frames and source lines as people read them. Their texts come from files: hostile until made visible. */
+import type { Frame } from "../api/stacks";
+import { cellText, visible } from "./names";
+
+/** What ran, short enough for a bar: C++ without its arguments. */
+export function frameName(frame: Frame): string {
+  const name = frame.function || frame.text || "?";
+  return cellText(frame.kind === "native" ? nativeName(name) : name);
+}
+
+/** `at::(anonymous namespace)::add(Tensor const&)` as `at::add`. */
+export function nativeName(name: string): string {
+  const plain = name.replaceAll("(anonymous namespace)::", "");
+  const cut = plain.indexOf("(");
+  return cut > 0 ? plain.slice(0, cut) : plain;
+}
+
+/** Where: the file's last part and the line; nothing for C++, whose files nobody knows. */
+export function frameWhere(frame: Frame): string {
+  if (frame.file === "" || frame.file === "??") return "";
+  return cellText(`${lastPart(frame.file)}:${frame.line}`);
+}
+
+export function lastPart(path: string): string {
+  return path.slice(Math.max(path.lastIndexOf("/"), path.lastIndexOf("\\")) + 1);
+}
+
+/** `/a/b/model.py:20 (forward)` as what tells it apart: `model.py:20`, `forward`, and `/a/b/`. */
+export function lineParts(line: string): { place: string; name: string; folder: string } {
+  const found = /^(.*?):(-?\d+) \((.*)\)$/s.exec(line);
+  if (!found) return { place: visible(line), name: "", folder: "" };
+  const [, path, number, name] = found as unknown as [string, string, string, string];
+  const file = lastPart(path);
+  if (number === "0" || path === "??" || path === "") return { place: visible(nativeName(name)), name: "", folder: "" };
+  return {
+    place: visible(`${file}:${number}`),
+    name: visible(name),
+    folder: visible(path.slice(0, path.length - file.length)),
+  };
+}
+
+/** A stack for the clipboard, innermost first, one frame a line. */
+export function stackText(frames: readonly Frame[], rows: readonly number[]): string {
+  return rows.map((row) => visible(frames[row]?.text ?? "")).join("\n");
+}

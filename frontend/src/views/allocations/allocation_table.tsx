@@ -1,0 +1,209 @@
+import { useEffect, useState } from "preact/hooks";
+import type { Listed } from "../../api/stacks";
+import { navigate, route } from "../../state/app";
+import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
+import { categoryLabel } from "../../state/categories";
+import { titleText } from "../../state/names";
+import { grouped } from "../../state/numbers";
+import type { Pick } from "../../state/selection";
+import { duration, exactTime } from "../../state/time";
+import { selection } from "../../state/app";
+import { Swatch } from "../category";
+import { Name } from "../name";
+import { FailureState } from "../states";
+import { Line } from "../stacks/ranked";
+import { reusedKey, useRowsInSight } from "../windowed";
+import { allocationTitle } from "./allocations";
+import { usePages } from "./pages";
+
+const ROW = 31;
+/** Browsers stop at some tens of millions of pixels; nobody scrolls further than this. */
+const MOST = 400_000;
+
+const COLUMNS = [
+  ["bytes", "bytes", "The largest first"],
+  ["born", "born", "When it was made, since the step began"],
+  ["lifetime", "lives", "How long it lived, as far as the window shows it"],
+  ["address", "address_version", "Where it lay, and how many lay there before it"],
+] as const;
+
+interface Props {
+  pick: Pick;
+  over: string;
+  range: { t0?: number; t1?: number };
+  zoomed: boolean;
+  selected: number | null;
+  /** Bytes of the largest that is drawn: the table's unit. */
+  largest: number;
+}
+
+/** Every allocation that lived in what is shown; the server sorts, searches and hands out pages. */
+export function AllocationTable({ pick, over, range, zoomed, selected, largest }: Props) {
+  const { search = "", listed = "bytes" } = route.value;
+  const [count, setCount] = useState(0);
+  const { box, sight } = useRowsInSight(Math.min(count, MOST), ROW);
+  const query = { ...pick, over, ...range, find: search || undefined, sort: listed };
+  const pages = usePages(query, sight, search || zoomed ? 90 : 0);
+  const { data, stale, failure } = pages.any;
+  useEffect(() => {
+    if (data && !stale) setCount(data.rows_found);
+  }, [data, stale]);
+  useEffect(() => {
+    if (box.current) box.current.scrollTop = 0;
+  }, [search, listed, range.t0, range.t1]);
+  if (failure) return <FailureState failure={failure} onRetry={pages.any.retry} />;
+  const { stats } = selection.value!;
+  const unit = unitFor(largest);
+  const shown = Math.min(sight.last, Math.min(count, MOST));
+  return (
+    <section class={stale ? "card allocation-table stale" : "card allocation-table"} aria-busy={stale}>
+      <div class="tools">
+        <h2 style={{ margin: 0 }}>{zoomed ? "Alive in what is shown" : "Alive in the step"}</h2>
+        <input
+          class="search"
+          type="search"
+          placeholder="Search stack, module, operator, category, 0x…"
+          aria-label="Search allocations"
+          data-testid="allocation-search"
+          value={search}
+          maxLength={400}
+          onInput={(e) => navigate({ search: e.currentTarget.value || undefined })}
+        />
+        {data && (
+          <span class="hint" data-testid="allocations-sum" title={`${exactBytes(data.bytes_found)}, made one after the other`}>
+            {grouped(data.rows_found)}
+            {search ? ` of ${grouped(data.rows_all)}` : ""} {data.rows_found === 1 ? "allocation" : "allocations"},{" "}
+            {withUnit(data.bytes_found)} in all
+            {data.rows_found > MOST && ` · the first ${grouped(MOST)} in this order are listed: search to see others`}
+          </span>
+        )}
+      </div>
+      <div class="scroller" ref={box} tabIndex={0} role="region" aria-label="Allocations" data-testid="allocation-rows" style={{ margin: "0 -8px", maxHeight: "560px" }}>
+        <table class="grid" style={{ minWidth: "900px" }} aria-rowcount={count + 1}>
+          <colgroup>
+            <col style={{ width: "96px" }} />
+            <col />
+            <col style={{ width: "17%" }} />
+            <col style={{ width: "128px" }} />
+            <col style={{ width: "100px" }} />
+            <col style={{ width: "100px" }} />
+            <col style={{ width: "160px" }} />
+          </colgroup>
+          <thead>
+            <tr>
+              <Sorts column={COLUMNS[0]} now={listed} label={unit.name} />
+              <th scope="col">code</th>
+              <th scope="col">what</th>
+              <th scope="col">category</th>
+              {COLUMNS.slice(1).map((column) => (
+                <Sorts key={column[0]} column={column} now={listed} label={column[1]} />
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {sight.above > 0 && (
+              <tr class="spacer" aria-hidden="true">
+                <td colSpan={7} style={{ height: `${sight.above}px` }} />
+              </tr>
+            )}
+            {Array.from({ length: Math.max(0, shown - sight.first) }, (_, i) => (
+              <Row
+                key={reusedKey(sight.first + i, sight)}
+                one={pages.at(sight.first + i)}
+                index={sight.first + i}
+                unit={unit}
+                origin={stats.step_start_ns}
+                selected={selected}
+              />
+            ))}
+            {sight.below > 0 && (
+              <tr class="spacer" aria-hidden="true">
+                <td colSpan={7} style={{ height: `${sight.below}px` }} />
+              </tr>
+            )}
+          </tbody>
+        </table>
+        {data && !stale && data.rows_found === 0 && (
+          <p class="nothing" data-testid="no-match">
+            {search ? "No allocation matches." : "Nothing was alive here."}
+          </p>
+        )}
+      </div>
+    </section>
+  );
+}
+
+function Sorts({ column: [id, , title], now, label }: { column: (typeof COLUMNS)[number]; now: string; label: string }) {
+  const current = now.replace(/^-/, "") === id;
+  const ascending = now.startsWith("-");
+  const next = current && !ascending ? `-${id}` : id;
+  return (
+    <th scope="col" class="number" aria-sort={current ? (ascending ? "ascending" : "descending") : undefined}>
+      <button
+        type="button"
+        title={title}
+        data-testid={`list-${id}`}
+        onClick={() => navigate({ listed: next === "bytes" ? undefined : next })}
+      >
+        {label}
+        {current ? (ascending ? " ▴" : " ▾") : ""}
+      </button>
+    </th>
+  );
+}
+
+interface RowProps {
+  one: Listed | undefined;
+  index: number;
+  unit: Unit;
+  origin: number;
+  selected: number | null;
+}
+
+function Row({ one, index, unit, origin, selected }: RowProps) {
+  if (!one)
+    return (
+      <tr aria-rowindex={index + 2}>
+        <td colSpan={7} class="muted">
+          …
+        </td>
+      </tr>
+    );
+  const chosen = one.row === selected;
+  const what = allocationTitle(one);
+  const own = unitWithin(unit, one.bytes);
+  return (
+    <tr
+      aria-rowindex={index + 2}
+      aria-selected={chosen}
+      class={chosen ? "chosen" : undefined}
+      data-testid="allocation-row"
+      data-row={one.row}
+      data-bytes={one.bytes}
+      onClick={() => navigate({ block: String(one.row) })}
+    >
+      <td class="number strong" title={exactBytes(one.bytes)}>
+        {own === unit ? inUnit(one.bytes, unit) : withUnit(one.bytes, own)}
+      </td>
+      <th scope="row">
+        <button type="button" class="fold" aria-pressed={chosen}>
+          {one.line === null ? <span class="muted">no stack</span> : <Line line={one.line} kind={one.kind} />}
+        </button>
+      </th>
+      <td>{what === null ? <span class="muted">–</span> : <Name text={what} />}</td>
+      <td>
+        <Swatch of={one.category} />
+        {categoryLabel(one.category)}
+      </td>
+      <td class="number muted" title={one.born_ns === null ? "before the window" : exactTime(one.born_ns - origin)}>
+        {one.born_ns === null ? "before" : duration(one.born_ns - origin)}
+      </td>
+      <td class="number muted" title={one.lifetime_ns === null ? "longer than the window shows" : exactTime(one.lifetime_ns)}>
+        {one.lifetime_ns === null ? (one.freed_ns === null ? "to the end" : "until freed") : duration(one.lifetime_ns)}
+      </td>
+      <td class="number mono muted" title={titleText(one.address)}>
+        {/^0x0*$/.test(one.address) ? "–" : `${one.address}_${one.version}`}
+      </td>
+    </tr>
+  );
+}

@@ -1,0 +1,158 @@
+import { useState } from "preact/hooks";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
+import { halfOf } from "../../draw/bands";
+import { sharpness } from "../../draw/surface";
+import { navigate, picked, route, selection } from "../../state/app";
+import { withUnit } from "../../state/bytes";
+import { cellText, NOT_NAMED } from "../../state/names";
+import { grouped } from "../../state/numbers";
+import type { Piece } from "../../state/sentences";
+import { divisionLabel, useDivisions } from "../divisions";
+import { Segmented } from "../segmented";
+import { Sentence } from "../sentence";
+import { FailureState, Loading } from "../states";
+import { AllocationPanel } from "./allocation_panel";
+import { AllocationTable } from "./allocation_table";
+import { BandsChart, MARGIN } from "./bands_chart";
+import { BandsKey } from "./bands_key";
+
+/** Bands: the paint takes them all, a screen has fewer pixels than that from top to bottom. */
+const MOST = 3000;
+
+const OVERS = [
+  ["time", "Time"],
+  ["event", "Event"],
+] as const;
+
+/** Each large allocation as a band over its life, everything else as one, and all of them in a table. */
+export function Allocations() {
+  const pick = picked.value!;
+  const { stats } = selection.value!;
+  const [width, setWidth] = useState(0);
+  const [hovered, setHovered] = useState<number | null>(null);
+  const over = route.value.over === "event" ? "event" : "time";
+  const divisions = useDivisions(pick, ["category"]);
+  const colour = divisions.find((by) => by === route.value.colour) ?? "category";
+  const zoom = zoomOf(over);
+  const range = zoom ? { t0: zoom[0], t1: zoom[1] } : {};
+  const px = Math.min(2400, Math.max(1, Math.round((width - MARGIN.left - MARGIN.right) * sharpness())));
+  const answer = useRemote<BandsAnswer>(
+    width > 0 ? address("allocation_bands", { ...pick, over, ...range, px, colour, most: MOST }) : null,
+    zoom ? 70 : 0,
+    sameStep,
+  );
+  const block = rowOf(route.value.block);
+  const row = hovered ?? block;
+  const one = useRemote<AllocationAnswer>(
+    row === null ? null : address("allocation", { ...pick, row }),
+    hovered === null ? 0 : 40,
+    (p) => p.replace(/&row=[^&]*/, ""),
+  );
+  const data = answer.data;
+  const whole = wholeOf(over, stats.step_start_ns, stats.step_end_ns, data);
+  const zoomTo = ([t0, t1]: [number, number]): void => {
+    const all = !whole || (t0 <= whole[0] && t1 >= whole[1]);
+    const [a, b] = all ? [undefined, undefined] : [String(t0), String(t1)];
+    navigate(over === "event" ? { e0: a, e1: b } : { t0: a, t1: b });
+  };
+  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  return (
+    <>
+      {data && (
+        <h1 class="headline" data-testid="headline">
+          <Sentence pieces={headline(data, zoom !== undefined, pick.step)} />
+        </h1>
+      )}
+      <div class="tools">
+        <Segmented label="Over" testid="over" options={OVERS} value={over} onPick={(to) => navigate({ over: to })} />
+        <label class="choose">
+          <span>Colour by</span>
+          <select
+            data-testid="colour"
+            value={colour}
+            onChange={(e) => navigate({ colour: e.currentTarget.value === "category" ? undefined : e.currentTarget.value })}
+          >
+            {divisions.map((by) => (
+              <option key={by} value={by}>
+                {divisionLabel(by)}
+              </option>
+            ))}
+          </select>
+        </label>
+        {zoom && (
+          <button type="button" class="toggle" data-testid="reset-zoom" onClick={() => whole && zoomTo(whole)}>
+            Whole step
+          </button>
+        )}
+        <span class="hint">click keeps an allocation · drag or wheel to zoom · double-click or Esc to reset</span>
+      </div>
+      <div class="beside">
+        <section class="card chart-card" aria-busy={answer.loading}>
+          <BandsChart
+            answer={data?.over === over ? data : undefined}
+            colour={colour}
+            window={zoom ?? whole}
+            whole={whole}
+            origin={stats.step_start_ns}
+            selected={block}
+            life={block !== null && one.data && one.data.row === block && !one.stale ? one.data : undefined}
+            onWidth={setWidth}
+            onHover={setHovered}
+            onPick={(to) => navigate({ block: to === null ? undefined : String(to) })}
+            onZoom={zoomTo}
+          />
+          {!data && <Loading what="the allocations" />}
+          {data && <BandsKey answer={data} colour={colour} />}
+        </section>
+        <AllocationPanel one={one} row={row} pinned={hovered === null} origin={stats.step_start_ns} />
+      </div>
+      <AllocationTable pick={pick} over={over} range={range} zoomed={zoom !== undefined} selected={block} largest={Math.max(0, ...(data?.bands.bytes ?? []))} />
+    </>
+  );
+}
+
+/** "14 allocations make half of the 8.48 GiB at the peak of step 0; the largest is 512 MiB." */
+function headline(data: BandsAnswer, zoomed: boolean, step: number): Piece[] {
+  const { peak, bands } = data;
+  const size = { strong: withUnit(peak.bytes), exact: peak.bytes };
+  const when = zoomed ? "at the highest moment shown" : `at the peak of step ${step}`;
+  const half = halfOf(data, peak.column);
+  const alive = bands.bytes.filter((_, i) => bands.first[i]! <= peak.column && bands.last[i]! >= peak.column);
+  const largest = alive.reduce((top, bytes) => Math.max(top, bytes), 0);
+  if (!half || largest === 0) return [size, ` are alive ${when}.`];
+  const few = half.count === 1 ? "One allocation makes" : `${grouped(half.count)} allocations make`;
+  const pieces: Piece[] = [`${few} half of the `, size, ` alive ${when}`];
+  if (half.count === 1) return [...pieces, "."];
+  return [...pieces, "; the largest is ", { strong: withUnit(largest), exact: largest }, "."];
+}
+
+function zoomOf(over: string): [number, number] | undefined {
+  const { t0, t1, e0, e1 } = route.value;
+  const [from, to] = over === "event" ? [e0, e1] : [t0, t1];
+  const [a, b] = [Math.round(Number(from)), Math.round(Number(to))];
+  return from !== undefined && to !== undefined && b > a ? [a, b] : undefined;
+}
+
+function wholeOf(over: string, start: number, end: number, data: BandsAnswer | undefined): [number, number] | undefined {
+  if (over === "time") return [start, end];
+  if (!data) return undefined;
+  return data.first_event < 0 ? [0, 1] : [data.first_event, data.last_event + 1];
+}
+
+function rowOf(text: string | undefined): number | null {
+  const row = Number(text);
+  return text !== undefined && Number.isSafeInteger(row) && row >= 0 ? row : null;
+}
+
+function sameStep(path: string): string {
+  return path.replace(/&(t0|t1|px|colour)=[^&]*/g, "");
+}
+
+/** What an allocation goes by: the name of a parameter, its module, its operator, else its source line. */
+export function allocationTitle(a: { name: string | null; module: string | null; operator: string | null }): string | null {
+  const module = a.module === NOT_NAMED ? null : a.module;
+  const name = a.name ?? module ?? a.operator;
+  return name === null || name === "" ? null : cellText(name);
+}

@@ -1,0 +1,144 @@
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
+import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
+import { NOTHING, ownerAt, ownersOf } from "../../draw/bands";
+import { linear } from "../../draw/scale";
+import { kept, zoomed } from "../../draw/stack";
+import { sharpness, watchWidth } from "../../draw/surface";
+import { dark } from "../../host/theme";
+import { exactBytes, withUnit } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import { useWheel } from "../timeline/chart";
+import { useDrag } from "../timeline/drag";
+import { BOTTOM, paintBands, paintMarks, PLOT_HEIGHT, ROOM, TOP } from "./paint";
+
+export const MARGIN = { left: 78, right: 12 };
+
+interface Props {
+  answer: BandsAnswer | undefined;
+  colour: string;
+  window: [number, number] | undefined;
+  whole: [number, number] | undefined;
+  origin: number;
+  /** Row of the allocation that was kept, and what is known of its life. */
+  selected: number | null;
+  life: AllocationAnswer | undefined;
+  onWidth: (width: number) => void;
+  onHover: (row: number | null) => void;
+  onPick: (row: number | null) => void;
+  onZoom: (window: [number, number]) => void;
+}
+
+/** Bands over time or events. Pointing tells which allocation it is, a click keeps it, dragging zooms. */
+export function BandsChart(props: Props) {
+  const { answer, window, whole, origin, selected, onZoom } = props;
+  const stage = useRef<HTMLDivElement>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const marks = useRef<HTMLCanvasElement>(null);
+  const [width, setWidth] = useState(0);
+  const [hovered, setHovered] = useState(NOTHING);
+  const [at, setAt] = useState({ x: 0, y: 0 });
+  const theme = dark.value;
+  const over = answer?.over ?? "time";
+  const axis = over === "event" ? EVENT_AXIS : TIME_AXIS;
+  const shown: [number, number] = answer ? [answer.t0, answer.t1] : (window ?? [0, 1]);
+  const x = linear(shown, [MARGIN.left, Math.max(MARGIN.left + 1, width - MARGIN.right)]);
+  const top = useMemo(() => (answer ? Math.max(1, ...answer.max) * ROOM : 1), [answer]);
+  const owners = useMemo(
+    () => (answer ? ownersOf(answer, Math.round((BOTTOM - TOP) * sharpness()), top) : undefined),
+    [answer, top],
+  );
+  const picture = answer && owners && width > 0 ? { answer, owners, top, x, width, axis, origin, colour: props.colour } : undefined;
+  const band = answer && selected !== null ? answer.bands.row.indexOf(selected) : NOTHING;
+
+  useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
+  useEffect(() => {
+    if (canvas.current && picture) paintBands(canvas.current, picture);
+  }, [answer, owners, width, theme]);
+  useEffect(() => {
+    if (marks.current && picture) paintMarks(marks.current, picture, { hovered, selected: band, life: props.life });
+  }, [answer, owners, width, theme, hovered, band, props.life]);
+
+  const point = (px: number, py: number): void => {
+    if (!answer || !owners) return;
+    const across = (px - MARGIN.left) / Math.max(1, width - MARGIN.left - MARGIN.right);
+    const found = ownerAt(owners, across, (py - TOP) / (BOTTOM - TOP));
+    setAt({ x: px, y: py });
+    if (found === hovered) return;
+    setHovered(found);
+    props.onHover(found >= 0 ? (answer.bands.row[found] ?? null) : null);
+  };
+  const leave = (): void => (setHovered(NOTHING), props.onHover(null));
+  const drag = useDrag(x, width, MARGIN, {
+    onHover: () => undefined,
+    onClick: () => props.onPick(hovered >= 0 ? (answer?.bands.row[hovered] ?? null) : null),
+    onRange: (t0, t1) => whole && onZoom(kept([t0, t1], whole)),
+  });
+  const least = over === "event" ? 8 : 1000;
+  useWheel(canvas, (event) => {
+    if (!window || !whole || width === 0) return;
+    onZoom(zoomed(window, x.invert(event.offsetX), Math.exp(event.deltaY / 400), whole, least));
+  });
+  const keys = (event: KeyboardEvent): void => {
+    if (!answer || !window || !whole) return;
+    const middle = (window[0] + window[1]) / 2;
+    if (event.key === "Escape") (onZoom(whole), props.onPick(null));
+    else if (event.key === "+" || event.key === "=") onZoom(zoomed(window, middle, 0.5, whole, least));
+    else if (event.key === "-") onZoom(zoomed(window, middle, 2, whole, least));
+    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+      const next = band < 0 ? largestOf(answer) : band + (event.key === "ArrowRight" ? 1 : -1);
+      const row = answer.bands.row[next];
+      if (row !== undefined) props.onPick(row);
+    } else return;
+    event.preventDefault();
+  };
+  const isRest = answer !== undefined && hovered === answer.bands.row.length;
+  const column = answer ? Math.min(answer.px - 1, Math.max(0, Math.floor(((at.x - MARGIN.left) / Math.max(1, width - MARGIN.left - MARGIN.right)) * answer.px))) : 0;
+  return (
+    <div ref={stage} class="stage bands">
+      <canvas
+        ref={canvas}
+        class="main"
+        data-testid="bands-canvas"
+        data-t0={shown[0]}
+        data-t1={shown[1]}
+        data-bands={answer?.bands.row.length ?? 0}
+        tabIndex={0}
+        role="img"
+        aria-label={spoken(answer)}
+        style={{ height: `${PLOT_HEIGHT}px` }}
+        onKeyDown={keys}
+        onDblClick={() => whole && onZoom(whole)}
+        onPointerDown={drag.handlers.onPointerDown}
+        onPointerMove={(event) => {
+          drag.handlers.onPointerMove(event);
+          if (drag.box) return;
+          point(event.offsetX, event.offsetY);
+        }}
+        onPointerUp={drag.handlers.onPointerUp}
+        onPointerCancel={drag.handlers.onPointerCancel}
+        onPointerLeave={leave}
+      />
+      <canvas ref={marks} class="marks" aria-hidden="true" data-testid="bands-marks" data-band={band} data-hovered={hovered} />
+      {drag.box && (
+        <span class="zoom-box" style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${BOTTOM}px` }} />
+      )}
+      {answer && hovered !== NOTHING && !drag.box && (
+        <span class="tip" data-testid="bands-tip" style={{ left: `${Math.min(at.x + 14, Math.max(0, width - 250))}px`, top: `${at.y + 18}px` }}>
+          {isRest
+            ? `${withUnit(answer.rest[column] ?? 0)} (${exactBytes(answer.rest[column] ?? 0)}) of ${grouped(answer.others)} smaller allocations`
+            : `${withUnit(answer.bands.bytes[hovered] ?? 0)} (${exactBytes(answer.bands.bytes[hovered] ?? 0)})`}
+        </span>
+      )}
+    </div>
+  );
+}
+
+function largestOf({ bands }: BandsAnswer): number {
+  return bands.bytes.reduce((best, bytes, band) => (bytes > (bands.bytes[best] ?? -1) ? band : best), 0);
+}
+
+function spoken(answer: BandsAnswer | undefined): string {
+  if (!answer) return "The allocations are loading.";
+  return `${grouped(answer.bands.row.length)} allocations as bands over ${answer.over}, and ${grouped(answer.others)} smaller ones as one band. Highest ${withUnit(answer.peak.bytes)}. Left and right keep one allocation after the other, plus and minus zoom.`;
+}

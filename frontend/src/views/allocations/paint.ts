@@ -1,0 +1,123 @@
+/** Puts the canvases of the Allocations view together. */
+import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
+import { drawPeak } from "../../draw/area";
+import { type Axis, drawByteAxis } from "../../draw/axes";
+import { NOTHING, type Owners } from "../../draw/bands";
+import { type BandColours, paintOne, paintOwners, type Rgb, rgbOf } from "../../draw/paint_bands";
+import { colourVariable, type Palette, readPalette } from "../../draw/palette";
+import { linear, type Scale } from "../../draw/scale";
+import { prepare } from "../../draw/surface";
+import { unitFor, withUnit } from "../../state/bytes";
+
+export const PLOT_HEIGHT = 460;
+export const TOP = 6;
+export const BOTTOM = PLOT_HEIGHT - 34;
+/** How much higher than the highest moment the picture is. */
+export const ROOM = 1.1;
+const LIFE = 5;
+
+export interface Picture {
+  answer: BandsAnswer;
+  owners: Owners;
+  top: number;
+  x: Scale;
+  width: number;
+  axis: Axis;
+  origin: number;
+  colour: string;
+}
+
+export function paintBands(canvas: HTMLCanvasElement, picture: Picture): void {
+  const { answer, owners, top, x, width } = picture;
+  const context = prepare(canvas, { width, height: PLOT_HEIGHT });
+  if (!context) return;
+  const palette = readPalette(canvas, context);
+  const y = linear([0, top], [BOTTOM, TOP]);
+  const [left, right] = x.range;
+  const unit = unitFor(answer.peak.bytes);
+  drawByteAxis(context, y, left, right, unit, palette);
+  picture.axis.draw(context, x, BOTTOM + LIFE + 3, answer.over === "event" ? answer.t0 : picture.origin, palette);
+  draw(context, paintOwners(owners, answer, coloursOf(canvas, picture)), x);
+  drawTop(context, answer, x, y, palette);
+  const at = { x: x(middleOf(answer)), y: y(answer.peak.bytes) };
+  drawPeak(context, at, BOTTOM, withUnit(answer.peak.bytes, unit), palette, right);
+}
+
+/** What is pointed at and what was kept, on a canvas of its own: the bands need not be painted anew. */
+export function paintMarks(
+  canvas: HTMLCanvasElement,
+  picture: Picture,
+  marks: { hovered: number; selected: number; life: AllocationAnswer | undefined },
+): void {
+  const { answer, owners, x, width } = picture;
+  const context = prepare(canvas, { width, height: PLOT_HEIGHT });
+  if (!context) return;
+  const palette = readPalette(canvas, context);
+  const line = rgbOf(palette.text);
+  if (marks.selected >= 0) draw(context, paintOne(owners, marks.selected, line, 110), x);
+  if (marks.hovered !== NOTHING && marks.hovered !== marks.selected) draw(context, paintOne(owners, marks.hovered, line, 70), x);
+  if (!marks.life) return;
+  const [from, to] =
+    answer.over === "event"
+      ? [marks.life.born_event ?? answer.t0, marks.life.freed_event ?? answer.t1]
+      : [marks.life.first_ns, marks.life.last_ns];
+  const [left, right] = x.range;
+  const a = Math.min(Math.max(x(from), left), right);
+  const b = Math.min(Math.max(x(to), left), right);
+  if (x(to) < left || x(from) > right) return;
+  context.fillStyle = palette.accent;
+  context.fillRect(a, BOTTOM + 2, Math.max(2, b - a), LIFE);
+}
+
+/** The bands are painted in their own pixels, and laid into the plot as they are. */
+function draw(context: CanvasRenderingContext2D, image: ImageData, x: Scale): void {
+  const sheet = document.createElement("canvas");
+  sheet.width = image.width;
+  sheet.height = image.height;
+  sheet.getContext("2d")?.putImageData(image, 0, 0);
+  const [left, right] = x.range;
+  context.imageSmoothingEnabled = false;
+  context.drawImage(sheet, left, TOP, right - left, BOTTOM - TOP);
+}
+
+function drawTop(context: CanvasRenderingContext2D, answer: BandsAnswer, x: Scale, y: Scale, palette: Palette): void {
+  const [left, right] = x.range;
+  const each = (right - left) / answer.px;
+  context.beginPath();
+  answer.max.forEach((bytes, column) => {
+    if (column === 0) context.moveTo(left, y(bytes));
+    else context.lineTo(left + column * each, y(bytes));
+    context.lineTo(left + (column + 1) * each, y(bytes));
+  });
+  context.globalAlpha = 0.7;
+  context.strokeStyle = palette.outline;
+  context.lineWidth = 1;
+  context.stroke();
+  context.globalAlpha = 1;
+}
+
+function middleOf({ over, peak, t0, t1, px }: BandsAnswer): number {
+  const at = over === "event" ? peak.event : peak.time_ns;
+  const start = t0 + ((t1 - t0) * peak.column) / px;
+  return Math.max(start, Math.min(at, t0 + ((t1 - t0) * (peak.column + 1)) / px));
+}
+
+function coloursOf(canvas: HTMLCanvasElement, { answer, colour }: Picture): BandColours {
+  const style = getComputedStyle(canvas);
+  const known = new Map<string, Rgb>();
+  const read = (name: string): Rgb => {
+    const found = known.get(name) ?? rgbOf(style.getPropertyValue(name).trim() || "#888");
+    known.set(name, found);
+    return found;
+  };
+  return {
+    keys: answer.keys.map((part, i) => {
+      const name = colourVariable(colour, part.key, i);
+      return name === "--cat-unknown" ? null : read(name);
+    }),
+    unknown: read("--cat-unknown"),
+    rest: read("--others"),
+    ground: read("--card"),
+    edge: read("--text"),
+  };
+}

@@ -1,0 +1,158 @@
+import { useState } from "preact/hooks";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { OomReport, Over, ReserveCurve } from "../../api/allocator";
+import { sharpness } from "../../draw/surface";
+import { navigate, picked, route, selection } from "../../state/app";
+import { Segmented } from "../segmented";
+import { Sentence } from "../sentence";
+import { FailureState, Loading } from "../states";
+import { FreeBlocks } from "./free_blocks";
+import { Key } from "./key";
+import { sameWindow, useMoment } from "./moment";
+import { NotRecorded } from "./not_recorded";
+import { Oom } from "./oom";
+import { Pools } from "./pools";
+import { MARGIN, ReserveChart } from "./reserve_chart";
+import { Segments } from "./segments";
+import { atMoment, headline } from "./sentences";
+import { Settings } from "./settings";
+import { StatePanel } from "./state_panel";
+
+const OVERS = [
+  ["time", "Time"],
+  ["event", "Event"],
+] as const;
+
+/** What the allocator held at any moment: its reserve, the blocks in it, what lies free, and why a request failed. */
+export function Allocator() {
+  const pick = picked.value!;
+  const { stats } = selection.value!;
+  const [width, setWidth] = useState(0);
+  const over: Over = route.value.over === "event" ? "event" : "time";
+  const window = zoomOf(over);
+  const px = Math.min(4000, Math.max(1, Math.round((width - MARGIN.left - MARGIN.right) * sharpness())));
+  const range = window ? { t0: window[0], t1: window[1] } : {};
+  const ready = width > 0;
+  const curve = useRemote<ReserveCurve>(
+    ready ? address("allocator_curve", { ...pick, over, ...range, px }) : null,
+    window ? 70 : 0,
+    sameWindow,
+  );
+  const shown = curve.data;
+  const moment = useMoment(pick, shown);
+  const state = moment.state.data;
+  const failed = shown?.ooms.length ? shown.ooms : undefined;
+  const oom = useRemote<{ reports: OomReport[] }>(failed ? address("allocator_oom", pick) : null);
+  const origin = stats.step_start_ns;
+  const whole = wholeOf(over, stats.step_start_ns, stats.step_end_ns, shown);
+  const zoom = ([t0, t1]: [number, number]): void => {
+    const all = !whole || (t0 <= whole[0] && t1 >= whole[1]);
+    const [a, b] = all ? [undefined, undefined] : [String(t0), String(t1)];
+    navigate(over === "event" ? { e0: a, e1: b } : { t0: a, t1: b });
+  };
+  const reset = (): void => (moment.reset(), navigate({ t0: undefined, t1: undefined, e0: undefined, e1: undefined }));
+  if (curve.failure) return <FailureState failure={curve.failure} onRetry={curve.retry} />;
+  if (moment.state.failure) return <FailureState failure={moment.state.failure} onRetry={moment.reset} />;
+  const nothing = shown !== undefined && shown.reserved === null && !shown.knows_segments;
+  if (nothing && !curve.stale) return <NotRecorded device={pick.device} reserve={false} />;
+  const highest = shown ? Math.max(shown.reserved_peak?.bytes ?? 0, shown.peak.bytes) : 0;
+  return (
+    <>
+      {shown && (
+        <>
+          <h1 class="headline" data-testid="allocator-headline">
+            <Sentence
+              pieces={headline(
+                pick.device,
+                shown,
+                oom.data?.reports.find((one) => one.step === pick.step),
+              )}
+            />
+          </h1>
+          <p class="lead" data-testid="allocator-lead">
+            {state && <Sentence pieces={atMoment(state)} />}
+          </p>
+        </>
+      )}
+      {oom.data?.reports.map((report) => (
+        <Oom
+          key={report.number}
+          report={report}
+          origin={origin}
+          shown={state?.event === report.event}
+          onShow={() =>
+            report.step === pick.step
+              ? moment.show(report.event, report.time_ns)
+              : navigate({ step: String(report.step), t: String(report.time_ns), event: String(report.event) })
+          }
+        />
+      ))}
+      <div class="tools over-tools">
+        <Segmented
+          label="Over"
+          testid="over"
+          options={OVERS}
+          value={over}
+          onPick={(value) => navigate({ over: value })}
+        />
+        {window && (
+          <button type="button" class="toggle" data-testid="reset-zoom" onClick={() => whole && zoom(whole)}>
+            Whole step
+          </button>
+        )}
+        <Key curve={shown} />
+        <span class="hint">click or drag for a moment · ← → step through events · wheel to zoom</span>
+      </div>
+      <div class="beside">
+        <section class="card chart-card" aria-busy={curve.loading}>
+          <ReserveChart
+            curve={shown}
+            over={over}
+            window={window ?? whole}
+            whole={whole}
+            origin={origin}
+            highest={highest}
+            at={over === "event" ? state?.event : state?.time_ns}
+            onWidth={setWidth}
+            onZoom={zoom}
+            onScrub={(at) => moment.scrub(over, at)}
+            onStep={moment.step}
+            onReset={reset}
+          />
+          {!shown && <Loading what="the allocator's levels" />}
+        </section>
+        <StatePanel moment={moment} peak={shown?.peak} origin={origin} />
+      </div>
+      {shown?.knows_segments && <Segments pick={pick} moment={moment} highest={highest} origin={origin} />}
+      {shown && !shown.knows_segments && <NotRecorded device={pick.device} reserve />}
+      {state && (
+        <>
+          {state.knows_segments && <Pools state={state} />}
+          <div class="pair">
+            {state.knows_segments && <FreeBlocks state={state} />}
+            <Settings settings={state.settings} />
+          </div>
+        </>
+      )}
+    </>
+  );
+}
+
+function zoomOf(over: Over): [number, number] | undefined {
+  const { t0, t1, e0, e1 } = route.value;
+  const [from, to] = over === "event" ? [e0, e1] : [t0, t1];
+  const [a, b] = [Number(from), Number(to)];
+  return from !== undefined && to !== undefined && b > a ? [Math.round(a), Math.round(b)] : undefined;
+}
+
+function wholeOf(
+  over: Over,
+  start: number,
+  end: number,
+  curve: ReserveCurve | undefined,
+): [number, number] | undefined {
+  if (over === "time") return [start, end];
+  if (!curve) return undefined;
+  return curve.first_event < 0 ? [0, 1] : [curve.first_event, curve.last_event + 1];
+}

@@ -1,0 +1,249 @@
+import { useState } from "preact/hooks";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import { type BlockAnswer, FREE, type SegmentsAnswer } from "../../api/allocator";
+import { exactBytes, withUnit } from "../../state/bytes";
+import { categoryLabel } from "../../state/categories";
+import { moduleLabel, titleText } from "../../state/names";
+import { grouped } from "../../state/numbers";
+import type { Pick } from "../../state/selection";
+import { duration, exactTime } from "../../state/time";
+import { Swatch } from "../category";
+import { Name } from "../name";
+import { type ShownMoment, sameWindow } from "./moment";
+import type { Place } from "./tape_view";
+
+interface Props {
+  pick: Pick;
+  moment: ShownMoment;
+  answer: SegmentsAnswer | undefined;
+  hovered: Place | null;
+  selected: number | null;
+  origin: number;
+}
+
+/** What is pointed at, else what was kept. */
+export function BlockPanel({ pick, moment, answer, hovered, selected, origin }: Props) {
+  const piece = hovered && answer && hovered.piece < answer.pieces.bytes.length ? hovered.piece : -1;
+  const row = piece >= 0 ? answer!.pieces.row[piece]! : (selected ?? -1);
+  const path = row >= 0 && moment.query ? address("allocator_block", { ...pick, ...moment.query, row }) : null;
+  const block = useRemote<BlockAnswer>(path, piece >= 0 ? 60 : 0, (p) => sameWindow(p));
+  if (piece >= 0 && row < 0) return <Stretch answer={answer!} piece={piece} />;
+  if (row < 0)
+    return (
+      <aside class="side block-panel" data-testid="block-panel" data-kind="none">
+        <p class="muted">
+          Point at a block to see its size, its address, since when it lives and which code asked for it.
+        </p>
+      </aside>
+    );
+  if (block.failure)
+    return (
+      <aside class="side block-panel" data-testid="block-panel" data-kind="none">
+        <p class="muted">
+          {block.status === 400
+            ? "The block that the address names is not in this window."
+            : titleText(block.failure.what)}
+        </p>
+      </aside>
+    );
+  if (!block.data) return <aside class="side block-panel" data-testid="block-panel" aria-busy="true" />;
+  return <Details block={block.data} moment={moment} origin={origin} stale={block.stale} />;
+}
+
+/** A free stretch, or several stretches too narrow to tell apart. */
+function Stretch({ answer, piece }: { answer: SegmentsAnswer; piece: number }) {
+  const { pieces, segments } = answer;
+  const segment = pieces.segment[piece]!;
+  const count = pieces.count[piece]!;
+  const bytes = pieces.bytes[piece]!;
+  const free = pieces.state[piece] === FREE && count === 1;
+  return (
+    <aside class="side block-panel" data-testid="block-panel" data-kind={free ? "free" : "many"}>
+      <h2>{free ? "Free" : `${grouped(count)} blocks and gaps`}</h2>
+      <div class="big amount" title={exactBytes(bytes)}>
+        {withUnit(bytes)}
+      </div>
+      <dl class="facts">
+        <dt>at</dt>
+        <dd class="mono">{plus(segments.address[segment]!, pieces.offset[piece]!)}</dd>
+        <dt>segment</dt>
+        <dd>
+          <span class="mono">{segments.address[segment]}</span>, {withUnit(segments.bytes[segment]!)}
+          {segments.expandable[segment] ? ", expandable" : ""}
+        </dd>
+        <dt>free in it</dt>
+        <dd title={exactBytes(segments.free[segment]!)}>{withUnit(segments.free[segment]!)}</dd>
+      </dl>
+      {!free && <p class="muted">They are narrower than a pixel: make the tape larger to see each.</p>}
+    </aside>
+  );
+}
+
+/** Addresses have more bits than a number of JavaScript. */
+function plus(start: string, offset: number): string {
+  return `0x${(BigInt(start) + BigInt(offset)).toString(16)}`;
+}
+
+interface DetailsProps {
+  block: BlockAnswer;
+  moment: ShownMoment;
+  origin: number;
+  stale: boolean;
+}
+
+function Details({ block, moment, origin, stale }: DetailsProps) {
+  const owner = block.name ?? (block.module === null ? null : moduleLabel(block.module));
+  return (
+    <aside
+      class={stale ? "side block-panel stale" : "side block-panel"}
+      data-testid="block-panel"
+      data-kind="block"
+      data-exact={stale ? "false" : "true"}
+      data-address={block.address}
+    >
+      <h2>
+        <Swatch of={block.category} />
+        {categoryLabel(block.category)}
+        {block.state !== "allocated" && (
+          <span class="pill">{block.state === "gone" ? "not alive now" : "pending"}</span>
+        )}
+      </h2>
+      <div class="big amount" title={exactBytes(block.bytes)} data-testid="block-bytes">
+        {withUnit(block.bytes)} <span class="approx">requested</span>
+      </div>
+      {owner !== null && (
+        <p class="where">
+          <Name text={owner} />
+        </p>
+      )}
+      <dl class="facts">
+        {block.rounded_bytes !== null && (
+          <>
+            <dt>takes</dt>
+            <dd title={exactBytes(block.rounded_bytes)} data-testid="block-rounded">
+              {exactBytes(block.rounded_bytes)}
+              {block.by_rule ? " by the rule of rounding" : ""}
+            </dd>
+          </>
+        )}
+        <dt>address</dt>
+        <dd class="mono">{block.address}</dd>
+        {block.segment && (
+          <>
+            <dt>segment</dt>
+            <dd>
+              <span class="mono">{block.segment.address}</span> + {grouped(block.segment.offset)}, of{" "}
+              {withUnit(block.segment.bytes)}
+            </dd>
+          </>
+        )}
+        <dt>alive since</dt>
+        <dd>
+          <When
+            event={block.born_event}
+            time={block.born_ns}
+            none="before the window"
+            moment={moment}
+            origin={origin}
+          />
+        </dd>
+        {block.pending_event !== null && (
+          <>
+            <dt>let go of</dt>
+            <dd>
+              <When event={block.pending_event} time={block.pending_ns} none="" moment={moment} origin={origin} />
+            </dd>
+          </>
+        )}
+        <dt>until</dt>
+        <dd>
+          <When
+            event={block.freed_event}
+            time={block.freed_ns}
+            none="the window's end"
+            moment={moment}
+            origin={origin}
+          />
+        </dd>
+        <dt>pool</dt>
+        <dd>
+          {titleText(block.pool)}, {titleText(block.stream)}
+        </dd>
+        {block.context !== null && (
+          <>
+            <dt>compiled</dt>
+            <dd class="breaking">{titleText(block.context)}</dd>
+          </>
+        )}
+      </dl>
+      <Stack frames={block.stack} />
+    </aside>
+  );
+}
+
+interface WhenProps {
+  event: number | null;
+  time: number | null;
+  none: string;
+  moment: ShownMoment;
+  origin: number;
+}
+
+/** A moment of the block's life; a click shows it. */
+function When({ event, time, none, moment, origin }: WhenProps) {
+  if (event === null || time === null) return <span class="muted">{none}</span>;
+  return (
+    <button type="button" class="quiet" title={exactTime(time - origin)} onClick={() => moment.show(event, time)}>
+      {duration(time - origin)}, event {grouped(event)}
+    </button>
+  );
+}
+
+const PYTHON = /\.pyx?:-?\d+( \[fx .*\])?$|<[^>]*>:-?\d+/s;
+const SHOWN = 40;
+
+/** The frames, innermost first; those of C++ on demand where Python's tell more. */
+function Stack({ frames }: { frames: string[] }) {
+  const [all, setAll] = useState(false);
+  if (frames.length === 0) return <p class="muted">Its call stack was not recorded.</p>;
+  const python = frames.filter((frame) => PYTHON.test(frame));
+  const hidden = python.length > 0 ? frames.length - python.length : 0;
+  const shown = (all || python.length === 0 ? frames : python).slice(0, SHOWN);
+  return (
+    <>
+      <h3>
+        Call stack, innermost first{" "}
+        {hidden > 0 && (
+          <button type="button" class="quiet" onClick={() => setAll(!all)}>
+            {all ? "Python alone" : `with ${grouped(hidden)} of C++`}
+          </button>
+        )}
+      </h3>
+      <ol class="stack" data-testid="block-stack">
+        {shown.map((frame, i) => (
+          <li key={i} class="mono" title={titleText(frame)}>
+            <Frame text={frame} />
+          </li>
+        ))}
+        {frames.length > SHOWN && shown.length === SHOWN && <li class="muted">and more</li>}
+      </ol>
+    </>
+  );
+}
+
+/** `function file:line` as two lines: what and where. */
+function Frame({ text }: { text: string }) {
+  const cut = text.indexOf(" ");
+  const [what, where] = cut > 0 ? [text.slice(0, cut), text.slice(cut + 1)] : [text, ""];
+  return (
+    <>
+      <Name text={what} />
+      {where && where !== "??:0" && (
+        <span class="place">
+          <Name text={where} />
+        </span>
+      )}
+    </>
+  );
+}

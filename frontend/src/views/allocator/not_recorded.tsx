@@ -1,0 +1,31 @@
+import { titleText } from "../../state/names";
+
+/** What to record, where a window tells of no reserve or of no segments. */
+export function NotRecorded({ device, reserve }: { device: string; reserve: boolean }) {
+  const cpu = !/^(cuda|xpu|hip)/.test(device);
+  return (
+    <section class="state" data-testid="no-segments">
+      <h2>
+        {reserve
+          ? "This window tells how much was reserved, but not where: its segments were not recorded."
+          : `This window tells nothing of an allocator's reserve on ${titleText(device)}.`}
+      </h2>
+      {cpu && (
+        <p>
+          The CPU's allocator keeps no reserve: it asks the system for each block, so there is nothing to be fragmented.
+          The segments of a GPU show here when one is picked.
+        </p>
+      )}
+      <p>
+        To see segments, blocks and free gaps of a CUDA or XPU device, record the allocator's history with the window:
+      </p>
+      <pre class="code" data-testid="snapshot-code">
+        {`handler = memory_trace_handler("runs/first", model=model, optimizer=optimizer, snapshot=True)`}
+      </pre>
+      <p>
+        or import a snapshot that <span class="mono">torch.cuda.memory._dump_snapshot()</span> wrote, from any machine:
+      </p>
+      <pre class="code">tb-memplugin import snapshot.pickle --logdir LOGDIR</pre>
+    </section>
+  );
+}

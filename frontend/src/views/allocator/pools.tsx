@@ -1,0 +1,118 @@
+import type { AllocatorState, Pool } from "../../api/allocator";
+import { exactBytes, inUnit, unitFor } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import { Name } from "../name";
+
+const COLUMNS: readonly [keyof Pool & string, string, string][] = [
+  ["allocated_bytes", "allocated", "Requested, and in use"],
+  ["pending_bytes", "pending", "Requested, let go of, not yet free"],
+  ["rounded_bytes", "rounded", "What the allocator set aside for the allocated and the pending"],
+  ["free_bytes", "free", "In the reserve, and in no block"],
+  ["largest_free_bytes", "largest free", "The longest free stretch"],
+  ["reserved_bytes", "reserved", "What the pool took from the device"],
+];
+
+/** Every pool by stream, and their sum. */
+export function Pools({ state }: { state: AllocatorState }) {
+  const unit = unitFor(state.reserved_bytes ?? state.active_bytes);
+  const { pools } = state;
+  return (
+    <section class="card" data-testid="pools" aria-label="Pools">
+      <h2>Pools, {unit.name}</h2>
+      <div class="sideways">
+        <table class="plain pools">
+          <thead>
+            <tr>
+              <th>pool</th>
+              <th>stream</th>
+              {COLUMNS.map(([key, label, title]) => (
+                <th key={key} class="number" title={title}>
+                  {label}
+                </th>
+              ))}
+              <th class="number">segments</th>
+            </tr>
+          </thead>
+          <tbody>
+            {pools.map((pool) => (
+              <tr key={`${pool.pool} ${pool.stream}`} data-testid="pool-row" data-key={`${pool.pool} · ${pool.stream}`}>
+                <th scope="row">
+                  <Name text={pool.pool} />
+                </th>
+                <td>
+                  <Name text={pool.stream} />
+                </td>
+                {COLUMNS.map(([key]) => (
+                  <Cell key={key} pool={pool} column={key} unit={unit} />
+                ))}
+                <td class="number">{pool.segments === null ? "–" : grouped(pool.segments)}</td>
+              </tr>
+            ))}
+          </tbody>
+          {pools.length > 1 && (
+            <tfoot>
+              <tr data-testid="pool-sum">
+                <th scope="row">all</th>
+                <td />
+                {COLUMNS.map(([key]) => (
+                  <Cell key={key} pool={summed(pools)} column={key} unit={unit} />
+                ))}
+                <td class="number">{grouped(pools.reduce((sum, pool) => sum + (pool.segments ?? 0), 0))}</td>
+              </tr>
+            </tfoot>
+          )}
+        </table>
+      </div>
+      <RuleNote pools={pools} />
+      {state.outside.count > 0 && (
+        <p class="foot">
+          {grouped(state.outside.count)} blocks ({inUnit(state.outside.bytes, unit)} {unit.name}) lie in no segment that
+          the file tells; they count as rounded, and not in the reserve.
+        </p>
+      )}
+    </section>
+  );
+}
+
+function Cell({ pool, column, unit }: { pool: Pool; column: keyof Pool; unit: { name: string; size: number } }) {
+  const bytes = pool[column];
+  if (typeof bytes !== "number") return <td class="number muted">–</td>;
+  const rule = column === "rounded_bytes" && pool.by_rule_bytes > 0;
+  const title = rule
+    ? `${exactBytes(bytes)}, ${exactBytes(pool.by_rule_bytes)} of them by the rule`
+    : exactBytes(bytes);
+  return (
+    <td class={bytes === 0 ? "number zero" : "number"} title={title} data-column={column}>
+      {inUnit(bytes, unit)}
+      {rule && <sup>*</sup>}
+    </td>
+  );
+}
+
+/** The sum of all pools; the largest free block is the largest of any. */
+function summed(pools: Pool[]): Pool {
+  const sum = (key: keyof Pool): number =>
+    pools.reduce((total, pool) => total + ((pool[key] as number | null) ?? 0), 0);
+  return {
+    pool: "all",
+    stream: "",
+    allocated_bytes: sum("allocated_bytes"),
+    pending_bytes: sum("pending_bytes"),
+    rounded_bytes: sum("rounded_bytes"),
+    by_rule_bytes: sum("by_rule_bytes"),
+    reserved_bytes: pools.some((pool) => pool.reserved_bytes === null) ? null : sum("reserved_bytes"),
+    segments: sum("segments"),
+    free_bytes: pools.some((pool) => pool.free_bytes === null) ? null : sum("free_bytes"),
+    largest_free_bytes: Math.max(0, ...pools.map((pool) => pool.largest_free_bytes ?? 0)),
+  };
+}
+
+function RuleNote({ pools }: { pools: Pool[] }) {
+  if (!pools.some((pool) => pool.by_rule_bytes > 0)) return null;
+  return (
+    <p class="foot">
+      <sup>*</sup> The file tells how much was set aside only for blocks that live to its end. For the others the
+      allocator's rule is applied: multiples of 512 bytes, and a rest too small to be a block stays with it.
+    </p>
+  );
+}

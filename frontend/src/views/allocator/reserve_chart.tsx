@@ -1,0 +1,171 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { Over, ReserveCurve } from "../../api/allocator";
+import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
+import { CHART_HEIGHT, paintReserve } from "../../draw/reserve";
+import { linear } from "../../draw/scale";
+import { columnAt, zoomed } from "../../draw/stack";
+import { watchWidth } from "../../draw/surface";
+import { dark } from "../../host/theme";
+import { percent, unitFor, withUnit } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import { duration } from "../../state/time";
+import { useWheel } from "../timeline/chart";
+
+interface Props {
+  curve: ReserveCurve | undefined;
+  over: Over;
+  window: [number, number] | undefined;
+  whole: [number, number] | undefined;
+  origin: number;
+  highest: number;
+  /** The shown moment on the axis. */
+  at: number | undefined;
+  onWidth: (width: number) => void;
+  onZoom: (window: [number, number]) => void;
+  onScrub: (at: number) => void;
+  onStep: (by: 1 | -1) => void;
+  onReset: () => void;
+}
+
+export const MARGIN = { left: 78, right: 12 };
+
+/** Levels over time or events. Pointing tells, clicking and dragging choose the moment, the wheel zooms. */
+export function ReserveChart(props: Props) {
+  const { curve, over, window, whole, origin, highest, at } = props;
+  const stage = useRef<HTMLDivElement>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const dragging = useRef(false);
+  const [width, setWidth] = useState(0);
+  const [hovered, setHovered] = useState<number | null>(null);
+  const theme = dark.value;
+  const x = linear(window ?? [0, 1], [MARGIN.left, Math.max(MARGIN.left + 1, width - MARGIN.right)]);
+  const drawn = curve && window && curve.over === over ? curve : undefined;
+
+  useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
+  useEffect(() => {
+    if (canvas.current && drawn) paintReserve(canvas.current, { curve: drawn, over, x, width, origin, highest });
+  }, [drawn, width, theme, highest, window?.[0], window?.[1]]);
+  useWheel(canvas, (event) => {
+    if (!window || !whole || width === 0) return;
+    const least = over === "event" ? 8 : 1000;
+    props.onZoom(zoomed(window, x.invert(event.offsetX), Math.exp(event.deltaY / 400), whole, least));
+  });
+  const inside = (px: number): number => Math.min(Math.max(px, MARGIN.left), width - MARGIN.right);
+  const scrub = useThrottled(props.onScrub);
+  const choose = (event: PointerEvent): void => {
+    const [from, to] = whole ?? [0, 0];
+    scrub(Math.min(Math.max(x.invert(inside(event.offsetX)), from), over === "event" ? to - 1 : to));
+  };
+  const keys = (event: KeyboardEvent): void => {
+    if (event.key === "ArrowRight") props.onStep(1);
+    else if (event.key === "ArrowLeft") props.onStep(-1);
+    else if (event.key === "Escape") props.onReset();
+    else if (window && whole && (event.key === "+" || event.key === "="))
+      props.onZoom(zoomed(window, at ?? window[0], 0.5, whole));
+    else if (window && whole && event.key === "-") props.onZoom(zoomed(window, at ?? window[0], 2, whole));
+    else return;
+    event.preventDefault();
+  };
+  const place = at === undefined ? undefined : x(over === "event" ? at + 0.5 : at);
+  const visible = place !== undefined && place >= MARGIN.left - 1 && place <= width - MARGIN.right + 1;
+  return (
+    <div ref={stage} class="stage">
+      <canvas
+        ref={canvas}
+        class="main"
+        data-testid="reserve-canvas"
+        data-t0={window?.[0]}
+        data-t1={window?.[1]}
+        tabIndex={0}
+        role="img"
+        aria-label={spoken(props)}
+        style={{ height: `${CHART_HEIGHT}px` }}
+        onKeyDown={keys}
+        onPointerDown={(event) => {
+          if (event.button !== 0 || !window) return;
+          dragging.current = true;
+          event.currentTarget.setPointerCapture(event.pointerId);
+          choose(event);
+        }}
+        onPointerMove={(event) => {
+          setHovered(inside(event.offsetX));
+          if (dragging.current) choose(event);
+        }}
+        onPointerUp={() => (dragging.current = false)}
+        onPointerCancel={() => (dragging.current = false)}
+        onPointerLeave={() => setHovered(null)}
+        onDblClick={() => whole && props.onZoom(whole)}
+      />
+      {visible && (
+        <span class="cursor-line strong-line" style={{ left: `${place}px`, height: `${CHART_HEIGHT - 28}px` }} />
+      )}
+      {drawn && hovered !== null && (
+        <Tip curve={drawn} over={over} at={x.invert(hovered)} x={hovered} width={width} origin={origin} />
+      )}
+    </div>
+  );
+}
+
+const EVERY = 60;
+
+/** Calls at once, then at most every 60 ms, the last call always: the server draws a moment for each. */
+function useThrottled(callback: (at: number) => void): (at: number) => void {
+  const latest = useRef(callback);
+  const waiting = useRef<{ at: number } | null>(null);
+  const timer = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);
+  latest.current = callback;
+  const fire = (): void => {
+    timer.current = undefined;
+    if (!waiting.current) return;
+    const { at } = waiting.current;
+    waiting.current = null;
+    latest.current(at);
+    timer.current = setTimeout(fire, EVERY);
+  };
+  return (at) => {
+    waiting.current = { at };
+    if (timer.current === undefined) fire();
+  };
+}
+
+function Tip(props: { curve: ReserveCurve; over: Over; at: number; x: number; width: number; origin: number }) {
+  const { curve, over, at, x, width, origin } = props;
+  const column = columnAt(curve, at);
+  const [allocated, pending, reserved] = [curve.allocated[column]!, curve.pending[column]!, curve.reserved?.[column]];
+  const unit = unitFor(curve.peak.bytes);
+  const when = over === "event" ? `event ${grouped(Math.max(0, Math.floor(at)))}` : duration(at - origin);
+  return (
+    <span class="tip" style={{ left: `${Math.min(x + 14, Math.max(0, width - 190))}px`, top: "18px" }}>
+      {when}
+      <br />
+      allocated {withUnit(allocated, unit)}
+      {pending > 0 && (
+        <>
+          <br />
+          pending {withUnit(pending, unit)}
+        </>
+      )}
+      {reserved !== undefined && (
+        <>
+          <br />
+          reserved {withUnit(reserved, unit)}
+          <br />
+          unused up to {percent(curve.unused?.[column] ?? 0, 1)}
+        </>
+      )}
+    </span>
+  );
+}
+
+/** The picture in words. */
+function spoken({ curve, over, origin }: Props): string {
+  if (!curve) return "The curve is loading.";
+  const { words } = over === "event" ? EVENT_AXIS : TIME_AXIS;
+  const { peak, reserved_peak: reserved, ooms } = curve;
+  const when = over === "event" ? `event ${grouped(peak.event)}` : duration(peak.time_ns - origin);
+  const failed = ooms.map(
+    (one) => `A request of ${withUnit(one.requested_bytes)} failed at event ${grouped(one.event)}.`,
+  );
+  const most = reserved ? ` The reserve is at most ${withUnit(reserved.bytes)}.` : "";
+  return `Allocated, pending and reserved memory over ${words(curve.t1 - curve.t0)}. Peak ${withUnit(peak.bytes)} at ${when}.${most} ${failed.join(" ")} Left and right step through events.`;
+}

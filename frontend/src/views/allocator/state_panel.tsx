@@ -1,0 +1,186 @@
+import type { AllocatorState } from "../../api/allocator";
+import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { cellText, titleText } from "../../state/names";
+import { grouped } from "../../state/numbers";
+import { duration, exactTime } from "../../state/time";
+import type { ShownMoment } from "./moment";
+
+interface Props {
+  moment: ShownMoment;
+  peak: { event: number; time_ns: number } | undefined;
+  origin: number;
+}
+
+const KINDS: Record<string, string> = {
+  alloc: "allocated",
+  free_completed: "freed",
+  free_requested: "let go of, to be freed",
+  storage_free: "freed",
+  segment_alloc: "reserved from the device",
+  segment_map: "reserved from the device",
+  segment_free: "given back to the device",
+  segment_unmap: "given back to the device",
+  oom: "asked for, and refused,",
+};
+
+/** The allocator's numbers at the moment: parts of the reserve that sum to it. */
+export function StatePanel({ moment, peak, origin }: Props) {
+  const state = moment.state.data;
+  const { failed } = moment;
+  if (!state) return <aside class="card side" aria-busy="true" data-testid="allocator-panel" data-exact="false" />;
+  const unit = unitFor(state.reserved_bytes ?? state.active_bytes);
+  const of = state.reserved_bytes ?? state.active_bytes;
+  return (
+    <aside
+      class="card side"
+      data-testid="allocator-panel"
+      data-exact={moment.state.stale ? "false" : "true"}
+      data-event={state.event}
+    >
+      <h2>
+        <span title={exactTime(state.time_ns - origin)}>
+          {state.event === failed?.event ? "Out of memory, " : moment.atPeak ? "At the peak, " : "At "}
+          {duration(state.time_ns - origin)}
+        </span>{" "}
+        <span class="approx">{state.event < 0 ? "before the first event" : `event ${grouped(state.event)}`}</span>
+      </h2>
+      <div class="big amount" title={exactBytes(of)}>
+        {withUnit(of, unit)} <span class="approx">{state.reserved_bytes === null ? "allocated" : "reserved"}</span>
+      </div>
+      <What state={state} />
+      <table class="plain">
+        <thead>
+          <tr>
+            <th>of which</th>
+            <th class="number">{unit.name}</th>
+            <th class="number">share</th>
+          </tr>
+        </thead>
+        <tbody>
+          {partsOf(state).map(({ key, label, bytes, title }) => (
+            <tr key={key} data-testid="allocator-part" data-key={key}>
+              <th scope="row" title={title}>
+                <span class={`swatch level-${key}`} aria-hidden="true" />
+                {label}
+              </th>
+              <td class="number" title={exactBytes(bytes)}>
+                {inUnit(bytes, unit)}
+              </td>
+              <td class="number muted">{percent(bytes, of)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <Waste state={state} />
+      <div class="buttons">
+        <button
+          type="button"
+          class="small"
+          data-testid="previous-event"
+          disabled={state.previous_event === null}
+          onClick={() => moment.step(-1)}
+        >
+          ← event
+        </button>
+        <button
+          type="button"
+          class="small"
+          data-testid="next-event"
+          disabled={state.next_event === null}
+          onClick={() => moment.step(1)}
+        >
+          event →
+        </button>
+        <button
+          type="button"
+          class="small"
+          data-testid="to-peak"
+          disabled={!peak || moment.atPeak}
+          onClick={() => peak && moment.show(peak.event, peak.time_ns)}
+        >
+          to the peak
+        </button>
+      </div>
+    </aside>
+  );
+}
+
+interface Level {
+  key: string;
+  label: string;
+  bytes: number;
+  title: string;
+}
+
+/** What the reserve is made of. What cannot be placed is a row too, so that the rows sum to it. */
+function partsOf(state: AllocatorState): Level[] {
+  const rows: Level[] = [
+    { key: "allocated", label: "allocated", bytes: state.allocated_bytes, title: "Requested, and in use" },
+  ];
+  const pending = { key: "pending", label: "pending", bytes: state.pending_bytes, title: "Let go of, not yet free" };
+  if (state.pending_bytes > 0) rows.push(pending);
+  if (state.reserved_bytes === null) return rows;
+  if (state.free_bytes === null) {
+    const rest = state.reserved_bytes - state.active_bytes;
+    rows.push({ key: "free", label: "not allocated", bytes: rest, title: "Free, or lost to rounding" });
+    return rows;
+  }
+  const rounded = state.pools.reduce((sum, pool) => sum + pool.rounded_bytes, 0);
+  const rounding = rounded - state.active_bytes;
+  rows.push({ key: "rounding", label: "rounding", bytes: rounding, title: "Set aside beyond what was requested" });
+  rows.push({ key: "free", label: "free", bytes: state.free_bytes, title: "In the reserve, and in no block" });
+  const rest = state.reserved_bytes - rows.reduce((sum, row) => sum + row.bytes, 0);
+  if (rest !== 0)
+    rows.push({ key: "rest", label: rest < 0 ? "in no segment" : "not placed", bytes: rest, title: DIFFERS });
+  return rows;
+}
+
+const DIFFERS = "The file's own numbers differ by so much: the rows above, without it, do not sum to the reserve";
+
+function What({ state }: { state: AllocatorState }) {
+  const { what } = state;
+  if (!what || KINDS[what.kind] === undefined) return null;
+  return (
+    <p class="where">
+      <span title={exactBytes(what.bytes)}>{withUnit(what.bytes)}</span> {KINDS[what.kind]}
+      {what.line && (
+        <>
+          {" in "}
+          <span class="mono chip breaking" title={titleText(what.line)}>
+            {shortLine(what.line)}
+          </span>
+        </>
+      )}
+    </p>
+  );
+}
+
+/** The file's name without its folders: the whole stands in the title. */
+export function shortLine(line: string): string {
+  const place = /^(.*[/\\])([^/\\]*:-?\d+ \(.*\))$/s.exec(line);
+  return cellText(place ? place[2]! : line);
+}
+
+function Waste({ state }: { state: AllocatorState }) {
+  if (state.unused === null) return null;
+  return (
+    <dl class="waste">
+      <dt title="(reserved − allocated) / reserved">Unused share of the reserve</dt>
+      <dd data-testid="unused">{percent(state.unused, 1)}</dd>
+      {state.largest_free_bytes !== null && (
+        <>
+          <dt>Largest free block</dt>
+          <dd class="amount" title={exactBytes(state.largest_free_bytes)} data-testid="largest-free">
+            {withUnit(state.largest_free_bytes)}
+          </dd>
+        </>
+      )}
+      {state.split !== null && (
+        <>
+          <dt title="1 − largest free block / all that is free: 0 where it is in one piece">Free, but in pieces</dt>
+          <dd data-testid="split">{percent(state.split, 1)}</dd>
+        </>
+      )}
+    </dl>
+  );
+}

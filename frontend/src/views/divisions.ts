@@ -1,0 +1,46 @@
+/** The divisions that a window knows something of, and what they are called. */
+import { address } from "../api/request";
+import { useRemote } from "../api/remote";
+import type { DivisionsAnswer } from "../api/stacks";
+import { categoryLabel } from "../state/categories";
+import { lineParts } from "../state/frames";
+import { moduleLabel } from "../state/names";
+import type { Pick } from "../state/selection";
+
+const LABELS: Record<string, string> = {
+  category: "Category",
+  module: "Module",
+  phase: "Phase",
+  operator: "Operator",
+  line: "Source line",
+  stack: "Stack",
+  annotation: "Annotation",
+  pool: "Pool",
+  stream: "Stream",
+  context: "Compiled graph",
+};
+
+/** Those whose names are ours, not from outside. */
+export function isOurs(by: string): boolean {
+  return by === "category" || by === "phase";
+}
+
+export function divisionLabel(by: string): string {
+  return LABELS[by] ?? by;
+}
+
+/** Those that hold something in this window; until that is known, and where it cannot be, the given few and what the address asks for. */
+export function useDivisions(pick: Pick | null, few: readonly string[], asked?: string): string[] {
+  const answer = useRemote<DivisionsAnswer>(pick ? address("divisions", { ...pick }) : null);
+  if (answer.data) return answer.data.divisions.filter((by) => by in LABELS);
+  return asked !== undefined && asked in LABELS && !few.includes(asked) ? [...few, asked] : [...few];
+}
+
+/** A part's label as people read it: source lines without the folders. */
+export function partLabel(by: string, label: string): string {
+  if (isOurs(by)) return categoryLabel(label);
+  if (by === "module") return moduleLabel(label);
+  if (by !== "line" && by !== "stack") return label;
+  const { place, name } = lineParts(label);
+  return name ? `${name} ${place}` : place;
+}

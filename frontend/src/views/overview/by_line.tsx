@@ -1,0 +1,78 @@
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { LineTableAnswer } from "../../api/stacks";
+import type { Part, StepAnswer } from "../../api/types";
+import { picked } from "../../state/app";
+import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { NOT_NAMED } from "../../state/names";
+import { RouteLink } from "../route_link";
+import { Bar, Line } from "../stacks/ranked";
+import { ByModule } from "./by_module";
+
+const FEW = 10;
+
+/** A trace that names no module is told by the lines of code that allocated, where it has call stacks. */
+export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
+  const pick = picked.value!;
+  const answer = useRemote<LineTableAnswer>(address("line_table", { ...pick, event: peak.event, count: FEW }));
+  const data = answer.data;
+  const known = data?.rows.some((row) => row.kind !== "none");
+  if (answer.failure || (data && !known)) return <ByModule peak={peak} />;
+  if (!data) return <section class="card" aria-busy="true" />;
+  const unit = unitFor(peak.bytes);
+  const full = data.rows[0]?.bytes ?? 0;
+  const rest = data.bytes - data.rows.reduce((sum, row) => sum + row.bytes, 0);
+  const without = data.rows.find((row) => row.kind === "none")?.bytes ?? 0;
+  return (
+    <section class="card" data-testid="by-line">
+      <h2>In the peak, by source line</h2>
+      <table class="plain modules-short">
+        <thead>
+          <tr>
+            <th scope="col">source line</th>
+            <th scope="col" class="wide">
+              <span class="unseen">share</span>
+            </th>
+            <th scope="col" class="number">
+              {unit.name}
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {data.rows.map((row) => (
+            <tr key={row.line} data-testid="line-row" data-key={row.line}>
+              <th scope="row">
+                <Line line={row.line} kind={row.kind} />
+              </th>
+              <td class="wide">
+                <Bar share={full > 0 ? row.bytes / full : 0} kind={row.kind} />
+              </td>
+              <td class="number" title={exactBytes(row.bytes)}>
+                {inUnit(row.bytes, unit)}
+              </td>
+            </tr>
+          ))}
+          {data.rows_found > data.rows.length && (
+            <tr>
+              <td colSpan={2}>
+                <RouteLink to={{ view: "stacks", table: "lines" }}>{data.rows_found - data.rows.length} more lines in Stacks</RouteLink>
+              </td>
+              <td class="number muted" title={exactBytes(rest)}>
+                {inUnit(rest, unit)}
+              </td>
+            </tr>
+          )}
+        </tbody>
+      </table>
+      <p class="foot">
+        <RouteLink to={{ view: "stacks" }}>All call stacks</RouteLink>
+        {without > 0 && ` · ${percent(without, data.bytes)} have none`} · lines sum to {withUnit(data.bytes, unit)}
+      </p>
+    </section>
+  );
+}
+
+/** Whether any byte belongs to a module. */
+export function namesModules(parts: Part[]): boolean {
+  return parts.some((part) => !part.key.startsWith("outside:") && part.key !== NOT_NAMED);
+}

@@ -1,0 +1,78 @@
+import { type Frame, ROOT, type StacksAnswer, WITHOUT } from "../../api/stacks";
+import { exactBytes, percent, withUnit } from "../../state/bytes";
+import { titleText } from "../../state/names";
+import { grouped } from "../../state/numbers";
+
+const WIDTH = 440;
+const MOST = 9;
+
+interface Props {
+  answer: StacksAnswer;
+  place: number;
+  x: number;
+  y: number;
+  width: number;
+}
+
+/** A node in words: its frames, its exact bytes, its share, how many allocations, what ends in it. */
+export function FlameTip({ answer, place, x, y, width }: Props) {
+  const { nodes, frames } = answer;
+  const bytes = nodes.bytes[place]!;
+  const label = nodes.label[place]!;
+  const run = nodes.run[place]!.map((row) => frames[row]!);
+  const python = run.filter((frame) => frame.kind !== "native");
+  const native = python.length > 0 ? run.length - python.length : 0;
+  const zoom = nodes.bytes[nodes.id.indexOf(answer.node)] ?? answer.bytes;
+  const left = Math.max(0, Math.min(x + 14, width - WIDTH));
+  return (
+    <div
+      class="tip flame-tip"
+      role="status"
+      data-testid="flame-tip"
+      data-id={nodes.id[place]}
+      style={{ left: `${left + 14}px`, top: `${y + 22}px`, maxWidth: `${WIDTH}px` }}
+    >
+      <div class="tip-bytes">
+        <strong title={exactBytes(bytes)}>{withUnit(bytes)}</strong> · {exactBytes(bytes)}
+      </div>
+      <div>
+        {percent(bytes, answer.bytes)} of {answer.of === "step" ? "all allocated" : "all alive"}
+        {answer.node !== 0 && `, ${percent(bytes, zoom)} of the zoomed frame`} · {grouped(nodes.count[place]!)}{" "}
+        {nodes.count[place] === 1 ? "allocation" : "allocations"}
+      </div>
+      {nodes.own[place]! > 0 && nodes.own[place] !== bytes && <div>{exactBytes(nodes.own[place]!)} end in this frame</div>}
+      {label === ROOT && <div class="tip-frame">all allocations</div>}
+      {label === WITHOUT && <div class="tip-frame">no stack was recorded: allocated before recording began, or by code without Python</div>}
+      <ol>
+        {shown(python.length > 0 ? python : run).map((frame, i) =>
+          typeof frame === "number" ? (
+            <li key={i}>{grouped(frame)} more</li>
+          ) : (
+            <li key={i} class={`tip-frame ${frame.kind}`}>
+              <b>{short(frame.function, 120)}</b> {where(frame)}
+              {frame.fx && <span> fx {short(frame.fx, 160)}</span>}
+            </li>
+          ),
+        )}
+        {native > 0 && <li class="tip-frame native">and {grouped(native)} of C++</li>}
+      </ol>
+    </div>
+  );
+}
+
+/** The first and last frames of a long run, and between them how many are left out. */
+function shown(run: readonly Frame[]): (Frame | number)[] {
+  if (run.length <= MOST) return [...run];
+  const head = Math.ceil((MOST - 1) / 2);
+  const tail = MOST - 1 - head;
+  return [...run.slice(0, head), run.length - head - tail, ...run.slice(run.length - tail)];
+}
+
+function where(frame: Frame): string {
+  return frame.file === "??" || frame.file === "" ? "" : short(`${frame.file}:${frame.line}`, 160);
+}
+
+function short(text: string, most: number): string {
+  const whole = titleText(text);
+  return whole.length <= most ? whole : `${whole.slice(0, most / 2)}…${whole.slice(-most / 2)}`;
+}

@@ -1,0 +1,85 @@
+import { useState } from "preact/hooks";
+import type { Frame } from "../../api/stacks";
+import { lastPart } from "../../state/frames";
+import { cellText, titleText, visible } from "../../state/names";
+import { grouped } from "../../state/numbers";
+
+const SHOWN = 200;
+
+/** The frames of one stack, innermost first; those of C++ on demand where Python's tell more; all to the clipboard. */
+export function FrameList({ title, frames }: { title: string; frames: Frame[] }) {
+  const [all, setAll] = useState(false);
+  if (frames.length === 0) return <p class="muted">No call stack was recorded.</p>;
+  const python = frames.filter((frame) => frame.kind !== "native");
+  const hidden = python.length > 0 ? frames.length - python.length : 0;
+  const shown = (all || python.length === 0 ? frames : python).slice(0, SHOWN);
+  return (
+    <div class="frame-list">
+      <h3 class="row">
+        <span class="grow">{title}</span>
+        {hidden > 0 && (
+          <button type="button" class="quiet" data-testid="native-frames" onClick={() => setAll(!all)}>
+            {all ? "without C++" : `with ${grouped(hidden)} of C++`}
+          </button>
+        )}
+        <CopyStack frames={frames} />
+      </h3>
+      <ol class="stack" data-testid="frames">
+        {shown.map((frame, i) => (
+          <li key={i} class={`frame ${frame.kind}`} title={titleText(frame.text)}>
+            <span class={`swatch flame-${frame.kind}`} aria-hidden="true" />
+            <span class="mono function">{cellText(frame.function || frame.text)}</span>{" "}
+            {frame.file !== "??" && frame.file !== "" && (
+              <span class="mono place">
+                <span class="folder">{cellText(frame.file.slice(0, frame.file.length - lastPart(frame.file).length))}</span>
+                <b>
+                  {cellText(lastPart(frame.file))}:{frame.line}
+                </b>
+              </span>
+            )}
+            {frame.fx && <span class="pill mono">fx {cellText(frame.fx)}</span>}
+          </li>
+        ))}
+        {frames.length > SHOWN && shown.length === SHOWN && <li class="muted">and more: copy the stack for all of it</li>}
+      </ol>
+    </div>
+  );
+}
+
+/** All frames as text, one a line. Where the browser keeps the clipboard shut, it says so. */
+function CopyStack({ frames }: { frames: Frame[] }) {
+  const [told, tell] = useState("copy stack");
+  const copy = (): void => {
+    const text = frames.map((frame) => visible(frame.text)).join("\n");
+    const done = copied(text);
+    done.then(
+      () => tell("copied"),
+      () => tell("the browser does not allow it"),
+    );
+    setTimeout(() => tell("copy stack"), 2500);
+  };
+  return (
+    <button type="button" class="quiet" data-testid="copy-stack" onClick={copy}>
+      {told}
+    </button>
+  );
+}
+
+/** Through the clipboard's own way, else (a page over plain http has none) through a selection. */
+async function copied(text: string): Promise<void> {
+  if (navigator.clipboard) {
+    try {
+      return await navigator.clipboard.writeText(text);
+    } catch {
+      // refused inside a frame: the old way may be allowed
+    }
+  }
+  const area = document.createElement("textarea");
+  area.value = text;
+  area.className = "unseen";
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  if (!done) throw new Error("refused");
+}

@@ -1,0 +1,125 @@
+import { useState } from "preact/hooks";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { DivisionsAnswer } from "../../api/stacks";
+import type { MomentAnswer } from "../../api/types";
+import { selection } from "../../state/app";
+import { exactBytes, inUnit, percent, unitFor } from "../../state/bytes";
+import { categoryLabel } from "../../state/categories";
+import { grouped } from "../../state/numbers";
+import type { Pick } from "../../state/selection";
+import { Swatch } from "../category";
+import { divisionLabel } from "../divisions";
+import { Name } from "../name";
+import { RouteLink } from "../route_link";
+import { Segmented } from "../segmented";
+import { choice } from "./choice";
+
+/** A window without stacks: how to record them, and what is known without. */
+export function NoStacks({ pick }: { pick: Pick }) {
+  return (
+    <>
+      <section class="state wide-state" data-testid="no-stacks">
+        <h2>This window was recorded without call stacks.</h2>
+        <p>
+          To see which code allocated what on a GPU, let the handler record the allocator's history, which keeps the
+          stack of every allocation:
+        </p>
+        <pre class="code" data-testid="stacks-code">
+          {`handler = memory_trace_handler("runs/first", model=model, optimizer=optimizer, snapshot=True)`}
+        </pre>
+        <p>
+          On the CPU, or afterwards: a trace that torch.profiler exported with <span class="mono">with_stack=True</span>,
+          and a snapshot that <span class="mono">torch.cuda.memory._dump_snapshot()</span> wrote, have them too.
+        </p>
+        <pre class="code">{`tb-memplugin import trace.json --logdir LOGDIR
+tb-memplugin import snapshot.pickle --logdir LOGDIR`}</pre>
+      </section>
+      <Division pick={pick} />
+    </>
+  );
+}
+
+const WITHOUT_STACKS = ["operator", "module", "category", "phase", "annotation", "context"];
+const MOST = 30;
+
+/** What was alive, by what this window does know. */
+function Division({ pick }: { pick: Pick }) {
+  const known = useRemote<DivisionsAnswer>(address("divisions", { ...pick }));
+  const [asked, ask] = useState<string | undefined>(undefined);
+  const offered = WITHOUT_STACKS.filter((by) => known.data?.divisions.includes(by));
+  const by = asked !== undefined && offered.includes(asked) ? asked : offered[0];
+  const chosen = choice();
+  const event = chosen.query["event"] ?? (chosen.query["t"] === undefined ? undefined : null);
+  const at = event === null ? { t: chosen.query["t"] } : event === undefined ? { t: selection.value!.stats.peak_time_ns } : { event };
+  const moment = useRemote<MomentAnswer>(by ? address("moment", { ...pick, ...at, by }) : null, 0, (p) => p.replace(/&by=[^&]*/, ""));
+  const parts = moment.data?.parts;
+  if (!by || !parts || !moment.data) return null;
+  const { bytes } = moment.data;
+  const unit = unitFor(bytes);
+  const shown = parts.slice(0, MOST);
+  const rest = parts.slice(MOST).reduce((sum, part) => sum + part.bytes, 0);
+  return (
+    <section class={moment.stale ? "card stale" : "card"} data-testid="division">
+      <div class="tools">
+        <h2 style={{ margin: 0 }}>What is known without stacks, by</h2>
+        <Segmented
+          label="Divide by"
+          testid="division-by"
+          options={offered.map((key) => [key, divisionLabel(key)] as const)}
+          value={by}
+          onPick={ask}
+        />
+        <span class="hint">
+          <RouteLink to={{ view: "modules" }}>Modules</RouteLink> and <RouteLink to={{ view: "timeline" }}>Timeline</RouteLink> show more
+        </span>
+      </div>
+      <table class="plain ranked">
+        <thead>
+          <tr>
+            <th scope="col">{divisionLabel(by).toLowerCase()}</th>
+            <th scope="col">
+              <span class="unseen">share</span>
+            </th>
+            <th scope="col" class="number">
+              {unit.name}
+            </th>
+            <th scope="col" class="number">
+              %
+            </th>
+            <th scope="col" class="number">
+              allocations
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {shown.map((part, i) => (
+            <tr key={part.key} data-testid="division-row" data-key={part.key}>
+              <th scope="row">
+                <span class="flexed">
+                  <Swatch by={by} of={part.key} index={i} />
+                  {by === "category" || by === "phase" ? categoryLabel(part.label) : <Name text={part.label} module={by === "module"} />}
+                </span>
+              </th>
+              <td>
+                <span class="share-bar" aria-hidden="true">
+                  <i class="flame-library" style={{ width: `${(100 * part.bytes) / Math.max(1, shown[0]!.bytes)}%` }} />
+                </span>
+              </td>
+              <td class="number strong" title={exactBytes(part.bytes)}>
+                {inUnit(part.bytes, unit)}
+              </td>
+              <td class="number muted">{percent(part.bytes, bytes)}</td>
+              <td class="number muted">{grouped(part.count)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {rest > 0 && (
+        <p class="foot" title={exactBytes(rest)}>
+          {grouped(parts.length - shown.length)} more with {inUnit(rest, unit)} {unit.name}
+        </p>
+      )}
+    </section>
+  );
+}

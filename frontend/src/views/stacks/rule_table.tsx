@@ -1,0 +1,105 @@
+import type { ComponentChildren } from "preact";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { RuleTableAnswer } from "../../api/stacks";
+import { navigate, route } from "../../state/app";
+import { exactBytes, inUnit, percent, unitFor } from "../../state/bytes";
+import { titleText } from "../../state/names";
+import { grouped } from "../../state/numbers";
+import { Swatch } from "../category";
+import { Name } from "../name";
+import { sameRun } from "./choice";
+import { Tools } from "./ranked";
+import type { Query } from "./tables";
+
+const EXAMPLE = "attention=attn|sdpa\nmlp=mlp|feed_forward\nloss=cross_entropy|loss\noptimizer=optim/";
+
+/** Names that people give to stacks by patterns; what they type stays in the address. */
+export function RuleTable({ query, picker }: { query: Query; picker: ComponentChildren }) {
+  const { rules = "" } = route.value;
+  const answer = useRemote<RuleTableAnswer>(address("rule_table", { ...query, rules }), 250, sameRun);
+  const { data, failure } = answer;
+  const unit = unitFor(data?.bytes ?? 0);
+  const rows = data?.rows ?? [];
+  const widest = rows.reduce((top, row) => Math.max(top, row.bytes), 0);
+  return (
+    <>
+      <Tools picker={picker}>
+        <span class="hint">one rule a line: name=regular expression · the first that matches a frame's function or file counts</span>
+      </Tools>
+      <div class="rules">
+        <div>
+          <textarea
+            class="mono"
+            aria-label="Rules, one a line: name=regex"
+            aria-invalid={failure !== undefined}
+            aria-describedby={failure ? "rules-failure" : undefined}
+            data-testid="rules"
+            spellcheck={false}
+            maxLength={4000}
+            rows={8}
+            placeholder={EXAMPLE}
+            value={rules}
+            onInput={(e) => navigate({ rules: e.currentTarget.value || undefined })}
+          />
+          {rules === "" && (
+            <button type="button" class="small" data-testid="rules-example" onClick={() => navigate({ rules: EXAMPLE })}>
+              try these
+            </button>
+          )}
+          {failure && (
+            <p class="rules-failure" id="rules-failure" role="alert" data-testid="rules-failure">
+              {titleText(failure.what)} <span class="muted">{titleText(failure.fix)}</span>
+            </p>
+          )}
+        </div>
+        <table class={answer.stale ? "plain stale" : "plain"} aria-busy={answer.stale}>
+          <thead>
+            <tr>
+              <th scope="col">rule</th>
+              <th scope="col">
+                <span class="unseen">share</span>
+              </th>
+              <th scope="col" class="number">
+                {unit.name}
+              </th>
+              <th scope="col" class="number">
+                %
+              </th>
+              <th scope="col" class="number">
+                allocations
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((row, i) => (
+              <tr key={row.key} data-testid="rule-row" data-key={row.key}>
+                <th scope="row">
+                  <span class="flexed">
+                    <Swatch by="rule" of={row.key} index={i} />
+                    <Name text={row.key} />
+                  </span>
+                </th>
+                <td>
+                  <span class="share-bar" aria-hidden="true">
+                    <i
+                      style={{
+                        width: `${widest > 0 ? (100 * row.bytes) / widest : 0}%`,
+                        background: i === rows.length - 1 ? "var(--hatch)" : `var(--series-${i % 10})`,
+                      }}
+                    />
+                  </span>
+                </td>
+                <td class="number strong" title={exactBytes(row.bytes)}>
+                  {inUnit(row.bytes, unit)}
+                </td>
+                <td class="number muted">{percent(row.bytes, data!.bytes)}</td>
+                <td class="number muted">{grouped(row.count)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}

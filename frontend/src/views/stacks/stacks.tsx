@@ -1,0 +1,122 @@
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { LineTableAnswer, SourceLine, StacksAnswer } from "../../api/stacks";
+import { navigate, picked, route, selection } from "../../state/app";
+import { exactBytes, percent, withUnit } from "../../state/bytes";
+import { lineParts } from "../../state/frames";
+import { grouped } from "../../state/numbers";
+import type { Piece } from "../../state/sentences";
+import { duration } from "../../state/time";
+import { Segmented } from "../segmented";
+import { Sentence } from "../sentence";
+import { FailureState, Loading } from "../states";
+import { choice, sameRun } from "./choice";
+import { FlameView } from "./flame_view";
+import { MomentStrip } from "./moment_strip";
+import { NoStacks } from "./no_stacks";
+import { Tables } from "./tables";
+
+const WHENS = [
+  ["peak", "At the peak"],
+  ["moment", "At a moment"],
+  ["step", "Allocated in the step"],
+] as const;
+
+const FRAMES = [
+  ["folded", "Folded"],
+  ["all", "Every frame"],
+  ["user", "Your code"],
+] as const;
+export type Frames = (typeof FRAMES)[number][0];
+
+/** Which code allocated what: a flame graph, and tables of stacks, source lines and custom rules. */
+export function Stacks() {
+  const pick = picked.value!;
+  const { stats } = selection.value!;
+  const { search = "", node } = route.value;
+  const chosen = choice();
+  const frames = FRAMES.find(([key]) => key === route.value.frames)?.[0] ?? "folded";
+  const query = { ...pick, ...chosen.query };
+  const answer = useRemote<StacksAnswer>(
+    address("stacks", { ...query, frames, node, find: search || undefined, px: 1600 }),
+    60,
+    sameRun,
+  );
+  const top = useRemote<LineTableAnswer>(address("line_table", { ...query, count: 2 }), 0, sameRun);
+  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  const data = answer.data;
+  if (!data) return <Loading what="the call stacks" />;
+  if (!data.knows_stacks) return <NoStacks pick={pick} />;
+  const when = chosen.of === "step" ? "step" : chosen.chosen ? "moment" : "peak";
+  const origin = stats.step_start_ns;
+  const pickWhen = (to: (typeof WHENS)[number][0]): void => {
+    const at = { t: String(data.time_ns ?? stats.peak_time_ns), event: String(data.event ?? -1) };
+    if (to === "moment") navigate(data.event === null ? { of: undefined, t: String(stats.peak_time_ns) } : { of: undefined, ...at });
+    else navigate({ of: to === "step" ? "step" : undefined, t: undefined, event: undefined });
+  };
+  return (
+    <>
+      <h1 class="headline" data-testid="headline">
+        <Sentence pieces={headline(data, top.data, when, pick.step, origin)} />
+      </h1>
+      <div class="tools">
+        <Segmented label="Which allocations" testid="when" options={WHENS} value={when} onPick={pickWhen} />
+        <Segmented
+          label="Frames"
+          testid="frames"
+          options={FRAMES}
+          value={frames}
+          onPick={(to) => navigate({ frames: to === "folded" ? undefined : to })}
+        />
+        <input
+          class="search"
+          type="search"
+          placeholder="Search frames (function, file)"
+          aria-label="Search frames"
+          data-testid="stack-search"
+          value={search}
+          maxLength={400}
+          onInput={(e) => navigate({ search: e.currentTarget.value || undefined })}
+        />
+        {data.found && search !== "" && (
+          <span class="found" role="status" data-testid="stack-found" title={exactBytes(data.found.bytes)}>
+            {withUnit(data.found.bytes)} ({percent(data.found.bytes, data.bytes)}) in {grouped(data.found.count)}{" "}
+            {data.found.count === 1 ? "allocation" : "allocations"}
+          </span>
+        )}
+      </div>
+      {when !== "step" && <MomentStrip pick={pick} event={data.event} time={data.time_ns} />}
+      <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
+        <FlameView answer={data} searching={search !== ""} frames={frames} />
+      </div>
+      <Tables query={query} search={search} />
+    </>
+  );
+}
+
+/** "At the peak, 7.88 GiB were alive, 5.01 GiB of it from `model.py:20 forward`." */
+function headline(
+  data: StacksAnswer,
+  lines: LineTableAnswer | undefined,
+  when: string,
+  step: number,
+  origin: number,
+): Piece[] {
+  const size = { strong: withUnit(data.bytes), exact: data.bytes };
+  const at = data.time_ns === null ? "" : duration(data.time_ns - origin);
+  const start: Piece[] =
+    when === "step"
+      ? [`Step ${step} allocated `, size, ` in ${grouped(data.count)} allocations`]
+      : [when === "peak" ? `At the peak of step ${step}, ` : `At ${at} of step ${step}, `, size, " were alive"];
+  const matching = lines?.bytes === data.bytes && lines.event === data.event;
+  if (!lines || !matching || data.bytes === 0) return [...start, "."];
+  const parts = lines.rows[0]?.kind === "none" ? lines.rows : lines.rows.slice(0, 1);
+  return [...start, ...parts.flatMap((row, i) => from(row, i === 0 ? ", " : ", and ")), "."];
+}
+
+function from(row: SourceLine, lead: string): Piece[] {
+  const share = { strong: withUnit(row.bytes), exact: row.bytes };
+  if (row.kind === "none") return [lead, share, " of it without a recorded stack"];
+  const { place, name } = lineParts(row.line);
+  return [lead, share, lead === ", " ? " of it from " : " from ", { name: name ? `${place} ${name}` : place }];
+}

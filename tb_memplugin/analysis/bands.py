@@ -1,0 +1,83 @@
+"""The largest allocations of a stretch of time, each as a band over pixel columns, and all others as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.analysis.curve import extremes
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """A device's live bytes in columns, divided into single allocations. Bytes, int64.
+
+    `low`, `high`: of each column, shape (columns,). A column shows the moment of its high: allocation
+    `rows[i]` (of `trace.allocations`, in order of birth) is alive in the columns `first[i]..last[i]`.
+    In each column the bytes of those and `rest` sum to `high`; `others` allocations are in `rest`.
+    """
+
+    low: Int64
+    high: Int64
+    rows: npt.NDArray[np.intp]
+    first: Int64
+    last: Int64
+    rest: Int64
+    others: int
+    peak_event: int
+    peak_column: int
+
+
+def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
+    """Divide the live bytes of a stretch into its `most` largest allocations and one rest.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        cuts: how many events come before each edge of the columns, from `time_cuts` or `event_cuts`.
+        most: how many allocations get a band of their own.
+    """
+    low, high, at = extremes(trace.live(device), cuts)
+    blocks = trace.allocations
+    near = (blocks.device == device) & (blocks.born < at[-1]) & (blocks.freed >= at[0])
+    rows = np.flatnonzero(near)
+    # Alive at a moment `at` when born < at <= freed; moments never decrease from column to column.
+    first = np.searchsorted(at, blocks.born[rows], side="right")
+    last = np.searchsorted(at, blocks.freed[rows], side="right") - 1
+    seen = np.flatnonzero(first <= last)
+    chosen = seen[_largest(blocks.bytes[rows[seen]], most)]
+    size = blocks.bytes[rows[chosen]]
+    top = int(np.argmax(high))
+    return Bands(
+        low=low,
+        high=high,
+        rows=rows[chosen],
+        first=first[chosen].astype(np.int64),
+        last=last[chosen].astype(np.int64),
+        rest=high - _stacked(size, first[chosen], last[chosen], len(at)),
+        others=len(seen) - len(chosen),
+        peak_event=int(at[top]) - 1,
+        peak_column=top,
+    )
+
+
+def _largest(size: Int64, most: int) -> npt.NDArray[np.intp]:
+    """The places of the largest, in the order in which they stand; of equal ones the first."""
+    if len(size) <= most:
+        return np.arange(len(size), dtype=np.intp)
+    least = np.partition(size, len(size) - most)[len(size) - most]
+    larger, equal = np.flatnonzero(size > least), np.flatnonzero(size == least)
+    found: npt.NDArray[np.intp] = np.sort(np.concatenate((larger, equal[: most - len(larger)])))
+    return found
+
+
+def _stacked(size: Int64, first: npt.NDArray[np.intp], last: npt.NDArray[np.intp], columns: int) -> Int64:
+    """The sum of bands in each column."""
+    change = np.zeros(columns + 1, np.int64)
+    np.add.at(change, first, size)
+    np.subtract.at(change, last + 1, size)
+    return np.cumsum(change[:-1])

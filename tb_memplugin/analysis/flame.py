@@ -1,0 +1,146 @@
+"""Call stacks merged from the outermost frame, in columns: what a flame graph draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.analysis.source_lines import NO_STACK, is_user_code, leading_frame
+from tb_memplugin.analysis.stacks import StackRow
+from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.tables import Int64
+
+Frames = Literal["folded", "all", "user"]
+Places = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Flame:
+    """Nodes of a tree of calls: parents before children, siblings largest first, subtrees in one piece.
+
+    `runs`: the frames that a node stands for, outermost first; () for the root, which is node 0.
+    `parent`: int64, -1 for the root. `bytes`, `count` of allocations: with all that is below. `own`:
+    bytes of stacks that end here. `end`: the subtree of node n is n up to and without end[n].
+    `without`: the node of what has no stack, the last of all; -1 where there is nothing without.
+    """
+
+    runs: tuple[tuple[str, ...], ...]
+    parent: Int64
+    bytes: Int64
+    count: Int64
+    own: Int64
+    end: Int64
+    without: int
+
+    def path(self, node: int) -> list[int]:
+        """The node and what lies above it, root first."""
+        found = [node]
+        while self.parent[found[-1]] >= 0:
+            found.append(int(self.parent[found[-1]]))
+        return found[::-1]
+
+    def in_sight(self, node: int, least_bytes: float) -> tuple[Places, int]:
+        """A node with what lies above it and what of its subtree is large enough; how many nodes are not."""
+        below = np.arange(node + 1, self.end[node], dtype=np.intp)
+        large = below[self.bytes[below] >= least_bytes]
+        return np.concatenate((np.array(self.path(node), np.intp), large)), len(below) - len(large)
+
+
+class _Node:
+    __slots__ = ("bytes", "children", "count", "frame", "own")
+
+    def __init__(self, frame: str) -> None:
+        self.frame, self.bytes, self.count, self.own = frame, 0, 0, 0
+        self.children: dict[str, _Node] = {}
+
+    def takes(self, row: StackRow) -> None:
+        self.bytes += row.bytes
+        self.count += row.calls
+
+
+def flame(rows: Sequence[StackRow], frames: Frames = "all") -> Flame:
+    """Merge the rows of a `stack_table`. The root's children, and its own bytes, sum to the whole.
+
+    Args:
+        rows: what each stack allocated.
+        frames: "all"; "user": frames of libraries left out; "folded": as "all", and a frame whose bytes all
+            go on to one only frame stands as one node with it.
+    """
+    root, without = _Node(""), _Node(NO_STACK)
+    users: dict[str, bool] = {}
+    for row in rows:
+        root.takes(row)
+        if not row.frames:
+            without.takes(row)
+            without.own += row.bytes
+            continue
+        node = root
+        for text in reversed(_shortened(row.frames, users) if frames == "user" else row.frames):
+            node = node.children.setdefault(text, _Node(text))
+            node.takes(row)
+        node.own += row.bytes
+    return _columns(root, without if without.count else None, fold=frames == "folded")
+
+
+def _shortened(frames: tuple[str, ...], users: dict[str, bool]) -> tuple[str, ...]:
+    """The user's frames, else the innermost Python frame, else the innermost. `users` keeps findings."""
+    for text in frames:
+        if text not in users:
+            users[text] = is_user_code(text)
+    kept = tuple(text for text in frames if users[text])
+    return kept or (next((text for text in frames if read_frame(text).is_python), frames[0]),)
+
+
+def _columns(root: _Node, without: _Node | None, *, fold: bool) -> Flame:
+    """In preorder, without recursion: stacks may be deeper than Python recurses."""
+    runs: list[tuple[str, ...]] = []
+    nodes: list[_Node] = []
+    parent: list[int] = []
+    waiting: list[tuple[_Node, int]] = [(root, -1)]
+    while waiting:
+        first, above = waiting.pop()
+        run, last = _run(first, fold=fold and first is not root)
+        place = len(nodes)
+        runs.append(run if first is not root else ())
+        nodes.append(last)
+        parent.append(above)
+        waiting += [(without, place)] if without and first is root else []
+        below = sorted(last.children.values(), key=lambda child: (child.bytes, child.frame))
+        waiting += [(child, place) for child in below]
+    return Flame(
+        runs=tuple(runs),
+        parent=np.array(parent, np.int64),
+        bytes=np.array([node.bytes for node in nodes], np.int64),
+        count=np.array([node.count for node in nodes], np.int64),
+        own=np.array([node.own for node in nodes], np.int64),
+        end=_ends(parent),
+        without=next((place for place, node in enumerate(nodes) if node is without), -1),
+    )
+
+
+def _run(node: _Node, *, fold: bool) -> tuple[tuple[str, ...], _Node]:
+    """The frames from a node on that stand as one, and the last of their nodes."""
+    run = [node.frame]
+    while fold and len(node.children) == 1:
+        (only,) = node.children.values()
+        if only.count != node.count:
+            break
+        node = only
+        run.append(node.frame)
+    return tuple(run), node
+
+
+def _ends(parent: list[int]) -> Int64:
+    end = list(range(1, len(parent) + 1))
+    for place in range(len(parent) - 1, 0, -1):
+        end[parent[place]] = max(end[parent[place]], end[place])
+    return np.array(end, np.int64)
+
+
+def label_of(run: Sequence[str]) -> str:
+    """The frame that a run, outermost first, goes by: as a stack goes by its leading line."""
+    return leading_frame(reversed(run)) or NO_STACK

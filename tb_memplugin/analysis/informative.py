@@ -1,0 +1,36 @@
+"""By what a window's allocations can be divided with any gain: a division into one part tells nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tb_memplugin.analysis.breakdown import By
+from tb_memplugin.trace import MemoryTrace, Phase
+
+_PARTS_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
+    """Divisions that this trace knows something of, in the order in which to offer them.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+    """
+    blocks = trace.allocations
+    here = blocks.device == device
+    modules = np.array([*(module.is_module for module in trace.modules), False])  # the last is for -1
+    stacks = bool((blocks.stack[here] >= 0).any())
+    known: dict[By, bool] = {
+        "category": True,
+        "module": bool(modules[blocks.module[here]].any()),
+        "phase": bool(np.isin(blocks.phase[here], _PARTS_OF_A_STEP).any()),
+        "operator": bool((blocks.operator[here] >= 0).any()),
+        "line": stacks,
+        "stack": stacks,
+        "annotation": bool((trace.annotations.device == device).any()),
+        "pool": len(np.unique(blocks.pool[here])) > 1,
+        "stream": len(np.unique(blocks.stream[here])) > 1,
+        "context": bool((blocks.context[here] >= 0).any()),
+    }
+    return tuple(by for by, tells in known.items() if tells)

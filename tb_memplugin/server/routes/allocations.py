@@ -1,0 +1,111 @@
+"""`allocations`: a page of single allocations. `allocation`: all that is known of one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from tb_memplugin.analysis.annotations import innermost_at_birth
+from tb_memplugin.analysis.lives import Rows, alive_between, found, in_order, versions
+from tb_memplugin.analysis.moment import live_allocation
+from tb_memplugin.analysis.segments import pool_name, stream_name
+from tb_memplugin.analysis.source_lines import lines_of
+from tb_memplugin.server.frames import LONGEST, FrameTable
+from tb_memplugin.server.kept import Kept
+from tb_memplugin.server.routes.stack_tables import kind_of_line
+from tb_memplugin.server.selection import Request
+from tb_memplugin.server.session import Opened, Session
+from tb_memplugin.server.shapes import Json, allocation_shape
+from tb_memplugin.server.stretch import stretch
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import Int64
+
+MOST_ROWS, DEFAULT_ROWS = 500, 200
+KEPT = Kept(12)
+"""Lists of rows, 8 bytes each: one for each order and search that a person tries on a stretch."""
+
+
+def answer(session: Session, request: Request) -> Json:
+    """From the side file."""
+    opened = session.opened(session.chosen(request))
+    trace, device = opened.trace, opened.device
+    edges = stretch(request, opened).cuts(opened, 1)
+    inside = (int(edges[0]), int(edges[-1]))
+    text, sort = request.text("find", "").strip()[:LONGEST], request.text("sort", "bytes")
+    alive = KEPT.of(trace, (device, inside), lambda: alive_between(trace, device, *inside))
+    matching = KEPT.of(trace, (device, inside, text), lambda: found(trace, alive, text, _versions(trace)))
+    rows = KEPT.of(trace, (device, inside, text, sort), lambda: in_order(trace, matching, sort))
+    first = request.number("first", 0, 0)
+    page = rows[first : first + request.number("count", DEFAULT_ROWS, 1, MOST_ROWS)]
+    return {
+        "rows_found": len(rows),
+        "bytes_found": int(trace.allocations.bytes[matching].sum()),
+        "rows_all": len(alive),
+        "first": first,
+        "rows": _listed(opened, page),
+    }
+
+
+def answer_one(session: Session, request: Request) -> Json:
+    """`allocation`, from the side file."""
+    opened = session.opened(session.chosen(request))
+    trace, blocks = opened.trace, opened.trace.allocations
+    row = request.number("row", None, 0, len(blocks) - 1)
+    born, freed, rounded = int(blocks.born[row]), int(blocks.freed[row]), int(blocks.rounded[row])
+    context = int(blocks.context[row])
+    start, end = opened.window_span()
+    table = FrameTable()
+    listed = _listed(opened, np.array([row], np.intp))[0]
+    return {
+        **listed,
+        "rounded_bytes": rounded if rounded >= 0 else None,
+        "pool": pool_name(trace, int(blocks.pool[row])),
+        "stream": stream_name(trace, int(blocks.stream[row])),
+        "context": trace.contexts[context] if context >= 0 else None,
+        "annotation": _annotation(trace, row),
+        "born_event": born if born >= 0 else None,
+        "freed_event": freed if freed < len(trace.events) else None,
+        "first_ns": start - opened.epoch_ns if listed["born_ns"] is None else listed["born_ns"],
+        "last_ns": end - opened.epoch_ns if listed["freed_ns"] is None else listed["freed_ns"],
+        "stack": table.rows(_stack(trace, int(blocks.stack[row]))),
+        "forward": table.rows(_stack(trace, int(blocks.forward[row]))),
+        "frames": table.shape(),
+    }
+
+
+def _versions(trace: MemoryTrace) -> Int64:
+    return KEPT.of(trace, "versions", partial(versions, trace))
+
+
+def _listed(opened: Opened, rows: Rows) -> list[Json]:
+    """LISTEDs."""
+    trace, blocks = opened.trace, opened.trace.allocations
+    version = _versions(trace)[rows].tolist()
+    line, keys = lines_of([_stack(trace, stack) for stack in blocks.stack[rows].tolist()])
+    shapes = []
+    for place, row in enumerate(rows.tolist()):
+        shape = allocation_shape(live_allocation(trace, row), opened.epoch_ns)
+        born, freed = shape["born_ns"], shape["freed_ns"]
+        key = keys[line[place]][:LONGEST]
+        has_stack = int(blocks.stack[row]) >= 0
+        shapes.append(
+            {
+                **shape,
+                "row": row,
+                "version": version[place],
+                "line": key if has_stack else None,
+                "kind": kind_of_line(key),
+                "lifetime_ns": None if born is None or freed is None else freed - born,
+            }
+        )
+    return shapes
+
+
+def _stack(trace: MemoryTrace, row: int) -> tuple[str, ...]:
+    return trace.stacks[row] if row >= 0 else ()
+
+
+def _annotation(trace: MemoryTrace, row: int) -> str | None:
+    name = int(innermost_at_birth(trace, np.array([row], np.intp))[0])
+    return trace.annotation_names[name] if name >= 0 else None

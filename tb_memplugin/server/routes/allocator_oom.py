@@ -1,0 +1,68 @@
+"""`allocator_oom`: the requests that failed on a device, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tb_memplugin.analysis.breakdown import Part
+from tb_memplugin.analysis.oom import OomReport, oom_report
+from tb_memplugin.server.routes.allocator_curve import ooms_shape
+from tb_memplugin.server.routes.allocator_segments import stack_labels
+from tb_memplugin.server.selection import Request
+from tb_memplugin.server.session import Session
+from tb_memplugin.server.shapes import Json, parts_shape
+
+LARGEST_LINES = 8
+
+_TOLD = (
+    "new_segment_bytes",
+    "free_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "pending_bytes",
+    "pool",
+    "stream",
+    "reserve_free_bytes",
+    "usable_free_bytes",
+    "largest_usable_bytes",
+    "largest_free_bytes",
+    "cause",
+    "why",
+)
+
+
+def answer(session: Session, request: Request) -> Json:
+    """From the side file."""
+    opened = session.opened(session.chosen(request))
+    return {
+        "reports": [
+            {**failed, **_shape(oom_report(opened.trace, failed["number"]))} for failed in ooms_shape(opened)
+        ]
+    }
+
+
+def _shape(report: OomReport) -> Json:
+    lines = _lines_shape(report.stacks)
+    return {
+        **{name: getattr(report, name) for name in _TOLD},
+        "by_category": parts_shape(report.parts),
+        "lines": lines[:LARGEST_LINES],
+        "other_lines": {
+            "lines": len(lines[LARGEST_LINES:]),
+            "bytes": sum(line["bytes"] for line in lines[LARGEST_LINES:]),
+            "count": sum(line["count"] for line in lines[LARGEST_LINES:]),
+        },
+    }
+
+
+def _lines_shape(stacks: Sequence[Part]) -> list[Json]:
+    """Stacks by the line that people know them by; each with the largest stack of those that share it."""
+    lines: dict[str, Json] = {}
+    for stack, label in zip(stacks, stack_labels([stack.key for stack in stacks]), strict=True):
+        line = lines.setdefault(
+            label, {"line": label, "stack": stack.key, "stacks": 0, "bytes": 0, "count": 0}
+        )
+        line["stacks"] += 1
+        line["bytes"] += stack.bytes
+        line["count"] += stack.count
+    return sorted(lines.values(), key=lambda line: -int(line["bytes"]))

@@ -1,0 +1,20 @@
+"""`divisions`: by what this window's allocations can be divided with any gain."""
+
+from __future__ import annotations
+
+from tb_memplugin.analysis.informative import informative
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.server.allocated import KEPT
+from tb_memplugin.server.selection import Request
+from tb_memplugin.server.session import Session
+from tb_memplugin.server.shapes import Json
+
+
+def answer(session: Session, request: Request) -> Json:
+    """From the side file; without it, what the coarse curve is divided by."""
+    try:
+        opened = session.opened(session.chosen(request))
+    except UnreadableFileError:
+        return {"divisions": ("category",)}
+    trace, device = opened.trace, opened.device
+    return {"divisions": KEPT.of(trace, ("divisions", device), lambda: informative(trace, device))}

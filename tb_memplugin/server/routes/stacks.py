@@ -1,0 +1,89 @@
+"""`stacks`: the tree of calls behind allocations, as far as a screen can show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+from tb_memplugin.analysis.flame import Flame, Frames, flame, label_of
+from tb_memplugin.analysis.stacks import StackRow
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.server.allocated import KEPT, allocated
+from tb_memplugin.server.frames import Finder, FrameTable
+from tb_memplugin.server.selection import MOST_COLUMNS, Request
+from tb_memplugin.server.session import Opened, Session
+from tb_memplugin.server.shapes import Json
+
+FRAMES: tuple[Frames, ...] = get_args(Frames)
+DEFAULT_COLUMNS = 1_000
+NARROWEST = 0.5
+"""Of a column: what is narrower is not sent."""
+
+ROOT, WITHOUT = -1, -2
+
+
+def answer(session: Session, request: Request) -> Json:
+    """From the side file."""
+    frames = request.text("frames", "folded")
+    if frames not in FRAMES:
+        raise MemPluginError(f"There is no {frames[:40]!r}.", where="frames", fix=f"Choose one of: {FRAMES}.")
+    opened = session.opened(session.chosen(request))
+    chosen = allocated(request, opened)
+    rows = chosen.stacks()
+    tree = chosen.kept(frames, lambda: flame(rows, frames))
+    node = request.number("node", 0, 0)
+    node = node if node < len(tree.runs) else 0  # an address may come from another moment
+    columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
+    finder = Finder(request.text("find", ""))
+    return {
+        **chosen.shape(rows),
+        "found": found_shape(rows, finder),
+        "knows_stacks": knows_stacks(opened),
+        "node": node,
+        **_tree_shape(tree, node, columns, finder),
+    }
+
+
+def found_shape(rows: Sequence[StackRow], finder: Finder) -> Json | None:
+    """The sum of the stacks that hold a text; None where none is looked for."""
+    if not finder:
+        return None
+    found = [row for row in rows if finder.has(row.frames)]
+    return {"bytes": sum(row.bytes for row in found), "count": sum(row.calls for row in found)}
+
+
+def knows_stacks(opened: Opened) -> bool:
+    """Whether any allocation of the device has a stack."""
+    blocks, device = opened.trace.allocations, opened.device
+    return KEPT.of(
+        opened.trace,
+        ("knows stacks", device),
+        lambda: bool((blocks.stack[blocks.device == device] >= 0).any()),
+    )
+
+
+def _tree_shape(tree: Flame, node: int, columns: int, finder: Finder) -> Json:
+    places, omitted = tree.in_sight(node, float(tree.bytes[node]) / columns * NARROWEST)
+    shown = places.tolist()
+    column = {place: row for row, place in enumerate(shown)}
+    table = FrameTable()
+    return {
+        "nodes": {
+            "id": shown,
+            "parent": [column.get(above, -1) for above in tree.parent[places].tolist()],
+            "label": [_label(tree, place, table) for place in shown],
+            "run": [[] if place in (0, tree.without) else table.rows(tree.runs[place]) for place in shown],
+            "bytes": tree.bytes[places].tolist(),
+            "count": tree.count[places].tolist(),
+            "own": tree.own[places].tolist(),
+            "found": [int(bool(finder) and finder.has(tree.runs[place])) for place in shown],
+        },
+        "frames": table.shape(),
+        "omitted": omitted,
+    }
+
+
+def _label(tree: Flame, place: int, table: FrameTable) -> int:
+    if place in (0, tree.without):
+        return ROOT if place == 0 else WITHOUT
+    return table.row(label_of(tree.runs[place]))

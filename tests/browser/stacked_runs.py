@@ -1,0 +1,54 @@
+"""Runs with call stacks of every kind: made, hostile, absent, and torch.profiler's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import tb_memplugin
+from tb_memplugin.store.writer import RunWriter
+from tests.browser.made_stacks import stacked_snapshot
+from tests.recorded_program import program
+from tests.traces import trace
+
+SIDE = "rank0/plugins/tb_memplugin/window-000000.mem"
+SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+def write_runs(folder: Path) -> None:
+    """Write `made`, `names` (whose frames are attacks), `plain` (without stacks) and `profiled`."""
+    RunWriter(str(folder / "made"), "rank0").write(tb_memplugin.load(stacked_snapshot()))
+    evil = {
+        "script": (f"{SCRIPT} {SCRIPT}.py:1", "main train.py:3"),
+        "long": (f"{'f' * 10_000} /work/{'d' * 3_000}/x.py:2", "main train.py:3"),
+        "odd": ("\u202eevil\0\n file.py:7", "main train.py:3"),
+    }
+    lines = (f"alloc {5000 + 100 * row} {name} at={name}" for row, name in enumerate(evil))
+    RunWriter(str(folder / "names"), "rank0").write(program(*lines, stacks=evil))
+    RunWriter(str(folder / "plain"), "rank0").write(
+        trace(
+            "start 400 w category=parameter",
+            "alloc 2000 a operator=aten::mm",
+            "alloc 30 b operator=aten::relu",
+        )
+    )
+    record_with_stacks(folder / "profiled")
+
+
+def record_with_stacks(run: Path) -> None:
+    """As `export_chrome_trace` writes it, and `tb-memplugin import` reads it."""
+    weight = torch.ones(64, 64)
+    file = run.parent / "profile.json"
+    activities = [ProfilerActivity.CPU]
+    with profile(activities=activities, profile_memory=True, with_stack=True) as profiler:
+        kept = multiply(weight)
+    del kept
+    profiler.export_chrome_trace(str(file))
+    RunWriter(str(run), "rank0").write(tb_memplugin.load(file))
+    file.unlink()
+
+
+def multiply(weight: torch.Tensor) -> torch.Tensor:
+    return weight @ weight

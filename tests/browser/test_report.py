@@ -1,0 +1,162 @@
+"""The exported page in a real browser: offline, silent, exact."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tb_memplugin.exports import html
+from tb_memplugin.exports.report_data import Division
+from tests.browser.tab import SIZE, bytes_in
+from tests.traces import trace
+
+SCRIPT = "<script>alert(1)</script>"
+RECORDING = trace(
+    "start 40000 w category=parameter module=net",
+    "step 5",
+    "alloc 10000 a category=activation module=net.a phase=forward",
+    "alloc 6007 b category=gradient module=net.b phase=backward",
+    "free a phase=backward",
+    "step 6",
+    f"alloc 1003 c category=temporary module={SCRIPT} phase=forward",
+    "alloc 70 d device=cuda:0 reserved=2048",
+    "free b phase=optimizer",
+    calls=[("net", 0, 1, "forward")],
+)
+LEVELS = RECORDING.live(0).tolist()
+
+
+class Page:
+    """The page on disk, and what it must not do."""
+
+    def __init__(self, page, path):
+        self.page = page
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        page.on("dialog", self._interrupted)
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.goto(path.as_uri())
+        self("moment-panel").wait_for()
+
+    def _interrupted(self, dialog):
+        self.wrong.append("dialog")
+        dialog.dismiss()
+
+    def __call__(self, testid):
+        return self.page.get_by_test_id(testid)
+
+    def exact(self, testid):
+        return bytes_in(self(testid).first.get_attribute("title"))
+
+    def parts(self, testid="moment-row"):
+        cells = "rows => rows.map((row) => [row.dataset.key, row.querySelector('td').title])"
+        return {key: bytes_in(title) for key, title in self(testid).evaluate_all(cells)}
+
+    def point(self, share):
+        """A place on the plot, between its margins."""
+        box = self("timeline-canvas").bounding_box()
+        left, right = box["x"] + 78, box["x"] + box["width"] - 12
+        return left + (right - left) * share, box["y"] + 150
+
+
+@pytest.fixture(params=["light", "dark"])
+def report(chromium, tmp_path, request):
+    divisions = [Division("category", "Category"), Division("module", "Module"), Division("stack", "Stack")]
+    html.write(RECORDING, tmp_path / "report.html", divisions, f"a run {SCRIPT}")
+    context = chromium.new_context(viewport=SIZE, color_scheme=request.param, offline=True)
+    opened = Page(context.new_page(), tmp_path / "report.html")
+    yield opened
+    context.close()
+    assert opened.wrong == []
+    assert {address.partition("#")[0] for address in opened.asked} == {(tmp_path / "report.html").as_uri()}
+
+
+def test_it_opens_at_the_peak_of_the_fullest_device(report):
+    expect(report("moment-panel").locator("h2")).to_contain_text("At the peak")
+    assert report.exact("moment-bytes") == max(LEVELS) == 56_007
+    assert report.parts() == {"parameter": 40_000, "activation": 10_000, "gradient": 6_007}
+    assert report.parts("peak-row") == report.parts()
+    assert report.exact("peak-total") == 56_007
+
+
+def test_names_are_text(report):
+    expect(report.page.locator("h1")).to_have_text(f"a run {SCRIPT}")
+    report("by-1").click()
+    report.page.mouse.move(*report.point(0.75))
+    expect(report("moment-panel")).to_contain_text(SCRIPT)
+    assert report.page.locator("main script, main img").count() == 0
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.55, 0.9])
+def test_hovering_shows_the_exact_state_under_the_pointer(report, share):
+    report.page.mouse.move(*report.point(share))
+    event = int(report("moment-panel").get_attribute("data-event"))
+    assert event == max(index for index in range(-1, 6) if index + 0.5 <= share * 6 and index != 4)
+    assert report.exact("moment-bytes") == LEVELS[event + 1] == sum(report.parts().values())
+
+
+def test_the_arrow_keys_step_through_the_events_of_the_device(report):
+    report("timeline-canvas").focus()
+    report.page.mouse.move(5, 5)
+    seen = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowLeft", "ArrowLeft", "ArrowLeft"):
+        report.page.keyboard.press(key)
+        seen.append(int(report("moment-panel").get_attribute("data-event")))
+    assert seen == [2, 3, 5, 3, 2, 1, 0]  # event 4 is another device's
+    report("to-peak").click()
+    assert report.exact("moment-bytes") == 56_007
+
+
+def test_dragging_zooms_and_a_double_click_shows_everything(report):
+    mouse = report.page.mouse
+    mouse.move(*report.point(0.25))
+    mouse.down()
+    mouse.move(*report.point(0.4))
+    mouse.move(*report.point(0.5))
+    mouse.up()
+    expect(report("reset-zoom")).to_be_visible()
+    canvas = report("timeline-canvas")
+    assert float(canvas.get_attribute("data-t0")) == pytest.approx(1500, abs=10)
+    assert float(canvas.get_attribute("data-t1")) == pytest.approx(3000, abs=10)
+    mouse.move(*report.point(0.9))
+    assert report.exact("moment-bytes") == LEVELS[3]
+    mouse.dblclick(*report.point(0.5))
+    expect(report("reset-zoom")).to_have_count(0)
+
+
+def test_every_division_and_both_axes_show_the_same_bytes(report):
+    for by in ("by-1", "by-2", "by-0"):
+        report(by).click()
+        for axis in ("axis-event", "axis-time"):
+            report(axis).click()
+            report.page.mouse.move(5, 5)
+            assert sum(report.parts().values()) == report.exact("moment-bytes") == 56_007
+
+
+def test_another_device_can_be_picked(report):
+    report("picker-device").select_option(index=1)
+    expect(report("moment-bytes")).to_have_attribute("title", re.compile("^70 bytes"))
+    assert report.exact("moment-reserved") == 2048
+
+
+def test_light_and_dark(report):
+    def ground():
+        return report.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    before = ground()
+    report("theme").click()
+    assert ground() != before
+    report("theme").click()
+    assert ground() == before
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(report):
+    report.page.set_viewport_size({"width": 700, "height": 900})
+    widths = report.page.evaluate(
+        "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert widths[0] <= widths[1] == 700
