@@ -1,4 +1,4 @@
-"""Print every figure beside its peer and its goal: `python -m benchmarks [handler|loop|disk|server|snapshot|bundle]`.
+"""Print every figure beside its peer and its goal: `python -m benchmarks [SUBJECT...]`; see `SUBJECTS`.
 
 Figures are medians over several rounds, in which ours and the peer's take turns; machines are noisy,
 so read the ratios.
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.figures import Figure
 
-SUBJECTS = ("handler", "loop", "disk", "server", "snapshot", "bundle")
+SUBJECTS = ("handler", "loop", "disk", "server", "snapshot", "tracer", "bundle")
 
 
 def main(chosen: list[str]) -> None:

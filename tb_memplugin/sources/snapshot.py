@@ -93,7 +93,7 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
 def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[str]:
     """Read pinned host memory as a device of its own, where a snapshot has it; say so where that fails."""
     segments, traces = content.get("host_segments") or [], content.get("host_traces") or []
-    if not segments and not traces:
+    if not segments and not (any(traces) if isinstance(traces, list) else traces):
         return []
     try:
         with damage_told("The pinned host memory", PINNED):

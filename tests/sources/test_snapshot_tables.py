@@ -152,6 +152,12 @@ def test_pinned_host_memory_is_a_device_of_its_own() -> None:
     assert trace.live(1).max() == 40
 
 
+def test_no_pinned_host_memory_is_no_device() -> None:
+    content = snapshot([segment(block(1000, 5))], entries("alloc 1000 5"))
+    trace = read({**content, "host_segments": [], "host_traces": [[]]})
+    assert [device.name for device in trace.devices] == ["cuda:0"]
+
+
 def test_pinned_host_memory_in_an_unknown_form_is_said_and_the_rest_is_read() -> None:
     content = snapshot([segment(block(1000, 5))], entries("alloc 1000 5"))
     content["host_segments"] = [{"what": "is this"}]

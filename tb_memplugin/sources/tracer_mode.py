@@ -1,0 +1,209 @@
+"""The dispatch mode that sees every operator while a tracer runs, and keeps the ledger."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from time import time_ns
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tb_memplugin.sources.storage_lifetimes import Block, Ledger
+from tb_memplugin.sources.storages import storages
+from tb_memplugin.sources.tracer_layers import Layers, ThreadLayers
+from tb_memplugin.trace import Phase
+
+_current_task = torch._C._current_graph_task_id
+_current_node = torch._C._current_autograd_node
+
+
+logger = logging.getLogger("tb_memplugin")
+
+
+def _tensors(results: Any) -> Iterator[torch.Tensor]:
+    for one in results:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
+class StorageMode(TorchDispatchMode):
+    """Writes the storages behind every operator's results into a ledger. One object a thread.
+
+    It calls each operator with what it was called with and hands on what that returned.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._layers = layers
+        self._ledger: Ledger = layers.ledger
+        self._here: ThreadLayers = layers.here()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not hidden from dynamo: that would load it, which takes a second; see `storage_mode`."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, then note what it made."""
+        if not self._layers.on:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        here, ledger = self._here, self._ledger
+        if ledger.deaths:
+            with ledger.lock:
+                here.settle()
+        began = time_ns()
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            with ledger.lock:
+                self._note(out, func, began)
+        except Exception as error:  # the training goes on, whatever happens to us
+            logger.debug("noting an operator failed", exc_info=error)
+            self._layers.failed(error)
+        return out
+
+    def _note(self, out: Any, func: Any, began_ns: int) -> None:
+        here = self._here
+        in_backward = _current_task() != -1
+        recomputing = False
+        if in_backward:
+            row, recomputing = here.in_node(_current_node(), began_ns)
+            phase = Phase.BACKWARD
+        else:
+            if here.in_backward:
+                here.end_backward()
+            row, phase = here.place()
+        here.settle()
+        kind = type(out)
+        if kind is torch.Tensor:
+            self._see(out, func, row, phase, recomputing)
+        elif kind is tuple or kind is list:
+            for one in _tensors(out):
+                self._see(one, func, row, phase, recomputing)
+        elif isinstance(out, torch.Tensor):
+            self._see(out, func, row, phase, recomputing)
+        if in_backward:
+            here.done()
+        elif row < 0 and phase is Phase.OTHER:
+            here.outside(began_ns)
+
+    def _see(self, tensor: torch.Tensor, func: Any, row: int, phase: Phase, recomputing: bool) -> None:
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+            if tensor.device.type == self._ledger.device_type:
+                try:
+                    storage = tensor.untyped_storage()
+                except (RuntimeError, NotImplementedError):
+                    return  # functorch's wrappers: the tensor inside comes by itself
+                self._see_storage(storage, func, row, phase, recomputing)
+            return
+        if getattr(tensor, "fake_mode", None) is not None:
+            return  # a FakeTensor holds no memory
+        for storage, _ in storages(tensor):
+            if storage.device.type == self._ledger.device_type:
+                self._see_storage(storage, func, row, phase, recomputing)
+
+    def _see_storage(
+        self, storage: torch.UntypedStorage, func: Any, row: int, phase: Phase, recomputing: bool
+    ) -> None:
+        ledger = self._ledger
+        size = storage.nbytes()
+        block = ledger.blocks.get(storage._cdata)
+        if block is None:
+            if not size:
+                return
+            fresh = ledger.born(storage, size, func, row, phase, recomputing=recomputing)
+        elif block.bytes != size:
+            ledger.resized(block, storage, size, func, row)
+            if not size:
+                return
+            fresh = ledger.blocks[storage._cdata]
+        else:
+            return
+        self._count(fresh, row)
+
+    def _count(self, block: Block, row: int) -> None:
+        level = self._ledger.level
+        here = self._here
+        if here.stack and level > here.stack[-1].peak:
+            here.stack[-1].peak = level
+        if row >= 0:
+            figures = self._layers.figures[row]
+            figures.allocations += 1
+            figures.allocated_bytes += block.bytes
+            if level > figures.peak:
+                figures.peak = level
+
+    def enter(self) -> None:
+        """Begin on this thread."""
+        FLAGS.up()
+        dispatch._push_mode(self)
+
+    def leave(self) -> None:
+        """End on this thread, also where modes that began later have not ended (a generator's, say).
+
+        On another thread than the one it began on it cannot be taken off; there it does nothing from
+        here on, because the tracer is off.
+        """
+        above = []
+        while (top := dispatch._get_current_dispatch_mode()) is not None and top is not self:
+            above.append(dispatch._pop_mode())
+        if top is self:
+            dispatch._pop_mode()
+        for mode in reversed(above):
+            dispatch._push_mode(mode)
+        FLAGS.down()
+
+
+class StorageModeBesideDynamo(StorageMode):
+    """The same, hidden from dynamo, which would else compile what runs inside of it."""
+
+    __torch_dispatch__ = StorageMode.__torch_dispatch__
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+
+def storage_mode(layers: Layers) -> StorageMode:
+    """A mode for the calling thread."""
+    return (StorageModeBesideDynamo if "torch._dynamo" in sys.modules else StorageMode)(layers)
+
+
+class _Flags:
+    """torch's flags that say "a dispatch mode is on", which make compiled code step aside.
+
+    They are the process's, and modes save and restore them as if only one thread had any. So they go up
+    with the first mode of ours and down with the last, whichever thread that is on.
+    """
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._lock = threading.Lock()
+        self._holder: TorchDispatchMode | None = None
+
+    def up(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._holder is None:
+                self._holder = TorchDispatchMode()
+                self._holder.__enter__()
+                dispatch._pop_mode()
+
+    def down(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._holder is not None:
+                dispatch._push_mode(self._holder)
+                self._holder.__exit__(None, None, None)
+                self._holder = None
+
+
+FLAGS = _Flags()

@@ -1,0 +1,75 @@
+"""Every example of Memory Tracer's page runs here, with the import changed."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import types
+from dataclasses import fields
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+from tb_memplugin import MemoryTracer
+from tb_memplugin.tracer import LayerMemoryStats, MemoryEvent
+from tests.test_tracer import mlp
+
+PAGE = Path(__file__).parents[2] / "shared" / "seeds" / "memory_tracer.md"
+
+
+def blocks_of_the_page() -> list[str]:
+    """The fenced code, also where a list indents it."""
+    text = PAGE.read_text("utf-8") if PAGE.exists() else ""
+    return [dedent(code) for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the page of Memory Tracer is not on this machine")
+@pytest.mark.parametrize("number", range(len(blocks_of_the_page())))
+def test_every_example_of_its_forerunners_page_runs(number, tmp_path, monkeypatch, capsys):
+    """With the import changed, and a model and its input on the CPU in the places of `...`."""
+    code = blocks_of_the_page()[number]
+    if code.startswith("@dataclass"):
+        ours = {field.name for one in (LayerMemoryStats, MemoryEvent) for field in fields(one)}
+        assert set(re.findall(r"^ {4}(\w+):", code, re.MULTILINE)) <= ours
+        return
+    if code.startswith("MemoryTracer(\n"):
+        MemoryTracer(max_events=100000, device="cpu", enable_fragmentation_tracking=True)
+        return
+    for theirs, here in (
+        ("from gpu_optimizer import", "from tb_memplugin import"),
+        (".cuda()", ""),
+        ("torch.cuda.synchronize()", "pass"),
+        ("torch.randn(batch_size, ...)", "torch.randn(batch_size, 64)"),
+        ("with self._lock:", "with lock:"),
+        ("self.events.append(event)", "events.append(event)"),
+    ):
+        code = code.replace(theirs, here)
+    plots = types.ModuleType("matplotlib.pyplot")
+    for name in ("plot", "xlabel", "ylabel", "title", "show"):
+        setattr(plots, name, lambda *_: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", plots)
+    monkeypatch.chdir(tmp_path)
+    model, tracer = mlp(), MemoryTracer()
+    with tracer.trace(model):
+        model(torch.ones(4, 64))
+    tracer.export_timeline("memory_timeline.json")
+    exec(  # the page is the project's own brief
+        code,
+        {
+            "torch": torch,
+            "YourModel": mlp,
+            "batch_size": 4,
+            "model": model,
+            "tracer": tracer,
+            "MemoryTracer": MemoryTracer,
+            "input_tensor": torch.ones(4, 64),
+            "lock": threading.Lock(),
+            "events": [],
+            "event": None,
+            "result": None,
+        },
+    )
