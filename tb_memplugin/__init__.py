@@ -5,6 +5,7 @@ Names are imported on first use, so that TensorBoard's side needs no torch.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,27 @@ if TYPE_CHECKING:
     from tb_memplugin.errors import MemPluginError
     from tb_memplugin.handler import combine_handlers, memory_trace_handler
     from tb_memplugin.loading import load
+    from tb_memplugin.logs import configure_logging
     from tb_memplugin.oom import record_on_oom
+    from tb_memplugin.tracer import MemoryTracer
 
-__all__ = ["MemPluginError", "combine_handlers", "load", "memory_trace_handler", "record_on_oom"]
+__all__ = [
+    "MemPluginError",
+    "MemoryTracer",
+    "combine_handlers",
+    "configure_logging",
+    "load",
+    "memory_trace_handler",
+    "record_on_oom",
+]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "MemPluginError": "tb_memplugin.errors",
+    "MemoryTracer": "tb_memplugin.tracer",
     "combine_handlers": "tb_memplugin.handler",
+    "configure_logging": "tb_memplugin.logs",
     "load": "tb_memplugin.loading",
     "memory_trace_handler": "tb_memplugin.handler",
     "record_on_oom": "tb_memplugin.oom",
@@ -31,3 +44,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL"):
+    import_module("tb_memplugin.logs").configure_from_environment()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import socket
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.allocator_history import allocators
 from tb_memplugin.sources.history_window import HistoryWindowRecorder, window_recorder
 from tb_memplugin.sources.merge import merge_snapshot
@@ -21,8 +21,6 @@ from tb_memplugin.sources.snapshot import trace_from_snapshot
 from tb_memplugin.sources.window import watch
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
-
-logger = logging.getLogger("tb_memplugin")
 
 Handler = Callable[[torch.profiler.profile], None]
 
@@ -34,6 +32,7 @@ def memory_trace_handler(
     model: nn.Module | Mapping[str, nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     snapshot: bool = False,
+    log_level: int | str | None = None,
 ) -> Handler:
     """A handler for `torch.profiler.profile(on_trace_ready=…)` that writes memory for the Memory tab.
 
@@ -51,9 +50,11 @@ def memory_trace_handler(
         snapshot: also record the allocator's history during the profiled window, on CUDA, ROCm and XPU:
             stacks, requested sizes, streams, pools and segments come into the same trace. A history that
             is on already stays on.
+        log_level: of this handler's own messages, as a name or number. None: as the package's.
 
     Raises:
         TypeError: a model or optimizer of the wrong type.
+        MemPluginError: there is no such level.
 
     Example:
         >>> handler = memory_trace_handler("runs/a", model=model, optimizer=optimizer)
@@ -61,7 +62,12 @@ def memory_trace_handler(
         ...     train(prof)
     """
     return _MemoryTraceHandler(
-        str(os.fspath(dir_name)), worker_name, _models(model), _optimizers(optimizer), snapshot=snapshot
+        str(os.fspath(dir_name)),
+        worker_name,
+        _models(model),
+        _optimizers(optimizer),
+        snapshot=snapshot,
+        log_level=log_level,
     )
 
 
@@ -104,7 +110,9 @@ class _MemoryTraceHandler:
         optimizers: Sequence[torch.optim.Optimizer],
         *,
         snapshot: bool = False,
+        log_level: int | str | None = None,
     ) -> None:
+        self._logger = instance_logger(log_level)
         self._dir_name = dir_name
         self._worker_name = worker_name
         self._writer: RunWriter | None = None
@@ -126,7 +134,7 @@ class _MemoryTraceHandler:
         except MemPluginError as error:
             self._warn(str(error))
         except Exception as error:  # the training goes on, whatever happens to us
-            logger.debug("writing the memory trace failed", exc_info=error)
+            self._logger.debug("writing the memory trace failed", exc_info=error)
             self._warn(
                 f"The memory of this window was not written ({type(error).__name__}: {error}). "
                 "The training goes on.\n"
@@ -159,7 +167,7 @@ class _MemoryTraceHandler:
                 history = trace_from_snapshot(taken, f"the allocator's history of {device_type}", device_type)
                 trace = merge_snapshot(trace, history)
             except Exception as error:  # the profile is worth writing without it
-                logger.debug("joining the allocator's history failed", exc_info=error)
+                self._logger.debug("joining the allocator's history failed", exc_info=error)
                 self._warn(
                     f"The allocator's history of {device_type} could not be read "
                     f"({type(error).__name__}: {error}); the window is written without it."
@@ -180,7 +188,7 @@ class _MemoryTraceHandler:
         """Say something once."""
         if message not in self._warned:
             self._warned.add(message)
-            logger.warning("%s", message)
+            self._logger.warning("%s", message)
 
 
 def _models(model: nn.Module | Mapping[str, nn.Module] | None) -> Mapping[str, nn.Module]:

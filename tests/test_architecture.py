@@ -26,11 +26,13 @@ KNOWS = {
     "store": {"trace", "analysis", "proto"},
     "exports": {"trace", "analysis"},
     "loading": {"trace", "sources", "store"},
-    "handler": {"trace", "analysis", "sources", "store"},
+    "logs": set[str](),
+    "handler": {"trace", "analysis", "sources", "store", "logs"},
     "oom": {"trace", "sources", "store", "handler"},
+    "tracer": {"trace", "sources", "store", "exports", "handler"},
     "server": {"trace", "analysis", "sources", "store", "exports", "proto"},
     "commands": {"trace", "analysis", "sources", "estimate", "store", "exports", "loading", "proto"},
-    "callbacks": {"trace", "handler", "sources"},
+    "callbacks": {"trace", "handler", "sources", "logs"},
 }
 NUMPY_ALONE = ("trace", "analysis")
 # What watches a live training or runs a model in fake tensors; everything else reads what was recorded.
@@ -45,7 +47,13 @@ MAY_IMPORT_TORCH = (
     "sources.window",
     "sources.storages",
     "sources.modules",
+    "sources.storage_lifetimes",
     "sources.tracer",
+    "sources.tracer_history",
+    "sources.tracer_layers",
+    "sources.tracer_mode",
+    "sources.tracer_trace",
+    "tracer",
     "estimate",
     "callbacks",
 )

@@ -1,0 +1,219 @@
+"""Profiles chosen steps of a training loop that somebody else runs, and never gets in its way."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec
+
+import torch
+from torch import nn
+
+from tb_memplugin.callbacks.steps import ChosenSteps, Steps
+from tb_memplugin.callbacks.window import ProfiledWindow, is_profiling
+from tb_memplugin.handler import Handler, default_worker_name, memory_trace_handler
+from tb_memplugin.logs import instance_logger
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training loop that is about to run.
+
+    Attributes:
+        folder: where it logs; asked for when the first window opens.
+        model: its module.
+        optimizers: those that exist by now; others are found when they step.
+    """
+
+    folder: Callable[[], str]
+    model: nn.Module | None
+    optimizers: Sequence[torch.optim.Optimizer]
+
+
+def _never_raises(
+    method: Callable[Concatenate[StepRecorder, P], None],
+) -> Callable[Concatenate[StepRecorder, P], None]:
+    """What goes wrong in a method is told once, and ends the recording, not the training."""
+
+    @wraps(method)
+    def careful(self: StepRecorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self._give_up(error)
+
+    return careful
+
+
+class StepRecorder:
+    """Records the chosen steps of one training after another.
+
+    The loop's callback says where it stands: `begin_training`, then for each step `expect`, `begin_step`
+    and `end_step`, `pause` where an evaluation begins, and `end_training`. A window opens at `expect`, so
+    that loading a step's first batch is in it, and closes when its last step ends. What happens between
+    two of its steps counts to the earlier one; a pause splits it.
+
+    Args:
+        steps: which ones; see `ChosenSteps`.
+        folder: where to write; None: where the training logs.
+        worker_name, snapshot: as for `memory_trace_handler`.
+        with_stack: record Python stacks.
+        log_level: of this recorder's own messages; None: as the package's.
+
+    Raises:
+        TypeError, ValueError: `steps` are none.
+        MemPluginError: there is no such level.
+    """
+
+    def __init__(
+        self,
+        steps: Steps = None,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        worker_name: str | None = None,
+        with_stack: bool = False,
+        snapshot: bool = False,
+        log_level: int | str | None = None,
+    ) -> None:
+        self._chosen = ChosenSteps(steps)
+        self._folder = None if folder is None else os.fspath(folder)
+        self._worker_name = worker_name
+        self._with_stack, self._snapshot = with_stack, snapshot
+        self._log_level = log_level
+        instance_logger(log_level)
+        self._trainings: Counter[str] = Counter()
+        self._training: Training | None = None
+        self._handler: Handler | None = None
+        self._window: ProfiledWindow | None = None
+        self._first = self._next = 0
+        self._recorded = False
+        self._warned: set[str] = set()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a training runs that is recorded from."""
+        return self._training is not None
+
+    @_never_raises
+    def begin_training(self, training: Training, first: int) -> None:
+        """A training starts, or goes on, with step `first`. One that never ended ends here."""
+        self.end_training(raised=True)
+        self._training, self._handler = training, None
+        self._first = self._next = first
+        self._recorded = False
+        self._chosen.start_at(first)
+
+    @_never_raises
+    def expect(self, step: int) -> None:
+        """Step `step` comes next: its data may be loaded from here on."""
+        self._next = step
+        if self._training is not None and self._window is None and self._chosen.has(step):
+            self._open()
+
+    @_never_raises
+    def begin_step(self, step: int) -> None:
+        """A step begins. Told again inside it (micro batches), nothing happens."""
+        if self._window is not None and self._window.is_in_step:
+            return
+        if self._window is not None and not self._chosen.has(step):
+            self._close()
+        self.expect(step)
+        if self._window is not None:
+            self._window.begin_step(step)
+
+    @_never_raises
+    def end_step(self, *, pause: bool = False) -> None:
+        """The optimizer has stepped. `pause`: an evaluation comes before the next step."""
+        step, self._next = self._next, self._next + 1
+        if self._window is not None:
+            self._window.end_step()
+            if pause or self._chosen.ends_window(step):
+                self._close()
+        if not pause:
+            self.expect(step + 1)
+
+    @_never_raises
+    def pause(self) -> None:
+        """Something begins that is no part of a step; the next `expect` goes on. Nothing inside a step."""
+        if self._window is not None and not self._window.is_in_step:
+            self._close()
+
+    @_never_raises
+    def resume(self) -> None:
+        """The next step comes next."""
+        self.expect(self._next)
+
+    @_never_raises
+    def end_training(self, *, raised: bool = False) -> None:
+        """The training is over, by its end or by an error: a window that is open is written as it is."""
+        self._close()
+        if self._training is not None and not (raised or self._recorded or self._warned):
+            self._warn(
+                f"No memory was recorded: the training ran {self._ran()}, and none of them was chosen.\n"
+                "  fix: choose others with steps=; step 0 is the first one of the whole training."
+            )
+        self._training = self._handler = None
+
+    def decline(self, why: str) -> None:
+        """Record nothing of this training, and say why."""
+        self._training = None
+        self._warn(why)
+
+    def _ran(self) -> str:
+        return f"steps {self._first} to {self._next - 1}" if self._next > self._first else "no step"
+
+    def _open(self) -> None:
+        if is_profiling():
+            self._warn(
+                "Another torch profiler is on, and there can be only one: no memory is recorded meanwhile.\n"
+                "  fix: give that profiler on_trace_ready=tb_memplugin.memory_trace_handler(...) and "
+                "profile_memory=True, and leave this callback out; or switch that profiler off."
+            )
+            return
+        if self._handler is None:
+            self._handler = self._new_handler()
+        self._window = ProfiledWindow(self._handler, with_stack=self._with_stack)
+
+    def _new_handler(self) -> Handler:
+        assert self._training is not None
+        folder = self._folder if self._folder is not None else self._training.folder()
+        self._trainings[folder] += 1
+        worker, times = self._worker_name or default_worker_name(), self._trainings[folder]
+        return memory_trace_handler(
+            folder,
+            worker if times == 1 else f"{worker}_training{times}",
+            model=self._training.model,
+            optimizer=self._training.optimizers,
+            snapshot=self._snapshot,
+            log_level=self._log_level,
+        )
+
+    def _close(self) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            self._recorded = self._recorded or bool(window.steps)
+            window.close()
+
+    def _give_up(self, error: Exception) -> None:
+        logger = instance_logger(self._log_level)
+        logger.debug("recording steps failed", exc_info=error)
+        self._warn(
+            f"Recording memory failed ({type(error).__name__}: {error}). The training goes on without it.\n"
+            "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that."
+        )
+        self._training = None
+        try:
+            self._close()
+        except Exception as second:
+            logger.debug("stopping the profiler failed too", exc_info=second)
+
+    def _warn(self, message: str) -> None:
+        """Say something once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            instance_logger(self._log_level).warning("%s", message)
