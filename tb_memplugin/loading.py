@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
@@ -84,7 +83,7 @@ def load(
         return _trace_of(source, IN_MEMORY, device_type)
     name = os.fspath(source)
     limit = content_limit(limit_bytes)
-    if not files.is_remote(name) and Path(name).is_dir():
+    if not files.is_remote(name) and files.is_folder(name):
         raise _folder(name)
     with files.open_ranges(name) as (read, size), collector_at_rest():
         head = read(0, HEAD_BYTES)

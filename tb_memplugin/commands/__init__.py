@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from typing import NoReturn
 
 import click
@@ -49,10 +51,18 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a sub-command; what we refuse goes to stderr, with exit code 2."""
+        _write_any_text()
         try:
             return super().invoke(ctx)
         except MemPluginError as error:
             _refuse(error)
+
+
+def _write_any_text() -> None:
+    """What a terminal's or a pipe's encoding lacks is written as its number, and no reason to stop."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _refuse(error: MemPluginError) -> NoReturn:

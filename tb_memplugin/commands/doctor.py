@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import click
@@ -29,7 +30,7 @@ def command(logdir: str) -> None:
         problems += finding.level is Level.PROBLEM
     if problems:
         raise SystemExit(1)
-    click.echo(f"\nThe Memory tab should show it: tensorboard --logdir {printable(logdir)}")
+    click.echo(f"\nThe Memory tab should show it: tensorboard --logdir {printable(shlex.quote(logdir))}")
 
 
 def _findings(logdir: str) -> Iterator[Finding]:

@@ -103,7 +103,11 @@ def refuse_own_input(file: str, output: str) -> None:
     Raises:
         MemPluginError: both are one file.
     """
-    if Path(output).exists() and Path(file).exists() and Path(output).samefile(file):
+    try:
+        same = Path(output).samefile(file)
+    except (OSError, ValueError):  # one of them is not there, or is no local file
+        same = False
+    if same:
         raise MemPluginError(
             "The output would replace the recording itself.", where=output, fix="Name another file with -o."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from tb_memplugin.store.reader import load_window
 from tb_memplugin.trace import MemoryTrace
 
 PATH_HELP = "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's folder"
+
+MOST_NOTES = 10
+"""Notes of a trace that are told; of more, the number is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +93,32 @@ def open_trace(
             raise UnreadableFileError(
                 "The step names no side file.", where=best.folder, fix="Record it again."
             )
-        return Opened(load_window(best.side_file), best.folder)
+        recorded = load_window(best.side_file)
+        tell_notes(recorded, best.folder)
+        return Opened(recorded, best.folder)
     return Opened(load_file(path, reading), path)
 
 
 def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen
-    """The trace in a file, with a progress bar on a terminal while it is read.
+    """The trace in a file, with a progress bar on a terminal while it is read; its notes go to stderr.
 
     Raises:
         MemPluginError: it is absent, or cannot be read.
     """
     try:
         with _progress(path) as progress:
-            return load(
+            found = load(
                 path, device_type=reading.device_type, limit_bytes=reading.limit_bytes, progress=progress
             )
     except FileNotFoundError as error:
         raise MemPluginError(
             "There is no such folder or file.", where=path, fix=f"Give {PATH_HELP}."
+        ) from error
+    except io.UnsupportedOperation as error:
+        raise UnreadableFileError(
+            "A pipe cannot be read: the reader goes back and forth in a file.",
+            where=path,
+            fix="Save it to a file, and give that.",
         ) from error
     except OSError as error:
         raise UnreadableFileError(
@@ -114,6 +126,17 @@ def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen
             where=path,
             fix="Make it readable for this user.",
         ) from error
+    tell_notes(found, path)
+    return found
+
+
+def tell_notes(trace: MemoryTrace, path: str) -> None:
+    """Say on stderr what in a trace is contradictory, not exact or not known."""
+    name = printable(Path(path).name, 80)
+    for note in trace.notes[:MOST_NOTES]:
+        click.echo(f"note: {name}: {printable(note)}", err=True)
+    if len(trace.notes) > MOST_NOTES:
+        click.echo(f"note: {name}: {len(trace.notes) - MOST_NOTES:,} more notes.", err=True)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from tb_memplugin.commands.divisions import (
     shown_key,
     top_parts,
 )
-from tb_memplugin.commands.opening import Reading, load_file, reading_options
+from tb_memplugin.commands.opening import Reading, load_file, reading_options, tell_notes
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.store import files
@@ -123,7 +123,8 @@ def _window(
     path = step.side_file or ""
     if path not in traces:
         try:
-            traces[path] = load_window(path)
+            traces[path] = trace = load_window(path)
+            tell_notes(trace, step.folder)
         except UnreadableFileError as error:
             click.echo(f"warning: {printable(error.what)} {printable(path)}", err=True)
             traces[path] = error

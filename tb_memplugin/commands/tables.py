@@ -12,6 +12,8 @@ from rich.text import Text
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 LONGEST = 160
+LEAST_WIDTH = 80
+"""Columns for which tables are laid out on narrower terminals: there lines wrap, and no number is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +59,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def console() -> Console:
     """Where tables go: stdout, without markup, highlighting or emoji codes."""
-    return Console(markup=False, highlight=False, emoji=False)
+    found = Console(markup=False, highlight=False, emoji=False)
+    found.width = max(found.width, LEAST_WIDTH)
+    return found

@@ -15,7 +15,8 @@ from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, tabl
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import MemoryTrace
 
-_ALLOCATION = re.compile(r"(?:0x)?([0-9a-f]{1,16})(?:_([0-9]{1,12}))?", re.IGNORECASE)
+_ALLOCATION = re.compile(r"(?:0x|b(?=[0-9a-f]{12}))?([0-9a-f]{1,16})(?:_([0-9]{1,12}))?", re.IGNORECASE)
+"""Also as PyTorch's memory_viz writes it, `b7f3a5c000000_0`: with 13 digits it would be no address."""
 
 
 @click.command("usage")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -29,9 +30,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Raises:
         MemPluginError: the file cannot be written.
     """
-    target = Path(os.path.realpath(path))
-    special = target.exists() and not target.is_file() and not target.is_dir()
-    part = target if special else target.with_name(f".tb_memplugin-{os.getpid()}-{secrets.token_hex(4)}.part")
+    special = _is_special(path)
+    target = Path(path if special else os.path.realpath(path))  # a pipe's real path opens nothing
+    part = target if special else target.parent / f".tb_memplugin-{os.getpid()}-{secrets.token_hex(4)}.part"
     try:
         if target.is_dir():
             raise IsADirectoryError(21, "it is a folder")
@@ -47,3 +48,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         if not special:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+
+
+def _is_special(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a pipe or a device."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  # follows links, as opening does
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)

@@ -171,7 +171,7 @@ def is_folder(path: str) -> bool:
     if is_remote(path):
         file_system, inner = _remote(path)
         return bool(file_system.isdir(inner))
-    return Path(path).is_dir()
+    return os.path.isdir(path)  # noqa: PTH112  # where it may not be looked at, Path raises
 
 
 def folders_in(path: str) -> list[str]:

@@ -1,8 +1,11 @@
 """What every command that reads a file does with files that are absent, too large, or want to run code."""
 
+import json
+import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,53 @@ def test_a_folder_means_its_highest_peak_and_the_others_are_named(tmp_path):
     assert "peak 650 B" in result.stdout
     assert "Shown is" in result.stderr
     assert "low" in result.stderr
+
+
+@pytest.mark.parametrize("path", ["", "x" * 5000, "x" * 300 + "/file.pickle"])
+def test_a_path_that_no_file_can_have_is_refused(path):
+    for command in ("peak", "stages", "allocator"):
+        assert "error: " in refused(command, path)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may look everywhere")
+def test_a_file_in_a_folder_that_may_not_be_entered_is_refused(tmp_path):
+    path = write(tmp_path / "closed" / "step.pickle", step_snapshot())
+    path.parent.chmod(0)
+    try:
+        assert "Permission denied" in refused("peak", path)
+    finally:
+        path.parent.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "command", ["peak", "stages", "allocator", "usage --allocation 0x1200", "import --logdir logs"]
+)
+def test_what_is_contradictory_in_a_file_is_told_beside_the_numbers(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    content = step_snapshot()
+    content["device_traces"][0].append({**content["device_traces"][0][0], "addr": 0x9000})
+    write(tmp_path / "step.pickle", content)
+    name, *options = command.split()
+    result = run(name, "step.pickle", *options, "--json")
+    assert result.exit_code == 0
+    json.loads(result.stdout)
+    assert (
+        "note: step.pickle: cuda:0: 1 allocations neither freed nor among the final blocks." in result.stderr
+    )
+
+
+def test_the_notes_of_both_sides_and_of_a_recorded_run_are_told(tmp_path):
+    noted = replace(BASELINE, notes=("Half of it is a guess.",))
+    RunWriter(str(tmp_path / "run"), "rank0").write(noted)
+    assert "note: rank0: Half of it is a guess." in run("peak", tmp_path / "run").stderr
+    shown = run("diff", tmp_path / "run", tmp_path / "run").stderr
+    assert shown.count("note: rank0: Half of it is a guess.") == 2
+
+
+def test_of_many_notes_the_number_is_told(tmp_path):
+    RunWriter(str(tmp_path), "rank0").write(replace(BASELINE, notes=tuple(f"note {n}" for n in range(13))))
+    shown = run("stages", tmp_path).stderr.splitlines()
+    assert shown[-1] == "note: rank0: 3 more notes."
 
 
 def test_names_in_files_cannot_steer_a_terminal(tmp_path):

@@ -31,7 +31,9 @@ def test_a_snapshot_is_told_as_a_recorded_step_is(step):
 @real
 @pytest.mark.parametrize(("number", "events"), [("01", [6279, 422, 716]), ("10", [10183]), ("12", [5400])])
 def test_the_event_of_a_real_files_peak_is_the_last_before_it_falls(number, events):
-    assert [device["peak_event"] for device in told("peak", stranger(f"snapshots/{number}*"))["devices"]] == events
+    assert [
+        device["peak_event"] for device in told("peak", stranger(f"snapshots/{number}*"))["devices"]
+    ] == events
 
 
 @pytest.mark.parametrize(

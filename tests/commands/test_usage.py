@@ -49,6 +49,11 @@ def test_people_see_before_and_after(step):
     assert "step optim.py:3" in shown
 
 
+def test_an_address_that_begins_with_b_is_not_taken_for_memory_vizs_mark(step):
+    assert "no allocation 0xb00_0" in refused("usage", step, "--allocation", "b00")
+    assert "no allocation 0xb23456789abc_0" in refused("usage", step, "--allocation", "b23456789abc")
+
+
 def test_what_is_not_there_is_refused_with_what_is(step):
     assert "0x1200 has the versions 0 to 0" in refused("usage", step, "--allocation", "1200_1")
     assert "no allocation 0x9999_0" in refused("usage", step, "--allocation", "9999")
@@ -58,6 +63,7 @@ def test_what_is_not_there_is_refused_with_what_is(step):
 
 
 @real
-def test_a_real_allocation():
-    found = told("usage", stranger("snapshots/20*"), "--allocation", "7f217a800000_0")
+@pytest.mark.parametrize("text", ["7f217a800000_0", "b7f217a800000_0"])
+def test_a_real_allocation_also_as_memory_viz_writes_it(text):
+    found = told("usage", stranger("snapshots/20*"), "--allocation", text)
     assert (found["event"], found["bytes_after"] - found["bytes_before"]) == (2, 2097152)

@@ -34,7 +34,12 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path):
     assert names(tmp_path) == ["out.json"]
 
 
-@pytest.mark.parametrize("place", ["absent/out.json", "", "file/out.json"])
+def test_the_root_folder_is_no_place_either():
+    with pytest.raises(MemPluginError, match="it is a folder"), replacing("/"):
+        pass
+
+
+@pytest.mark.parametrize("place", ["absent/out.json", "", "file/out.json", "x" * 300 + "/out.json"])
 def test_a_place_that_cannot_be_written_is_told(tmp_path, place):
     (tmp_path / "file").write_text("a file, no folder")
     with pytest.raises(MemPluginError, match="cannot be written") as told, replacing(tmp_path / place):

@@ -8,7 +8,7 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
-WRONG = (None, -1, "text", 1.5, [], {}, 1 << 70, True, b"bytes", float("nan"))
+WRONG: tuple[Any, ...] = (None, -1, "text", 1.5, [], {}, 1 << 70, True, b"bytes", float("nan"))
 
 
 def bytes_damaged(content: bytes, random: Random) -> bytes:
