@@ -11,6 +11,7 @@ from rich.table import Table
 from tb_memplugin.analysis.breakdown import breakdown
 from tb_memplugin.analysis.oom import OomReport
 from tb_memplugin.analysis.segments import SegmentState
+from tb_memplugin.commands.allocator_replay import Simulation, simulate, simulation_options
 from tb_memplugin.commands.allocator_state import DeviceState, device_state, last_event_of, state_json
 from tb_memplugin.commands.divisions import shown_key, top_parts
 from tb_memplugin.commands.events import event_numbered
@@ -38,9 +39,17 @@ OOM_LINES = 5
 @click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="Segments; 0: all.")
 @click.option("--blocks", is_flag=True, help="With --json: every block of every segment.")
 @click.option("--json", "as_json", is_flag=True, help="Bytes and nanoseconds, for programs.")
+@simulation_options
 @reading_options
 def command(
-    path: str, moment: str, device: str | None, top: int, blocks: bool, as_json: bool, reading: Reading
+    path: str,
+    moment: str,
+    device: str | None,
+    top: int,
+    blocks: bool,
+    as_json: bool,
+    reading: Reading,
+    simulation: Simulation,
 ) -> None:
     """What the caching allocator holds at a moment, device by device, and why requests failed.
 
@@ -48,6 +57,9 @@ def command(
     file does not tell is shown as ?, and is null in JSON.
     """
     opened = open_trace(path, reading, device=device)
+    if simulation.is_wanted:
+        simulate(opened, device, simulation, as_json)
+        return
     trace = opened.trace
     states = [device_state(trace, row, event) for row, event in _moments(trace, device, moment)]
     if as_json:

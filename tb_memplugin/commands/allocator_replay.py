@@ -1,0 +1,258 @@
+"""`tb-memplugin allocator --replay | --alloc-conf | --capacity`: a recording, with a simulated allocator."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from tb_memplugin.commands.events import own_number
+from tb_memplugin.commands.export import refuse_own_input
+from tb_memplugin.commands.opening import Opened
+from tb_memplugin.commands.tables import Unit, console, printable, table
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate import AllocatorSettings, Replay, replay, simulated_trace
+from tb_memplugin.exports import snapshot
+
+NOT_TOLD = "?"
+UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+MOST_BYTES = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What of the simulator was asked for; see the options' help."""
+
+    beside_record: bool = False
+    conf: str | None = None
+    capacity: int | None = None
+    output: str | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything was."""
+        return self.beside_record or self.is_other or self.output is not None
+
+    @property
+    def is_other(self) -> bool:
+        """Whether other settings or another device are tried."""
+        return self.conf is not None or self.capacity is not None
+
+
+def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that simulate; the command gets them as `simulation`."""
+
+    @functools.wraps(command)
+    def with_simulation(
+        *args: Any,
+        replay: bool,
+        alloc_conf: str | None,
+        capacity: str | None,
+        output: str | None,
+        **options: Any,
+    ) -> None:
+        most = None if capacity is None else read_size(capacity)
+        command(*args, simulation=Simulation(replay, alloc_conf, most, output), **options)
+
+    options = (
+        click.option("--replay", is_flag=True, help="Hold a simulated allocator against the recorded one."),
+        click.option(
+            "--alloc-conf",
+            metavar="TEXT",
+            help="What if PYTORCH_CUDA_ALLOC_CONF had been this, from the first event on?",
+        ),
+        click.option("--capacity", metavar="SIZE", help="What if the device had this much? 24GiB, or bytes."),
+        click.option("-o", "--output", help="Write what was simulated as a snapshot, for any viewer."),
+    )
+    return functools.reduce(lambda made, option: option(made), reversed(options), with_simulation)
+
+
+def read_size(text: str) -> int:
+    """Bytes from `24GiB`, `24 GB` or `25769803776`.
+
+    Raises:
+        MemPluginError: it is no size.
+    """
+    parts = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text.strip())
+    size = float(parts[1]) * UNITS[parts[2]] if parts and parts[2] in UNITS else 0
+    if not parts or not 1 <= size <= MOST_BYTES:
+        raise MemPluginError(
+            f"{text[:80]!r} is no size.",
+            where="--capacity",
+            fix="Give bytes, or a number with MiB, GiB, MB or GB.",
+        )
+    return int(parts[1]) * UNITS[parts[2]] if parts[1].isdecimal() else int(size)
+
+
+def simulate(opened: Opened, device: str | None, simulation: Simulation, as_json: bool) -> None:
+    """Replay a recording's devices and tell what came out.
+
+    Raises:
+        MemPluginError: settings that no allocator takes, no such device, or a file that cannot be written.
+    """
+    trace = opened.trace
+    settings = None if simulation.conf is None else AllocatorSettings.from_conf(simulation.conf)
+    rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+    replays = [
+        replay(trace, row, settings, simulation.capacity) for row in rows if trace.devices[row].has_reserved
+    ]
+    if simulation.output is not None:
+        _write(opened, replays, simulation.output)
+    tells = _what_if if simulation.is_other else _beside_record
+    if as_json:
+        click.echo(json.dumps({"devices": [tells(one) for one in replays]}, indent=2))
+    elif not replays:
+        click.echo(f"{printable(opened.source)} has no device with a caching allocator.")
+    elif simulation.is_other:
+        _show_what_if(replays)
+    else:
+        _show_beside_record(replays)
+
+
+def _write(opened: Opened, replays: Sequence[Replay], output: str) -> None:
+    refuse_own_input(opened.source, output)
+    if not replays:
+        raise MemPluginError("Nothing was simulated, so nothing is written.", where=opened.source)
+    for note in snapshot.write(simulated_trace(replays), output):
+        click.echo(f"note: {printable(note)}", err=True)
+
+
+def _beside_record(one: Replay) -> dict[str, Any]:
+    """A replay beside its record, for programs. Addresses are null where the record tells no segments."""
+    trace, miss = one.source, one.first_miss
+    return {
+        "device": trace.devices[one.device].name,
+        "allocs": one.allocs,
+        "exact_addresses": one.exact_addresses if one.follows_record else None,
+        "first_miss": None
+        if miss is None
+        else {
+            "event": own_number(trace, one.device, miss.event),
+            "bytes": miss.bytes,
+            "recorded_address": miss.recorded_address,
+            "simulated_address": miss.simulated_address,
+            "cause": miss.cause,
+        },
+        "reserved_peak_recorded": one.reserved_peak_recorded,
+        "reserved_peak_simulated": one.reserved_peak,
+        "settings": one.settings.conf,
+    }
+
+
+def _what_if(one: Replay) -> dict[str, Any]:
+    """A replay with other settings or another device, for programs."""
+    trace, failure = one.source, one.failure
+    return {
+        "device": trace.devices[one.device].name,
+        "settings": one.settings.conf,
+        "capacity_bytes": one.capacity,
+        "fits": failure is None,
+        "failure": None
+        if failure is None
+        else {
+            "event": own_number(trace, one.device, failure.event),
+            "requested_bytes": failure.requested_bytes,
+            "reserved_bytes": failure.reserved_bytes,
+            "live_bytes": failure.live_bytes,
+        },
+        "recorded_failures_that_fit": [own_number(trace, one.device, event) for event in one.rescued],
+        "allocs": one.allocs,
+        "reserved_peak_recorded": one.reserved_peak_recorded,
+        "reserved_peak_simulated": one.reserved_peak,
+    }
+
+
+def _show_beside_record(replays: Sequence[Replay]) -> None:
+    out = console()
+    unit = Unit.for_bytes([one.reserved_peak for one in replays])
+    out.print(
+        table(
+            ("device", "allocations", "same address", f"most reserved ({unit.name})", "simulated"),
+            [
+                (
+                    _name(one),
+                    f"{one.allocs:,}",
+                    f"{one.exact_addresses:,}" if one.follows_record else NOT_TOLD,
+                    _shown(unit, one.reserved_peak_recorded),
+                    unit.show(one.reserved_peak),
+                )
+                for one in replays
+            ],
+        )
+    )
+    for one in replays:
+        for line in _beside_record_lines(one):
+            out.print(printable(line), soft_wrap=True)
+
+
+def _beside_record_lines(one: Replay) -> Iterator[str]:
+    miss = one.first_miss
+    if not one.follows_record:
+        yield (
+            f"{_name(one)}: the record tells no segments: addresses cannot be compared, "
+            "and what was reserved before the first event is not known."
+        )
+    elif miss is not None:
+        yield (
+            f"{_name(one)}: first elsewhere at event {own_number(one.source, one.device, miss.event)}: "
+            f"{miss.bytes:,} bytes at {miss.simulated_address:#x}, recorded at {miss.recorded_address:#x}; "
+            f"{miss.cause}."
+        )
+
+
+def _show_what_if(replays: Sequence[Replay]) -> None:
+    out = console()
+    unit = Unit.for_bytes([one.reserved_peak for one in replays])
+    out.print(
+        table(
+            ("device", f"most reserved ({unit.name})", "simulated", "outcome"),
+            [
+                (
+                    _name(one),
+                    _shown(unit, one.reserved_peak_recorded),
+                    unit.show(one.reserved_peak),
+                    "fits" if one.failure is None else "out of memory",
+                )
+                for one in replays
+            ],
+        )
+    )
+    for one in replays:
+        for line in _what_if_lines(one):
+            out.print(printable(line), soft_wrap=True)
+
+
+def _what_if_lines(one: Replay) -> Iterator[str]:
+    told, failure = Unit.for_bytes([one.reserved_peak]), one.failure
+    if failure is not None and failure.event < 0:
+        yield f"{_name(one)}: what is live at the start needs {told.tell(failure.reserved_bytes)} of reserve."
+    elif failure is not None:
+        yield (
+            f"{_name(one)}: out of memory at event {own_number(one.source, one.device, failure.event)}: "
+            f"{Unit.for_bytes([failure.requested_bytes]).tell(failure.requested_bytes)} asked for, with "
+            f"{told.tell(failure.reserved_bytes)} reserved and {told.tell(failure.live_bytes)} live."
+        )
+    for event in one.rescued[:1]:
+        yield (
+            f"{_name(one)}: what failed at event {own_number(one.source, one.device, event)} fits; "
+            "how the program would have gone on is not known."
+        )
+    if one.reserved_at_start:
+        yield (
+            f"{_name(one)}: {told.tell(one.reserved_at_start)} were reserved before the first event; "
+            "where they lie is kept as recorded."
+        )
+
+
+def _name(one: Replay) -> str:
+    return one.source.devices[one.device].name
+
+
+def _shown(unit: Unit, size: int | None) -> str:
+    return NOT_TOLD if size is None else unit.show(size)

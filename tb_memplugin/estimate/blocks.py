@@ -1,0 +1,142 @@
+"""Blocks of device memory, and the free ones of a pool in the order in which they are looked for.
+
+After c10/cuda/CUDACachingAllocator.cpp: `Block`, `BlockPool`, `try_merge_blocks`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+FREE, LIVE, UNMAPPED = 0, 1, 2
+"""States of a block. A live one may be let go of already and wait for a stream."""
+
+PoolId = tuple[int, int]
+
+ADDRESS_BITS = 64
+
+
+class Block:
+    """A stretch of a segment. `prev` and `next` are its neighbours there, None at the segment's ends.
+
+    `address` and `size` are bytes; `origin` is where the addresses of its segment begin, if that expands,
+    else -1; `since` is the pool's count of searches when it became free.
+    """
+
+    __slots__ = ("address", "home", "next", "origin", "prev", "since", "size", "state")
+
+    def __init__(self, address: int, size: int, home: FreeBlocks, state: int, origin: int = -1) -> None:
+        self.address = address
+        self.size = size
+        self.home = home
+        self.state = state
+        self.origin = origin
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.since = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its segment."""
+        return self.prev is None and self.next is None
+
+    def put_before(self, other: Block) -> None:
+        """Become the neighbour before another block."""
+        self.prev, self.next = other.prev, other
+        if other.prev is not None:
+            other.prev.next = self
+        other.prev = self
+
+    def put_behind(self, other: Block) -> None:
+        """Become the neighbour behind another block."""
+        self.prev, self.next = other, other.next
+        if other.next is not None:
+            other.next.prev = self
+        other.next = self
+
+
+class Pool:
+    """The small or the large half of a pool; `searches` counts them while garbage is collected."""
+
+    __slots__ = ("id", "searches", "small", "streams")
+
+    def __init__(self, pool: PoolId, small: bool) -> None:
+        self.id = pool
+        self.small = small
+        self.searches = 0
+        self.streams: dict[int, FreeBlocks] = {}
+
+    def on(self, stream: int) -> FreeBlocks:
+        """The free blocks for a stream."""
+        if stream not in self.streams:
+            self.streams[stream] = FreeBlocks(self, stream)
+        return self.streams[stream]
+
+    def in_order(self) -> list[Block]:
+        """Every free block by stream, size and address."""
+        return [blocks.at[key] for _, blocks in sorted(self.streams.items()) for key in blocks.keys]
+
+
+class FreeBlocks:
+    """The free blocks of a pool that belong to one stream: a sorted list of (size, address) as one number.
+
+    A search is a bisection in C, and one number sorts and hashes faster than a pair. `unmapped` are the
+    addresses of stretches of expandable segments that have no memory behind them, sorted.
+    """
+
+    __slots__ = ("at", "keys", "pool", "small", "stream", "unmapped", "unmapped_at")
+
+    def __init__(self, pool: Pool, stream: int) -> None:
+        self.pool = pool
+        self.small = pool.small
+        self.stream = stream
+        self.keys: list[int] = []
+        self.at: dict[int, Block] = {}
+        self.unmapped: list[int] = []
+        self.unmapped_at: dict[int, Block] = {}
+
+    def put(self, block: Block) -> None:
+        """Add a block, free or unmapped as its state says."""
+        if block.state == UNMAPPED:
+            insort(self.unmapped, block.address)
+            self.unmapped_at[block.address] = block
+            return
+        block.since = self.pool.searches
+        key = block.size << ADDRESS_BITS | block.address
+        insort(self.keys, key)
+        self.at[key] = block
+
+    def take(self, block: Block) -> None:
+        """Remove a block that is in here."""
+        if block.state == UNMAPPED:
+            del self.unmapped[bisect_left(self.unmapped, block.address)]
+            del self.unmapped_at[block.address]
+            return
+        key = block.size << ADDRESS_BITS | block.address
+        del self.keys[bisect_left(self.keys, key)]
+        del self.at[key]
+
+    def first_of(self, size: int) -> int:
+        """The place in `keys` of the smallest block of a size or more, the lowest of several."""
+        return bisect_left(self.keys, size << ADDRESS_BITS)
+
+    def block(self, place: int) -> Block:
+        """The block at a place in `keys`."""
+        return self.at[self.keys[place]]
+
+
+def join(block: Block) -> None:
+    """Let a block that is in no list swallow the neighbours that are in the same state, free or unmapped."""
+    home, before, behind = block.home, block.prev, block.next
+    if before is not None and before.state == block.state:
+        home.take(before)
+        block.address = before.address
+        block.size += before.size
+        block.prev = before.prev
+        if before.prev is not None:
+            before.prev.next = block
+    if behind is not None and behind.state == block.state:
+        home.take(behind)
+        block.size += behind.size
+        block.next = behind.next
+        if behind.next is not None:
+            behind.next.prev = block
