@@ -83,11 +83,12 @@ def test_parameters_gradients_and_states_are_told_by_identity():
     model = MODELS["transformer"]()
     size = sum(parameter.nbytes for parameter in model.parameters())
     steps = 4 * len(list(model.parameters()))
-    parts = {
-        part.key: part.bytes
-        for part in moment(found.trace, CPU, len(found.trace.events) - 1).parts("category")
-    }
-    assert parts == {"parameter": size, "gradient": size, "optimizer_state": 2 * size + steps}
+    first, last = (
+        {part.key: part.bytes for part in moment(found.trace, CPU, event).parts("category")}
+        for event in (-1, len(found.trace.events) - 1)
+    )
+    assert last.pop("unknown", 0) <= first.get("unknown", 0)  # what other tests of this process left alive
+    assert last == {"parameter": size, "gradient": size, "optimizer_state": 2 * size + steps}
 
 
 def test_a_backward_belongs_to_layers_but_for_the_losss():
