@@ -37,8 +37,10 @@ def memory_trace_handler(
     """A handler for `torch.profiler.profile(on_trace_ready=…)` that writes memory for the Memory tab.
 
     Make it before the profiled window starts, and pass `profile_memory=True` to the profiler. It needs
-    neither stacks nor shapes, changes nothing that the training computes, leaves the profile to other
-    handlers, and never ends the training: what goes wrong on its side is logged once.
+    neither stacks nor shapes; with the profiler's `with_stack=True` every allocation keeps its Python
+    stack, and in backward that of the forward too. It changes nothing that the training computes,
+    leaves the profile to other handlers, and never ends the training: what goes wrong on its side is
+    logged once.
 
     Args:
         dir_name: the run's folder, below TensorBoard's logdir. Local, or a URL that fsspec opens.

@@ -69,7 +69,7 @@ def attribute(
     logged = logged if logged.hooked or not tree.ranges.get(Role.MODULE) else _from_frames(tree, window)
     owners, hooked, threads = logged.owners, logged.hooked, logged.threads
     calls = threads[window.thread]
-    main = _main_thread(tree)
+    main = main_thread(tree)
     node_start, node_end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
     operator_end = np.array(tree.operator_end, np.int64)
     optimizer = tree.range_spans(Role.OPTIMIZER)
@@ -179,7 +179,7 @@ def _modules_from_frames(names: Sequence[str], start: Int64, end: Int64) -> tupl
     return modules, rows
 
 
-def _main_thread(tree: ProfilerTree) -> int:
+def main_thread(tree: ProfilerTree) -> int:
     """The profiler's number of the thread that runs the training loop: most operators outside nodes."""
     threads = tree.thread_of(2)[np.array(tree.operator_node, np.int64) < 0]
     if not len(threads):

@@ -17,8 +17,9 @@ from tb_memplugin.sources.kineto_annotations import annotations_of
 from tb_memplugin.sources.kineto_events import FIX, MemoryRows, Threads, read_memory
 from tb_memplugin.sources.kineto_fields import LATEST_US, whole_column
 from tb_memplugin.sources.kineto_levels import Beginning, beginnings, notes_on_levels, start_of
-from tb_memplugin.sources.kineto_owners import MOST_FRAMES, Owned, owned
+from tb_memplugin.sources.kineto_owners import Owned, owned
 from tb_memplugin.sources.kineto_ranges import CATEGORIES, STEP_PREFIX, Ranges, read_ranges
+from tb_memplugin.sources.python_frames import note_on_cut
 from tb_memplugin.trace import (
     Allocations,
     Category,
@@ -197,7 +198,7 @@ def _notes(faults: dict[str, int], found: Owned, *, stepless: bool) -> Iterator[
     if stepless:
         yield "The trace has no steps (no schedule, or no prof.step()): the whole window is shown as one."
     if found.cut_stacks:
-        yield f"{found.cut_stacks:,} call stacks have more than {MOST_FRAMES} frames; the outer ones are cut."
+        yield note_on_cut(found.cut_stacks)
 
 
 def _noted(trace: MemoryTrace, notes: tuple[str, ...]) -> MemoryTrace:

@@ -13,21 +13,18 @@ from tb_memplugin.sources.kineto_ranges import (
     NODE_PREFIX,
     Ranges,
     innermost,
+    nested,
     outermost,
 )
 from tb_memplugin.sources.phases import phase_at, phase_spans
+from tb_memplugin.sources.python_frames import CallTree
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Module, Phase, Spans
 from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
 
-MOST_FRAMES = 256
-"""Frames of a stack that are kept, the innermost."""
-
 OWN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
 
 MODULE_NUMBER = re.compile(r"_\d+$")
-FRAME = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
-"""A Python function as the profiler names it: `train.py(12): step`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     owner = owners.with_outside(np.where(node >= 0, -1, in_module), outside, operators)
     phases = _phases(ranges, step_starts)
     phase = np.where(node >= 0, np.uint8(Phase.BACKWARD), phase_at(phases, memory.time_ns))
-    stack, stacks, cut = _stacks(ranges, around)
+    stack, stacks, cut = _stacks(ranges, memory)
     return Owned(
         operator=name[np.where(called >= 0, called, inner)].astype(np.int32),
         module=owner,
@@ -195,35 +192,16 @@ def _made_nodes(ranges: Ranges, beside: Bool) -> Bool:
     return mask
 
 
-def _stacks(ranges: Ranges, around: Int64) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:
-    """The Python frames around each memory row: rows of stacks, the stacks, and how many were cut."""
-    frame = innermost(ranges.parent, ranges.frame)
-    of_row = _at(frame, around)
-    above = np.append(np.append(frame, -1)[ranges.parent], -1)
-    wanted = np.unique(of_row[of_row >= 0])
-    needed = wanted
-    while len(further := np.setdiff1d(above[needed], np.append(needed, -1))):
-        needed = np.concatenate((needed, further))
-    keys: dict[tuple[str, int], int] = {}
-    key_of: dict[int, int] = {-1: -1}
-    for row, outer in zip(np.sort(needed).tolist(), above[np.sort(needed)].tolist(), strict=True):
-        key_of[row] = keys.setdefault((ranges.name[row], key_of[outer]), len(keys))
-    written = list(keys)
-    stacks: dict[int, int] = {}
-    for row in wanted.tolist():
-        stacks.setdefault(key_of[row], len(stacks))
-    texts = [_frames(written, key) for key in stacks]
-    row_of = np.array([*(stacks[key_of[row]] for row in wanted.tolist()), -1], np.int32)
-    place = np.where(of_row >= 0, np.searchsorted(wanted, of_row), len(wanted))
-    cut = sum(len(text) > MOST_FRAMES for text in texts)
-    return row_of[place], tuple(text[:MOST_FRAMES] for text in texts), cut
+def _stacks(ranges: Ranges, memory: MemoryRows) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:
+    """The Python frames around each memory row: rows of stacks, the stacks, and how many were cut.
 
-
-def _frames(written: list[tuple[str, int]], key: int) -> tuple[str, ...]:
-    """The frames from one outwards, one more than are kept at most."""
-    found: list[str] = []
-    while key >= 0 and len(found) <= MOST_FRAMES:
-        name, key = written[key]
-        told = FRAME.fullmatch(name)
-        found.append(f"{told['function']} {told['file']}:{told['line']}" if told else name)
-    return tuple(found)
+    Frames nest in frames alone: a range that a function opened and left open (`__enter__`) lasts longer
+    than the function, and would keep it in the stacks of all that follows.
+    """
+    rows = np.flatnonzero(ranges.frame)
+    outer, around = nested(ranges.start_ns[rows], ranges.end_ns[rows], ranges.thread[rows], memory)
+    frames = CallTree()
+    keys = [-1] * (len(rows) + 1)  # the last is for none, -1
+    for place, (row, parent) in enumerate(zip(rows.tolist(), outer.tolist(), strict=True)):
+        keys[place] = frames.add(ranges.name[row], keys[parent])
+    return frames.stacks(np.array(keys, np.int64)[around])

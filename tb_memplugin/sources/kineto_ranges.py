@@ -65,7 +65,7 @@ def read_ranges(written: Sequence[Written], threads: Threads, memory: MemoryRows
     rows = rows[np.lexsort((_begun(written)[rows], -length[rows], start[rows], thread[rows]))]
     start, end, thread = start[rows], (start + length)[rows], thread[rows]
     kept = [written[row] for row in rows.tolist()]
-    parent, around = _nested(start, end, thread, memory)
+    parent, around = nested(start, end, thread, memory)
     ranges = _told_apart(kept, start, end, thread, parent)
     ranges.faults["operators and ranges tell no name or time; left out"] = len(good) - len(rows)
     return ranges, around
@@ -83,7 +83,7 @@ def _begun(written: Sequence[Written]) -> Int64:
     return np.where(there, number, -1)
 
 
-def _nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple[Int64, Int64]:
+def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple[Int64, Int64]:
     """Each range's parent, and the innermost range around each memory row: one sweep over time.
 
     Innermost is what began last and has not ended. Times of old traces are whole microseconds, so

@@ -21,8 +21,8 @@ class MemoryEvents:
     """Allocs and frees in time order, columns of one length.
 
     `bytes` is signed: negative for frees. `total` and `reserved` are the reporting allocator's
-    counters after the event; `reserved` is -1 on devices that keep none. `operator` and `node` are
-    rows of the tree, -1 for none; `thread` is the profiler's number.
+    counters after the event; `reserved` is -1 on devices that keep none. `operator`, `node` and `frame`
+    are rows and keys of the tree, -1 for none; `thread` is the profiler's number.
     """
 
     time_ns: Int64
@@ -33,6 +33,7 @@ class MemoryEvents:
     device: UInt8
     operator: Int64
     node: Int64
+    frame: Int64
     thread: Int64
     devices: tuple[str, ...]
 
@@ -41,7 +42,7 @@ def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
     """The memory events that the walk found, sorted by time, with their devices told apart."""
     columns = tree.memory_columns()
     order = np.argsort(columns[0], kind="stable")
-    time, address, size, total, operator, node = (column[order] for column in columns)
+    time, address, size, total, operator, node, frame = (column[order] for column in columns)
     if tree.fields:
         found, device = np.unique([str(fields.device) for fields in tree.fields], return_inverse=True)
         devices, device = [str(name) for name in found], device[order]
@@ -63,6 +64,7 @@ def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
         device.astype(np.uint8),
         operator,
         node,
+        frame,
         tree.thread_of(1)[order],
         tuple(devices),
     )

@@ -40,16 +40,17 @@ def merge_snapshot(profile_trace: MemoryTrace, snapshot_trace: MemoryTrace) -> M
     A device that both tell has the snapshot's events: requested bytes, requested and completed frees,
     segments, stacks, streams, pools, annotations, out-of-memory entries, and the start state to the
     byte. Allocs that the profile tells too get its module, operator, category, phase and label, its
-    time, and as `rounded` the bytes that the profiler counted: it reports rounded block sizes, the
-    history requested ones (torch: c10/cuda/CUDACachingAllocator.cpp). Steps, phases and calls are the
-    profile's. What contradicts, and what only one of the two knows, is counted in the notes.
+    time, its stacks where the history has none, and as `rounded` the bytes that the profiler counted: it
+    reports rounded block sizes, the history requested ones (torch: c10/cuda/CUDACachingAllocator.cpp).
+    Steps, phases and calls are the profile's. What contradicts, and what only one of the two knows, is
+    counted in the notes.
 
     Where a device's history does not reach back to the profile's first event there, or more than
     `MOST_MISSING` of the profile's events are not in it, both are kept: the profile as it was, and the
     history as a device of its own, named with `HISTORY`; a note says why.
 
     Args:
-        profile_trace: from torch.profiler; it has no stacks of the allocator's, segments or annotations.
+        profile_trace: from torch.profiler; it has no segments or annotations.
         snapshot_trace: of the same process, with entries from the profiled window alone.
     """
     pairs = [_pair(profile_trace, snapshot_trace, row) for row in range(len(snapshot_trace.devices))]
@@ -178,6 +179,9 @@ class _Merger:
             told[name][theirs] = getattr(events, name)[mine]
         rounded = told["rounded"][theirs]
         told["rounded"][theirs] = np.where(rounded >= 0, rounded, events.bytes[mine])
+        for name in ("stack", "forward"):  # Python's frames alone, where the history was kept without any
+            recorded = told[name][theirs]
+            told[name][theirs] = np.where(recorded >= 0, recorded, getattr(events, name)[mine])
         label, module = events.label[mine], events.module[mine]
         told["label"][theirs] = np.where(label >= 0, label, told["label"][theirs])
         marked = self._is_module(told["module"][theirs]) & ~self._is_module(module)

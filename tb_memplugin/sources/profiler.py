@@ -6,11 +6,14 @@ import numpy as np
 import torch
 
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.sources.attribution import Attribution, Logged, attribute
+from tb_memplugin.sources.attribution import Attribution, Logged, attribute, main_thread
 from tb_memplugin.sources.categories import Born, by_lifetime, match_sightings, workspaces
+from tb_memplugin.sources.dtypes import dtype_properties
 from tb_memplugin.sources.memory_events import MemoryEvents, read_memory_events
 from tb_memplugin.sources.optimizer_order import temporaries_in_order
+from tb_memplugin.sources.profiler_stacks import ProfiledStacks, stacks_of
 from tb_memplugin.sources.profiler_tree import STEP_PREFIX, ProfilerTree, Role, walk
+from tb_memplugin.sources.python_frames import note_on_cut
 from tb_memplugin.sources.start_state import start_state
 from tb_memplugin.sources.tables import Names
 from tb_memplugin.sources.window import Window
@@ -43,6 +46,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         module_entries=[time for time, row, _, _ in window.crossings if row >= 0],
         outer_calls=logged.outer_calls(window.thread),
         keep_fields=torch.accelerator.is_available(),
+        with_stack=bool(getattr(prof, "with_stack", False)),
     )
     if not tree.memory:
         raise NotRecordedError(
@@ -56,7 +60,8 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     devices = _all_devices(memory, window)
     labels = Names()
     start, notes = start_state(window, memory, devices, found.owners, labels)
-    bare = _with_deaths(_bare_events(memory, found), window, devices)
+    called = stacks_of(tree, memory, main_thread(tree))
+    bare = _with_deaths(_bare_events(memory, found, called), window, devices)
     blocks = pair(bare, start)
     full = _categorised(bare, blocks, start, found, window, devices, labels)
     return MemoryTrace(
@@ -68,10 +73,11 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         operators=found.operators.as_tuple(),
         modules=found.owners.as_tuple(),
         labels=labels.as_tuple(),
+        stacks=called.stacks,
         phases=found.phases,
         calls=found.calls,
-        notes=(*window.problems, *notes, *_notes(blocks, full, tree)),
-        properties={"torch": torch.__version__},
+        notes=(*window.problems, *notes, *_notes(blocks, full, tree, called)),
+        properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
     )
 
 
@@ -89,12 +95,13 @@ def _all_devices(memory: MemoryEvents, window: Window) -> tuple[str, ...]:
     return (*memory.devices, *quiet)
 
 
-def _bare_events(memory: MemoryEvents, found: Attribution) -> Events:
-    """The profiler's own events, allocs with their attribution, no categories yet."""
+def _bare_events(memory: MemoryEvents, found: Attribution, called: ProfiledStacks) -> Events:
+    """The profiler's own events, allocs with their attribution and stacks, no categories yet."""
     none = np.full(len(memory.bytes), -1, np.int32)
     phase = np.zeros(len(none), np.uint8)
-    operator, module = none.copy(), none.copy()
+    operator, module, stack, forward = (none.copy() for _ in range(4))
     phase[found.row], operator[found.row], module[found.row] = found.phase, found.operator, found.module
+    stack[found.row], forward[found.row] = called.stack, called.forward
     return events(
         memory.time_ns,
         kind=np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED),
@@ -103,6 +110,8 @@ def _bare_events(memory: MemoryEvents, found: Attribution) -> Events:
         bytes=np.abs(memory.bytes),
         operator=operator,
         module=module,
+        stack=stack,
+        forward=forward,
         phase=phase,
         reserved=memory.reserved,
     )
@@ -181,7 +190,7 @@ def _own_temporaries(module: Int32, born: Born, found: Attribution, window: Wind
             module[mine[owner >= 0]] = owner[owner >= 0]
 
 
-def _notes(blocks: Allocations, full: Events, tree: ProfilerTree) -> list[str]:
+def _notes(blocks: Allocations, full: Events, tree: ProfilerTree, called: ProfiledStacks) -> list[str]:
     notes = []
     reported = blocks.unmatched_frees[full.kind[blocks.unmatched_frees] == Kind.FREE_COMPLETED]
     if len(reported):
@@ -196,6 +205,8 @@ def _notes(blocks: Allocations, full: Events, tree: ProfilerTree) -> list[str]:
             f"{blocks.unseen_frees:,} blocks were freed on a thread that the profiler does not see; "
             "they count as freed when their address was used again."
         )
+    if called.cut:
+        notes.append(note_on_cut(called.cut))
     if Role.STEP not in tree.ranges:
         notes.append(
             "The profile has no steps (no schedule, or no prof.step()): the whole window is shown as one."

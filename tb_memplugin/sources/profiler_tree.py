@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from torch._C import _profiler
 
+from tb_memplugin.sources.python_frames import CallTree
 from tb_memplugin.trace.tables import Int64
 
 Event = Any
@@ -59,8 +60,10 @@ class Role(IntEnum):
     OPTIMIZER = 4
     MODULE = 5
     """A module's Python frame (only with `with_stack`)."""
-    FRAME = 6
-    """A Python frame, or a range that the user opened: what is inside it counts as not enclosed."""
+    RANGE = 6
+    """A range that the user opened, or an event of another kind: what is inside it counts as not enclosed."""
+    CALL = 7
+    """A Python function (only with `with_stack`). What is inside it counts as not enclosed."""
 
 
 @dataclass(slots=True)
@@ -69,13 +72,16 @@ class ProfilerTree:
 
     Operators are the outermost ones, and only those that allocate, free, or may have made autograd nodes.
     `memory` holds four numbers per allocator event: time, address, signed bytes, and the allocator's
-    total after it. `around` holds three numbers per run of such events: how many of them in all had
-    been found when the run ended, and rows in `operator_*` and `node_*` (-1 for none): the outermost
-    operator and the innermost autograd node around them. `fields` holds the events' fields where
+    total after it. `around` holds four numbers per run of such events: how many of them in all had
+    been found when the run ended, rows in `operator_*` and `node_*` (-1 for none): the outermost
+    operator and the innermost autograd node around them, and the innermost Python frame, a key of
+    `frames` (-1 for none). `fields` holds the events' fields where
     devices other than the CPU may occur. `operator_sequence` is the autograd sequence number of
     operators that neither an autograd node, an optimizer step nor an outermost module call encloses;
-    -2 marks the others. `threads` gives, for each of the profiler's threads, how many rows of memory,
-    operators and nodes had been found when its part was done.
+    -2 marks the others. `makers` holds, where stacks were recorded, three numbers per operator that
+    might have made an autograd node: its start, its sequence number and the frame around it. `threads`
+    gives, for each of the profiler's threads, how many rows of memory, operators, nodes and makers had
+    been found when its part was done.
     """
 
     memory: list[int] = field(default_factory=list)
@@ -92,17 +98,24 @@ class ProfilerTree:
     node_parent: list[int] = field(default_factory=list)
     node_sequence: list[int] = field(default_factory=list)
     ranges: dict[Role, list[tuple[str, int, int]]] = field(default_factory=dict)
-    threads: list[tuple[int, int, int, int]] = field(default_factory=list)
+    makers: list[int] = field(default_factory=list)
+    frames: CallTree = field(default_factory=CallTree)
+    threads: list[tuple[int, int, int, int, int]] = field(default_factory=list)
 
-    def memory_columns(self) -> tuple[Int64, Int64, Int64, Int64, Int64, Int64]:
-        """Time, address, signed bytes, total, operator and node of each allocator event, in order found."""
-        time, address, size, total = np.fromiter(self.memory, np.int64, len(self.memory)).reshape(-1, 4).T
-        until, operator, node = np.fromiter(self.around, np.int64, len(self.around)).reshape(-1, 3).T
+    def memory_columns(self) -> tuple[Int64, ...]:
+        """Time, address, signed bytes, total, operator, node, frame of allocator events, in order found."""
+        told = np.fromiter(self.memory, np.int64, len(self.memory)).reshape(-1, 4).T
+        until, *around = np.fromiter(self.around, np.int64, len(self.around)).reshape(-1, 4).T
         count = np.diff(until // 4, prepend=0)
-        return time, address, size, total, np.repeat(operator, count), np.repeat(node, count)
+        return (*told, *(np.repeat(column, count) for column in around))
+
+    def maker_columns(self) -> tuple[Int64, Int64, Int64]:
+        """Start, autograd sequence number and frame of each of `makers`, in order found."""
+        start, sequence, frame = np.fromiter(self.makers, np.int64, len(self.makers)).reshape(-1, 3).T
+        return start, sequence, frame
 
     def thread_of(self, kind: int) -> Int64:
-        """The profiler's thread number of each row of memory (kind 1), operators (2) or nodes (3)."""
+        """The profiler's thread of each row of memory (kind 1), operators (2), nodes (3) or makers (4)."""
         numbers = np.array([row[0] for row in self.threads], np.uint64).view(np.int64)  # 2**64 - 1: none
         ends = np.array([row[kind] for row in self.threads], np.int64)
         return np.repeat(numbers, np.diff(ends, prepend=0))
@@ -121,6 +134,7 @@ def walk(
     module_entries: Sequence[int] = (),
     outer_calls: tuple[Sequence[int], Sequence[int]] = ((), ()),
     keep_fields: bool = False,
+    with_stack: bool = False,
 ) -> ProfilerTree:
     """Visit every event once.
 
@@ -131,20 +145,23 @@ def walk(
             allocations are named by the operators inside it.
         outer_calls: starts and ends of the outermost module calls, ascending.
         keep_fields: keep the fields of allocations, to read devices and reserves.
+        with_stack: the profile recorded Python frames: note those around allocations, and around what
+            may have made autograd nodes.
     """
     tree = ProfilerTree()
     by_thread: dict[int, list[Event]] = {}
     for root in roots:
         by_thread.setdefault(_get_thread(root), []).append(root)
     for thread, events in by_thread.items():
-        _walk_thread(events, tree, module_entries, outer_calls, keep_fields)
-        tree.threads.append((thread, len(tree.memory) // 4, len(tree.operator_names), len(tree.node_names)))
+        _walk_thread(events, tree, module_entries, outer_calls, keep_fields, with_stack)
+        found = (len(tree.memory) // 4, len(tree.operator_names), len(tree.node_names), len(tree.makers) // 3)
+        tree.threads.append((thread, *found))
     return tree
 
 
 _OUTSIDE, _IN_OPTIMIZER, _IN_NODE = 0, 1, 2
 _PLAIN, _OPERATOR, _NODE = Role.PLAIN, Role.OPERATOR, Role.NODE
-_FRAME, _OPTIMIZER = Role.FRAME, Role.OPTIMIZER
+_RANGE, _OPTIMIZER, _CALL = Role.RANGE, Role.OPTIMIZER, Role.CALL
 
 
 def _walk_thread(
@@ -153,6 +170,7 @@ def _walk_thread(
     module_entries: Sequence[int],
     outer_calls: tuple[Sequence[int], Sequence[int]],
     keep_fields: bool,
+    with_stack: bool,
 ) -> None:
     """One thread's events. Two loops: outside operators all is asked, inside them only for allocations."""
     roles: dict[str, Role] = {}
@@ -160,16 +178,17 @@ def _walk_thread(
     remember, told = memory.extend, around.extend
     names, starts, ends = tree.operator_names, tree.operator_start, tree.operator_end
     nodes, sequences = tree.operator_node, tree.operator_sequence
-    pending = [(events, -1, -1, _OUTSIDE)]
+    called = tree.frames.add
+    pending = [(events, -1, -1, _OUTSIDE, -1)]
     while pending:
-        children, operator, node, where = pending.pop()
+        children, operator, node, where, frame = pending.pop()
         for event in children:
             duration = _get_duration(event)
             if not duration:
                 fields = _get_fields(event)
                 if type(fields) is _Allocation:
                     remember((_get_start(event), _get_address(fields), _get_size(fields), _get_total(fields)))
-                    told((len(memory), operator, node))
+                    told((len(memory), operator, node, frame))
                     if keep_fields:
                         keep(fields)
                     continue
@@ -180,6 +199,8 @@ def _walk_thread(
                 role = roles[name] = _role(name, event)
             if role is _PLAIN or role is _OPERATOR:
                 loose = where == _OUTSIDE and not _inside(_get_start(event), outer_calls)
+                if with_stack:
+                    _note_maker(event, name, node, frame, tree)
                 if not inner and not loose:
                     continue
                 row, found = len(names), len(memory)
@@ -187,9 +208,11 @@ def _walk_thread(
                 if role is _OPERATOR and module_entries:
                     start = _get_start(event)
                     if _entered(start, start + duration, module_entries):
-                        pending.append((inner, row, node, where))
+                        pending.append((inner, row, node, where, frame))
                         inner, loose = [], True
-                below = [inner]
+                if with_stack:
+                    _look_inside(inner, (row, node), frame, tree, roles, keep_fields)
+                below = [] if with_stack else [inner]
                 while below:
                     for deeper in below.pop():
                         if _get_duration(deeper):
@@ -206,7 +229,8 @@ def _walk_thread(
                         else:
                             below.append(_get_children(deeper))
                 if len(memory) != found:
-                    told((len(memory), row, node))
+                    if not with_stack:
+                        told((len(memory), row, node, -1))
                 elif not loose:
                     continue
                 start = start or _get_start(event)
@@ -223,13 +247,63 @@ def _walk_thread(
                 tree.node_end.append(start + duration)
                 tree.node_parent.append(node)
                 tree.node_sequence.append(_get_fields(event).sequence_number)
-                pending.append((inner, -1, len(tree.node_names) - 1, _IN_NODE))
+                pending.append((inner, -1, len(tree.node_names) - 1, _IN_NODE, frame))
+            elif role is _CALL:
+                if inner:
+                    pending.append((inner, operator, node, where, called(name, frame)))
             else:
-                if role is not _FRAME:
+                if role is not _RANGE:
                     start = _get_start(event)
                     tree.ranges.setdefault(role, []).append((name, start, start + duration))
                 if inner:
-                    pending.append((inner, operator, node, _IN_OPTIMIZER if role is _OPTIMIZER else where))
+                    below_it = _IN_OPTIMIZER if role is _OPTIMIZER else where
+                    pending.append((inner, operator, node, below_it, frame))
+
+
+def _look_inside(
+    children: list[Event],
+    owner: tuple[int, int],
+    frame: int,
+    tree: ProfilerTree,
+    roles: dict[str, Role],
+    keep_fields: bool,
+) -> None:
+    """The allocations below an operator, with the Python frames that it called (`__torch_dispatch__`).
+
+    Args:
+        owner: rows of the operator and of the node around it.
+        frame: the key of the frame around the operator.
+        roles: of the names that were met, added to.
+    """
+    memory = tree.memory
+    below = [(children, frame)]
+    while below:
+        children, around = below.pop()
+        found = len(memory)
+        for event in children:
+            inner = _get_children(event)
+            if inner:
+                name = _get_name(event)
+                role = roles.get(name)
+                if role is None:
+                    role = roles[name] = _role(name, event)
+                below.append((inner, tree.frames.add(name, around) if role is _CALL else around))
+            elif not _get_duration(event):
+                fields = _get_fields(event)
+                if type(fields) is _Allocation:
+                    time_ns, address = _get_start(event), _get_address(fields)
+                    memory.extend((time_ns, address, _get_size(fields), _get_total(fields)))
+                    if keep_fields:
+                        tree.fields.append(fields)
+        if len(memory) != found:
+            tree.around.extend((len(memory), *owner, around))
+
+
+def _note_maker(event: Event, name: str, node: int, frame: int, tree: ProfilerTree) -> None:
+    """Note an operator with a sequence number, but not a node's own function, which has the node's."""
+    sequence = _get_fields(event).sequence_number
+    if sequence >= 0 and (node < 0 or tree.node_names[node] != NODE_PREFIX + name):
+        tree.makers.extend((_get_start(event), sequence, frame))
 
 
 def _inside(time_ns: int, calls: tuple[Sequence[int], Sequence[int]]) -> bool:
@@ -258,5 +332,7 @@ def _role(name: str, event: Event) -> Role:
         user = fields.scope == _profiler.RecordScope.USER_SCOPE and not name.startswith(
             "Torch-Compiled Region"
         )
-        return Role.FRAME if user else Role.OPERATOR
-    return Role.MODULE if name.startswith(MODULE_PREFIX) else Role.FRAME
+        return Role.RANGE if user else Role.OPERATOR
+    if not isinstance(fields, (_profiler._ExtraFields_PyCall, _profiler._ExtraFields_PyCCall)):
+        return Role.RANGE
+    return Role.MODULE if name.startswith(MODULE_PREFIX) else Role.CALL

@@ -20,7 +20,10 @@ from tb_memplugin.trace import Category
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A storage with a known purpose. `module` is a row of the names, -1 if none owns it."""
+    """A storage with a known purpose. `module` is a row of the names, -1 if none owns it.
+
+    `dtype` is that of the tensor it was seen behind, as torch spells it without "torch.".
+    """
 
     time_ns: int
     device: str
@@ -29,6 +32,7 @@ class Sighting:
     category: Category
     module: int
     label: str
+    dtype: str = ""
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
@@ -143,7 +147,8 @@ def sight(
             if address in seen:
                 continue
             seen.add(address)
-            found.append(Sighting(now, device, address, storage.nbytes(), category, module, label))
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found.append(Sighting(now, device, address, storage.nbytes(), category, module, label, dtype))
             if keep is not None:
                 keep.append(storage)
     return found

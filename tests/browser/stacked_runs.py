@@ -1,11 +1,11 @@
-"""Runs with call stacks of every kind: made, hostile, absent, and torch.profiler's own."""
+"""Runs with call stacks of every kind: made, hostile, absent, torch.profiler's own, and the handler's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
 import tb_memplugin
 from tb_memplugin.store.writer import RunWriter
@@ -48,6 +48,29 @@ def record_with_stacks(run: Path) -> None:
     profiler.export_chrome_trace(str(file))
     RunWriter(str(run), "rank0").write(tb_memplugin.load(file))
     file.unlink()
+
+
+def record_live(run: Path) -> None:
+    """A training step under the handler, with the profiler's stacks."""
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+        profile_memory=True,
+        with_stack=True,
+        on_trace_ready=tb_memplugin.memory_trace_handler(run, "rank0", model=model, optimizer=optimizer),
+    ) as profiler:
+        for _ in range(2):
+            x, y = torch.randn(512, 256), torch.randint(0, 64, (512,))
+            optimizer.zero_grad()
+            forward_pass(model, x, y).backward()
+            optimizer.step()
+            profiler.step()
+
+
+def forward_pass(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(x), y)
 
 
 def multiply(weight: torch.Tensor) -> torch.Tensor:

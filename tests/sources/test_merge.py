@@ -132,6 +132,25 @@ def test_the_products_name_stays_with_the_device():
     assert merge_snapshot(named, history(*STORY)).devices[0].product == "a card"
 
 
+def test_stacks_are_the_histories_and_the_profiles_where_it_has_none():
+    profile = trace(*PROFILE)
+    first, second = alloc_at(profile, FIRST), alloc_at(profile, SECOND)
+    stack, forward = np.full((2, len(profile.events)), -1, np.int32)
+    stack[[first, second]], forward[second] = 0, 1
+    profile = replace(
+        profile,
+        stacks=(("loss train.py:9",), ("forward net.py:3",)),
+        events=replace(profile.events, stack=stack, forward=forward),
+    )
+    told = history(*STORY)
+    bare = replace(told.events, stack=np.where(told.events.address == SECOND, -1, told.events.stack))
+    merged = merge_snapshot(profile, replace(told, events=bare))
+    events, stacks = merged.events, merged.stacks
+    assert stacks[events.stack[alloc_at(merged, FIRST)]] == ("forward net.py:7",)
+    assert stacks[events.stack[alloc_at(merged, SECOND)]] == ("loss train.py:9",)
+    assert stacks[events.forward[alloc_at(merged, SECOND)]] == ("forward net.py:3",)
+
+
 def test_an_empty_history_leaves_the_profile_and_says_nothing_of_a_device():
     profile = trace("alloc 64 host device=cpu")
     merged = merge_snapshot(profile, trace_from_snapshot({"segments": [], "device_traces": []}, "test"))

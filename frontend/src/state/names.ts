@@ -37,6 +37,17 @@ export function headAndTail(text: string): [string, string] {
 /** The module of what was there before the window and has no known owner. */
 export const NOT_NAMED = "(not named)";
 
+const NO_OPERATOR = "(no operator)";
+const OUTSIDE = "outside:";
+
+/** Where something happened: its module, else the operator that no module owns; null where neither is known. */
+export function placeName(module: string | null, operator: string | null): string | null {
+  const owned = module !== null && module !== "" && module !== NOT_NAMED;
+  if (owned && !module.startsWith(OUTSIDE)) return module;
+  const name = operator ?? (owned ? module.slice(OUTSIDE.length) : "");
+  return name === "" || name === NO_OPERATOR ? null : name;
+}
+
 /** A module key in words: the root's own, what no module owns, what was there before. */
 export function moduleLabel(key: string): string {
   if (key === "") return "(root)";

@@ -1,22 +1,32 @@
 /** The sentences that open each view, as pieces, so that names and numbers get their own look. */
-import type { CompareAnswer, CompareRow, CompareSide, StepAnswer } from "../api/types";
+import type { CompareAnswer, CompareRow, CompareSide, Part, StepAnswer } from "../api/types";
 import { deltaWithUnit, type Unit, unitFor, unitWithin, withUnit } from "./bytes";
 import { grouped } from "./numbers";
 import { categoryLabel } from "./categories";
 import { foldChanges } from "./change_folding";
-import { cellText, moduleLabel } from "./names";
+import { cellText, moduleLabel, placeName } from "./names";
 
 export type Piece = string | { strong: string; exact?: number } | { name: string };
 
-/** "Step 5 peaked at 113.40 MiB in backward, in `blocks.3.mlp`." */
-export function headline(answer: StepAnswer): Piece[] {
+/**
+ * "Step 5 peaked at 113.40 MiB in backward, in `blocks.3.mlp`." What is not known is left out; a step 0 that
+ * is `alone` (as where no steps were marked) is called the recording.
+ */
+export function headline(answer: StepAnswer, alone = false): Piece[] {
   const { peak } = answer;
-  const pieces: Piece[] = [`Step ${answer.step} peaked at `, { strong: withUnit(peak.bytes), exact: peak.bytes }];
-  pieces.push(when(peak.phase));
-  if (peak.module !== null && peak.module !== "") pieces.push(", in ", { name: peak.module });
-  else if (peak.operator) pieces.push(", in ", { name: peak.operator });
-  pieces.push(".");
-  return pieces;
+  const what = alone && answer.step === 0 ? "The recording" : `Step ${answer.step}`;
+  const time = when(knownPhase(peak.phase, peak.by_phase));
+  const place = placeName(peak.module, peak.operator);
+  const size = { strong: withUnit(peak.bytes), exact: peak.bytes };
+  const where: Piece[] = place === null ? [] : [time === "" ? " in " : ", in ", { name: place }];
+  return [`${what} peaked at `, size, time, ...where, "."];
+}
+
+const PHASES = ["forward", "backward", "optimizer"];
+
+/** A moment's phase, null where nothing of what was alive then tells one: "other" then means not known. */
+export function knownPhase(phase: string | null, alive: Part[]): string | null {
+  return phase === "other" && !alive.some((part) => PHASES.includes(part.key)) ? null : phase;
 }
 
 function when(phase: string | null): string {

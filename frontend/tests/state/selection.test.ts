@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import type { RunsAnswer, StepStats } from "../../src/api/types";
+import type { MonitoredWhole, RunsAnswer, StepStats, WorkerEntry } from "../../src/api/types";
 import { resolveBase, resolveSelection } from "../../src/state/selection";
 
 const stats = (peak: number): StepStats => ({
@@ -88,4 +88,39 @@ describe("what it is compared with", () => {
     expect(resolveBase({ ...lone, runs: lone.runs.slice(0, 1) }, { view: "compare" }, picked)).toBeNull();
   });
   it("is the URL's own choice", () => expect(base({ run: "a", step: "3", base_step: "1" })).toMatchObject({ step: 1 }));
+});
+
+describe("steps that a monitor saw", () => {
+  const whole = (first: number, last: number, highest: number, bytes = 5): MonitoredWhole => ({
+    kind: "allocator",
+    capacity_bytes: null,
+    count: last - first + 1,
+    first,
+    last,
+    highest_step: highest,
+    highest_bytes: bytes,
+    retries: 0,
+    ooms: 0,
+    duration_ns: 1,
+  });
+  const only = { worker: "rank0", devices: [], steps: [], monitored: { "cuda:0": whole(0, 999, 77), process: whole(0, 999, 5, 4) } };
+  const both = { ...worker("rank0", { 2: 30, 3: 20 }), monitored: { cpu: whole(0, 999, 77) } };
+  const pickOf = (w: WorkerEntry, route: object = {}) =>
+    resolveSelection({ ...answer, runs: [{ run: "r", workers: [w] }] }, { view: "overview", ...route });
+
+  it("are picked where nothing is recorded, the highest first", () =>
+    expect(pickOf(only)).toMatchObject({ device: "cuda:0", step: 77, stats: null, missing: [] }));
+  it("are any that the URL names within what was seen", () =>
+    expect(pickOf(only, { step: "998", device: "process" })).toMatchObject({ step: 998, device: "process", stats: null }));
+  it("are not those that were not seen", () =>
+    expect(pickOf(only, { step: "1000" })).toMatchObject({ step: 77, missing: ["step 1000"] }));
+  it("give way to what is recorded, unless the URL names one", () => {
+    expect(pickOf(both)).toMatchObject({ step: 2, stats: { peak_bytes: 30 }, monitored: { count: 1000 } });
+    expect(pickOf(both, { step: "3" })).toMatchObject({ step: 3, stats: { peak_bytes: 20 } });
+    expect(pickOf(both, { step: "4" })).toMatchObject({ step: 4, stats: null });
+  });
+  it("are nothing to compare with", () => {
+    const runs = { ...answer, runs: [{ run: "r", workers: [only] }] };
+    expect(resolveBase(runs, { view: "compare" }, resolveSelection(runs, { view: "compare" })!)).toBeNull();
+  });
 });

@@ -9,7 +9,14 @@ const mib = unitFor(100 * MiB);
 const step = (peak: object) =>
   ({
     step: 5,
-    peak: { bytes: 113.4 * MiB, phase: "backward", module: "blocks.3.mlp", operator: "aten::mm", ...peak },
+    peak: {
+      bytes: 113.4 * MiB,
+      phase: "backward",
+      module: "blocks.3.mlp",
+      operator: "aten::mm",
+      by_phase: [{ key: "forward", bytes: 1, count: 1 }],
+      ...peak,
+    },
   }) as unknown as StepAnswer;
 
 describe("the headline", () => {
@@ -19,6 +26,21 @@ describe("the headline", () => {
     expect(plain(headline(step({ module: null })))).toBe("Step 5 peaked at 113.40 MiB in backward, in aten::mm."));
   it("says less where less is known", () =>
     expect(plain(headline(step({ module: null, operator: null, phase: null })))).toBe("Step 5 peaked at 113.40 MiB."));
+  it("says nothing of a phase that nothing tells, and of an owner without a name", () => {
+    const snapshot = { module: "(not named)", operator: null, phase: "other", by_phase: [{ key: "other", bytes: 1, count: 1 }] };
+    expect(plain(headline(step(snapshot)))).toBe("Step 5 peaked at 113.40 MiB.");
+    const named = { ...snapshot, operator: "aten::mm" };
+    expect(plain(headline(step(named)))).toBe("Step 5 peaked at 113.40 MiB in aten::mm.");
+  });
+  it("tells that a moment is in no phase where the others are known", () =>
+    expect(plain(headline(step({ phase: "other", module: "outside:aten::mm" })))).toBe(
+      "Step 5 peaked at 113.40 MiB outside forward, backward and optimizer, in aten::mm.",
+    ));
+  it("calls what has no steps the recording", () => {
+    const whole = { ...step({}), step: 0 };
+    expect(plain(headline(whole, true))).toContain("The recording peaked at");
+    expect(plain(headline(whole, false))).toContain("Step 0 peaked at");
+  });
 });
 
 const side = (step: number, peak: number, allocations: number, run = "a") => ({

@@ -22,7 +22,7 @@ export function MomentStrip({ pick, event, time }: { pick: Pick; event: number |
   const canvas = useRef<HTMLCanvasElement>(null);
   const dragging = useRef(false);
   const [width, setWidth] = useState(0);
-  const { stats } = selection.value!;
+  const stats = selection.value!.stats!;
   const px = Math.min(4000, Math.max(1, Math.round(width * sharpness())));
   const curve = useRemote<CurveAnswer>(width > 0 ? address("curve", { ...pick, by: "category", px }) : null);
   const near = useRemote<MomentAnswer>(event === null ? null : address("moment", { ...pick, event }), 120, (p) =>

@@ -22,15 +22,16 @@ export function NoStacks({ pick }: { pick: Pick }) {
       <section class="state wide-state" data-testid="no-stacks">
         <h2>This window was recorded without call stacks.</h2>
         <p>
-          To see which code allocated what on a GPU, let the handler record the allocator's history, which keeps the
-          stack of every allocation:
+          To see which code allocated what, pass <span class="mono">with_stack=True</span> to the profiler. On a GPU
+          the handler can also record the allocator's history, whose stacks tell the very line that allocated:
         </p>
         <pre class="code" data-testid="stacks-code">
-          {`handler = memory_trace_handler("runs/first", model=model, optimizer=optimizer, snapshot=True)`}
+          {`handler = memory_trace_handler("runs/first", model=model, optimizer=optimizer, snapshot=True)
+with torch.profiler.profile(profile_memory=True, with_stack=True, on_trace_ready=handler):
+    train()`}
         </pre>
         <p>
-          On the CPU, or afterwards: a trace that torch.profiler exported with <span class="mono">with_stack=True</span>,
-          and a snapshot that <span class="mono">torch.cuda.memory._dump_snapshot()</span> wrote, have them too.
+          Afterwards: a trace that torch.profiler exported with stacks, and a snapshot that <span class="mono">torch.cuda.memory._dump_snapshot()</span> wrote, have them too.
         </p>
         <pre class="code">{`tb-memplugin import trace.json --logdir LOGDIR
 tb-memplugin import snapshot.pickle --logdir LOGDIR`}</pre>
@@ -51,7 +52,7 @@ function Division({ pick }: { pick: Pick }) {
   const by = asked !== undefined && offered.includes(asked) ? asked : offered[0];
   const chosen = choice();
   const event = chosen.query["event"] ?? (chosen.query["t"] === undefined ? undefined : null);
-  const at = event === null ? { t: chosen.query["t"] } : event === undefined ? { t: selection.value!.stats.peak_time_ns } : { event };
+  const at = event === null ? { t: chosen.query["t"] } : event === undefined ? { t: selection.value!.stats!.peak_time_ns } : { event };
   const moment = useRemote<MomentAnswer>(by ? address("moment", { ...pick, ...at, by }) : null, 0, (p) => p.replace(/&by=[^&]*/, ""));
   const parts = moment.data?.parts;
   if (!by || !parts || !moment.data) return null;

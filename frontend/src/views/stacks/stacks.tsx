@@ -32,7 +32,7 @@ export type Frames = (typeof FRAMES)[number][0];
 /** Which code allocated what: a flame graph, and tables of stacks, source lines and custom rules. */
 export function Stacks() {
   const pick = picked.value!;
-  const { stats } = selection.value!;
+  const stats = selection.value!.stats!;
   const { search = "", node } = route.value;
   const chosen = choice();
   const frames = FRAMES.find(([key]) => key === route.value.frames)?.[0] ?? "folded";

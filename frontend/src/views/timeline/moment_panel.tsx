@@ -5,6 +5,8 @@ import { base, picked } from "../../state/app";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { CATEGORIES, categoryLabel } from "../../state/categories";
+import { NOT_NAMED } from "../../state/names";
+import { knownPhase } from "../../state/sentences";
 import { duration, exactTime } from "../../state/time";
 import { Delta } from "../amount";
 import { Swatch } from "../category";
@@ -87,19 +89,22 @@ export function MomentPanel({ by, cursor, origin, stats }: Props) {
 }
 
 function Where({ moment }: { moment: MomentAnswer }) {
+  const phase = knownPhase(moment.phase, moment.by_phase);
+  const module = moment.module === NOT_NAMED ? null : moment.module;
+  const { operator } = moment;
   return (
     <>
-      {moment.phase ?? "no phase"}
-      {moment.module !== null && (
+      {phase ?? (module === null ? "phase and module not known" : "phase not known")}
+      {module !== null && (
         <>
           {" "}
-          · in <Name text={moment.module} module chip />
+          · in <Name text={module} module chip />
         </>
       )}
-      {moment.operator && (
+      {operator && (
         <>
           <br />
-          <Name text={moment.operator} chip />
+          <Name text={operator} chip />
         </>
       )}
       {moment.reserved !== null && (

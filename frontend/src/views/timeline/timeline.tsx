@@ -23,7 +23,7 @@ const MARGIN = { left: 78, right: 12 };
 /** The curve of one step, its lanes, and beside it the state at the cursor. */
 export function Timeline() {
   const pick = picked.value!;
-  const { stats } = selection.value!;
+  const stats = selection.value!.stats!;
   const [width, setWidth] = useState(0);
   const divisions = useDivisions(pick, FEW, route.value.by);
   const by: CurveBy = divisions.find((one) => one === route.value.by) ?? "category";

@@ -1,0 +1,68 @@
+import { describe, expect, it } from "vitest";
+import type { AdviceAnswer, Finding } from "../../src/api/advice";
+import { adviceHeadline, linkTo, ruleName, stepsOf, titleOf, unfound } from "../../src/state/advice";
+import { patched } from "../../src/state/route";
+import { plain } from "../../src/state/sentences";
+
+function answer(levels: Finding["level"][], steps = [2, 3, 4]): AdviceAnswer {
+  const findings = levels.map((level) => ({ level }) as Finding);
+  return { steps, findings, judgements: [] };
+}
+
+describe("the headline", () => {
+  it.each([
+    [[], "Nothing to mend in steps 2 to 4."],
+    [["option"], "Nothing to mend, and 1 option that has a price, in steps 2 to 4."],
+    [["problem"], "1 problem to mend in steps 2 to 4."],
+    [["problem", "problem", "option", "option"], "2 problems to mend and 2 options that have a price, in steps 2 to 4."],
+  ] as [Finding["level"][], string][])("of %s", (levels, words) => expect(plain(adviceHeadline(answer(levels)))).toBe(words));
+
+  it.each([
+    [[], "this recording"],
+    [[5], "step 5"],
+    [[5, 6], "steps 5 and 6"],
+    [[2, 4, 9], "steps 2, 4 and 9"],
+    [[1, 3, 5, 7, 9, 11, 13], "7 steps from 1 to 13"],
+  ] as [number[], string][])("names steps %s", (steps, words) => expect(stepsOf(steps)).toBe(words));
+});
+
+describe("a title", () => {
+  it("shows its name as a name", () =>
+    expect(titleOf({ title: "Recompute blocks.* in backward.", subject: "blocks.*" })).toEqual([
+      "Recompute ",
+      { name: "blocks.*" },
+      " in backward.",
+    ]));
+
+  it("without a name, or with one that it does not hold, is plain", () => {
+    expect(titleOf({ title: "Gradients stay.", subject: "" })).toEqual(["Gradients stay."]);
+    expect(titleOf({ title: "Gradients stay.", subject: "x" })).toEqual(["Gradients stay."]);
+  });
+});
+
+describe("a link", () => {
+  it("leads to its view and state, and leaves behind what another view had", () => {
+    const to = linkTo({ view: "stacks", state: { step: "5", event: "12", search: "run" } })!;
+    const route = patched({ view: "advice", run: "a", step: "2", find: "old", t0: "1", t1: "9", sort: "x" }, to);
+    expect(route).toEqual({ view: "stacks", run: "a", step: "5", event: "12", search: "run" });
+  });
+
+  it("keeps its event where the step stays", () => {
+    const to = linkTo({ view: "allocator", state: { step: "5", event: "12" } })!;
+    expect(patched({ view: "advice", step: "5" }, to)).toEqual({ view: "allocator", step: "5", event: "12" });
+  });
+
+  it("takes no key that is not ours, and leads nowhere where there is no such view", () => {
+    const hostile = { view: "modules", state: JSON.parse('{"__proto__": "x", "evil": "y", "find": "a"}') };
+    expect(patched({ view: "advice" }, linkTo(hostile)!)).toEqual({ view: "modules", find: "a" });
+    expect(linkTo({ view: "__proto__", state: {} })).toBeNull();
+  });
+});
+
+it("what is fine comes before what could not be judged, and what was found not at all", () => {
+  const told = (kind: string, verdict: "found" | "fine" | "not judged") => ({ kind, verdict, why: "" });
+  const judgements = [told("a", "not judged"), told("b", "found"), told("c", "fine"), told("d", "not judged")];
+  expect(unfound({ ...answer([]), judgements }).map((one) => one.kind)).toEqual(["c", "a", "d"]);
+});
+
+it("a rule of a newer server keeps a readable name", () => expect(ruleName("some_new_rule")).toBe("some new rule"));

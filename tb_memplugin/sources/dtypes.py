@@ -1,0 +1,31 @@
+"""Bytes by dtype of what is known by pointer, as properties: `dtype_bytes.CATEGORY.DEVICE.DTYPE`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tb_memplugin.trace import Category
+
+if TYPE_CHECKING:
+    from tb_memplugin.sources.storages import Sighting
+
+_TOLD = (Category.PARAMETER, Category.OPTIMIZER_STATE)
+
+
+def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
+    """How many bytes of parameters and of optimizer state are of which dtype, on each device.
+
+    Args:
+        sightings: in time order; of a tensor that was seen several times, the last counts.
+    """
+    newest = {
+        (seen.device, seen.category, seen.label or seen.address): seen
+        for seen in sightings
+        if seen.category in _TOLD and seen.dtype
+    }
+    total: dict[str, int] = {}
+    for seen in newest.values():
+        key = f"dtype_bytes.{seen.category.key}.{seen.device}.{seen.dtype}"
+        total[key] = total.get(key, 0) + seen.bytes
+    return {key: str(size) for key, size in total.items()}

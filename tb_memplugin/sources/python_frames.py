@@ -1,0 +1,71 @@
+"""Python frames as torch.profiler names them, and the call stacks that they make up."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from tb_memplugin.trace.tables import Int32, Int64
+
+MOST_FRAMES = 256
+"""Frames of a stack that are kept, the innermost."""
+
+_FRAME = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
+"""A Python function as the profiler names it: `train.py(12): step`."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}(?=>$)")
+"""Where a built-in method's object was: another place at each call from one and the same line."""
+
+
+def frame_text(name: str) -> str:
+    """A frame's text, `function file:line`; built-in functions, which have no line, without addresses."""
+    told = _FRAME.fullmatch(name)
+    return f"{told['function']} {told['file']}:{told['line']}" if told else _ADDRESS.sub("", name)
+
+
+def note_on_cut(stacks: int) -> str:
+    """What to tell of stacks that were too deep to be kept whole."""
+    return f"{stacks:,} call stacks have more than {MOST_FRAMES} frames; the outer ones are cut."
+
+
+class CallTree:
+    """Frames as they called one another: each chain of frames once, by a key."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._keys: dict[tuple[str, int], int] = {}
+
+    def add(self, name: str, outer: int) -> int:
+        """The key of a frame, by the profiler's name, as called from the frame `outer` (a key; -1: none)."""
+        text = self._texts.get(name)
+        if text is None:
+            text = self._texts[name] = frame_text(name)
+        return self._keys.setdefault((text, outer), len(self._keys))
+
+    def stacks(self, keys: Int64) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:
+        """The stacks that end in frames: rows of stacks, -1 for none; the stacks; how many were cut.
+
+        Args:
+            keys: of the innermost frames, -1 for none.
+        """
+        frames = list(self._keys)
+        rows: dict[tuple[str, ...], int] = {}
+        used, place = np.unique(keys, return_inverse=True)
+        row_of = np.full(len(used), -1, np.int32)
+        cut = 0
+        for number, key in enumerate(used.tolist()):
+            if key >= 0:
+                stack = _outwards(frames, key)
+                cut += len(stack) > MOST_FRAMES
+                row_of[number] = rows.setdefault(stack[:MOST_FRAMES], len(rows))
+        return row_of[place], tuple(rows), cut
+
+
+def _outwards(frames: list[tuple[str, int]], key: int) -> tuple[str, ...]:
+    """The texts from one frame outwards, one more than are kept at most."""
+    found: list[str] = []
+    while key >= 0 and len(found) <= MOST_FRAMES:
+        text, key = frames[key]
+        found.append(text)
+    return tuple(found)
