@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.figures import Figure
 
-SUBJECTS = ("handler", "loop", "disk", "server", "snapshot", "tracer", "bundle")
+SUBJECTS = ("handler", "loop", "disk", "server", "snapshot", "tracer", "monitor", "simulator", "estimator", "bundle")
 
 
 def main(chosen: list[str]) -> None:

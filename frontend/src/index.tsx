@@ -2,6 +2,7 @@
 import { render as mount } from "preact";
 import { followTheme } from "./host/theme";
 import { start } from "./state/app";
+import adviceStyle from "./views/style/advice.css?inline";
 import allocatorStyle from "./views/style/allocator.css?inline";
 import stacksStyle from "./views/style/stacks.css?inline";
 import tableStyle from "./views/style/tables.css?inline";
@@ -25,6 +26,7 @@ export function render(): void {
     viewStyle,
     allocatorStyle,
     stacksStyle,
+    adviceStyle,
   ].join("\n");
   document.head.append(style);
   document.documentElement.lang = "en";

@@ -6,6 +6,7 @@ Example:
     >>> peak(load("snapshot.pickle")).bytes
 """
 
+from tb_memplugin.analysis.advice import Advice, Evidence, Finding, Judgement, Where, advice
 from tb_memplugin.analysis.allocator import (
     Fragmentation,
     Levels,
@@ -31,7 +32,7 @@ from tb_memplugin.analysis.segments import BlockState, SegmentState, segments_at
 from tb_memplugin.analysis.stacks import StackNode, StackRow, stack_table, stack_tree
 from tb_memplugin.analysis.stages import Stage, stages
 from tb_memplugin.analysis.steps import StepStats, step_stats
-from tb_memplugin.analysis.usage import Allocation, Usage, usage
+from tb_memplugin.analysis.usage import Action, Allocation, Usage, read_allocation, usage
 
 # isort: split
 # After the module of the same name: from here on, the name is the function's.
@@ -39,6 +40,8 @@ from tb_memplugin.analysis.allocator import fragmentation
 
 __all__ = [
     "ALL_DIVISIONS",
+    "Action",
+    "Advice",
     "Allocation",
     "AnnotationRange",
     "BlockState",
@@ -46,8 +49,11 @@ __all__ = [
     "Curve",
     "Delta",
     "DeviceComparison",
+    "Evidence",
+    "Finding",
     "Fragmentation",
     "FragmentationCurve",
+    "Judgement",
     "Leak",
     "Levels",
     "LineRow",
@@ -64,6 +70,8 @@ __all__ = [
     "Stage",
     "StepStats",
     "Usage",
+    "Where",
+    "advice",
     "annotation_ranges",
     "breakdown",
     "compare",
@@ -79,6 +87,7 @@ __all__ = [
     "peak_split",
     "pools",
     "profile_over_time",
+    "read_allocation",
     "read_rules",
     "segments_at",
     "stack_table",

@@ -8,7 +8,7 @@ import numpy as np
 
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 
 FEWEST_STEPS = 3
@@ -48,15 +48,15 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     """Places that grew in three steps of four or more, at least in three, and kept it; largest first.
 
     Whole steps are those of the profile where it has three or more, else from one START of a repeating
-    annotation to the next; nothing is found without three. In a step, a place grew if blocks born in it
-    are alive at the end of the last step, and its live bytes rose from the step's start to its end:
-    what is replaced in each step, or filled once, is no leak.
+    annotation, or of the optimizer's phase, to the next; nothing is found without three. In a step, a
+    place grew if blocks born in it are alive at the end of the last step, and its live bytes rose from the
+    step's start to its end: what is replaced in each step, or filled once, is no leak.
 
     Args:
         trace: any trace.
         device: row in `trace.devices`.
         annotation: the annotation that starts a step; None tries the steps of the profile, then
-            `STEP_ANNOTATIONS`.
+            `STEP_ANNOTATIONS`, then the optimizer's phases.
     """
     bounds = step_bounds(trace, device, annotation)
     if len(bounds) <= FEWEST_STEPS:
@@ -106,7 +106,15 @@ def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) 
             times = told.time_ns[mine if mine.any() else here]
             if len(times) > FEWEST_STEPS:
                 return np.unique(np.searchsorted(trace.events.time_ns, times, side="left"))
-    return np.empty(0, np.int64)
+    return _optimizer_bounds(trace) if annotation is None else np.empty(0, np.int64)
+
+
+def _optimizer_bounds(trace: MemoryTrace) -> Int64:
+    """From one stretch of optimizer to the next: for where neither steps nor annotations tell."""
+    began = trace.phases.start_ns[trace.phases.phase == Phase.OPTIMIZER]
+    if len(began) <= FEWEST_STEPS:
+        return np.empty(0, np.int64)
+    return np.unique(np.searchsorted(trace.events.time_ns, began, side="left")).astype(np.int64)
 
 
 def _places(trace: MemoryTrace, rows: Int64) -> Int64:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,8 +42,16 @@ def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> tup
 
 def lines_made_by(trace: MemoryTrace, rows: npt.NDArray[np.intp]) -> tuple[LineRow, ...]:
     """The lines that some allocations (rows of `trace.allocations`) come from, largest first."""
-    part, keys = codes(trace, "line", rows)
-    size = trace.allocations.bytes[rows]
+    return tally(*codes(trace, "line", rows), trace.allocations.bytes[rows])
+
+
+def tally(part: Int64, keys: Sequence[str], size: Int64) -> tuple[LineRow, ...]:
+    """What each key's allocations come to, largest first.
+
+    Args:
+        part: the key of each allocation, an index into `keys`.
+        size: bytes of each allocation.
+    """
     calls = np.bincount(part, minlength=len(keys))
     total, median = sums(part, size, len(keys)), _medians(part, size, calls)
     order = np.flatnonzero(calls)

@@ -32,11 +32,12 @@ class LiveAllocation:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The state of a device after an event, in a step (its number).
+    """The state of a device (its name) after an event, in a step (its number). Bytes; epoch nanoseconds.
 
     `reserved` is None where the device has no reserve.
     """
 
+    device: str
     event: int
     time_ns: int
     step: int
@@ -68,6 +69,7 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
     known = event >= 0
     alive = trace.allocations.alive_at(event, device)
     return Moment(
+        device=trace.devices[device].name,
         event=event,
         time_ns=int(events.time_ns[event]) if known else began,
         step=trace.step_at(event).number,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import Int64
 
 NO_STACK = "(no stack)"
+
+NEVER = 4
+"""The rank of frames that name no line."""
 
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib(64)?/python\d|^python\d*\.zip/|^[A-Za-z]:/.*/lib/[^/]+\.py$"
@@ -54,17 +57,23 @@ def stacks_in_use(trace: MemoryTrace, stack: npt.NDArray[np.int32]) -> tuple[Int
     return place[stack].astype(np.int64), rows.tolist()
 
 
-def lines_of(stacks: Sequence[Sequence[str]]) -> tuple[Int64, tuple[str, ...]]:
+def lines_of(
+    stacks: Sequence[Sequence[str]], rank: Callable[[str], int] | None = None
+) -> tuple[Int64, tuple[str, ...]]:
     """The source line that each stack stands for: indices into the tuple of line keys.
 
     It is the innermost frame of user code, else the innermost Python frame, else the innermost that
     not every stack has (C++ that records stacks and allocates); `NO_STACK` for an empty stack.
+
+    Args:
+        stacks: innermost frame first.
+        rank: another order: 0 for frames that go first, up to 3; `NEVER` for those that name no line.
     """
     ranks: dict[str, int] = {}
     keys: dict[str, int] = {}
     found = np.empty(len(stacks), np.int64)
     for row, stack in enumerate(stacks):
-        text = _chosen(stack, ranks)
+        text = _chosen(stack, ranks, rank or frame_rank)
         key = NO_STACK if text is None else line_key(text)
         found[row] = keys.setdefault(key, len(keys))
     return found, tuple(keys)
@@ -72,16 +81,16 @@ def lines_of(stacks: Sequence[Sequence[str]]) -> tuple[Int64, tuple[str, ...]]:
 
 def leading_frame(stack: Iterable[str]) -> str | None:
     """The frame that a stack, innermost first, goes by, chosen as in `lines_of`; None for an empty one."""
-    return _chosen(stack, {})
+    return _chosen(stack, {}, frame_rank)
 
 
-def _chosen(stack: Iterable[str], ranks: dict[str, int]) -> str | None:
+def _chosen(stack: Iterable[str], ranks: dict[str, int], rank_of: Callable[[str], int]) -> str | None:
     """The innermost of the frames with the best rank. Ranks of frames are kept in `ranks`."""
-    best, best_rank = None, 4
+    best, best_rank = None, NEVER
     for text in stack:
         rank = ranks.get(text)
         if rank is None:
-            rank = ranks[text] = _rank(text)
+            rank = ranks[text] = rank_of(text)
         if rank < best_rank:
             best, best_rank = text, rank
             if rank == 0:
@@ -89,7 +98,8 @@ def _chosen(stack: Iterable[str], ranks: dict[str, int]) -> str | None:
     return best
 
 
-def _rank(text: str) -> int:
+def frame_rank(text: str) -> int:
+    """How well a frame names a line: 0 user code, 1 other Python, 2 C++, 3 C++ in which every stack ends."""
     if is_user_code(text):
         return 0
     if read_frame(text).is_python:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 
 Action = Literal["alloc", "free"]
+
+_ALLOCATION = re.compile(r"(?:0x|b(?=[0-9a-f]{12}))?([0-9a-f]{1,16})(?:_([0-9]{1,12}))?", re.IGNORECASE)
+"""Also as PyTorch's memory_viz writes it, `b7f3a5c000000_0`: with 13 digits it would be no address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,23 @@ class Usage:
     bytes_before: int
     bytes_after: int
     allocation: Allocation
+
+
+def read_allocation(text: str) -> tuple[int, int]:
+    """Address and version from `ADDR[_VERSION]`, the address in hexadecimal; without a version it is 0.
+
+    Raises:
+        MemPluginError: the text is no such thing.
+    """
+    parts = _ALLOCATION.fullmatch(text.strip())
+    if parts is None:
+        raise MemPluginError(
+            f"{text[:80]!r} is no allocation.",
+            where="--allocation",
+            fix="Give an address in hexadecimal, such as 0x7f3a5c000000, or 0x7f3a5c000000_2 for the third "
+            "block that lived there.",
+        )
+    return int(parts[1], 16), int(parts[2] or 0)
 
 
 def usage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 import click
@@ -24,6 +25,13 @@ def chosen_steps(
     for problem in recordings.problems:
         click.echo(f"warning: {printable(str(problem))}", err=True)
     steps = list(recordings.steps)
+    if not steps and recordings.watched:
+        count = sum(len(one.figures) for one in recordings.watched)
+        raise NotRecordedError(
+            f"Only figures of MemoryMonitor are here, of {count:,} steps: none was recorded in full.",
+            where=path,
+            fix=f"See them in the Memory tab: tensorboard --logdir {shlex.quote(path)}",
+        )
     if not steps:
         fix = f"Record one with memory_trace_handler, or ask: tb-memplugin doctor {path}"
         raise NotRecordedError("No memory recording is here.", where=path, fix=fix)

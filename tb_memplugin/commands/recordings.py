@@ -25,6 +25,9 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     events = [(folder, name) for folder, name in names if "tfevents" in name]
     recordings = read_recordings(logdir)
     yield _check_events(logdir, names, events, recordings)
+    if recordings.watched:
+        count = sum(len(one.figures) for one in recordings.watched)
+        yield fine(f"{count:,} steps of {len(recordings.watched)} workers watched by MemoryMonitor")
     yield from _check_neighbours(events)
     yield from _check_files(logdir, recordings)
     yield from _check_side_files(recordings.steps)
@@ -55,6 +58,8 @@ def _check_events(
     if recordings.steps:
         workers = len({step.folder for step in recordings.steps})
         return fine(f"{len(recordings.steps)} recorded steps of {workers} workers in {logdir}")
+    if recordings.watched:
+        return fine(f"No step is recorded in full in {logdir}, but monitors watched some")
     if any(name.endswith(EVENT_FILE_END) for _, name in events):
         return problem(
             "The recordings' event files hold no step that can be read.", "See the files named below."

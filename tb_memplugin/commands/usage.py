@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import click
 
-from tb_memplugin.analysis.usage import Action, Usage, usage
+from tb_memplugin.analysis.usage import Action, Usage, read_allocation, usage
 from tb_memplugin.commands.events import own_number
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
-from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import MemoryTrace
-
-_ALLOCATION = re.compile(r"(?:0x|b(?=[0-9a-f]{12}))?([0-9a-f]{1,16})(?:_([0-9]{1,12}))?", re.IGNORECASE)
-"""Also as PyTorch's memory_viz writes it, `b7f3a5c000000_0`: with 13 digits it would be no address."""
 
 
 @click.command("usage")
@@ -44,30 +39,13 @@ def command(
 
     PATH is a memory snapshot, a Kineto trace, a recorded window, or a recorded run's folder.
     """
-    address, version = _parsed(allocation)
+    address, version = read_allocation(allocation)
     trace = open_trace(path, reading, device=device).trace
     found = usage(trace, address, version, action, device)
     if as_json:
         click.echo(json.dumps(_json(trace, found), indent=2))
     else:
         _show(trace, found, action)
-
-
-def _parsed(text: str) -> tuple[int, int]:
-    """Address and version.
-
-    Raises:
-        MemPluginError: the text is no such thing.
-    """
-    parts = _ALLOCATION.fullmatch(text.strip())
-    if parts is None:
-        raise MemPluginError(
-            f"{text[:80]!r} is no allocation.",
-            where="--allocation",
-            fix="Give an address in hexadecimal, such as 0x7f3a5c000000, or 0x7f3a5c000000_2 for the third "
-            "block that lived there.",
-        )
-    return int(parts[1], 16), int(parts[2] or 0)
 
 
 def _json(trace: MemoryTrace, found: Usage) -> dict[str, Any]:

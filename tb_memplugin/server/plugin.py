@@ -15,6 +15,7 @@ from werkzeug import wrappers
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.server import static_files
 from tb_memplugin.server.catalogue import Catalogue
+from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.routes import ROUTES
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session, error_body
@@ -35,8 +36,9 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
     def __init__(self, context: base_plugin.TBContext) -> None:
         super().__init__(context)
         logdir = context.logdir or ""
-        self._catalogue = Catalogue(context.data_provider)
-        self._session = Session(self._catalogue, Windows(logdir), logdir)
+        data = context.data_provider
+        self._catalogue = Catalogue(data)
+        self._session = Session(self._catalogue, Monitored(data), Windows(logdir), logdir)
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """The routes, each a WSGI application."""

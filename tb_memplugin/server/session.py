@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.catalogue import Catalogue, Entry
+from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.windows import Windows
 from tb_memplugin.store import files
@@ -53,8 +54,9 @@ class Opened:
 class Session:
     """What the routes share, for as long as TensorBoard runs."""
 
-    def __init__(self, catalogue: Catalogue, windows: Windows, logdir: str) -> None:
-        self.catalogue, self.windows, self.logdir = catalogue, windows, logdir
+    def __init__(self, catalogue: Catalogue, monitored: Monitored, windows: Windows, logdir: str) -> None:
+        self.catalogue, self.monitored = catalogue, monitored
+        self.windows, self.logdir = windows, logdir
         self._unfolded: OrderedDict[tuple[str, str, str], StepSummary] = OrderedDict()
 
     def unreadable_files(self) -> list[UnreadableFileError]:

@@ -33,15 +33,15 @@ def step_record(metadata: StepMetadata, blob: bytes) -> bytes:
     return record(event.SerializeToString())
 
 
-def blobs_of(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Metadata and blob of each of our values in a record's data, both still serialised.
+def blobs_of(data: bytes) -> Iterator[tuple[str, bytes, bytes]]:
+    """Tag, metadata and blob of each of our values in a record's data, the latter both still serialised.
 
     Raises:
         google.protobuf.message.DecodeError: the data is no event.
     """
     for value in Event.FromString(data).summary.value:
         if value.metadata.plugin_data.plugin_name == PLUGIN_NAME and value.tensor.string_val:
-            yield value.metadata.plugin_data.content, value.tensor.string_val[0]
+            yield value.tag, value.metadata.plugin_data.content, value.tensor.string_val[0]
 
 
 def _blob_value(metadata: StepMetadata, blob: bytes) -> Summary.Value:
@@ -63,15 +63,16 @@ def _scalars(metadata: StepMetadata) -> Iterator[Summary.Value]:
     for device in metadata.devices:
         series = f"memory/{readable(device.device)}" if several else "memory"
         stats = device.stats
-        yield _scalar(
+        yield scalar_value(
             f"{series}/peak_allocated", stats.peak_bytes, f"Highest live bytes on {device.device} in the step"
         )
         if stats.HasField("peak_reserved_bytes"):
             about = f"Highest bytes reserved by the allocator of {device.device} in the step"
-            yield _scalar(f"{series}/peak_reserved", stats.peak_reserved_bytes, about)
+            yield scalar_value(f"{series}/peak_reserved", stats.peak_reserved_bytes, about)
 
 
-def _scalar(tag: str, value: int, about: str) -> Summary.Value:
+def scalar_value(tag: str, value: int, about: str) -> Summary.Value:
+    """A point of a scalar series, as TensorBoard's own Scalars tab shows it."""
     return Summary.Value(
         tag=tag,
         metadata=SummaryMetadata(

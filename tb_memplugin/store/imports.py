@@ -9,7 +9,8 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.generations import generation, generation_folder
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, is_side_file_name
-from tb_memplugin.store.writer import RunWriter, WrittenWindow, claim_folder
+from tb_memplugin.store.worker_folder import claim_folder
+from tb_memplugin.store.writer import RunWriter, WrittenWindow
 from tb_memplugin.trace import MemoryTrace
 
 _MOST_NAMES = 10_000

@@ -17,6 +17,12 @@ CLAIM = "claimed"
 EVENT_FILE_END = f".{PLUGIN_NAME}"
 """How the names of our event files end, so that commands need not open everyone else's."""
 
+STEPS_END = ".steps"
+"""How the name of a worker's folder ends that holds figures of steps, beside the one of its windows."""
+
+STEPS_TAG = "memory/steps"
+"""The tag of the records with figures of steps."""
+
 _LONGEST = 120
 _HOSTILE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\ud800-\udfff]+')
 _SIDE_FILE = re.compile(r"window-[0-9]{6,}\.mem")

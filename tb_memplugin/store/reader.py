@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
@@ -16,11 +16,13 @@ from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.envelope import RERECORD
 from tb_memplugin.store.event_file import blobs_of
 from tb_memplugin.store.generations import superseded
-from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, is_side_file_name
+from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
 from tb_memplugin.store.records import records
+from tb_memplugin.store.step_records import read_figures, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.windows import read_window
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.step_figures import StepFigures, joined
 from tb_memplugin.trace.tables import NOT_NAMED
 
 
@@ -47,10 +49,20 @@ class RecordedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchedSteps:
+    """What a monitor saw: the figures of all its steps. `folder` is the one that it wrote into."""
+
+    folder: str
+    worker: str
+    figures: StepFigures
+
+
+@dataclass(frozen=True, slots=True)
 class Recordings:
     """What a folder and those below it hold, and what could not be read."""
 
     steps: tuple[RecordedStep, ...] = ()
+    watched: tuple[WatchedSteps, ...] = ()
     problems: tuple[UnreadableFileError, ...] = field(default=())
 
 
@@ -134,7 +146,7 @@ def side_file_path(folder: str, name: str) -> str | None:
 
 
 def read_recordings(path: str) -> Recordings:
-    """Every captured step in a folder and below it, by folder, window and step.
+    """Every captured step in a folder and below it, by folder, window and step; and what monitors saw.
 
     Raises:
         MemPluginError: there is no such folder.
@@ -144,23 +156,35 @@ def read_recordings(path: str) -> Recordings:
             "There is no such folder.", where=path, fix="Give the folder passed to the handler."
         )
     steps: list[RecordedStep] = []
+    watched: dict[str, list[WatchedSteps]] = {}
     problems: list[UnreadableFileError] = []
     for folder, names in files.walk(path):
         for name in names:
             if name.endswith(EVENT_FILE_END):
                 try:
-                    for step in _steps_of(folder, files.join(folder, name)):
-                        steps.append(step)  # one by one: what comes before an error counts
+                    for found in _found_in(folder, files.join(folder, name)):
+                        # One by one: what comes before an error counts.
+                        if isinstance(found, RecordedStep):
+                            steps.append(found)
+                        else:
+                            watched.setdefault(folder, []).append(found)
                 except UnreadableFileError as error:
                     problems.append(error)
     replaced = superseded({step.folder: step.metadata.worker for step in steps})
     steps = [step for step in steps if step.folder not in replaced]
     steps.sort(key=lambda step: (step.folder, step.metadata.window, step.metadata.step))
-    return Recordings(tuple(steps), tuple(problems))
+    whole = []
+    for parts in watched.values():
+        try:
+            whole.append(replace(parts[0], figures=joined([part.figures for part in parts])))
+        except ValueError as error:
+            what = f"Figures of steps are damaged ({error})."
+            problems.append(UnreadableFileError(what, where=parts[0].folder, fix=RERECORD))
+    return Recordings(tuple(steps), tuple(whole), tuple(problems))
 
 
-def _steps_of(folder: str, path: str) -> Iterator[RecordedStep]:
-    """The steps of one event file, as far as it can be read.
+def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
+    """The steps of one event file, and its records of figures, as far as it can be read.
 
     Raises:
         UnreadableFileError: at the first thing that cannot.
@@ -173,8 +197,11 @@ def _steps_of(folder: str, path: str) -> Iterator[RecordedStep]:
                 found = list(blobs_of(data))
             except DecodeError as error:
                 raise UnreadableFileError("A record is no event.", where=path, fix=RERECORD) from error
-            for content, blob in found:
-                yield RecordedStep(folder, read_metadata(content, path), blob)
+            for tag, content, blob in found:
+                if tag == STEPS_TAG:
+                    yield WatchedSteps(folder, read_series(content, path).worker, read_figures(blob, path))
+                else:
+                    yield RecordedStep(folder, read_metadata(content, path), blob)
     if offset != size:
         what = (
             f"The event file breaks off at byte {offset} of {size}: a write was cut short, or it is damaged."

@@ -13,6 +13,14 @@ from tb_memplugin.trace.tables import Int64
 FX = " [fx "
 """Where what torch.fx knew begins in a frame's text; `]` ends it."""
 
+THREAD = "(thread "
+"""What a stack's last text begins with, where it is known that another thread than the main one ran it; the
+thread's name and `)` follow. It is no frame of code, and names no place."""
+
+BACKWARD = "(backward of "
+"""What a text begins with that stands between the frames inside a backward and those of the forward call of
+which it is the backward; the autograd node's name and `)` follow."""
+
 _PLACE = re.compile(r"(?P<text>.*):(?P<line>-?\d{1,18})", re.DOTALL)
 
 

@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.commands.files import run
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "commands.md").read_text("utf-8")
-PROGRAMS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+MAKE, MODEL, ASK = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 EXAMPLES = re.findall(r"```console\n\$ tb-memplugin ([^\n]*)\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
@@ -18,7 +19,10 @@ EXAMPLES = re.findall(r"```console\n\$ tb-memplugin ([^\n]*)\n(.*?)```", DOCUMEN
 def snapshots(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    Path("make.py").write_text(PROGRAMS[0])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    Path("model.py").write_text(MODEL)
+    Path("make.py").write_text(MAKE)
     runpy.run_path("make.py")
 
 
@@ -37,7 +41,7 @@ def test_a_commands_example(snapshots, arguments, output):
 
 
 def test_the_example_in_python(snapshots, capsys):
-    Path("ask.py").write_text(PROGRAMS[1])
+    Path("ask.py").write_text(ASK)
     runpy.run_path("ask.py")
     assert capsys.readouterr().out.splitlines() == [
         f"{32 << 20} model.py:12 (forward)",

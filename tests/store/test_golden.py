@@ -2,11 +2,13 @@
 
 import pytest
 
+from tb_memplugin.store import step_records
 from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.envelope import VERSION
 from tb_memplugin.store.reader import load_window, peak_parts
 from tb_memplugin.store.summary import SCHEMA_VERSION
-from tests.store.golden.make import FOLDER, golden_trace
+from tests.step_figures import same_figures
+from tests.store.golden.make import FOLDER, golden_figures, golden_trace
 from tests.traces import same
 
 
@@ -15,6 +17,12 @@ def test_every_version_has_its_golden_file():
         f"window-v{version}.mem" for version in range(1, VERSION + 1)
     ]
     assert len(list(FOLDER.glob("step-*.blob"))) == SCHEMA_VERSION
+    assert len(list(FOLDER.glob("figures-*.record"))) == step_records.VERSION
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("figures-*.record")), ids=lambda path: path.name)
+def test_figures_of_every_version_are_read(path):
+    assert same_figures(step_records.read_figures(path.read_bytes()), golden_figures())
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("window-*.mem")), ids=lambda path: path.name)

@@ -18,6 +18,20 @@ export interface StepStats {
   capacity_bytes: number | null;
 }
 
+export interface MonitoredWhole {
+  /** "allocator": torch's own counters; "process": resident memory as the system counts it. */
+  kind: "allocator" | "process";
+  capacity_bytes: number | null;
+  count: number;
+  first: number;
+  last: number;
+  highest_step: number;
+  highest_bytes: number;
+  retries: number | null;
+  ooms: number | null;
+  duration_ns: number;
+}
+
 export interface StepEntry {
   step: number;
   window: number;
@@ -28,6 +42,8 @@ export interface WorkerEntry {
   worker: string;
   devices: string[];
   steps: StepEntry[];
+  /** By device: what a monitor saw of all steps. */
+  monitored?: Record<string, MonitoredWhole>;
 }
 
 export interface RunEntry {

@@ -1,6 +1,15 @@
 /** Everything that can be picked, as a flat record that lives in the URL. */
 
-export const VIEWS = ["overview", "timeline", "modules", "allocations", "stacks", "allocator", "compare"] as const;
+export const VIEWS = [
+  "overview",
+  "timeline",
+  "modules",
+  "allocations",
+  "stacks",
+  "allocator",
+  "compare",
+  "advice",
+] as const;
 export type View = (typeof VIEWS)[number];
 
 /** In the order in which a URL prints them. */
@@ -13,6 +22,8 @@ export const KEYS = [
   "base_worker",
   "base_step",
   "by", // timeline: category | module | phase
+  "s0",
+  "s1", // overview: zoom over the steps that a monitor saw
   "t0",
   "t1",
   "t", // timeline: zoom and cursor, ns since the window's start

@@ -1,5 +1,5 @@
 /** What the route's picks mean in the runs that are there. */
-import type { RunEntry, RunsAnswer, StepStats, WorkerEntry } from "../api/types";
+import type { MonitoredWhole, RunEntry, RunsAnswer, StepStats, WorkerEntry } from "../api/types";
 import type { Route } from "./route";
 
 export interface StepChoice {
@@ -15,7 +15,10 @@ export interface Pick {
 }
 
 export interface Selection extends Pick {
-  stats: StepStats;
+  /** Of the recorded step; null where a monitor alone saw it. */
+  stats: StepStats | null;
+  /** What a monitor saw of all steps on this device. */
+  monitored: MonitoredWhole | null;
   runs: string[];
   workers: string[];
   devices: string[];
@@ -26,16 +29,18 @@ export interface Selection extends Pick {
 
 /** The picked run, worker, device and step, each replaced by a sensible one where the URL names none or an absent one. */
 export function resolveSelection(answer: RunsAnswer, route: Route): Selection | null {
-  const withSteps = answer.runs.filter((run) => run.workers.some((worker) => worker.steps.length > 0));
+  const withSteps = answer.runs.filter((run) => run.workers.some(hasSteps));
   const run = withSteps.find((r) => r.run === route.run) ?? withSteps[0];
   if (!run) return null;
-  const workers = run.workers.filter((w) => w.steps.length > 0);
+  const workers = run.workers.filter(hasSteps);
   const worker = workers.find((w) => w.worker === route.worker) ?? workers[0]!;
-  const devices = devicesOf(worker);
-  const device = devices.find((d) => d === route.device) ?? busiest(worker, devices);
+  const recorded = devicesOf(worker);
+  const devices = [...new Set([...recorded, ...Object.keys(worker.monitored ?? {})])];
+  const device = devices.find((d) => d === route.device) ?? busiest(worker, recorded) ?? highestMonitored(worker);
   if (device === undefined) return null;
   const steps = stepsOf(worker, device);
-  const choice = steps.find((s) => String(s.step) === route.step) ?? highest(steps);
+  const monitored = monitoredOn(worker, device);
+  const choice = steps.find((s) => String(s.step) === route.step) ?? watched(monitored, route, steps) ?? highest(steps);
   if (!choice) return null;
   return {
     run: run.run,
@@ -43,6 +48,7 @@ export function resolveSelection(answer: RunsAnswer, route: Route): Selection | 
     device,
     step: choice.step,
     stats: choice.stats,
+    monitored,
     runs: withSteps.map((r) => r.run),
     workers: workers.map((w) => w.worker),
     devices,
@@ -99,6 +105,32 @@ function busiest(worker: WorkerEntry, devices: string[]): string | undefined {
   const top = (d: string) => Math.max(...stepsOf(worker, d).map((s) => s.stats.peak_bytes));
   const accelerators = devices.filter((d) => d !== "cpu");
   return [...(accelerators.length > 0 ? accelerators : devices)].sort((a, b) => top(b) - top(a))[0];
+}
+
+function hasSteps(worker: WorkerEntry): boolean {
+  return worker.steps.length > 0 || Object.keys(worker.monitored ?? {}).length > 0;
+}
+
+function monitoredOn(worker: WorkerEntry, device: string): MonitoredWhole | null {
+  const monitored = worker.monitored ?? {};
+  return Object.hasOwn(monitored, device) ? monitored[device]! : null;
+}
+
+function highestMonitored(worker: WorkerEntry): string | undefined {
+  const found = Object.entries(worker.monitored ?? {});
+  return found.sort(([, a], [, b]) => b.highest_bytes - a.highest_bytes)[0]?.[0];
+}
+
+/** The step that the URL names, if a monitor saw it; without a word the highest, where none is recorded. */
+function watched(
+  whole: MonitoredWhole | null,
+  route: Route,
+  recorded: StepChoice[],
+): { step: number; stats: null } | undefined {
+  if (!whole) return undefined;
+  const asked = /^\d{1,15}$/.test(route.step ?? "") ? Number(route.step) : NaN;
+  if (asked >= whole.first && asked <= whole.last) return { step: asked, stats: null };
+  return recorded.length === 0 ? { step: whole.highest_step, stats: null } : undefined;
 }
 
 function before(steps: StepChoice[], step: number): StepChoice | undefined {

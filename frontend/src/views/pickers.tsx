@@ -27,13 +27,13 @@ export function Pickers() {
         name={(d) => deviceName(d, s)}
       />
       <StepPicker s={s} />
-      <BasePicker />
+      {s.stats && <BasePicker />}
     </nav>
   );
 }
 
 function deviceName(device: string, s: Selection): string {
-  const capacity = s.stats.capacity_bytes;
+  const capacity = s.stats ? s.stats.capacity_bytes : s.monitored?.capacity_bytes;
   return device === s.device && capacity ? `${device} · ${withUnit(capacity)}` : device;
 }
 
@@ -69,11 +69,11 @@ export function Picker({ label, testid, value, options, onPick, name = (v) => v 
 }
 
 function StepPicker({ s }: { s: Selection }) {
-  const at = s.steps.findIndex((choice) => choice.step === s.step);
-  const go = (to: number): void => {
-    const choice = s.steps[to];
-    if (choice) navigate({ step: String(choice.step) });
-  };
+  const recorded = s.steps.map((choice) => choice.step);
+  const at = recorded.indexOf(s.step);
+  const [before, after] = s.stats ? [recorded[at - 1], recorded[at + 1]] : neighbours(s);
+  const offered = s.stats ? recorded : [...recorded, s.step].sort((a, b) => a - b);
+  const go = (to: number | undefined): void => void (to !== undefined && navigate({ step: String(to) }));
   return (
     <div class="picker">
       <label for="step-select">Step</label>
@@ -82,8 +82,8 @@ function StepPicker({ s }: { s: Selection }) {
           type="button"
           aria-label="Previous step"
           data-testid="step-previous"
-          disabled={at <= 0}
-          onClick={() => go(at - 1)}
+          disabled={before === undefined}
+          onClick={() => go(before)}
         >
           ‹
         </button>
@@ -93,9 +93,9 @@ function StepPicker({ s }: { s: Selection }) {
           value={String(s.step)}
           onChange={(e) => navigate({ step: e.currentTarget.value })}
         >
-          {s.steps.map((choice) => (
-            <option key={choice.step} value={String(choice.step)}>
-              {choice.step}
+          {offered.map((step) => (
+            <option key={step} value={String(step)}>
+              {step}
             </option>
           ))}
         </select>
@@ -103,14 +103,20 @@ function StepPicker({ s }: { s: Selection }) {
           type="button"
           aria-label="Next step"
           data-testid="step-next"
-          disabled={at >= s.steps.length - 1}
-          onClick={() => go(at + 1)}
+          disabled={after === undefined}
+          onClick={() => go(after)}
         >
           ›
         </button>
       </span>
     </div>
   );
+}
+
+/** Of a step that a monitor alone saw: the numbers below and above. */
+function neighbours({ step, monitored }: Selection): [number | undefined, number | undefined] {
+  if (!monitored) return [undefined, undefined];
+  return [step > monitored.first ? step - 1 : undefined, step < monitored.last ? step + 1 : undefined];
 }
 
 /** Says so when the address asked for something that is not here. */

@@ -1,9 +1,12 @@
 import { loadRuns, route, runs, runsFailure, selection } from "../state/app";
 import { VIEWS, type View } from "../state/route";
+import { Advice } from "./advice/advice";
 import { Allocations } from "./allocations/allocations";
 import { Allocator } from "./allocator/allocator";
 import { Compare } from "./compare/compare";
 import { Modules } from "./modules/modules";
+import { MonitoredOverview } from "./monitored/monitored_overview";
+import { OnlyFigures } from "./monitored/only_figures";
 import { Notice, Problems } from "./notices";
 import { Overview } from "./overview/overview";
 import { MissingPicks, Pickers } from "./pickers";
@@ -20,6 +23,7 @@ const CONTENT: Record<View, () => preact.JSX.Element> = {
   stacks: () => <Stacks />,
   allocator: () => <Allocator />,
   compare: () => <Compare />,
+  advice: () => <Advice />,
 };
 
 /** One line of pickers, one line of views, then the content. */
@@ -59,7 +63,7 @@ export function Shell() {
           </Notice>
         )}
         <MissingPicks />
-        {CONTENT[view]()}
+        {selection.value.stats ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
       </main>
     </>
   );

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tb_memplugin.server.routes import (
+    advice,
     allocation_bands,
     allocations,
     allocator,
@@ -22,6 +23,8 @@ from tb_memplugin.server.routes import (
     stack_tables,
     stacks,
     step,
+    step_figures,
+    steps,
 )
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
@@ -30,6 +33,8 @@ from tb_memplugin.server.shapes import Json
 ROUTES: dict[str, Callable[[Session, Request], Json]] = {
     "/runs": runs.answer,
     "/step": step.answer,
+    "/steps": steps.answer,
+    "/step_figures": step_figures.answer,
     "/curve": curve.answer,
     "/moment": moment.answer,
     "/lanes": lanes.answer,
@@ -41,6 +46,7 @@ ROUTES: dict[str, Callable[[Session, Request], Json]] = {
     "/allocator_block": allocator_block.answer,
     "/allocator_oom": allocator_oom.answer,
     "/divisions": divisions.answer,
+    "/advice": advice.answer,
     "/stacks": stacks.answer,
     "/stack_table": stack_tables.answer,
     "/line_table": stack_tables.answer_lines,

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tb_memplugin.store import step_records
 from tb_memplugin.store.blob import pack
 from tb_memplugin.store.envelope import VERSION
 from tb_memplugin.store.summary import SCHEMA_VERSION, Window, WindowSummaries
 from tb_memplugin.store.windows import write_window
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.step_figures import StepFigures
+from tests.step_figures import figures
 from tests.traces import trace
 
 FOLDER = Path(__file__).parent
@@ -37,6 +40,11 @@ def golden_trace() -> MemoryTrace:
     )
 
 
+def golden_figures() -> StepFigures:
+    """Steps of a device with a reserve, and two phases of which one does not run in each step."""
+    return figures([500, 700, 600], first=5, phases={"forward": [400, 700, 0], "größe<script>": [1, 2, 3]})
+
+
 def main() -> None:
     """Write what is not there yet."""
     summaries = WindowSummaries(golden_trace(), Window("rank0", "0" * 32, 0, "window-000000.mem"))
@@ -46,6 +54,7 @@ def main() -> None:
             write_window(stream, golden_trace())
     for name, content in {
         f"step-v{SCHEMA_VERSION}.blob": pack(lambda limits: summaries.summary(0, limits)),
+        f"figures-v{step_records.VERSION}.record": step_records.pack_figures(golden_figures()),
         f"step-v{SCHEMA_VERSION}.metadata": summaries.metadata(0).SerializeToString(),
     }.items():
         if not (FOLDER / name).exists():

@@ -52,7 +52,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, largest }
     if (box.current) box.current.scrollTop = 0;
   }, [search, listed, range.t0, range.t1]);
   if (failure) return <FailureState failure={failure} onRetry={pages.any.retry} />;
-  const { stats } = selection.value!;
+  const stats = selection.value!.stats!;
   const unit = unitFor(largest);
   const shown = Math.min(sight.last, Math.min(count, MOST));
   return (

@@ -29,7 +29,7 @@ const OVERS = [
 /** Each large allocation as a band over its life, everything else as one, and all of them in a table. */
 export function Allocations() {
   const pick = picked.value!;
-  const { stats } = selection.value!;
+  const stats = selection.value!.stats!;
   const [width, setWidth] = useState(0);
   const [hovered, setHovered] = useState<number | null>(null);
   const over = route.value.over === "event" ? "event" : "time";

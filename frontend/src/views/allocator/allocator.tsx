@@ -27,7 +27,7 @@ const OVERS = [
 /** What the allocator held at any moment: its reserve, the blocks in it, what lies free, and why a request failed. */
 export function Allocator() {
   const pick = picked.value!;
-  const { stats } = selection.value!;
+  const stats = selection.value!.stats!;
   const [width, setWidth] = useState(0);
   const over: Over = route.value.over === "event" ? "event" : "time";
   const window = zoomOf(over);

@@ -6,6 +6,7 @@ import { unitFor } from "../../state/bytes";
 import { cellText, titleText } from "../../state/names";
 import { changeSince, headline } from "../../state/sentences";
 import { Notes } from "../notices";
+import { PeakOfAllSteps } from "../monitored/peak_of_all_steps";
 import { RouteLink } from "../route_link";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
@@ -26,11 +27,15 @@ export function Overview() {
   return (
     <div class={step.stale ? "stale" : undefined} aria-busy={step.stale}>
       <h1 class="headline" data-testid="headline">
-        <Sentence pieces={headline(answer)} />
+        <Sentence pieces={headline(answer, selection.value!.steps.length === 1)} />
       </h1>
       <Change answer={answer} />
       <Cards answer={answer} />
-      <PeakOfEachStep selection={selection.value!} />
+      {selection.value!.monitored ? (
+        <PeakOfAllSteps selection={selection.value!} bytes={answer.peak.bytes} />
+      ) : (
+        <PeakOfEachStep selection={selection.value!} />
+      )}
       <div class="pair">
         <ByCategory peak={answer.peak} />
         {namesModules(answer.peak.by_module) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}

@@ -1,11 +1,11 @@
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { roundStep, tickDecimals, ticks } from "../../draw/scale";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { navigate } from "../../state/app";
-import { type Unit, unitFor, withUnit } from "../../state/bytes";
+import { unitFor, withUnit } from "../../state/bytes";
 import type { Selection } from "../../state/selection";
+import { around, byteAxis, markPicked, stepAxis } from "./step_plot";
 
 const HEIGHT = 170;
 
@@ -71,14 +71,7 @@ function makePlot(element: HTMLElement, width: number, selection: Selection): uP
       },
       scales: { x: { time: false }, y: { range: (_, low, high) => around(low, high) } },
       axes: [
-        {
-          stroke: colour("--muted"),
-          grid: { show: false },
-          ticks: { show: false },
-          font: "11px system-ui, sans-serif",
-          size: 26,
-          incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10000, 100000],
-        },
+        stepAxis(colour("--muted")),
         byteAxis(unit, colour("--muted"), colour("--rule")),
       ],
       series: [
@@ -99,7 +92,7 @@ function makePlot(element: HTMLElement, width: number, selection: Selection): uP
         },
       ],
       hooks: {
-        draw: [(u) => markPicked(u, selection, colour("--peak"), colour("--card"))],
+        draw: [(u) => markPicked(u, selection.step, selection.stats!.peak_bytes, colour("--peak"), colour("--card"))],
         setCursor: [(u) => tell(u, element, selection)],
       },
     },
@@ -111,48 +104,6 @@ function makePlot(element: HTMLElement, width: number, selection: Selection): uP
     if (chosen) navigate({ step: String(chosen.step) });
   });
   return plot;
-}
-
-function byteAxis(unit: Unit, stroke: string, rule: string): uPlot.Axis {
-  return {
-    stroke,
-    grid: { stroke: rule, width: 1 },
-    ticks: { show: false },
-    font: "11px system-ui, sans-serif",
-    size: 78,
-    splits: (_u, _i, low, high) => ticks(low, high, 4, unit.size),
-    values: (u, splits) => {
-      const { min = 0, max = 1 } = u.scales["y"]!;
-      const digits = tickDecimals(roundStep((max! - min!) / unit.size, 4));
-      return splits.map((v) => `${(v / unit.size).toFixed(digits)} ${unit.name}`);
-    },
-  };
-}
-
-/** Room above and below; never so tight that a change of a thousandth looks like a cliff. */
-function around(low: number, high: number): [number, number] {
-  const span = Math.max(high - low, high * 0.08, 1);
-  return [Math.max(0, low - span * 0.25), high + span * 0.2];
-}
-
-function markPicked(u: uPlot, { step, stats }: Selection, colour: string, ground: string): void {
-  const ratio = uPlot.pxRatio;
-  const x = Math.round(u.valToPos(step, "x", true));
-  const y = u.valToPos(stats.peak_bytes, "y", true);
-  u.ctx.save();
-  u.ctx.setLineDash([]);
-  u.ctx.strokeStyle = u.ctx.fillStyle = colour;
-  u.ctx.lineWidth = ratio;
-  u.ctx.beginPath();
-  u.ctx.moveTo(x + 0.5, u.bbox.top);
-  u.ctx.lineTo(x + 0.5, u.bbox.top + u.bbox.height);
-  u.ctx.stroke();
-  u.ctx.beginPath();
-  u.ctx.arc(x, y, 5 * ratio, 0, 2 * Math.PI);
-  u.ctx.fill();
-  u.ctx.strokeStyle = ground;
-  u.ctx.stroke();
-  u.ctx.restore();
 }
 
 function tell(u: uPlot, element: HTMLElement, { steps }: Selection): void {

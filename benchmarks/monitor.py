@@ -1,0 +1,101 @@
+"""What `MemoryMonitor` costs a training step: the calls themselves, and what a record takes on disk.
+
+No GPU is needed: where there is none, counters in the shape of torch.cuda's stand in, and what reading and
+resetting the real ones takes must be added (`tests/gpu/test_monitor.py` holds the whole against its goal).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.figures import Figure
+from tb_memplugin import MemoryMonitor
+from tb_memplugin.sources.shared_peaks import SharedPeaks
+from tb_memplugin.sources.step_counters import AllocatorCounters, Counters
+from tests.counting_allocator import CountingAllocator, Handle
+
+ROUNDS, STEPS = 5, 400
+PHASES = ("forward", "backward", "optimizer")
+STEP_US = 100_000
+"""A training step of 100 ms."""
+
+POOLS = ("all", "small_pool", "large_pool")
+LEVELS = ("allocation", "segment", "active", "inactive_split")
+
+
+def measure() -> list[Figure]:
+    """Microseconds that a step with three phases costs, and its share of a step of 100 ms."""
+    cuda = torch.cuda.is_available()
+    allocator, process = _rounds(None if cuda else _stand_in), _rounds(None, device="process")
+    name = "cuda" if cuda else "stand-in for cuda's counters"
+    return [
+        Figure(f"monitor, {name}: a step with 3 phases", "µs", allocator),
+        Figure(f"monitor, {name}: share of a 100 ms step", "%", _share(allocator), 1.0),
+        Figure("monitor, process: a step with 3 phases", "µs", process),
+        Figure("monitor, process: share of a 100 ms step", "%", _share(process), 1.0),
+        Figure("monitor: bytes a step on disk", "B", [_bytes_of_a_step()]),
+    ]
+
+
+def _share(microseconds: list[float]) -> list[float]:
+    return [100 * one / STEP_US for one in microseconds]
+
+
+def _rounds(counters: Callable[..., list[Counters]] | None, device: str | None = None) -> list[float]:
+    """Median microseconds of a step in each round; other counters take the place of the device's."""
+    swapped = patch("tb_memplugin.monitor.counters_of", counters) if counters is not None else nullcontext()
+    with swapped:
+        return [_round(device) for _ in range(ROUNDS)]
+
+
+def _round(device: str | None) -> float:
+    times = []
+    with tempfile.TemporaryDirectory() as folder, MemoryMonitor(folder, "rank0", device=device) as monitor:
+        for _ in range(STEPS):
+            begin = time.perf_counter()
+            for name in PHASES:
+                with monitor.phase(name):
+                    pass
+            monitor.step()
+            times.append((time.perf_counter() - begin) * 1e6)
+            time.sleep(0.0005)  # as a training does, it leaves the writing thread room
+    return median(times)
+
+
+def _bytes_of_a_step() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        with MemoryMonitor(folder, "rank0", device="process", flush_seconds=600) as monitor:
+            for _ in range(10 * STEPS):
+                for name in PHASES:
+                    with monitor.phase(name):
+                        pass
+                monitor.step()
+        size = sum(path.stat().st_size for path in Path(folder).rglob("events*"))
+    return size / (10 * STEPS)
+
+
+def _stand_in(*_: object, **__: object) -> list[Counters]:
+    """Counters as many as torch.cuda has, so that keeping their peaks costs what it costs there."""
+    allocator = CountingAllocator()
+    few = allocator.stats
+
+    def all_of_them(index: int) -> dict[str, object]:
+        counter = few(index)["allocated_bytes"]["all"]
+        many = {
+            f"{level}{end}": {pool: dict(counter) for pool in POOLS}
+            for level in LEVELS
+            for end in ("", "_bytes")
+        }
+        return {**many, **few(index)}
+
+    allocator.module.read = all_of_them
+    peaks = SharedPeaks(allocator.doors)
+    return [AllocatorCounters(Handle(), lambda: peaks)]

@@ -1,0 +1,76 @@
+/** What the Advice view says, and where its links lead. */
+import type { AdviceAnswer, Finding, Verdict, Where } from "../api/advice";
+import { grouped } from "./numbers";
+import { KEYS, type RoutePatch, VIEWS } from "./route";
+import type { Piece } from "./sentences";
+
+/** Every rule: its name, and what it looks for. */
+export const RULES: Record<string, { name: string; looks: string }> = {
+  growth: { name: "Growth", looks: "memory that grows step after step and is never given back" },
+  kept_gradients: { name: "Kept gradients", looks: "gradients that stay allocated while the next forward runs" },
+  unused_reserve: { name: "Unused reserve", looks: "a reserve far above what is ever in use" },
+  checkpointing: { name: "Checkpointing", looks: "activations worth computing again in backward" },
+  optimizer_state: { name: "Optimizer state", looks: "optimizer state that makes much of the peak, by dtype" },
+  large_temporary: { name: "Large temporaries", looks: "temporaries of one operator that set the peak" },
+};
+
+export function ruleName(kind: string): string {
+  return RULES[kind]?.name ?? kind.replaceAll("_", " ");
+}
+
+/** "1 problem to mend and 2 options that have a price, in steps 2 to 5." */
+export function adviceHeadline(answer: AdviceAnswer): Piece[] {
+  const problems = answer.findings.filter((f) => f.level === "problem").length;
+  const options = answer.findings.length - problems;
+  const where = ` in ${stepsOf(answer.steps)}.`;
+  const price = `${options === 1 ? "option that has" : "options that have"} a price`;
+  if (problems === 0 && options === 0) return ["Nothing to mend", where];
+  if (problems === 0) return ["Nothing to mend", ", and ", { strong: grouped(options) }, ` ${price},`, where];
+  const mend: Piece[] = [{ strong: grouped(problems) }, ` ${problems === 1 ? "problem" : "problems"} to mend`];
+  return options === 0 ? [...mend, where] : [...mend, " and ", { strong: grouped(options) }, ` ${price},`, where];
+}
+
+/** "step 5", "steps 2 to 5", "steps 2, 4 and 9". */
+export function stepsOf(steps: readonly number[]): string {
+  const [first, last] = [steps[0], steps[steps.length - 1]];
+  if (first === undefined || last === undefined) return "this recording";
+  if (steps.length === 1) return `step ${first}`;
+  if (last - first === steps.length - 1) return `steps ${first} ${steps.length === 2 ? "and" : "to"} ${last}`;
+  if (steps.length > 6) return `${grouped(steps.length)} steps from ${first} to ${last}`;
+  return `steps ${steps.slice(0, -1).join(", ")} and ${last}`;
+}
+
+/** A finding's sentence; its name, where it has one, is a name and no part of our words. */
+export function titleOf(finding: Pick<Finding, "title" | "subject">): Piece[] {
+  const at = finding.subject === "" ? -1 : finding.title.indexOf(finding.subject);
+  if (at < 0) return [finding.title];
+  const after = finding.title.slice(at + finding.subject.length);
+  return [finding.title.slice(0, at), { name: finding.subject }, after].filter((piece) => piece !== "");
+}
+
+/** What a view of its own shows must not linger from the view that was left. */
+const FRESH = ["t0", "t1", "t", "event", "e0", "e1", "over", "block", "find", "search", "of", "node", "sort", "listed", "at"] as const;
+
+/** The route that a link leads to; null where this version has no such view. */
+export function linkTo(where: Where): RoutePatch | null {
+  const view = VIEWS.find((v) => v === where.view);
+  if (!view) return null;
+  const patch: RoutePatch = { view };
+  for (const key of FRESH) patch[key] = undefined;
+  for (const key of KEYS) {
+    const value = Object.hasOwn(where.state, key) ? where.state[key] : undefined;
+    if (value !== undefined) patch[key] = value;
+  }
+  return patch;
+}
+
+export function viewName(view: string): string {
+  return view.charAt(0).toUpperCase() + view.slice(1);
+}
+
+const ORDER: readonly Verdict[] = ["fine", "not judged"];
+
+/** What the rules without a finding came to: what is fine first, then what could not be judged. */
+export function unfound(answer: AdviceAnswer): AdviceAnswer["judgements"] {
+  return ORDER.flatMap((verdict) => answer.judgements.filter((told) => told.verdict === verdict));
+}

@@ -1,0 +1,50 @@
+import type { AdviceAnswer } from "../../api/advice";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import { picked } from "../../state/app";
+import { adviceHeadline, unfound } from "../../state/advice";
+import { grouped } from "../../state/numbers";
+import { Sentence } from "../sentence";
+import { FailureState, Loading } from "../states";
+import { FindingCard } from "./finding_card";
+import { Judgements } from "./judgements";
+
+/** What of the memory could be saved, each with its evidence; then what was looked at and found fine, or not judged. */
+export function Advice() {
+  const pick = picked.value!;
+  const answer = useRemote<AdviceAnswer>(address("advice", pick), 0, (p) => p.replace(/([?&])step=[^&]*/, "$1"));
+  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  const data = answer.data;
+  if (!data) return <Loading what="the advice" />;
+  return (
+    <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
+      <h1 class="headline" data-testid="headline">
+        <Sentence pieces={adviceHeadline(data)} />
+      </h1>
+      <p class="lead" data-testid="advice-lead">
+        {lead(data)}
+      </p>
+      {data.findings.map((finding) => (
+        <FindingCard key={finding.kind} finding={finding} />
+      ))}
+      <Judgements told={unfound(data)} alone={data.findings.length === 0} />
+    </div>
+  );
+}
+
+function lead(data: AdviceAnswer): string {
+  const levels = new Set(data.findings.map((finding) => finding.level));
+  const said = [
+    ...(levels.has("problem") ? ["A problem takes memory for nothing."] : []),
+    ...(levels.has("option") ? ["An option gives memory for time, numerics or a change of code."] : []),
+  ];
+  const fine = data.judgements.filter((told) => told.verdict === "fine").length;
+  const open = data.judgements.filter((told) => told.verdict === "not judged").length;
+  if (said.length === 0) said.push(`${rules(fine)} looked and found all well.`);
+  if (open > 0) said.push(`${rules(open)} could not be judged: this recording does not tell what ${open === 1 ? "it needs" : "they need"}.`);
+  return said.join(" ");
+}
+
+function rules(count: number): string {
+  return `${grouped(count)} ${count === 1 ? "rule" : "rules"}`;
+}

@@ -1,0 +1,108 @@
+import type { Evidence, Finding, Where } from "../../api/advice";
+import { linkTo, ruleName, titleOf, viewName } from "../../state/advice";
+import { exactBytes, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
+import { titleText } from "../../state/names";
+import { Bytes } from "../amount";
+import { Name } from "../name";
+import { RouteLink } from "../route_link";
+import { Sentence } from "../sentence";
+import { Levels } from "./levels";
+
+/** One thing to act on: what, how much, the evidence, what to do about it, and where to see it. */
+export function FindingCard({ finding }: { finding: Finding }) {
+  const { kind, level, step, bytes, of_bytes, measure, price, levels } = finding;
+  return (
+    <section class={`card finding ${level}`} data-testid="finding" data-key={kind} data-level={level} aria-label={ruleName(kind)}>
+      <header class="finding-head">
+        <div class="grow">
+          <p class="finding-kind">
+            <span class="finding-level">{level === "problem" ? "Problem" : "Option"}</span>
+            <span>{ruleName(kind)}</span>
+            {step !== null && <span>step {step}</span>}
+          </p>
+          <h2 class="finding-title breaking" data-testid="finding-title">
+            <Sentence pieces={titleOf(finding)} />
+          </h2>
+        </div>
+        <div class="finding-size">
+          <span class="value amount" data-testid="finding-bytes" title={exactBytes(bytes)}>
+            {withUnit(bytes, unitWithin(unitFor(of_bytes), bytes))}
+          </span>
+          <span class="under">{measure}</span>
+          <span class="under" title={exactBytes(of_bytes)}>
+            {percent(bytes, of_bytes)} of {withUnit(of_bytes)}
+          </span>
+        </div>
+      </header>
+      {levels.length > 1 && <Levels levels={levels} />}
+      <EvidenceTable rows={finding.evidence} />
+      <dl class="finding-do">
+        <dt>What to do</dt>
+        <dd class="breaking">{titleText(finding.what_to_do)}</dd>
+        {price !== "" && (
+          <>
+            <dt>Its price</dt>
+            <dd class="breaking">{titleText(price)}</dd>
+          </>
+        )}
+      </dl>
+      <Show where={finding.where} />
+    </section>
+  );
+}
+
+function Show({ where }: { where: Where }) {
+  const to = linkTo(where);
+  if (!to) return null;
+  return (
+    <RouteLink to={to} class="action" testid="finding-link">
+      Show it in {viewName(where.view)}
+    </RouteLink>
+  );
+}
+
+function EvidenceTable({ rows }: { rows: Evidence[] }) {
+  const unit = unitFor(...rows.map((row) => row.bytes));
+  return (
+    <table class="plain evidence">
+      <thead>
+        <tr>
+          <th scope="col">evidence</th>
+          <th scope="col" class="number">
+            {unit.name}
+          </th>
+          <th scope="col">
+            <span class="unseen">detail</span>
+          </th>
+        </tr>
+      </thead>
+      <tbody>
+        {rows.map((row, i) => (
+          <Row key={i} row={row} unit={unit} />
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+function Row({ row, unit }: { row: Evidence; unit: Unit }) {
+  const to = row.where && linkTo(row.where);
+  const what = row.name ? <Name text={row.what} /> : <span>{titleText(row.what)}</span>;
+  return (
+    <tr data-testid="evidence" data-key={row.what}>
+      <th scope="row">
+        {to ? (
+          <RouteLink to={to} testid="evidence-link">
+            {what}
+          </RouteLink>
+        ) : (
+          what
+        )}
+      </th>
+      <td class="number">
+        <Bytes bytes={row.bytes} unit={unit} />
+      </td>
+      <td class="muted breaking">{titleText(row.detail)}</td>
+    </tr>
+  );
+}

@@ -1,0 +1,173 @@
+import type { ComponentChildren } from "preact";
+import type { StepFiguresAnswer } from "../../api/monitored";
+import type { Note } from "../../api/types";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import { picked, selection } from "../../state/app";
+import { exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
+import { cellText } from "../../state/names";
+import { decimals, grouped } from "../../state/numbers";
+import { duration, exactTime } from "../../state/time";
+import { Bytes, Delta } from "../amount";
+import { Notes } from "../notices";
+import { RouteLink } from "../route_link";
+import { FailureState, Loading } from "../states";
+import { HowToRecord } from "./only_figures";
+import { PeakOfAllSteps } from "./peak_of_all_steps";
+import { Phases } from "./phases";
+
+/** A step of which there are figures alone: what peaked, and how it stands among all steps. */
+export function MonitoredOverview() {
+  const { run, worker, device, step } = picked.value!;
+  const figures = useRemote<StepFiguresAnswer>(address("step_figures", { run, worker, device, step }), 0, (path) =>
+    path.replace(/([?&])step=[^&]*/, "$1"),
+  );
+  const answer = figures.data;
+  if (figures.failure)
+    return (
+      <>
+        <FailureState failure={figures.failure} onRetry={figures.retry} />
+        <PeakOfAllSteps selection={selection.value!} bytes={undefined} />
+      </>
+    );
+  if (!answer) return <Loading what={`step ${step}`} />;
+  const unit = unitFor(answer.peak_bytes);
+  return (
+    <div class={figures.stale ? "stale" : undefined} aria-busy={figures.stale}>
+      <h1 class="headline" data-testid="headline">
+        Step {answer.step} peaked at {answer.at_least && "no less than "}
+        <strong class="amount" title={exactBytes(answer.peak_bytes)}>
+          {withUnit(answer.peak_bytes, unit)}
+        </strong>
+        {answer.kind === "process" ? " of resident memory." : "."}
+      </h1>
+      <Among answer={answer} />
+      <Cards answer={answer} unit={unit} />
+      <PeakOfAllSteps selection={selection.value!} bytes={answer.peak_bytes} />
+      <Phases answer={answer} />
+      <Notes notes={notesOf(answer)} />
+      <HowToRecord />
+      <p class="source muted breaking">
+        Figures of MemoryMonitor
+        {answer.torch !== null && <> with torch {cellText(answer.torch)}</>}
+        {answer.product !== "" && <> on {cellText(answer.product)}</>}: one row a step, no single allocations.
+      </p>
+    </div>
+  );
+}
+
+function Among({ answer }: { answer: StepFiguresAnswer }) {
+  const { whole, step } = answer;
+  const below = whole.highest_bytes - answer.peak_bytes;
+  return (
+    <p class="lead" data-testid="among">
+      {below === 0 ? (
+        <>The highest of {grouped(whole.count)} steps so far. </>
+      ) : (
+        <>
+          <strong class="amount" title={exactBytes(below)}>
+            {withUnit(below)}
+          </strong>{" "}
+          below the highest of {grouped(whole.count)} steps.{" "}
+          <RouteLink to={{ step: String(whole.highest_step) }} testid="highest-step">
+            Show step {whole.highest_step}, the highest
+          </RouteLink>
+          {" · "}
+        </>
+      )}
+      {step === whole.last ? (
+        <span data-testid="is-newest">It is the newest.</span>
+      ) : (
+        <RouteLink to={{ step: String(whole.last) }} testid="newest-step">
+          Show step {whole.last}, the newest
+        </RouteLink>
+      )}
+    </p>
+  );
+}
+
+function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
+  const { previous, previous_step, whole } = answer;
+  return (
+    <div class="cards">
+      <Figure
+        id="peak"
+        label={answer.kind === "process" ? "Peak resident" : "Peak allocated"}
+        value={<Bytes bytes={answer.peak_bytes} unit={unit} named />}
+      >
+        <Since now={answer.peak_bytes} before={previous?.peak_bytes} step={previous_step} unit={unit} />
+        {answer.capacity_bytes !== null && (
+          <span title={exactBytes(answer.capacity_bytes)}>
+            {" · "}
+            {percent(answer.peak_bytes, answer.capacity_bytes)} of the device
+          </span>
+        )}
+      </Figure>
+      {answer.peak_reserved_bytes !== null && (
+        <Figure id="reserved" label="Peak reserved" value={<Bytes bytes={answer.peak_reserved_bytes} unit={unit} named />}>
+          {decimals(100 * (answer.fragmentation ?? 0), 1)} % of the reserve unused at the end
+        </Figure>
+      )}
+      <Figure id="left" label="Left after the step" value={<Bytes bytes={answer.end_bytes} unit={unit} named />}>
+        <Since now={answer.end_bytes} before={previous?.end_bytes} step={previous_step} unit={unit} />
+      </Figure>
+      <Figure id="time" label="Step time" value={<span title={exactTime(answer.duration_ns)}>{duration(answer.duration_ns)}</span>}>
+        {duration(whole.duration_ns / whole.count)} on average
+      </Figure>
+      {answer.allocations !== null && (
+        <Figure id="allocations" label="Allocations" value={grouped(answer.allocations)}>
+          <span title={exactBytes(answer.allocated_bytes ?? 0)}>{withUnit(answer.allocated_bytes ?? 0)} in total</span>
+        </Figure>
+      )}
+      {answer.retries !== null && (
+        <Figure id="retries" label="Retries · out of memory" value={`${grouped(answer.retries)} · ${grouped(answer.ooms ?? 0)}`}>
+          {grouped(whole.retries ?? 0)} · {grouped(whole.ooms ?? 0)} in all steps
+        </Figure>
+      )}
+    </div>
+  );
+}
+
+function Since({ now, before, step, unit }: { now: number; before: number | undefined; step: number | null; unit: Unit }) {
+  if (before === undefined) return <>the first step watched</>;
+  if (now === before) return <span class="shrunk">the same as in step {step}</span>;
+  return (
+    <>
+      <Delta bytes={now - before} unit={unit} named /> since step {step}
+    </>
+  );
+}
+
+interface FigureProps {
+  id: string;
+  label: string;
+  value: ComponentChildren;
+  children: ComponentChildren;
+}
+
+function Figure({ id, label, value, children }: FigureProps) {
+  return (
+    <div class="card tile still" data-testid={`card-${id}`}>
+      <span class="label">{label}</span>
+      <span class="value">{value}</span>
+      <span class="under">{children}</span>
+    </div>
+  );
+}
+
+function notesOf(answer: StepFiguresAnswer): Note[] {
+  const notes: Note[] = answer.notes.map((text) => ({ level: "warning", text }));
+  if (answer.kind === "process") {
+    const text =
+      "This is the memory of the whole process as the operating system counts it: Python, libraries and " +
+      "data included. Torch itself counts nothing on the CPU.";
+    notes.push({ level: "info", text });
+  }
+  if (answer.at_least || answer.phases.some((phase) => phase.at_least)) {
+    const text =
+      "The counter of the highest did not rise here, so what is marked ≥ is the highest level seen when a step " +
+      "or phase began or ended; between them there may have been more.";
+    notes.push({ level: "info", text });
+  }
+  return notes;
+}

@@ -1,0 +1,64 @@
+import type { StepFiguresAnswer } from "../../api/monitored";
+import { exactBytes, inUnit, unitFor } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import { duration, exactTime } from "../../state/time";
+import { Name } from "../name";
+
+/** The step's named phases, in the order in which they first ended. */
+export function Phases({ answer }: { answer: StepFiguresAnswer }) {
+  const { phases, peak_bytes } = answer;
+  if (phases.length === 0) return null;
+  const unit = unitFor(peak_bytes);
+  return (
+    <section class="card" data-testid="phases">
+      <h2>Phases of the step</h2>
+      <table class="plain phases">
+        <thead>
+          <tr>
+            <th scope="col">phase</th>
+            <th scope="col">
+              <span class="unseen">share of the step's peak</span>
+            </th>
+            <th scope="col" class="number">
+              peak, {unit.name}
+            </th>
+            <th scope="col" class="number">
+              at its end, {unit.name}
+            </th>
+            <th scope="col" class="number">
+              time
+            </th>
+            <th scope="col" class="number">
+              runs
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {phases.map((phase) => (
+            <tr key={phase.name} data-testid="phase-row" data-key={phase.name}>
+              <th scope="row">
+                <Name text={phase.name} />
+              </th>
+              <td>
+                <span class="share-bar" aria-hidden="true">
+                  <i class="flame-library" style={{ width: `${(100 * phase.peak_bytes) / Math.max(1, peak_bytes)}%` }} />
+                </span>
+              </td>
+              <td class="number strong" title={exactBytes(phase.peak_bytes)}>
+                {phase.at_least && "≥ "}
+                {inUnit(phase.peak_bytes, unit)}
+              </td>
+              <td class="number" title={exactBytes(phase.end_bytes)}>
+                {inUnit(phase.end_bytes, unit)}
+              </td>
+              <td class="number" title={exactTime(phase.duration_ns)}>
+                {duration(phase.duration_ns)}
+              </td>
+              <td class="number muted">{grouped(phase.count)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </section>
+  );
+}

@@ -1,0 +1,71 @@
+"""Advice: what of the memory could be saved, with the evidence for it. No finding without evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tb_memplugin.analysis.checkpointing import checkpointing
+from tb_memplugin.analysis.findings import (
+    Advice,
+    Evidence,
+    Finding,
+    FindingKind,
+    Fine,
+    Judgement,
+    NotJudged,
+    Result,
+    Where,
+)
+from tb_memplugin.analysis.growth import growth
+from tb_memplugin.analysis.kept_gradients import kept_gradients
+from tb_memplugin.analysis.large_temporary import large_temporary
+from tb_memplugin.analysis.optimizer_state import optimizer_state
+from tb_memplugin.analysis.unused_reserve import unused_reserve
+from tb_memplugin.trace import MemoryTrace
+
+__all__ = ["RULES", "Advice", "Evidence", "Finding", "Judgement", "Where", "advice"]
+
+RULES: dict[FindingKind, Callable[[MemoryTrace, int], Result]] = {
+    "growth": growth,
+    "kept_gradients": kept_gradients,
+    "unused_reserve": unused_reserve,
+    "checkpointing": checkpointing,
+    "optimizer_state": optimizer_state,
+    "large_temporary": large_temporary,
+}
+"""Every rule, one file each. docs/advice.md tells their thresholds."""
+
+
+def advice(trace: MemoryTrace, device: str | None = None) -> Advice:
+    """What every rule finds on a device, or on all: findings, and why the other rules found none.
+
+    Args:
+        trace: any trace. A rule for which it records too little says so, and finds nothing.
+        device: a device's name; None looks at every one.
+
+    Raises:
+        NotRecordedError: no such device.
+    """
+    rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+    findings: list[Finding] = []
+    judgements: list[Judgement] = []
+    for row in rows:
+        for kind, rule in RULES.items():
+            result = _judged(trace, row, rule)
+            judgements.append(_judgement(kind, trace.devices[row].name, result))
+            if isinstance(result, Finding):
+                findings.append(result)
+    findings.sort(key=lambda found: (found.level != "problem", -found.bytes))
+    return Advice(tuple(findings), tuple(judgements))
+
+
+def _judged(trace: MemoryTrace, device: int, rule: Callable[[MemoryTrace, int], Result]) -> Result:
+    if not trace.live(device).max():
+        return NotJudged("Nothing was ever alive on this device.")
+    return rule(trace, device)
+
+
+def _judgement(kind: FindingKind, device: str, result: Result) -> Judgement:
+    if isinstance(result, Finding):
+        return Judgement(kind, device, "found", result.title)
+    return Judgement(kind, device, "fine" if isinstance(result, Fine) else "not judged", result.why)

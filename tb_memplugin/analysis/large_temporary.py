@@ -1,0 +1,104 @@
+"""Advice: temporaries of one operator that alone set the peak."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tb_memplugin.analysis.breakdown import sums
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
+from tb_memplugin.analysis.folded_names import folded_name
+from tb_memplugin.analysis.highest_step import HighestStep, highest_step
+from tb_memplugin.analysis.source_lines import leading_frame, line_key
+from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.tables import NO_OPERATOR, OUTSIDE, Int64
+
+LEAST_SHARE = 0.1
+"""Of the peak that is gone without the temporaries."""
+
+TRIED = 3
+"""Places looked at: those whose temporaries hold most at the peak."""
+
+
+def large_temporary(trace: MemoryTrace, device: int) -> Result:
+    """Temporaries (made and freed within one operator) of one place, without which the peak is lower.
+
+    A place is an operator in a module, layers that repeat being one. Its bytes are what the peak of the
+    highest step loses without them.
+    """
+    blocks = trace.allocations
+    if not ((blocks.category == Category.TEMPORARY) & (blocks.device == device)).any():
+        return NotJudged("The recording tells no temporaries from other memory.")
+    step = highest_step(trace, device)
+    alive = blocks.alive_at(step.peak_event, device)
+    alive = alive[blocks.category[alive] == Category.TEMPORARY]
+    if not len(alive):
+        return Fine(f"No temporary is alive at the peak of step {step.number}.")
+    mine = np.flatnonzero(
+        (blocks.category == Category.TEMPORARY)
+        & (blocks.device == device)
+        & (blocks.born < step.end)
+        & (blocks.freed >= step.first)
+    )
+    place = _places(trace, mine)
+    held = sums(place[np.searchsorted(mine, alive)], blocks.bytes[alive], int(place.max()) + 1)
+    tried = [one for one in np.argsort(-held, kind="stable")[:TRIED].tolist() if held[one]]
+    saved = {one: _saved(trace, step, mine[place == one]) for one in tried}
+    best = max(tried, key=lambda one: saved[one])
+    if saved[best] < LEAST_SHARE * step.peak_bytes:
+        size = int(blocks.bytes[alive].sum())
+        return Fine(
+            f"Temporaries hold {in_words(size)} at the peak of step {step.number}, and without those of any "
+            f"one operator it would be at most {in_words(saved[best])} lower."
+        )
+    return _finding(trace, device, step, mine[place == best], saved[best])
+
+
+def _places(trace: MemoryTrace, rows: Int64) -> Int64:
+    """A number for the operator and the module, layers folded, of each block."""
+    blocks = trace.allocations
+    names: dict[str, int] = {}
+    folded = [names.setdefault(folded_name(module.key), len(names)) for module in trace.modules]
+    module = np.array([*folded, len(names)], np.int64)[blocks.module[rows]]
+    key = module * (len(trace.operators) + 1) + blocks.operator[rows] + 1
+    place: Int64 = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    return place
+
+
+def _saved(trace: MemoryTrace, step: HighestStep, rows: Int64) -> int:
+    blocks = trace.allocations
+    lower = step.without(blocks.bytes[rows], blocks.born[rows] + 1, blocks.freed[rows])
+    return step.peak_bytes - int(lower.max())
+
+
+def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, saved: int) -> Finding:
+    blocks = trace.allocations
+    at_peak = rows[(blocks.born[rows] <= step.peak_event) & (blocks.freed[rows] > step.peak_event)]
+    largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
+    operator = blocks.operator[largest]
+    name = trace.operators[operator] if operator >= 0 else NO_OPERATOR
+    key = trace.modules[blocks.module[largest]].key if blocks.module[largest] >= 0 else ""
+    inside = f" in {folded_name(key)}" if key and not key.startswith(OUTSIDE) else ""
+    detail = f"{len(at_peak):,} alive at once, {len(rows):,} in the step"
+    frame = leading_frame(trace.stacks[blocks.stack[largest]]) if blocks.stack[largest] >= 0 else None
+    line = [Evidence(line_key(frame), int(blocks.bytes[largest]), "made here")] if frame else []
+    return Finding(
+        kind="large_temporary",
+        level="option",
+        device=trace.devices[device].name,
+        step=step.number,
+        title=f"Temporaries of {name}{inside} set the peak: they live within the operator alone.",
+        subject=name,
+        bytes=saved,
+        measure="less at the peak",
+        of_bytes=step.peak_bytes,
+        evidence=(
+            Evidence(f"{name}{inside}", int(blocks.bytes[at_peak].sum()), detail),
+            *line,
+            Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
+            Evidence("the same, without them", step.peak_bytes - saved, "", False),
+        ),
+        where=Where("allocations", (("step", str(step.number)), ("block", str(largest)))),
+        what_to_do="Let the operator work on pieces of its input, such as a loss over parts of the batch, or "
+        "take a fused or in-place variant of it.",
+        price="a change of code",
+    )

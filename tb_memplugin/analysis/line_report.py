@@ -1,0 +1,152 @@
+"""What each source line holds at the peak: with a choice of whose code is named, and by thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.analysis.lines import LineRow, tally
+from tb_memplugin.analysis.source_lines import NEVER, NO_STACK, frame_rank, lines_of, stacks_in_use
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
+
+UNTRACED = "untraced"
+"""Key of what was alive before tracing began, and of which no line is known."""
+
+EXCLUDED = "(excluded)"
+"""Key of allocations all of whose frames are excluded."""
+
+MAIN_THREAD = "MainThread"
+
+_KEY = re.compile(r"(?P<file>.*):(?P<line>\d+) \((?P<function>.*)\)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class LineChoice:
+    """Whose code is named: the innermost frame of the user's, else the innermost Python frame.
+
+    Attributes:
+        library_code: the innermost Python frame, whosever it is.
+        include: shell patterns (`*/model.py`); frames of files that match one are named before all others.
+        exclude: frames of files that match one are never named.
+    """
+
+    library_code: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def rank(self, text: str) -> int:
+        """See `source_lines.lines_of`."""
+        if text.startswith((THREAD, BACKWARD)):
+            return NEVER
+        file = read_frame(text).file.replace("\\", "/")
+        if _matches(file, self.exclude):
+            return NEVER
+        if _matches(file, self.include):
+            return 0
+        rank = frame_rank(text)
+        if self.library_code and rank == 1:
+            rank = 0
+        return max(rank, 1) if self.include else rank
+
+
+def _matches(file: str, patterns: tuple[str, ...]) -> bool:
+    return any(re.match(translate(pattern), file) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class LineUse:
+    """What one line holds: `bytes` in `count` blocks; `cumulative_bytes` are its own and all before it.
+
+    `location` is `file:line (function)`, or a key that stands for no line; then `line` is 0.
+    """
+
+    bytes: int
+    cumulative_bytes: int
+    median_bytes: float
+    count: int
+    location: str
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadLines:
+    """What the lines of one thread hold, largest first."""
+
+    name: str
+    bytes: int
+    lines: tuple[LineUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LineReport:
+    """What was alive at the peak of a device, by line, largest first. Sizes are bytes.
+
+    `max_bytes` is the peak: the last line's `cumulative_bytes`, and the sum of the threads' bytes.
+    `total_allocated_bytes` are those of all allocations while tracing. `threads` is empty where not known.
+    """
+
+    device: str
+    max_bytes: int
+    total_allocated_bytes: int
+    untraced_bytes: int
+    lines: tuple[LineUse, ...]
+    threads: tuple[ThreadLines, ...]
+    notes: tuple[str, ...]
+
+
+Rows = npt.NDArray[np.intp]
+
+
+def line_uses(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[LineUse, ...]:
+    """What the lines of some allocations (rows of `trace.allocations`) hold, largest first."""
+    part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
+    frames = [trace.stacks[row] if row >= 0 else () for row in stacks]
+    line, named = lines_of(frames, choice.rank)
+    keys = (*named, UNTRACED, EXCLUDED)
+    lost = [bool(stack) and named[key] == NO_STACK for stack, key in zip(frames, line.tolist(), strict=True)]
+    line[np.array(lost, bool)] = len(named) + 1
+    key = line[part]
+    before = (trace.allocations.stack[rows] < 0) & (trace.allocations.born[rows] < 0)
+    key[before] = len(named)
+    return _uses(tally(key, keys, trace.allocations.bytes[rows]))
+
+
+def thread_lines(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[ThreadLines, ...]:
+    """The same for each thread by itself, largest first. What is untraced is a thread by itself."""
+    stack = trace.allocations.stack[rows]
+    names = np.array([*map(_thread, trace.stacks), UNTRACED], object)[stack]
+    found = []
+    for name in sorted(set(names.tolist())):
+        mine = rows[names == name]
+        found.append(
+            ThreadLines(name, int(trace.allocations.bytes[mine].sum()), line_uses(trace, mine, choice))
+        )
+    return tuple(sorted(found, key=lambda thread: -thread.bytes))
+
+
+def _thread(stack: Sequence[str]) -> str:
+    if not stack:
+        return NO_STACK
+    return stack[-1][len(THREAD) : -1] if stack[-1].startswith(THREAD) else MAIN_THREAD
+
+
+def _uses(rows: Sequence[LineRow]) -> tuple[LineUse, ...]:
+    whole = accumulate(row.bytes for row in rows)
+    return tuple(
+        LineUse(row.bytes, so_far, row.median_bytes, row.calls, row.key, *_place(row.key))
+        for row, so_far in zip(rows, whole, strict=True)
+    )
+
+
+def _place(key: str) -> tuple[str, int, str]:
+    found = _KEY.fullmatch(key)
+    return (found["file"], int(found["line"]), found["function"]) if found else ("", 0, "")

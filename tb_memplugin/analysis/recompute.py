@@ -1,0 +1,241 @@
+"""What a step's curve would be if some modules ran their forward again in backward, to keep less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.analysis.highest_step import HighestStep
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.tables import Bool, Int64
+
+_FOREVER = np.iinfo(np.int64).max
+
+_INPUTS_LOOKED_AT = 4
+"""Newest blocks before a call among which its input is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Some modules, and what checkpointing each of their calls would do to a step. Bytes, nanoseconds.
+
+    Attributes:
+        rows: int64, the modules' rows in `trace.modules`; none lies within another.
+        calls: forward calls in the step whose backward is in it too.
+        peak_bytes: of the step, checkpointed: never less than what it would really be.
+        saved_bytes: the step's peak less `peak_bytes`.
+        held_bytes: what the calls keep for their backward, their outputs not counted.
+        forward_ns: time of these calls, spent a second time.
+    """
+
+    rows: Int64
+    calls: int
+    peak_bytes: int
+    saved_bytes: int
+    held_bytes: int
+    forward_ns: int
+
+
+class Activations:
+    """A step's activations and module calls, to ask `recomputed` of several sets of modules.
+
+    Args:
+        trace: any trace; without module calls and phases nothing is ever saved.
+        device: row in `trace.devices`.
+        step: the step.
+    """
+
+    def __init__(self, trace: MemoryTrace, device: int, step: HighestStep) -> None:
+        self._trace, self._step = trace, step
+        blocks = trace.allocations
+        born = slice(*np.searchsorted(blocks.born, (step.first, step.end)))
+        mine = (blocks.device[born] == device) & (blocks.category[born] == Category.ACTIVATION)
+        rows = np.flatnonzero(mine) + born.start
+        self._born, self._freed, self._bytes = blocks.born[rows], blocks.freed[rows], blocks.bytes[rows]
+        self._module, self._operator = blocks.module[rows], blocks.operator[rows]
+        time = trace.events.time_ns
+        began = int(time[step.first]) if step.end > step.first else 0
+        ended = int(time[step.end - 1]) if step.end > step.first else 0
+        here = np.flatnonzero(
+            (trace.calls.start_ns >= began - _slack(trace, step)) & (trace.calls.start_ns <= ended)
+        )
+        self._calls = here
+
+    def own_bytes(self, event: int) -> Int64:
+        """Activations alive after an event of each module alone: int64, shape (modules,)."""
+        total = np.zeros(len(self._trace.modules) + 1, np.int64)
+        alive = (self._born <= event) & (self._freed > event)
+        np.add.at(total, self._module[alive], self._bytes[alive])
+        return total[:-1]
+
+    def recomputed(self, rows: Int64) -> Recomputed:
+        """What checkpointing these modules would do.
+
+        A call gives back what was born in it as an activation, is alive at its end and until its own
+        backward begins, but for its output: the largest block of its last operator. While the call runs
+        all counts as held, and its input is kept for it until its backward. When that begins, all that
+        it held is back at once, after a moment as high above the level as the forward's highest was.
+        """
+        inner = _inside(self._trace, rows)
+        calls = self._with_backward(inner)
+        if not len(calls.start):
+            return Recomputed(rows, 0, self._step.peak_bytes, 0, 0, 0)
+        block, call = self._held_by(inner, calls)
+        lower = self._step.without(self._bytes[block], calls.end[call] + 1, calls.back[call])
+        lower = lower + self._inputs(calls)
+        again = self._again(calls, lower)
+        peak = max(int(lower.max()), int(again.max()))
+        held = int(self._bytes[block].sum())
+        spent = int(calls.spent_ns.sum())
+        return Recomputed(rows, len(calls.start), peak, self._step.peak_bytes - peak, held, spent)
+
+    def _with_backward(self, inner: Int64) -> _Calls:
+        """The forward calls of the outermost modules asked for that have a backward in the step."""
+        spans, time = self._trace.calls, self._trace.events.time_ns
+        own = np.append(inner, -1)[spans.name[self._calls]]
+        forward = self._calls[(own == spans.name[self._calls]) & (spans.phase[self._calls] == Phase.FORWARD)]
+        backward = self._calls[(own >= 0) & (spans.phase[self._calls] == Phase.BACKWARD)]
+        owner = inner[spans.name[backward]]
+        order = np.lexsort((spans.start_ns[backward], owner))
+        begins, owner = spans.start_ns[backward][order], owner[order]
+        place = _next_of(owner, begins, spans.name[forward].astype(np.int64), spans.end_ns[forward])
+        forward, back = forward[place >= 0], begins[place[place >= 0]]
+        order = np.argsort(spans.start_ns[forward], kind="stable")
+        forward, back = forward[order], back[order]
+        return _Calls(
+            spans.name[forward].astype(np.int64),
+            np.searchsorted(time, spans.start_ns[forward], side="left").astype(np.int64),
+            np.searchsorted(time, spans.end_ns[forward], side="right").astype(np.int64),
+            np.searchsorted(time, back, side="left").astype(np.int64),
+            spans.end_ns[forward] - spans.start_ns[forward],
+        )
+
+    def _held_by(self, inner: Int64, calls: _Calls) -> tuple[Int64, Int64]:
+        """Blocks that a call would not hold if it were checkpointed, and the call of each."""
+        owner = np.append(inner, -1)[self._module]
+        order = np.lexsort((calls.start, calls.module))
+        last = _last_of(calls.module[order], calls.start[order], owner, self._born)
+        call = np.where(last >= 0, np.append(order, -1)[last], -1)
+        inside = np.flatnonzero((call >= 0) & (self._born < np.append(calls.end, 0)[call]))
+        inside = inside[self._freed[inside] >= calls.end[call[inside]]]  # alive at the call's end
+        kept = inside[~self._outputs(inside, call[inside])]
+        kept = kept[self._freed[kept] >= calls.back[call[kept]]]
+        return kept, call[kept]
+
+    def _outputs(self, block: Int64, call: Int64) -> Bool:
+        """Mask of the largest block of each call's last operator. Blocks are in order of birth."""
+        order = np.lexsort((block, call))
+        block, call = block[order], call[order]
+        ends = np.append(np.flatnonzero(call[1:] != call[:-1]), len(call) - 1)[: len(call)]
+        last = np.repeat(ends, np.diff(np.concatenate(([-1], ends))))
+        other = self._operator[block] != self._operator[block[last]]
+        differs = np.maximum.accumulate(np.where(other, np.arange(len(block)), -1))
+        final = np.flatnonzero(np.arange(len(block)) > differs[last])
+        by_size = final[np.lexsort((self._bytes[block[final]], call[final]))]
+        largest = by_size[np.append(call[by_size[1:]] != call[by_size[:-1]], True)[: len(by_size)]]
+        mask = np.zeros(len(block), bool)
+        mask[order[largest]] = True
+        return mask
+
+    def _inputs(self, calls: _Calls) -> Int64:
+        """What holding each call's input until its backward adds to the level.
+
+        Taken for the input is the largest of the newest blocks before the call that are alive at its start
+        and dead before its backward: had it been kept for anything else, it would live on.
+        """
+        newest = np.searchsorted(self._born, calls.start) - 1
+        near = (newest[:, None] - np.arange(_INPUTS_LOOKED_AT)).clip(-1)
+        freed, size = np.append(self._freed, -1)[near], np.append(self._bytes, 0)[near]
+        dies = (freed >= calls.start[:, None]) & (freed < calls.back[:, None])
+        chosen = np.argmax(np.where(dies, size, -1), axis=1)[:, None]
+        dies, freed, size = (np.take_along_axis(one, chosen, axis=1)[:, 0] for one in (dies, freed, size))
+        without = self._step.without(size[dies], freed[dies] + 1, calls.back[dies])
+        added: Int64 = self._step.level - without
+        return added
+
+    def _again(self, calls: _Calls, lower: Int64) -> Int64:
+        """The highest level while each call runs its forward again."""
+        level, first = self._step.level, self._step.first
+        limit = len(level) - 1
+        start, end = (calls.start - first).clip(0, limit), (calls.end - first).clip(0, limit)
+        ranges = np.stack((start, end + 1), axis=1).ravel()
+        rise = np.maximum.reduceat(np.append(level, 0), ranges)[::2] - level[start]
+        again: Int64 = lower[(calls.back - first).clip(0, limit)] + rise
+        return again
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Calls in order of their start, int64 (n,): the module, event indices, and the time each took.
+
+    `start` is the first event in the call, `end` the first behind it, `back` the first of its backward.
+    """
+
+    module: Int64
+    start: Int64
+    end: Int64
+    back: Int64
+    spent_ns: Int64
+
+
+def _slack(trace: MemoryTrace, step: HighestStep) -> int:
+    """How far before its first event a step's first call may begin: to the event before it."""
+    if step.first == 0:
+        return 1 << 60
+    return int(trace.events.time_ns[step.first] - trace.events.time_ns[step.first - 1])
+
+
+def _inside(trace: MemoryTrace, rows: Int64) -> Int64:
+    """For each module, which of `rows` it is or lies in, -1 for none: int64, shape (modules,)."""
+    chosen = set(rows.tolist())
+    found: list[int] = []
+    for row, module in enumerate(trace.modules):
+        around = found[module.parent] if 0 <= module.parent < row else -1
+        found.append(around if around >= 0 else row if row in chosen else -1)
+    return np.array(found, np.int64)
+
+
+def _next_of(group: Int64, value: Int64, of_group: Int64, after: Int64) -> Int64:
+    """The place of the first value of a group that is not before another; -1 for none.
+
+    Args:
+        group, value: sorted by group, then value.
+        of_group, after: which group, and the least value.
+    """
+    if not len(group):
+        return np.full(len(of_group), -1, np.int64)
+    place = np.lexsort(
+        (
+            np.concatenate((np.ones(len(group)), np.zeros(len(after)))),
+            np.concatenate((value, after)),
+            np.concatenate((group, of_group)),
+        )
+    )
+    known = place < len(group)
+    following = np.where(known, place, _FOREVER)
+    following = np.minimum.accumulate(following[::-1])[::-1]
+    found = np.full(len(of_group), -1, np.int64)
+    found[place[~known] - len(group)] = following[~known]
+    found[found == _FOREVER] = -1
+    found[(found >= 0) & (group[found] != of_group)] = -1
+    return found
+
+
+def _last_of(group: Int64, value: Int64, of_group: Int64, until: Int64) -> Int64:
+    """The place of the last value of a group that is not behind another; -1 for none. As `_next_of`."""
+    if not len(group):
+        return np.full(len(of_group), -1, np.int64)
+    place = np.lexsort(
+        (
+            np.concatenate((np.zeros(len(group)), np.ones(len(until)))),
+            np.concatenate((value, until)),
+            np.concatenate((group, of_group)),
+        )
+    )
+    known = place < len(group)
+    before = np.maximum.accumulate(np.where(known, place, -1))
+    found = np.full(len(of_group), -1, np.int64)
+    found[place[~known] - len(group)] = before[~known]
+    found[(found >= 0) & (group[found] != of_group)] = -1
+    return found

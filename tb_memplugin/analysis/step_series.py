@@ -1,0 +1,72 @@
+"""Figures of many steps for a screen: the exact highest in every column, and which step has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.trace.step_figures import StepFigures
+from tb_memplugin.trace.tables import Int64
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeries:
+    """A device's steps in columns of (nearly) equally many steps; int64, shape (columns,); bytes.
+
+    Attributes:
+        first, last: each column's steps, inclusive.
+        low, high: lowest and highest peak in it.
+        high_step: the first step in it that has the highest.
+        reserved: highest reserved in it; None where there is none.
+        count: steps in all columns together.
+    """
+
+    first: Int64
+    last: Int64
+    low: Int64
+    high: Int64
+    high_step: Int64
+    reserved: Int64 | None
+    count: int
+
+
+def step_series(figures: StepFigures, device: int, first: int, last: int, columns: int) -> StepSeries:
+    """The steps from `first` to `last`, inclusive, in at most so many columns.
+
+    Args:
+        figures: of a whole run.
+        device: a row of its devices.
+        first, last: numbers of steps; none need be there.
+        columns: at least 1.
+    """
+    begin, end = np.searchsorted(figures.steps, [first, last + 1])
+    steps = figures.steps[begin:end]
+    one = figures.devices[device]
+    peak = one.peak[begin:end]
+    wide = min(columns, len(steps))
+    starts = np.arange(wide) * len(steps) // max(wide, 1)
+    if not wide:
+        none = np.zeros(0, np.int64)
+        return StepSeries(none, none, none, none, none, None, 0)
+    high = np.maximum.reduceat(peak, starts)
+    column = np.repeat(np.arange(wide), np.diff(starts, append=len(steps)))
+    highest = np.flatnonzero(peak == high[column])
+    _, where = np.unique(column[highest], return_index=True)
+    return StepSeries(
+        first=steps[starts],
+        last=steps[np.append(starts[1:], len(steps)) - 1],
+        low=np.minimum.reduceat(peak, starts),
+        high=high,
+        high_step=steps[highest[where]],
+        reserved=None
+        if one.peak_reserved is None
+        else np.maximum.reduceat(one.peak_reserved[begin:end], starts),
+        count=len(steps),
+    )
+
+
+def highest_row(figures: StepFigures, device: int) -> int:
+    """Of the steps with a device's highest peak, the last."""
+    peak = figures.devices[device].peak
+    return len(peak) - 1 - int(np.argmax(peak[::-1]))

@@ -1,0 +1,139 @@
+"""`tb-memplugin advice`: what of the memory could be saved, and the evidence for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from tb_memplugin.analysis.advice import Advice, Evidence, Finding, Judgement, Where, advice
+from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.tables import LONGEST, Unit, console, printable
+
+RULE_NAMES = {
+    "growth": "growth",
+    "kept_gradients": "kept gradients",
+    "unused_reserve": "unused reserve",
+    "checkpointing": "checkpointing",
+    "optimizer_state": "optimizer state",
+    "large_temporary": "large temporaries",
+}
+
+
+@click.command("advice")
+@click.argument("path")
+@click.option(
+    "--step", type=int, help="Of a folder: a step's number. Default: the one with the highest peak."
+)
+@click.option("--device", help="A device's name, such as cuda:0. Default: all.")
+@click.option("--worker", help="Of a folder: a worker's name. Default: the one with the highest peak.")
+@click.option("--json", "as_json", is_flag=True, help="Bytes, for programs.")
+@reading_options
+def command(
+    path: str, step: int | None, device: str | None, worker: str | None, as_json: bool, reading: Reading
+) -> None:
+    """What of the memory could be saved: growth, gradients kept, reserve unused, and what has a price.
+
+    Every finding has its evidence, and rules that find nothing say why. PATH is a memory snapshot, a
+    Kineto trace, a raw memory timeline, a recorded window, or a recorded run's folder.
+    """
+    opened = open_trace(path, reading, device=device, step=step, worker=worker)
+    found = advice(opened.trace, device)
+    if as_json:
+        click.echo(json.dumps({"source": opened.source, **_json(found)}, indent=2))
+        return
+    click.echo(_heading(found))
+    for finding in found.findings:
+        _show(finding)
+    _show_judgements([told for told in found.judgements if told.verdict != "found"])
+
+
+def _json(found: Advice) -> dict[str, Any]:
+    return {
+        "findings": [
+            {
+                **asdict(finding),
+                "where": _where_json(finding.where),
+                "evidence": [
+                    {**asdict(row), "where": row.where and _where_json(row.where)} for row in finding.evidence
+                ],
+            }
+            for finding in found.findings
+        ],
+        "judgements": [asdict(told) for told in found.judgements],
+    }
+
+
+def _where_json(where: Where) -> dict[str, Any]:
+    return {"view": where.view, "state": dict(where.state)}
+
+
+def _heading(found: Advice) -> str:
+    problems = sum(finding.level == "problem" for finding in found.findings)
+    options = len(found.findings) - problems
+    unjudged = sum(told.verdict == "not judged" for told in found.judgements)
+    return (
+        f"{_count(problems, 'problem')}, {_count(options, 'option')}; "
+        f"{_count(unjudged, 'rule')} could not be judged"
+    )
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count or 'no'} {word if count == 1 else word + 's'}"
+
+
+def _show(finding: Finding) -> None:
+    out = console()
+    size = Unit.for_bytes([finding.bytes]).tell(finding.bytes)
+    whole = Unit.for_bytes([finding.of_bytes]).tell(finding.of_bytes)
+    percent = 100 * finding.bytes / finding.of_bytes if finding.of_bytes else 0
+    step = "" if finding.step is None else f", step {finding.step}"
+    heading = f"{finding.level}, {finding.device}{step}: {finding.title}"
+    out.print()
+    out.print(printable(heading, 4 * LONGEST), soft_wrap=True)
+    out.print(f"  {size} {finding.measure}: {percent:.1f} % of {whole}", soft_wrap=True)
+    out.print(_evidence(finding.evidence))
+    if finding.price:
+        out.print(f"  price: {printable(finding.price, LONGEST)}", soft_wrap=True)
+    out.print(f"  to do: {finding.what_to_do}", soft_wrap=True)
+    out.print(f"  in the tab: {_address(finding.where)}", soft_wrap=True)
+
+
+def _evidence(rows: Sequence[Evidence]) -> Table:
+    unit = Unit.for_bytes([row.bytes for row in rows])
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn.add_column("  evidence", overflow="fold")
+    drawn.add_column(unit.name, justify="right", no_wrap=True)
+    drawn.add_column("", overflow="fold")
+    for row in rows:
+        cells = (f"  {printable(row.what, LONGEST)}", unit.show(row.bytes), printable(row.detail, LONGEST))
+        drawn.add_row(*map(Text, cells))
+    return drawn
+
+
+def _address(where: Where) -> str:
+    state = ", ".join(f"{key} {printable(value, 80)}" for key, value in where.state)
+    return f"{where.view.capitalize()} ({state})" if state else where.view.capitalize()
+
+
+def _show_judgements(told: Sequence[Judgement]) -> None:
+    if not told:
+        return
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("rule", "device", "", "why"):
+        drawn.add_column(name, overflow="fold", no_wrap=name != "why")
+    for one in told:
+        cells = (
+            RULE_NAMES[one.kind],
+            printable(one.device, 40),
+            one.verdict,
+            printable(one.why, 4 * LONGEST),
+        )
+        drawn.add_row(*map(Text, cells))
+    console().print(drawn)

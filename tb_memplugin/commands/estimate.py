@@ -1,0 +1,104 @@
+"""`tb-memplugin estimate`: whether a training step would fit a GPU, what fills it, and what to change."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from tb_memplugin.commands.allocator_replay import read_size
+from tb_memplugin.commands.estimate_report import Report, report_json, show
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+
+MOST = 1 << 20
+"""The largest batch and sequence that can be asked for."""
+
+DTYPES = ("fp32", "bf16", "fp16")
+OPTIMIZERS = ("adamw", "adamw-fused", "adam", "adam-fused", "adafactor", "momentum", "sgd")
+
+TARGET_HELP = """\b
+TARGET is one of
+  module:function   (or file.py:function) that returns (model, inputs) or
+                    (model, inputs, optimizer). It gets batch, seq, dtype and
+                    device where it has parameters of these names.
+  a folder          with a config.json of transformers
+  a config class    of transformers: LlamaConfig
+
+No GPU is needed: tensors are fake, the allocator is simulated. Without a loss of its own, the model is
+trained on the sum of its output."""
+
+
+@click.command("estimate", help=f"Whether a training step fits a GPU, and what fills it.\n\n{TARGET_HELP}")
+@click.argument("target")
+@click.option("--gpu", default="h100", show_default=True, help=f"One of {', '.join(GpuSpec.names())}.")
+@click.option("--capacity", metavar="SIZE", help="The GPU's memory, if it has another size: 40GiB, or bytes.")
+@click.option("--batch", type=click.IntRange(1, MOST), help="Samples. Default: 1, or as the function says.")
+@click.option(
+    "--seq",
+    type=click.IntRange(1, MOST),
+    help="Tokens a sample. Default: 2048 or what the config allows, or as the function says.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of parameters. Default: as the target says.")
+@click.option(
+    "--optimizer",
+    type=click.Choice(OPTIMIZERS),
+    help="With torch's own defaults otherwise. Default: adamw, or the function's own.",
+)
+@click.option("--checkpointing", is_flag=True, help="Recompute activations in backward.")
+@click.option("--inference", is_flag=True, help="One forward without gradients instead of training steps.")
+@click.option("--find-max-batch", is_flag=True, help="The largest batch that fits.")
+@click.option("--alloc-conf", metavar="TEXT", default="", help="As in PYTORCH_CUDA_ALLOC_CONF.")
+@click.option("--mesh", metavar="TEXT", help="Several ranks, such as dp=8,tp=2: not built yet.")
+@click.option("--changes/--no-changes", default=True, help="Estimate also what would lower the peak.")
+@click.option("--logdir", help="Write the estimate there as a run, for the Memory tab.")
+@click.option("--json", "as_json", is_flag=True, help="Bytes and seconds, for programs.")
+def command(
+    target: str,
+    gpu: str,
+    capacity: str | None,
+    mesh: str | None,
+    find_max_batch: bool,
+    alloc_conf: str,
+    changes: bool,
+    logdir: str | None,
+    as_json: bool,
+    **sizes: Any,
+) -> None:
+    """See the help of the command."""
+    spec = GpuSpec.named(gpu)
+    if capacity is not None:
+        spec = spec.with_memory(read_size(capacity))
+    if mesh is not None:
+        raise MemPluginError(
+            "Several ranks cannot be estimated yet.", where="--mesh", fix="Leave it out: one rank alone."
+        )
+    try:
+        from tb_memplugin.estimate.step_estimate import StepEstimator
+        from tb_memplugin.estimate.targets import read_target
+        from tb_memplugin.estimate.workload import Workload
+    except ModuleNotFoundError as error:
+        raise _without(error) from error
+    estimator = StepEstimator(read_target(target), spec, alloc_conf)
+    step = estimator.step(Workload(**sizes), logdir=logdir)
+    report = Report(
+        step,
+        estimator.max_batch(step.workload) if find_max_batch else None,
+        estimator.changes(step) if changes else None,
+    )
+    if as_json:
+        click.echo(json.dumps(report_json(report), indent=2))
+    else:
+        show(report)
+
+
+def _without(error: ModuleNotFoundError) -> Exception:
+    """What to say where torch is missing; any other module is a fault of ours."""
+    if (error.name or "").partition(".")[0] != "torch":
+        return error
+    return MemPluginError(
+        "An estimate runs the model in PyTorch, which is not installed.",
+        where="torch",
+        fix='pip install "tb-memplugin[torch]"; a build for the CPU is enough.',
+    )

@@ -1,0 +1,135 @@
+"""An estimate told to people and programs: does it fit, what fills it, what would make it smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tb_memplugin.commands.tables import Unit, console, printable, table
+
+if TYPE_CHECKING:
+    from tb_memplugin.estimate.changes import Change
+    from tb_memplugin.estimate.max_batch import MaxBatch
+    from tb_memplugin.estimate.step_estimate import StepEstimate
+
+NOT_TOLD = "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A step's estimate; the largest batch and the changes are None where they were not asked for."""
+
+    step: StepEstimate
+    max_batch: MaxBatch | None
+    changes: tuple[Change, ...] | None
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """A report for programs; bytes and seconds."""
+    step, found = report.step, report.step.estimate
+    told: dict[str, Any] = {
+        "target": step.target,
+        "peak_allocated_bytes": found.peak_allocated_bytes,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
+        "fits": found.fits,
+        "gpu": step.gpu.name,
+        "memory_bytes": step.gpu.memory_bytes,
+        "margin_bytes": found.margin_bytes,
+        "workspace_bytes": found.workspace_bytes,
+        "workload": asdict(step.workload),
+        "breakdown": [{"key": key, "bytes": size} for key, size in found.breakdown],
+        "phases": [{"name": name, "peak_bytes": size} for name, size in found.phases],
+        "seconds": found.seconds,
+        "notes": list(step.notes),
+    }
+    if report.max_batch is not None:
+        told["max_batch"] = {"batch": report.max_batch.batch, "estimates": report.max_batch.estimates}
+    if report.changes is not None:
+        told["changes"] = [asdict(change) for change in report.changes]
+    return told
+
+
+def show(report: Report) -> None:
+    """A report for people."""
+    out, found = console(), report.step.estimate
+    unit = Unit.for_bytes([found.peak_reserved_bytes])
+    for line in _headline(report.step, unit):
+        out.print(printable(line), soft_wrap=True)
+    rows = [(key, unit.show(size), _share(size, found.peak_allocated_bytes)) for key, size in found.breakdown]
+    total = sum(size for _, size in found.breakdown)
+    out.print(
+        table(
+            ("allocated at the peak", unit.name, "%"),
+            [*rows, ("total", unit.show(total), _share(total, found.peak_allocated_bytes))],
+        )
+    )
+    phases = [(name, unit.show(size)) for name, size in found.phases]
+    out.print(table(("phase", f"peak ({unit.name})"), phases))
+    if report.changes is not None:
+        _show_changes(report.changes, unit)
+    if report.max_batch is not None:
+        out.print(printable(_max_batch_line(report.step, report.max_batch)), soft_wrap=True)
+    for note in report.step.notes:
+        click.echo(f"note: {printable(note)}", err=True)
+
+
+def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
+    found, room = step.estimate, step.gpu.memory_bytes
+    kind = "inference" if step.workload.inference else "training"
+    yield f"{step.target}: {kind}, {', '.join(_sizes(step))}"
+    told = Unit.for_bytes([room])
+    if found.fits is None or found.margin_bytes is None:
+        yield f"{step.gpu.name}: whether it fits is not known"
+    elif found.fits:
+        spare = told.tell(max(found.margin_bytes, 0))
+        yield f"fits {step.gpu.name} ({told.tell(room)}) with {spare} to spare"
+    else:
+        missing = told.tell(abs(found.margin_bytes))
+        yield f"does not fit {step.gpu.name} ({told.tell(room)}): {missing} too much"
+    yield (
+        f"peak {unit.tell(found.peak_allocated_bytes)} allocated, "
+        f"{unit.tell(found.peak_reserved_bytes)} reserved"
+    )
+
+
+def _sizes(step: StepEstimate) -> Iterator[str]:
+    work = step.workload
+    for name, value in (("batch", work.batch), ("sequence", work.seq)):
+        if value is not None:
+            yield f"{name} {value:,}"
+    if work.dtype is not None:
+        yield work.dtype
+    if not work.inference:
+        yield work.optimizer or "its own optimizer"
+    if work.checkpointing:
+        yield "checkpointing"
+
+
+def _show_changes(changes: tuple[Change, ...], unit: Unit) -> None:
+    out = console()
+    if not changes:
+        out.print("None of the changes that were tried saves memory.")
+        return
+    rows = [
+        (
+            change.options,
+            unit.show(change.saved_bytes),
+            unit.show(change.peak_reserved_bytes),
+            NOT_TOLD if change.fits is None else "yes" if change.fits else "no",
+        )
+        for change in changes
+    ]
+    out.print(table(("change first", f"saves ({unit.name})", "reserved then", "fits"), rows))
+
+
+def _max_batch_line(step: StepEstimate, found: MaxBatch) -> str:
+    if not found.batch:
+        return f"Not even a batch of 1 fits {step.gpu.name}."
+    return f"The largest batch that fits is {found.batch:,} ({found.estimates} estimates)."
+
+
+def _share(size: int, whole: int) -> str:
+    return f"{100 * size / whole:.1f}" if whole else "0.0"

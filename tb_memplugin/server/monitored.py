@@ -1,0 +1,168 @@
+"""Series of steps that monitors wrote: read through TensorBoard's data provider, each record once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from tensorboard.context import RequestContext
+from tensorboard.data import provider
+
+from tb_memplugin.errors import NotRecordedError, UnreadableFileError
+from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
+from tb_memplugin.server.catalogue import run_and_worker
+from tb_memplugin.store.envelope import RERECORD
+from tb_memplugin.store.paths import PLUGIN_NAME, STEPS_TAG
+from tb_memplugin.store.step_records import read_figures, read_series
+from tb_memplugin.trace.step_figures import StepFigures, joined
+
+ALL = 1 << 24
+"""As many records as there are: TensorBoard's word for "no sampling"."""
+
+_Key = tuple[str, str]
+_Stamp = tuple[int, float, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The steps of one monitor. `folder` is TensorBoard's name of the run."""
+
+    folder: str
+    metadata: SeriesMetadata
+    figures: StepFigures
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was read of a folder, and when it was so."""
+
+    stamp: _Stamp
+    records: dict[int, StepFigures]
+    series: Series | None
+    problems: list[UnreadableFileError]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoredRuns:
+    """All series, by run and worker."""
+
+    workers: dict[_Key, Series] = field(default_factory=dict)
+    problems: tuple[UnreadableFileError, ...] = ()
+
+
+class Monitored:
+    """Keeps the figures of all monitors in memory: some 100 bytes a step.
+
+    Args:
+        data_provider: TensorBoard's, whichever it is.
+    """
+
+    def __init__(self, data_provider: provider.DataProvider | None) -> None:
+        self._provider = data_provider
+        self._lock = threading.Lock()
+        self._read: dict[tuple[str, str], _Read] = {}
+        self._runs: dict[str, MonitoredRuns] = {}
+
+    def runs(self, ctx: RequestContext, experiment: str, *, fresh: bool = False) -> MonitoredRuns:
+        """Everything there is: as it was when last asked, or asked anew."""
+        runs = None if fresh else self._runs.get(experiment)
+        if runs is None:
+            with self._lock:
+                runs = self._runs[experiment] = self._asked(ctx, experiment)
+        return runs
+
+    def find(self, ctx: RequestContext, experiment: str, run: str, worker: str) -> Series:
+        """The series of a worker.
+
+        Raises:
+            NotRecordedError: there is none.
+        """
+        for fresh in (False, True):
+            found = self.runs(ctx, experiment, fresh=fresh).workers.get((run, worker))
+            if found is not None:
+                return found
+        raise NotRecordedError(
+            f"No monitor watched worker {worker!r}.",
+            where=run,
+            fix="Watch it with MemoryMonitor, or choose another worker.",
+        )
+
+    def _asked(self, ctx: RequestContext, experiment: str) -> MonitoredRuns:
+        if self._provider is None:
+            return MonitoredRuns()
+        wanted = provider.RunTagFilter(tags=[STEPS_TAG])
+        listed = self._provider.list_tensors(
+            ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME, run_tag_filter=wanted
+        )
+        stamps = {
+            folder: (
+                series[STEPS_TAG].max_step,
+                series[STEPS_TAG].max_wall_time,
+                series[STEPS_TAG].plugin_content,
+            )
+            for folder, series in listed.items()
+            if STEPS_TAG in series
+        }
+        for key in [key for key in self._read if key[0] == experiment and key[1] not in stamps]:
+            del self._read[key]
+        stale = [folder for folder, stamp in stamps.items() if not self._is_read(experiment, folder, stamp)]
+        if stale:
+            self._read_anew(ctx, experiment, stale, stamps)
+        return _by_worker([self._read[experiment, folder] for folder in sorted(stamps)])
+
+    def _is_read(self, experiment: str, folder: str, stamp: _Stamp) -> bool:
+        known = self._read.get((experiment, folder))
+        return known is not None and known.stamp == stamp
+
+    def _read_anew(
+        self, ctx: RequestContext, experiment: str, folders: list[str], stamps: dict[str, _Stamp]
+    ) -> None:
+        assert self._provider is not None
+        wanted = provider.RunTagFilter(runs=folders, tags=[STEPS_TAG])
+        found = self._provider.read_tensors(
+            ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME, run_tag_filter=wanted, downsample=ALL
+        )
+        for folder in folders:
+            data = found.get(folder, {}).get(STEPS_TAG, [])
+            before = self._read.get((experiment, folder))
+            same = before is not None and before.stamp[2] == stamps[folder][2]
+            records = before.records if before is not None and same else {}
+            self._read[experiment, folder] = _read(folder, stamps[folder], data, records)
+
+
+def _read(
+    folder: str, stamp: _Stamp, data: list[provider.TensorDatum], known: dict[int, StepFigures]
+) -> _Read:
+    """The series of a folder; a record that cannot be read is left out, and told."""
+    where = f"{folder}: {STEPS_TAG}"
+    records, problems = dict(known), []
+    for datum in data:
+        if datum.step not in records:
+            try:
+                records[datum.step] = read_figures(bytes(datum.numpy.item()), where)
+            except (UnreadableFileError, ValueError, TypeError) as error:
+                problems.append(_told(error, where))
+    try:
+        parts = [records[step] for step in sorted(records) if len(records[step])]
+        series = Series(folder, read_series(stamp[2], where), joined(parts)) if parts else None
+    except (UnreadableFileError, ValueError) as error:
+        series = None
+        problems.append(_told(error, where))
+    return _Read(stamp, records, series, problems)
+
+
+def _told(error: Exception, where: str) -> UnreadableFileError:
+    if isinstance(error, UnreadableFileError):
+        return error
+    return UnreadableFileError(f"Figures of steps are damaged ({error}).", where=where, fix=RERECORD)
+
+
+def _by_worker(found: list[_Read]) -> MonitoredRuns:
+    workers: dict[_Key, Series] = {}
+    for one in found:
+        if one.series is not None:
+            key = run_and_worker(one.series.folder, one.series.metadata.worker)
+            if key in workers:  # a copy of the folder
+                key = (key[0], f"{key[1]} ({one.series.folder.rpartition('/')[2]})")
+            workers[key] = one.series
+    return MonitoredRuns(workers, tuple(problem for one in found for problem in one.problems))

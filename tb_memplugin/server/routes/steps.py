@@ -1,0 +1,63 @@
+"""`steps`: the peaks of all steps that a monitor saw, in as many columns as a screen has."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tb_memplugin.analysis.step_series import step_series
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.server.monitored import Series
+from tb_memplugin.server.selection import MOST_COLUMNS, Request
+from tb_memplugin.server.session import Session
+from tb_memplugin.server.shapes import Json
+from tb_memplugin.trace.tables import Int64
+
+DEFAULT_COLUMNS = 1_000
+MOST_MARKS = 200
+
+
+def answer(session: Session, request: Request) -> Json:
+    """From the monitor's records alone."""
+    series, device = series_asked(session, request)
+    figures = series.figures
+    first = request.number("first", int(figures.steps[0]))
+    last = request.number("last", int(figures.steps[-1]))
+    drawn = step_series(figures, device, first, last, request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS))
+    one = figures.devices[device]
+    return {
+        "count": drawn.count,
+        "first": drawn.first.tolist(),
+        "last": drawn.last.tolist(),
+        "low": drawn.low.tolist(),
+        "high": drawn.high.tolist(),
+        "high_step": drawn.high_step.tolist(),
+        "reserved": None if drawn.reserved is None else drawn.reserved.tolist(),
+        "retries": _marks(figures.steps, one.retries, first, last),
+        "ooms": _marks(figures.steps, one.ooms, first, last),
+    }
+
+
+def series_asked(session: Session, request: Request) -> tuple[Series, int]:
+    """The series of the worker that a request names, and the row of its device.
+
+    Raises:
+        NotRecordedError: no monitor watched it.
+    """
+    series = session.monitored.find(
+        request.ctx, request.experiment, request.text("run"), request.text("worker")
+    )
+    names = [device.name for device in series.figures.devices]
+    device = series.figures.device_row(request.text("device", names[0]))
+    if device is None:
+        raise NotRecordedError(
+            "No monitor watched this device.", where="device", fix=f"Choose one of: {', '.join(names)}."
+        )
+    return series, device
+
+
+def _marks(steps: Int64, counts: Int64 | None, first: int, last: int) -> list[list[int]]:
+    """The first steps in which something was counted, and how often."""
+    if counts is None:
+        return []
+    rows = np.flatnonzero((counts > 0) & (steps >= first) & (steps <= last))[:MOST_MARKS]
+    return np.stack((steps[rows], counts[rows]), axis=1).tolist()  # type: ignore[no-any-return]

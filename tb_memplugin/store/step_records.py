@@ -1,0 +1,195 @@
+"""Figures of steps as records of an event file, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import numpy as np
+import zstandard
+from google.protobuf.message import DecodeError
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto import step_figures_pb2 as pb
+from tb_memplugin.store.envelope import RERECORD, UPGRADE
+from tb_memplugin.store.paths import readable
+from tb_memplugin.trace.step_figures import DeviceFigures, PhaseBytes, PhaseFigures, StepFigures
+from tb_memplugin.trace.tables import Bool, Int64
+
+Column = TypeVar("Column", Int64, Bool)
+
+VERSION = 1
+MOST_FIGURES_BYTES = 64 << 20
+"""Of one record after decompression. One that claims more is damage or an attack."""
+
+_OPTIONAL = {
+    "peak_reserved": "peak_reserved_bytes",
+    "end_reserved": "end_reserved_bytes",
+    "retries": "retries",
+    "ooms": "ooms",
+    "allocations": "allocations",
+    "allocated_bytes": "allocated_bytes",
+}
+_LEVELS = ("peak_reserved", "end_reserved")
+
+
+def pack_figures(figures: StepFigures) -> bytes:
+    """Figures of steps as the bytes of one record."""
+    message = pb.StepFigures(
+        steps=_differences(figures.steps),
+        durations_ns=figures.durations_ns.tolist(),
+        devices=map(_device_message, figures.devices),
+        phases=map(_phase_message, figures.phases),
+        notes=map(readable, figures.notes),
+    )
+    raw = message.SerializeToString()
+    packed = zstandard.ZstdCompressor(level=3).compress(raw)
+    return pb.StepRecord(version=VERSION, raw_size=len(raw), figures=packed).SerializeToString()
+
+
+def read_figures(data: bytes, where: str = "") -> StepFigures:
+    """The figures in a record.
+
+    Raises:
+        UnreadableFileError: damaged, or newer than this reader; it names `where`.
+    """
+    try:
+        outer = pb.StepRecord.FromString(data)
+        _check_version(outer.version, where)
+        if outer.raw_size > MOST_FIGURES_BYTES:
+            raise ValueError("it claims to be too large")
+        if zstandard.get_frame_parameters(outer.figures).content_size != outer.raw_size:
+            raise ValueError("its size is wrong")
+        raw = zstandard.ZstdDecompressor().decompress(outer.figures, max_output_size=outer.raw_size)
+        return _figures(pb.StepFigures.FromString(raw))
+    except (DecodeError, zstandard.ZstdError, ValueError, OverflowError) as error:
+        what = f"A record of steps' figures is damaged ({error})."
+        raise UnreadableFileError(what, where=where, fix=RERECORD) from error
+
+
+def read_series(content: bytes, where: str = "") -> pb.SeriesMetadata:
+    """What the tag of a series of steps carries.
+
+    Raises:
+        UnreadableFileError: damaged, or newer than this reader.
+    """
+    try:
+        metadata = pb.SeriesMetadata.FromString(content)
+    except DecodeError as error:
+        what = "The description of a series of steps is damaged."
+        raise UnreadableFileError(what, where=where, fix=RERECORD) from error
+    _check_version(metadata.version, where)
+    return metadata
+
+
+def _check_version(version: int, where: str) -> None:
+    if version > VERSION:
+        what = f"Figures of steps have version {version}; this tb_memplugin reads up to {VERSION}."
+        raise UnreadableFileError(what, where=where, fix=UPGRADE)
+
+
+def _device_message(device: DeviceFigures) -> pb.DeviceFigures:
+    message = pb.DeviceFigures(
+        name=readable(device.name),
+        kind=device.kind,
+        product=readable(device.product),
+        capacity_bytes=device.capacity,
+        peak_bytes=_differences(device.peak),
+        at_least=_where(device.at_least),
+        end_bytes=_differences(device.end),
+    )
+    for field, name in _OPTIONAL.items():
+        column = getattr(device, field)
+        if column is not None:
+            getattr(message, name).extend(_differences(column) if field in _LEVELS else column.tolist())
+    return message
+
+
+def _phase_message(phase: PhaseFigures) -> pb.PhaseFigures:
+    return pb.PhaseFigures(
+        name=readable(phase.name),
+        counts=phase.counts.tolist(),
+        durations_ns=phase.durations_ns.tolist(),
+        devices=[
+            pb.PhaseBytes(
+                peak_bytes=_differences(one.peak),
+                at_least=_where(one.at_least),
+                end_bytes=_differences(one.end),
+            )
+            for one in phase.devices
+        ],
+    )
+
+
+def _figures(message: pb.StepFigures) -> StepFigures:
+    rows = len(message.steps)
+    return StepFigures(
+        steps=_levels(message.steps, rows),
+        durations_ns=_column(message.durations_ns, rows),
+        devices=tuple(_device(device, rows) for device in message.devices),
+        phases=tuple(_phase(phase, rows, len(message.devices)) for phase in message.phases),
+        notes=tuple(message.notes),
+    )
+
+
+def _device(message: pb.DeviceFigures, rows: int) -> DeviceFigures:
+    optional = {}
+    for field, name in _OPTIONAL.items():
+        values = getattr(message, name)
+        read = _levels if field in _LEVELS else _column
+        optional[field] = read(values, rows) if len(values) else None
+    return DeviceFigures(
+        name=message.name,
+        kind=message.kind,
+        product=message.product,
+        capacity=message.capacity_bytes if message.HasField("capacity_bytes") else None,
+        peak=_levels(message.peak_bytes, rows),
+        at_least=_flags(message.at_least, rows),
+        end=_levels(message.end_bytes, rows),
+        **optional,
+    )
+
+
+def _phase(message: pb.PhaseFigures, rows: int, devices: int) -> PhaseFigures:
+    if len(message.devices) != devices:
+        raise ValueError("a phase has other devices than its steps")
+    return PhaseFigures(
+        name=message.name,
+        counts=_column(message.counts, rows),
+        durations_ns=_column(message.durations_ns, rows),
+        devices=tuple(
+            PhaseBytes(
+                _levels(one.peak_bytes, rows), _flags(one.at_least, rows), _levels(one.end_bytes, rows)
+            )
+            for one in message.devices
+        ),
+    )
+
+
+def _differences(column: Int64) -> list[int]:
+    found: list[int] = np.diff(column, prepend=0).tolist()
+    return found
+
+
+def _where(flags: Bool) -> list[bool]:
+    found: list[bool] = flags.tolist() if flags.any() else []
+    return found
+
+
+def _levels(values: Iterable[int], rows: int) -> Int64:
+    return np.cumsum(_column(values, rows), dtype=np.int64)
+
+
+def _column(values: Iterable[int], rows: int) -> Int64:
+    return _checked(np.fromiter(values, np.int64), rows)
+
+
+def _flags(values: Iterable[bool], rows: int) -> Bool:
+    found = np.fromiter(values, np.bool_)
+    return _checked(found, rows) if len(found) else np.zeros(rows, np.bool_)
+
+
+def _checked(column: Column, rows: int) -> Column:
+    if len(column) != rows:
+        raise ValueError(f"a column has {len(column)} values for {rows} steps")
+    return column

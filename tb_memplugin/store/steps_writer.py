@@ -1,0 +1,111 @@
+"""Streaming the figures of steps into a logdir while a training runs: one record each time, no side file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
+from tb_memplugin.store.event_file import scalar_value
+from tb_memplugin.store.paths import PLUGIN_NAME, STEPS_END, STEPS_TAG, readable
+from tb_memplugin.store.records import record
+from tb_memplugin.store.step_records import VERSION, pack_figures
+from tb_memplugin.store.worker_folder import WorkerFolder, take_folder
+from tb_memplugin.trace.step_figures import DeviceFigures, StepFigures
+
+SCALARS_EACH = 1_000
+"""Steps whose peaks are all scalars too: TensorBoard keeps as many points of a series, picked at random."""
+
+
+class StepsWriter:
+    """Writes the figures of one worker's steps into `<logdir>/<worker>.steps`.
+
+    Nothing is touched before the first write. Not for several threads.
+
+    Args:
+        logdir: a local path or an fsspec URL. It need not exist.
+        worker: the worker's name, any text.
+        epoch_ns: when the first step began, epoch nanoseconds.
+        torch: the version of torch.
+    """
+
+    def __init__(self, logdir: str, worker: str, epoch_ns: int, torch: str = "") -> None:
+        self._logdir, self._worker = os.fspath(logdir), worker
+        self._epoch_ns, self._torch = epoch_ns, torch
+        self._folder: WorkerFolder | None = None
+        self._written = 0
+        self._until_ns = epoch_ns
+
+    def write(self, figures: StepFigures) -> str:
+        """Add one record, and the peaks as scalars; gives the event file. Readers see it when this returns.
+
+        Each of the first `SCALARS_EACH` steps is a point of the scalars, from then on the step with the
+        highest peak of each record.
+
+        Raises:
+            OSError: the folder cannot be written. What was written before stays readable.
+            MemPluginError: there is no free folder.
+        """
+        if self._folder is None:
+            self._folder = take_folder(self._logdir, self._worker, STEPS_END)
+        last = int(figures.steps[-1])
+        event = Event(wall_time=time.time(), step=last, summary=Summary(value=[self._value(figures)]))
+        events = [event, *self._scalars(figures)]
+        path = self._folder.add_events(b"".join(record(one.SerializeToString()) for one in events))
+        self._written += len(figures)
+        self._until_ns += int(figures.durations_ns.sum())
+        return path
+
+    def _value(self, figures: StepFigures) -> Summary.Value:
+        assert self._folder is not None
+        content = SeriesMetadata(
+            version=VERSION,
+            worker=readable(self._folder.worker),
+            writer_id=self._folder.writer_id,
+            epoch_ns=self._epoch_ns,
+            torch=self._torch,
+        )
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        return Summary.Value(
+            tag=STEPS_TAG,
+            metadata=SummaryMetadata(
+                plugin_data=SummaryMetadata.PluginData(
+                    plugin_name=PLUGIN_NAME, content=content.SerializeToString()
+                ),
+                data_class=DATA_CLASS_TENSOR,
+            ),
+            tensor=TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=[pack_figures(figures)]),
+        )
+
+    def _scalars(self, figures: StepFigures) -> Iterator[Event]:
+        seconds = (self._until_ns + np.cumsum(figures.durations_ns)) / 1e9
+        points: dict[int, list[Summary.Value]] = {}
+        for device in figures.devices:
+            for row in self._rows(device):
+                points.setdefault(row, []).extend(_peaks(device, row, several=len(figures.devices) > 1))
+        for row, values in sorted(points.items()):
+            step = int(figures.steps[row])
+            yield Event(wall_time=float(seconds[row]), step=step, summary=Summary(value=values))
+
+    def _rows(self, device: DeviceFigures) -> list[int]:
+        each = max(0, min(len(device.peak), SCALARS_EACH - self._written))
+        highest = [each + int(np.argmax(device.peak[each:]))] if each < len(device.peak) else []
+        return [*range(each), *highest]
+
+
+def _peaks(device: DeviceFigures, row: int, *, several: bool) -> Iterator[Summary.Value]:
+    series = f"memory/{readable(device.name)}" if several else "memory"
+    name = "peak_resident" if device.kind == "process" else "peak_allocated"
+    about = f"Highest bytes of {device.name} in the step"
+    yield scalar_value(f"{series}/{name}", int(device.peak[row]), about)
+    if device.peak_reserved is not None:
+        about = f"Highest bytes reserved by the allocator of {device.name} in the step"
+        yield scalar_value(f"{series}/peak_reserved", int(device.peak_reserved[row]), about)

@@ -1,0 +1,383 @@
+"""`tb-memplugin estimate`: tiny models whose bytes a person can add up, and real ones of transformers."""
+
+import json
+import sys
+
+import pytest
+
+from tests.commands.files import refused, run, told
+from tests.test_architecture import run_without_torch
+
+pytest.importorskip("torch")
+
+M = 1 << 20
+WORKSPACES = 2 * 32 * M
+"""cuBLAS on an H100: one for forward's thread, one for backward's."""
+
+INPUT = 8192
+"""4 samples of 512 floats."""
+
+LOSS = 2 * 512
+"""A number and its gradient."""
+
+MODELS = '''
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    """1 MiB in, 1 MiB out; 4,096 floats a sample between."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 4096, bias=False)
+        self.second = nn.Linear(4096, 64, bias=False)
+
+    def forward(self, x):
+        return x + self.second(torch.relu(self.first(x)))
+
+
+def one(batch=4):
+    return nn.Linear(512, 512, bias=False), torch.zeros(batch, 512)
+
+
+def deep(batch=1024):
+    return nn.Sequential(*(Block() for _ in range(4))), torch.zeros(batch, 64)
+
+
+def sized(batch, seq, dtype, device):
+    assert device == torch.device("cuda")
+    return nn.Linear(512, 512, bias=False, dtype=dtype), {"input": torch.zeros(batch, seq, 512, dtype=dtype)}
+
+
+def own_optimizer():
+    model = nn.Linear(512, 512, bias=False)
+    return model, [torch.zeros(4, 512)], torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def a_loss():
+    class WithLoss(nn.Linear):
+        def forward(self, x):
+            return {"logits": x, "loss": super().forward(x).mean()}
+
+    return WithLoss(512, 512, bias=False), torch.zeros(4, 512)
+
+
+def no_gradient():
+    class Constant(nn.Linear):
+        def forward(self, x):
+            return x.detach()
+
+    return Constant(4, 4), torch.zeros(4, 4)
+
+
+def nothing():
+    pass
+
+
+def three_of_a_kind():
+    return 1, 2, 3
+
+
+def an_optimizer_that_is_none():
+    return nn.Linear(4, 4), torch.zeros(4, 4), "sgd"
+
+
+def wants_more(path):
+    pass
+
+
+def fails():
+    raise ValueError("a file is missing\\nand more")
+
+
+def fails_in_forward():
+    return nn.Linear(4, 4), torch.zeros(4, 5)
+
+
+NUMBER = 5
+'''
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("models", "broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "models.py").write_text(MODELS)
+    (tmp_path / "broken.py").write_text("import no_such_thing\n")
+    yield
+    for name in ("models", "broken"):
+        sys.modules.pop(name, None)
+
+
+def estimate(*arguments):
+    return told("estimate", *arguments, "--no-changes")
+
+
+def parts(answer):
+    return {part["key"]: part["bytes"] for part in answer["breakdown"]}
+
+
+# An allocator gives multiples of 512 bytes; every tensor here is one already. The weight has 1 MiB.
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "peak"),
+    [
+        ("adamw", 5 * M),  # weight, gradient, two averages, and foreach's temporary
+        ("adam", 5 * M),
+        ("adamw-fused", 4 * M + 512 + LOSS),  # no temporary, but the count of steps
+        ("momentum", 3 * M + LOSS),
+        ("sgd", 2 * M + LOSS),
+    ],
+)
+def test_a_step_by_hand(optimizer, peak):
+    answer = estimate("models:one", "--optimizer", optimizer)
+    assert answer["workspace_bytes"] == WORKSPACES
+    assert answer["peak_allocated_bytes"] == WORKSPACES + INPUT + peak
+    assert parts(answer)["parameter"] == parts(answer)["gradient"] == M
+    assert sum(parts(answer).values()) == answer["peak_allocated_bytes"]
+
+
+def test_what_programs_get():
+    answer = estimate("models:one")
+    assert answer.keys() >= {
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "fits",
+        "gpu",
+        "breakdown",
+        "phases",
+        "seconds",
+    }
+    assert (answer["fits"], answer["gpu"], answer["workload"]["batch"]) == (True, "h100", 4)
+    assert [phase["name"] for phase in answer["phases"]] == ["forward", "backward", "optimizer"]
+    assert max(phase["peak_bytes"] for phase in answer["phases"]) == answer["peak_allocated_bytes"]
+    assert answer["peak_reserved_bytes"] >= answer["peak_allocated_bytes"]
+    assert answer["margin_bytes"] == answer["memory_bytes"] - answer["peak_reserved_bytes"]
+
+
+def test_inference_has_one_workspace_and_no_gradients():
+    answer = estimate("models:one", "--inference")
+    assert parts(answer) == {"workspace": 32 * M, "parameter": M, "input": INPUT, "activation": INPUT}
+    assert [phase["name"] for phase in answer["phases"]] == ["forward"]
+
+
+def test_the_workspace_is_the_gpus():
+    assert estimate("models:one", "--gpu", "A100 40GB")["workspace_bytes"] == 2 * 8_519_680
+
+
+def test_sizes_are_given_to_a_function_that_wants_them():
+    answer = estimate("models:sized", "--batch", 2, "--seq", 8, "--dtype", "bf16", "--inference")
+    assert parts(answer)["parameter"] == 512 * 512 * 2
+    assert parts(answer)["input"] == 2 * 8 * 512 * 2
+
+
+def test_a_dtype_holds_for_a_function_that_knows_none():
+    answer = estimate("models:one", "--dtype", "bf16", "--inference")
+    assert (parts(answer)["parameter"], parts(answer)["input"]) == (M // 2, INPUT // 2)
+
+
+def test_a_function_in_a_file_and_its_own_optimizer():
+    answer = estimate("models.py:own_optimizer")
+    assert answer["peak_allocated_bytes"] == WORKSPACES + INPUT + 2 * M + LOSS
+    assert answer["workload"]["optimizer"] is None
+
+
+def test_a_models_own_loss():
+    assert parts(estimate("models:a_loss", "--optimizer", "sgd"))["gradient"] == M
+
+
+# Four blocks of 2 MiB, 1,024 samples: 0.25 MiB between blocks, 16 MiB inside of each. The highest moment is
+# in a block's backward, with two gradients of 16 MiB: without checkpointing the last block's, with all that
+# forward kept and the first gradient; with it the first block's, with its own inside and all gradients but
+# one.
+
+
+def test_checkpointing_keeps_the_inside_of_one_block_alone():
+    plain = estimate("models:deep", "--optimizer", "sgd")
+    assert plain["peak_allocated_bytes"] == WORKSPACES + 8 * M + 4 * (16 * M + M // 4) + 33 * M + LOSS
+    thin = estimate("models:deep", "--optimizer", "sgd", "--checkpointing")
+    assert thin["peak_allocated_bytes"] == WORKSPACES + 8 * M + 16 * M + M // 4 + (32 + 7) * M + LOSS
+
+
+def test_what_to_change_first_is_what_an_estimate_of_it_says():
+    base = told("estimate", "models:deep", "--optimizer", "sgd")
+    saved = [change["saved_bytes"] for change in base["changes"]]
+    assert saved == sorted(saved, reverse=True)
+    assert base["changes"][0]["options"] == "--checkpointing"
+    for change in base["changes"]:
+        changed = estimate("models:deep", "--optimizer", "sgd", *change["options"].split())
+        assert changed["peak_reserved_bytes"] == change["peak_reserved_bytes"]
+        assert change["saved_bytes"] == base["peak_reserved_bytes"] - changed["peak_reserved_bytes"] > 0
+
+
+def test_a_change_keeps_the_other_settings_of_the_allocator():
+    answer = told("estimate", "models:deep", "--alloc-conf", "max_split_size_mb:20")
+    options = [change["options"] for change in answer["changes"]]
+    assert all("max_split" in option for option in options if option.startswith("--alloc-conf"))
+
+
+def test_the_largest_batch_that_fits():
+    size = ("models:one", "--capacity", "100MiB", "--optimizer", "sgd")
+    largest = estimate(*size, "--find-max-batch")["max_batch"]["batch"]
+    assert estimate(*size, "--batch", largest)["fits"]
+    assert not estimate(*size, "--batch", largest + 1)["fits"]
+    # a sample takes 2 KiB in and 2 KiB out: what 100 MiB leave beside the rest holds no more than this
+    assert largest * 2 * 2048 <= 100 * M - WORKSPACES - M
+
+
+def test_not_even_one_sample():
+    answer = estimate("models:one", "--capacity", "10MiB", "--find-max-batch")
+    assert (answer["fits"], answer["max_batch"]) == (False, {"batch": 0, "estimates": 1})
+    assert answer["margin_bytes"] < 0
+
+
+def test_people_read_what_fits():
+    result = run("estimate", "models:deep", "--find-max-batch", "--capacity", "1GiB")
+    shown = result.stdout
+    assert "models:deep: training, batch 1,024, adamw" in shown
+    assert "fits h100 (1.00 GiB) with 0.8" in shown
+    assert "GiB to spare" in shown
+    assert "--checkpointing " in shown
+    assert "The largest batch that fits is" in shown
+    assert "note: Not counted: the CUDA context" in result.stderr
+
+
+def test_people_read_what_does_not_fit():
+    shown = run("estimate", "models:one", "--capacity", "10MiB", "--no-changes", "--find-max-batch").stdout
+    assert "does not fit h100 (10.00 MiB)" in shown
+    assert "too much" in shown
+    assert "Not even a batch of 1 fits" in shown
+
+
+def test_a_run_for_the_tab(tmp_path):
+    answer = estimate("models:one", "--logdir", tmp_path / "runs")
+    (device,) = told("peak", tmp_path / "runs")["devices"]
+    assert device["peak_bytes"] == answer["peak_allocated_bytes"]
+    assert device["peak_reserved_bytes"] == answer["peak_reserved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("no_such_module:f",), "There is no module 'no_such_module'"),
+        (("no_such_file.py:f",), "There is no file 'no_such_file.py'"),
+        (("broken:f",), "fails when it is imported: ModuleNotFoundError: No module named 'no_such_thing'"),
+        (("models:g",), "has no 'g'"),
+        (("models:NUMBER",), "'NUMBER' is a int, no function"),
+        (("models:nothing",), "The function returned nothing"),
+        (("models:three_of_a_kind",), "returned a int as the model, which is no torch.nn.Module"),
+        (("models:an_optimizer_that_is_none",), "returned a str as the optimizer"),
+        (("models:wants_more",), "The function wants 'path'"),
+        (("models:fails",), "could not be built on fake tensors: ValueError: a file is missing"),
+        (("models:fails_in_forward",), "could not be run on fake tensors: RuntimeError"),
+        (("models:no_gradient",), "has a gradient, so there is no loss"),
+        (("models:one", "--seq", "9"), "takes no seq"),
+        (("models:own_optimizer", "--batch", "9"), "takes no batch"),
+        (("models:own_optimizer", "--find-max-batch"), "takes no batch, so none can be found"),
+        (("models:own_optimizer", "--optimizer", "sgd"), "brings its own optimizer, SGD"),
+        (("models:one", "--checkpointing"), "no list of equal blocks"),
+        (("models:one", "--gpu", "h1000"), "No GPU is named 'h1000'"),
+        (("models:one", "--capacity", "much"), "'much' is no size"),
+        (("models:one", "--alloc-conf", "no_such_key:1"), "no_such_key"),
+        (("models:one", "--mesh", "dp=8,tp=2"), "Several ranks cannot be estimated yet"),
+        (("models:one", "--batch", "0"), "0 is not in the range"),
+        (("models:one", "--batch", str(1 << 21)), "is not in the range"),
+        (("models",), "'models' is nothing that can be estimated"),
+        (("NoSuchConfig",), "transformers has no class 'NoSuchConfig'"),
+        (("LlamConfig",), "Did you mean LlamaConfig"),
+        ((".",), "The folder has no config.json"),
+    ],
+)
+def test_what_is_refused(arguments, what):
+    assert what in refused("estimate", *arguments, "--no-changes")
+
+
+def test_a_failure_is_told_with_its_line():
+    message = refused("estimate", "models:fails")
+    assert f"models.py:{1 + MODELS.splitlines().index('def fails():') + 1}" in message
+    assert "and more" not in message
+
+
+def test_without_torch_it_says_what_to_install():
+    said = run_without_torch(
+        """
+import sys
+from tb_memplugin.commands import main
+
+sys.stderr = sys.stdout
+try:
+    main(["estimate", "models:one"])
+except SystemExit as end:
+    print("exit code", end.code)
+"""
+    )
+    assert "PyTorch, which is not installed" in said
+    assert 'pip install "tb-memplugin[torch]"' in said
+    assert said.endswith("exit code 2")
+
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 64,
+}
+LLAMA_PARAMETERS = 2 * 1024 * 128 + 2 * (4 * 128 * 128 + 3 * 128 * 256 + 2 * 128) + 128
+
+
+@pytest.fixture
+def llama(tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+def test_a_llama_from_its_config(llama):
+    answer = estimate(llama, "--dtype", "bf16", "--batch", 2)
+    small_weights = 5 * (512 - 2 * 128)  # five norms of 256 bytes take 512 each
+    assert parts(answer)["parameter"] == 2 * LLAMA_PARAMETERS + small_weights
+    assert parts(answer)["optimizer_state"] == 2 * parts(answer)["parameter"]
+    assert (answer["workload"]["seq"], answer["workload"]["batch"]) == (64, 2)
+    assert answer["target"] == "LlamaForCausalLM (LlamaConfig)"
+
+
+def test_a_config_file_longer_than_its_positions_and_checkpointed(llama):
+    answer = estimate(llama / "config.json", "--seq", 128, "--checkpointing")
+    assert any("128 tokens are more than the 64 positions" in note for note in answer["notes"])
+
+
+def test_a_config_of_an_unknown_model(llama):
+    (llama / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
+    assert "transformers cannot read the config" in refused("estimate", llama)
+
+
+def test_a_config_without_a_model(llama):
+    (llama / "config.json").write_text("{")
+    assert "transformers cannot read the config" in refused("estimate", llama)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "seq"),
+    [("GPT2Config", 124_439_808, 1024), ("ViTConfig", 85_800_194, None), ("BertConfig", 109_514_298, 512)],
+)
+def test_models_of_transformers_by_the_name_of_their_config(name, parameters, seq):
+    """Large blocks keep a rest that is too small to be one: less than 1 MiB each, as torch counts it."""
+    pytest.importorskip("transformers")
+    answer = estimate(name, "--inference")
+    assert 0 <= parts(answer)["parameter"] - 4 * parameters < 4 * parameters // 100
+    assert answer["workload"]["seq"] == seq
+
+
+def test_the_rest_of_a_large_block_by_hand():
+    pytest.importorskip("transformers")
+    embedding = 50_257 * 768 * 4  # GPT-2's; tied to its head, so there is one
+    rest = 148 * M - embedding
+    assert parts(estimate("GPT2Config", "--inference"))["parameter"] == 4 * 124_439_808 + rest

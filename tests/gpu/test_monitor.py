@@ -1,0 +1,121 @@
+"""On CUDA the monitor's numbers are the allocator's own, the user's stay right, and it costs little. Needs an
+NVIDIA GPU."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tb_memplugin import MemoryMonitor
+from tests.training import MODELS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device: run on a machine with an NVIDIA GPU"
+    ),
+]
+
+
+def make(name="transformer"):
+    torch.manual_seed(0)
+    model = MODELS[name]().cuda()
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def train_step(model, optimizer, monitor=None):
+    x, y = (tensor.cuda() for tensor in model.batch())
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return monitor.step() if monitor is not None else None
+
+
+def test_each_steps_peak_and_end_are_what_torch_tells_of_the_same_step_alone(tmp_path):
+    model, optimizer = make()
+    train_step(model, optimizer)
+    with MemoryMonitor(tmp_path, "rank0") as monitor:
+        for _ in range(4):
+            torch.cuda.reset_peak_memory_stats()  # the user's own, at each step
+            (seen,) = train_step(model, optimizer, monitor).devices
+            assert seen.device == "cuda:0"
+            assert seen.peak_allocated == torch.cuda.max_memory_allocated()
+            assert seen.peak_reserved == torch.cuda.max_memory_reserved()
+            assert seen.allocated == torch.cuda.memory_allocated()
+            assert seen.reserved == torch.cuda.memory_reserved()
+            assert seen.exact
+
+
+def test_the_users_peak_is_that_of_the_whole_training(tmp_path):
+    model, optimizer = make()
+    torch.cuda.reset_peak_memory_stats()
+    kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    del kept
+    before = torch.cuda.max_memory_allocated()
+    with MemoryMonitor(tmp_path, "rank0") as monitor:
+        peaks = [train_step(model, optimizer, monitor).devices[0].peak_allocated for _ in range(3)]
+        assert torch.cuda.max_memory_allocated() == before > max(peaks)
+        assert torch.accelerator.max_memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() == before
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
+
+
+def test_phases_have_the_peaks_that_a_reset_before_each_would_show(tmp_path):
+    model, optimizer = make("checkpointed")
+    train_step(model, optimizer)
+    x, y = (tensor.cuda() for tensor in model.batch())
+    with MemoryMonitor(tmp_path, "rank0") as monitor:
+        torch.cuda.reset_peak_memory_stats()
+        with monitor.phase("forward"):
+            loss = F.cross_entropy(model(x), y)
+        forward = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with monitor.phase("backward"):
+            loss.backward()
+        backward = torch.cuda.max_memory_allocated()
+        step = monitor.step()
+    assert step is not None
+    assert [phase.peak_bytes for phase in step.phases] == [(forward,), (backward,)]
+    assert step.devices[0].peak_allocated == max(forward, backward)
+
+
+def test_a_failed_request_counts_as_one(tmp_path):
+    torch.empty(1, device="cuda")
+    with MemoryMonitor(tmp_path, "rank0") as monitor:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        step = monitor.step()
+    assert step is not None
+    assert step.devices[0].num_ooms == 1
+
+
+def test_a_step_costs_at_most_one_percent_of_a_hundred_milliseconds(tmp_path):
+    torch.empty(1, device="cuda")
+    times = []
+    with MemoryMonitor(tmp_path, "rank0") as monitor:
+        for _ in range(300):
+            begin = time.perf_counter()
+            for name in ("forward", "backward", "optimizer"):
+                with monitor.phase(name):
+                    pass
+            monitor.step()
+            times.append(time.perf_counter() - begin)
+    assert median(times) < 1e-3
+
+
+def test_training_is_the_same_to_the_bit(tmp_path):
+    def parameters(monitor):
+        model, optimizer = make()
+        for _ in range(3):
+            train_step(model, optimizer, monitor)
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    with MemoryMonitor(tmp_path, "rank0") as monitor:
+        watched = parameters(monitor)
+    assert all(map(torch.equal, watched, parameters(None)))

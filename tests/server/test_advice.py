@@ -1,0 +1,80 @@
+"""The route `advice`: what the analysis says of the picked device's window, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tb_memplugin.store.writer import RunWriter
+from tests.server.tab import Tab
+from tests.traces import trace
+
+GROWING = trace(
+    "start 70 w",
+    *(
+        line
+        for step in range(4)
+        for line in (
+            f"step {step}",
+            f"alloc 100 loss{step} module=net operator=aten::add",
+            f"alloc 900 t{step} operator=mm",
+            f"free t{step}",
+            f"alloc 8 x{step} device=cuda:0 reserved=64",
+            f"free x{step} device=cuda:0 reserved=64",
+        )
+    ),
+)
+KINDS = {
+    "growth",
+    "kept_gradients",
+    "unused_reserve",
+    "checkpointing",
+    "optimizer_state",
+    "large_temporary",
+}
+
+
+@pytest.fixture
+def growing(tmp_path):
+    RunWriter(str(tmp_path / "growing"), "rank0").write(GROWING)
+    return Tab(tmp_path)
+
+
+def ask(tab, device):
+    return tab.get("advice", run="growing", worker="rank0", step=2, device=device)
+
+
+def test_findings_have_their_evidence_and_where_to_see_it(growing):
+    answer = ask(growing, "cpu")
+    assert answer["steps"] == [0, 1, 2, 3]
+    (finding,) = answer["findings"]
+    assert {key: finding[key] for key in ("kind", "level", "step", "bytes", "of_bytes", "subject")} == {
+        "kind": "growth",
+        "level": "problem",
+        "step": 3,
+        "bytes": 100,
+        "of_bytes": 1370,
+        "subject": "net · aten::add",
+    }
+    assert finding["levels"] == [70, 170, 270, 370, 470]
+    where = {"view": "allocations", "state": {"step": "3", "search": "net", "listed": "lifetime"}}
+    assert finding["where"] == where
+    (row,) = finding["evidence"]
+    assert (row["what"], row["bytes"], row["name"], row["where"]) == ("net · aten::add", 400, True, where)
+
+
+def test_every_rule_says_what_it_came_to_on_the_picked_device_alone(growing):
+    for device, found in (("cpu", {"growth"}), ("cuda:0", set())):
+        told = ask(growing, device)["judgements"]
+        assert {one["kind"] for one in told} == KINDS
+        assert len(told) == len(KINDS)
+        assert {one["kind"] for one in told if one["verdict"] == "found"} == found
+        assert all(one["why"] for one in told)
+
+
+def test_without_the_side_file_the_absent_file_is_named(growing, tmp_path):
+    side_file = next(tmp_path.rglob("*.mem"))
+    side_file.unlink()
+    status, error = growing.refused("advice", run="growing", worker="rank0", step=2, device="cpu")
+    assert (status, side_file.name in json.dumps(error)) == (404, True)

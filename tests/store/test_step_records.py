@@ -1,0 +1,156 @@
+"""Figures of steps come back from an event file as they were, small, and refused where damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from click.testing import CliRunner
+from tensorboard.compat.proto.event_pb2 import Event
+
+from tb_memplugin.commands import main
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto import step_figures_pb2 as pb
+from tb_memplugin.store.reader import read_recordings
+from tb_memplugin.store.records import records
+from tb_memplugin.store.step_records import pack_figures, read_figures, read_series
+from tb_memplugin.store.steps_writer import SCALARS_EACH, StepsWriter
+from tb_memplugin.trace.step_figures import joined
+from tests.step_figures import figures, same_figures
+
+
+def values_of(path):
+    """Step and value of every value in an event file, by tag."""
+    data = Path(path).read_bytes()
+    found: dict[str, list] = {}
+    for record, _ in records(lambda offset, count: data[offset : offset + count], len(data)):
+        event = Event.FromString(record)
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value))
+    return found
+
+
+def points(found, tag):
+    return [(step, value.tensor.float_val[0]) for step, value in found[tag]]
+
+
+def test_every_column_comes_back():
+    there = figures([5, 9, 2], first=40, phases={"forward": [5, 0, 2], "x" * 500: [0, 1, 0]}, notes=["told"])
+    assert same_figures(read_figures(pack_figures(there)), there)
+
+
+def test_a_process_has_no_reserve_afterwards_either():
+    there = figures([5], device="process")
+    back = read_figures(pack_figures(there))
+    assert same_figures(back, there)
+    assert back.devices[0].fragmentation is None
+
+
+def test_parts_join_and_a_phase_that_a_part_lacks_did_not_run_there():
+    whole = joined(
+        [figures([5, 9], phases={"forward": [5, 9]}), figures([7], first=2, phases={"validation": [7]})]
+    )
+    assert whole.steps.tolist() == [0, 1, 2]
+    assert whole.devices[0].peak.tolist() == [5, 9, 7]
+    assert [(phase.name, phase.counts.tolist()) for phase in whole.phases] == [
+        ("forward", [1, 1, 0]),
+        ("validation", [0, 0, 1]),
+    ]
+    assert whole.devices[0].fragmentation is not None
+    assert whole.devices[0].fragmentation.tolist() == [1 - 2 / 10, 1 - 4 / 18, 1 - 3 / 14]
+
+
+@pytest.mark.parametrize(
+    "parts", [[figures([1]), figures([1])], [figures([1]), figures([1], first=1, device="cuda:1")]]
+)
+def test_parts_that_do_not_belong_together_are_refused(parts):
+    with pytest.raises(ValueError, match=r"rise|devices"):
+        joined(parts)
+
+
+def test_what_is_damaged_or_newer_is_refused():
+    whole = pack_figures(figures([1, 2, 3], phases={"forward": [1, 2, 3]}))
+    for cut in range(0, len(whole), 3):
+        with pytest.raises(UnreadableFileError):
+            read_figures(whole[:cut] if cut else b"\xff")
+    with pytest.raises(UnreadableFileError, match="version 99"):
+        read_figures(pb.StepRecord(version=99).SerializeToString())
+    with pytest.raises(UnreadableFileError, match="too large"):
+        read_figures(pb.StepRecord(version=1, raw_size=1 << 40).SerializeToString())
+    with pytest.raises(UnreadableFileError):
+        read_series(b"\xff\xff")
+
+
+def test_columns_of_different_lengths_are_refused():
+    record = pb.StepRecord.FromString(pack_figures(figures([1, 2])))
+    inner = pb.StepFigures.FromString(zstandard.ZstdDecompressor().decompress(record.figures))
+    inner.durations_ns.append(1)
+    raw = inner.SerializeToString()
+    record.raw_size, record.figures = len(raw), zstandard.ZstdCompressor().compress(raw)
+    with pytest.raises(UnreadableFileError, match="3 values for 2 steps"):
+        read_figures(record.SerializeToString())
+
+
+def test_the_writer_streams_records_and_scalars_into_a_folder_beside_the_workers(tmp_path):
+    writer = StepsWriter(str(tmp_path), "rank0", 1_000_000_000, "2.13.0")
+    path = writer.write(figures([5, 9]))
+    assert writer.write(figures([4], first=2)) == path
+    assert Path(path).parent == tmp_path / "rank0.steps"
+    found = values_of(path)
+    assert [step for step, _ in found["memory/steps"]] == [1, 2]
+    assert points(found, "memory/peak_allocated") == [(0, 5), (1, 9), (2, 4)]
+    assert points(found, "memory/peak_reserved") == [(0, 10), (1, 18), (2, 8)]
+    _, value = found["memory/steps"][0]
+    series = read_series(value.metadata.plugin_data.content)
+    assert (series.worker, series.torch, series.epoch_ns) == ("rank0", "2.13.0", 1_000_000_000)
+
+
+def test_after_a_thousand_steps_a_record_has_one_point_the_highest(tmp_path):
+    writer = StepsWriter(str(tmp_path), "rank0", 0)
+    writer.write(figures([1] * (SCALARS_EACH - 1)))
+    path = writer.write(figures([2, 3, 9, 4], first=SCALARS_EACH - 1))
+    last = points(values_of(path), "memory/peak_allocated")[-2:]
+    assert last == [(SCALARS_EACH - 1, 2), (SCALARS_EACH + 1, 9)]
+
+
+def test_a_second_training_in_the_same_folder_leaves_the_first_alone(tmp_path, caplog):
+    StepsWriter(str(tmp_path), "rank0", 0).write(figures([1]))
+    path = StepsWriter(str(tmp_path), "rank0", 0).write(figures([2]))
+    assert Path(path).parent == tmp_path / "rank0.2.steps"
+    assert "rank0.2.steps" in caplog.text
+
+
+def test_a_hundred_thousand_steps_take_some_forty_bytes_each(tmp_path):
+    random = np.random.default_rng(0)
+    writer, path = StepsWriter(str(tmp_path), "rank0", 0), ""
+    for record in range(50):
+        peaks = (40 << 30) + random.integers(0, 200, 100) * (1 << 19)
+        path = writer.write(figures(peaks, first=100 * record, phases={"forward": peaks, "backward": peaks}))
+    later = Path(path).stat().st_size
+    for record in range(50, 100):
+        peaks = (40 << 30) + random.integers(0, 200, 100) * (1 << 19)
+        writer.write(figures(peaks, first=100 * record, phases={"forward": peaks, "backward": peaks}))
+    assert (Path(path).stat().st_size - later) / 5_000 < 40
+
+
+def test_figures_are_read_back_from_a_folder_whole(tmp_path):
+    writer = StepsWriter(str(tmp_path / "run"), "rank0", 0)
+    writer.write(figures([5, 9]))
+    writer.write(figures([4], first=2))
+    found = read_recordings(str(tmp_path))
+    assert (found.steps, found.problems) == ((), ())
+    (watched,) = found.watched
+    assert (watched.worker, watched.folder) == ("rank0", str(tmp_path / "run" / "rank0.steps"))
+    assert watched.figures.devices[0].peak.tolist() == [5, 9, 4]
+
+
+def test_commands_tell_that_there_are_only_figures(tmp_path):
+    StepsWriter(str(tmp_path), "rank0", 0).write(figures([5, 9]))
+    refused = CliRunner().invoke(main, ["peak", str(tmp_path)])
+    assert refused.exit_code != 0
+    assert "Only figures of MemoryMonitor are here, of 2 steps" in refused.output
+    told = CliRunner().invoke(main, ["doctor", str(tmp_path)]).output
+    assert "2 steps of 1 workers watched by MemoryMonitor" in told
+    assert "hold no step that can be read" not in told
