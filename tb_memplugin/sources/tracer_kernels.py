@@ -1,0 +1,236 @@
+"""Joins two tellers of one thread's memory: the allocator's reports, and the storages that came and went.
+
+The reports tell every byte in order, but not whose it is; results of operators and weak references tell
+whose. They are matched by size within one operator, so levels and peaks are the reports' own whatever is
+matched with what; only names can be mistaken between blocks of one size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tb_memplugin.sources.cpu_allocations import AllocatorLog, Reported, allocator_log
+from tb_memplugin.sources.storage_lifetimes import Block, Buffer, Ledger
+from tb_memplugin.trace import Category, Phase
+
+_NEVER = 1 << 62
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an operator belongs: module's row or -1, phase, the operator, and whether it computes anew."""
+
+    row: int
+    phase: Phase
+    made_by: Any
+    recomputing: bool
+
+
+@dataclass(slots=True)
+class Made:
+    """A storage that a result shows for the first time, or at another size than its block (`was`) has."""
+
+    storage: torch.UntypedStorage
+    bytes: int
+    was: Block | None = None
+
+
+@dataclass(slots=True)
+class Counted:
+    """What an operator did: what it made, how many frees, bytes allocated, highest level (-1 for none)."""
+
+    made: list[Block | Buffer] = field(default_factory=list)
+    bytes: int = 0
+    frees: int = 0
+    top: int = -1
+
+
+_NOTHING = Counted()
+
+
+@dataclass(slots=True)
+class Unseen:
+    """What the reports do not tell, or nobody can place: shown in the trace's notes.
+
+    `operators` ran while another profiler recorded, or torch has none for us; `frees` are bytes given back
+    inside operators, of blocks that nobody knew; `kept` are bytes that an operator took, did not return in
+    a tensor and did not give back: they count for that operator alone.
+    """
+
+    operators: int = 0
+    frees: int = 0
+    kept: int = 0
+
+
+class KernelMemory:
+    """The memory of one thread, written into a ledger from both tellers. Made on the thread itself.
+
+    Args:
+        ledger: where it is written.
+        unseen: counts what is not seen.
+    """
+
+    def __init__(self, ledger: Ledger, unseen: Unseen) -> None:
+        self._ledger, self._unseen = ledger, unseen
+        self._log: AllocatorLog | None = allocator_log() if ledger.device_type == "cpu" else None
+        self._reports: deque[Reported] = deque()
+        self._dead: list[tuple[int, Block]] = []
+
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Call an operator while the allocator reports."""
+        log = self._log
+        if log is None or not log.begin(self._reports):
+            self._unseen.operators += 1
+        done = False
+        try:
+            out = operator(*args, **kwargs) if kwargs else operator(*args)
+            done = True
+        finally:
+            if log is not None:
+                log.end(self._reports)
+            if not done:  # what it took it gave back
+                self._reports.clear()
+        return out
+
+    def bury(self) -> None:
+        """Take the dead off the ledger's blocks, so that new storages may have their places."""
+        self._dead += self._ledger.dead()
+
+    def write(self, place: Place, made: Sequence[Made]) -> Counted:
+        """Write down what happened since the operator began. The caller holds the ledger's lock."""
+        self.bury()
+        if not (made or self._reports or self._dead):
+            return _NOTHING
+        dead, self._dead = self._dead, []
+        stretch = _Stretch(self._ledger, self._unseen, place)
+        reports = [self._reports.popleft() for _ in range(len(self._reports))]
+        if (
+            len(reports) == len(made) == 1
+            and not dead
+            and reports[0][1] == made[0].bytes
+            and made[0].was is None
+        ):
+            stretch.born(made[0], reports[0][0])  # most operators
+        else:
+            stretch.write(reports, dead, made)
+        return stretch.counted
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Writes one operator."""
+
+    ledger: Ledger
+    unseen: Unseen
+    place: Place
+    counted: Counted = field(default_factory=Counted)
+
+    def write(self, reports: list[Reported], dead: Sequence[tuple[int, Block]], made: Sequence[Made]) -> None:
+        """In the order of the reports; what they do not tell of, by its time, or at the end."""
+        ends, unreported, pairs, births = _matched(reports, dead, made)
+        buffers: dict[int, Buffer] = {}
+        waiting = deque(unreported)
+        for number, (time, size) in enumerate(reports):
+            while waiting and waiting[0][0] <= time:
+                died_ns, block = waiting.popleft()
+                self.end(block, died_ns)
+            if size > 0 and number in births:
+                self.born(births[number], time)
+            elif size > 0:
+                buffers[number] = self.taken(size, time)
+            elif number in ends:
+                self.end(ends[number], time)
+            elif number in pairs:
+                self.end(buffers.pop(pairs[number]), time)
+            else:
+                self.unseen.frees -= size
+        for died_ns, block in waiting:
+            self.end(block, died_ns)
+        for buffer in buffers.values():
+            self.unseen.kept += buffer.bytes
+            self.end(buffer, 0)
+        self._close(made, {id(one) for one in births.values()}, {id(block) for block in ends.values()})
+
+    def _close(self, made: Sequence[Made], reported: set[int], ended: set[int]) -> None:
+        """What was made and what it replaces, where the reports did not tell of it."""
+        for one in made:
+            if not one.bytes and one.was is not None:
+                self.ledger.blocks.pop(one.was.key, None)
+            elif id(one) not in reported:
+                self.born(one, 0)
+            if one.was is not None and id(one.was) not in ended:
+                self.end(one.was, 0)
+
+    def born(self, one: Made, time: int) -> None:
+        """An allocation that a result holds."""
+        place = self.place
+        block = self.ledger.born(
+            one.storage,
+            one.bytes,
+            place.made_by,
+            place.row,
+            place.phase,
+            recomputing=place.recomputing,
+            now=time,
+        )
+        if one.was is not None:
+            block.category, block.label, block.module = one.was.category, one.was.label, one.was.module
+        self.counts(block)
+
+    def taken(self, size: int, time: int) -> Buffer:
+        """An allocation that no result holds."""
+        place = self.place
+        buffer = self.ledger.taken(
+            size, place.made_by, place.row, place.phase, recomputing=place.recomputing, now=time
+        )
+        buffer.category = Category.TEMPORARY
+        self.counts(buffer)
+        return buffer
+
+    def end(self, block: Block | Buffer, time: int) -> None:
+        """A free."""
+        self.ledger.end(block, self.place.row, self.place.phase, time)
+        self.counted.frees += 1
+
+    def counts(self, made: Block | Buffer) -> None:
+        """An allocation was written."""
+        self.counted.made.append(made)
+        self.counted.bytes += made.bytes
+        self.counted.top = max(self.counted.top, self.ledger.level)
+
+
+def _matched(
+    reports: Sequence[Reported], dead: Sequence[tuple[int, Block]], made: Sequence[Made]
+) -> tuple[dict[int, Block], list[tuple[int, Block]], dict[int, int], dict[int, Made]]:
+    """Which report of one operator is which: all by size, first come first served.
+
+    Returns the frees of blocks; the dead that nobody reported; the frees of what was allocated within
+    (free -> its allocation: the last one not given back); and the births: what is left, oldest first.
+    """
+    mortal: defaultdict[int, deque[tuple[int, Block]]] = defaultdict(deque)
+    for died_ns, block in dead:
+        mortal[block.bytes].append((died_ns, block))
+    for one in made:
+        if one.was is not None:
+            mortal[one.was.bytes].append((_NEVER, one.was))
+    ends: dict[int, Block] = {}
+    pairs: dict[int, int] = {}
+    open_rows: defaultdict[int, list[int]] = defaultdict(list)
+    for number, (_, size) in enumerate(reports):
+        if size > 0:
+            open_rows[size].append(number)
+        elif mortal[-size]:
+            ends[number] = mortal[-size].popleft()[1]
+        elif open_rows[-size]:
+            pairs[number] = open_rows[-size].pop()
+    births: dict[int, Made] = {}
+    for one in made:
+        if open_rows[one.bytes]:
+            births[open_rows[one.bytes].pop(0)] = one
+    left = [found for same in mortal.values() for found in same if found[0] != _NEVER]
+    return ends, sorted(left, key=lambda found: found[0]), pairs, births
