@@ -1,0 +1,76 @@
+"""A line report as text for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from tb_memplugin.analysis.line_report import LineReport, LineUse
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_LONGEST = 100
+_COLUMNS = ("Mem", "Cumulative Mem", "Median", "Count", "Location")
+
+
+def as_json(report: LineReport) -> str:
+    """The whole report as one JSON object; sizes in bytes."""
+    return json.dumps(asdict(report), indent=1)
+
+
+def as_text(report: LineReport, top: int, *, by_thread: bool = False) -> str:
+    """The totals and the largest lines; the last row of each table ends at the whole.
+
+    Args:
+        top: lines to show of each table; what is left is one row.
+        by_thread: a table for each thread, too.
+    """
+    text = [
+        f"Device: {report.device}",
+        f"Max mem: {size_text(report.max_bytes)} ({report.max_bytes:,} bytes)",
+        f"Total mem allocated: {size_text(report.total_allocated_bytes)} "
+        f"({report.total_allocated_bytes:,} bytes)",
+        *_table(report.lines, top),
+    ]
+    for thread in report.threads if by_thread else ():
+        text += ["", f"Thread {printable(thread.name)}: {size_text(thread.bytes)} ({thread.bytes:,} bytes)"]
+        text += _table(thread.lines, top)
+    text += [f"note: {printable(note)}" for note in report.notes]
+    return "\n".join(text) + "\n"
+
+
+def _table(lines: Sequence[LineUse], top: int) -> Iterator[str]:
+    rows = [_COLUMNS, *(_row(use) for use in lines[:top])]
+    left = lines[top:]
+    if left:
+        count, whole = sum(use.count for use in left), left[-1].cumulative_bytes
+        more = f"... {len(left):,} more line{'s' if len(left) > 1 else ''}"
+        rows.append((size_text(sum(use.bytes for use in left)), size_text(whole), "", f"{count:,}", more))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for *numbers, location in rows:
+        cells = [cell.rjust(width) for cell, width in zip(numbers, widths, strict=True)]
+        yield "  ".join([*cells, location])
+
+
+def _row(use: LineUse) -> tuple[str, str, str, str, str]:
+    numbers = size_text(use.bytes), size_text(use.cumulative_bytes), size_text(use.median_bytes)
+    return (*numbers, f"{use.count:,}", _cut(printable(use.location)))
+
+
+def _cut(location: str) -> str:
+    """The end of a long location: that is where locations differ."""
+    return location if len(location) <= _LONGEST else f"...{location[3 - _LONGEST :]}"
+
+
+def size_text(size: float) -> str:
+    """A size with four digits: `13.54 GiB`, `512 B`."""
+    power = 0
+    while size >= 1024 and power < len(_UNITS) - 1:
+        size, power = size / 1024, power + 1
+    number = f"{size:,.4g}" if size < 1000 else f"{size:,.0f}"
+    return f"{number} {_UNITS[power]}"
+
+
+def printable(text: str) -> str:
+    """Text as a terminal may have it: what could steer it is written out."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

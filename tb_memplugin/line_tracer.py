@@ -1,0 +1,290 @@
+"""`LineTracer`: which source lines hold the memory at the peak, without a profiler.
+
+`start_tracing`, `stop_tracing` and `report_stats` of this module are those of one tracer of this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TextIO
+
+import numpy as np
+import torch
+
+from tb_memplugin.analysis.line_report import (
+    UNTRACED,
+    LineChoice,
+    LineReport,
+    LineUse,
+    ThreadLines,
+    line_uses,
+    thread_lines,
+)
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.exports.line_text import as_json as json_of
+from tb_memplugin.exports.line_text import as_text
+from tb_memplugin.handler import default_worker_name
+from tb_memplugin.sources.line_recording import HistoryLines, RecordedLines, StorageLines, recording_device
+from tb_memplugin.sources.tracer_history import has_history
+from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import MemoryTrace
+
+__all__ = [
+    "LineReport",
+    "LineTracer",
+    "LineUse",
+    "ThreadLines",
+    "report_stats",
+    "start_tracing",
+    "stop_tracing",
+    "switch_allocator",
+]
+
+logger = logging.getLogger("tb_memplugin")
+
+
+class LineTracer:
+    """Traces which Python lines allocate, and names those that hold memory at the true peak.
+
+    On the CPU a dispatch mode follows every storage, on every thread; on CUDA and XPU the allocator's own
+    history is read. Nothing of it is left when tracing stops.
+
+    Args:
+        max_events: events to keep for the tab; on the CPU the peak, its lines and the totals are those of
+            all events, however many.
+        device: "cpu", "cuda:0", a `torch.device`; None: the accelerator that is in use, else the CPU.
+
+    Example:
+        >>> tracer = LineTracer()
+        >>> tracer.start_tracing()
+        >>> model(batch)
+        >>> tracer.stop_tracing()
+        >>> tracer.report_stats()
+    """
+
+    def __init__(self, max_events: int = 100_000, device: str | torch.device | None = None) -> None:
+        if max_events < 1:
+            raise MemPluginError(
+                f"max_events is {max_events}.", where="LineTracer", fix="Keep at least one event."
+            )
+        self.max_events = max_events
+        self._device = torch.device(device) if device is not None else None
+        self._lock = threading.Lock()
+        self._running: StorageLines | HistoryLines | None = None
+        self._recorded: RecordedLines | None = None
+
+    def start_tracing(self) -> None:
+        """Begin. What is alive now counts as `untraced`; what an earlier stretch saw is forgotten.
+
+        Raises:
+            MemPluginError: this tracer traces already, or the device is not here, or not in use.
+        """
+        with self._lock:
+            if self._running is not None:
+                raise MemPluginError(
+                    "Lines are being traced already.",
+                    where="LineTracer.start_tracing",
+                    fix="Call stop_tracing() first, or make another LineTracer for a stretch inside.",
+                )
+            recording = self._recording()
+            recording.begin()
+            self._running, self._recorded = recording, None
+
+    def stop_tracing(self) -> None:
+        """End. Calling it twice does nothing."""
+        with self._lock:
+            recording, self._running = self._running, None
+            if recording is None:
+                return
+            try:
+                self._recorded = recording.end()
+            except Exception as error:  # the training goes on, whatever happens to us
+                logger.debug("ending the trace failed", exc_info=error)
+                logger.warning(
+                    "What was traced could not be read (%s: %s). The training goes on.\n"
+                    "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that.",
+                    type(error).__name__,
+                    error,
+                )
+
+    def __enter__(self) -> LineTracer:
+        self.start_tracing()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.stop_tracing()
+
+    def report(
+        self,
+        *,
+        library_code: bool = False,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+        device: str | None = None,
+    ) -> LineReport:
+        """What each line holds at the peak.
+
+        Args:
+            library_code: name the innermost Python line, also in packages; else the user's innermost one.
+            include: shell patterns of files (`*/model.py`) whose lines are named before all others.
+            exclude: shell patterns of files whose lines are never named.
+            device: "cuda:1", say; None: the one with the highest peak.
+
+        Raises:
+            MemPluginError: nothing was traced, or nothing on that device.
+        """
+        recorded, choice = self._stopped(), LineChoice(library_code, _patterns(include), _patterns(exclude))
+        trace = recorded.trace
+        seen, row, event = self._peak(recorded, device)
+        rows = seen.allocations.alive_at(event, row)
+        lines = line_uses(seen, rows, choice)
+        return LineReport(
+            device=trace.devices[row].name,
+            max_bytes=sum(use.bytes for use in lines),
+            total_allocated_bytes=recorded.total_allocated.get(row, 0),
+            untraced_bytes=sum(use.bytes for use in lines if use.location == UNTRACED),
+            lines=lines,
+            threads=thread_lines(seen, rows, choice) if recorded.knows_threads else (),
+            notes=trace.notes,
+        )
+
+    def report_stats(
+        self,
+        file: TextIO | None = None,
+        *,
+        top: int = 20,
+        as_json: bool = False,
+        by_thread: bool = False,
+        library_code: bool = False,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+        device: str | None = None,
+    ) -> None:
+        """Write the report.
+
+        Args:
+            file: where to; None: standard output.
+            top: lines to show; the others are summed up in one row. JSON has all.
+            as_json: JSON with exact bytes in place of a table.
+            by_thread: a table for each thread, too. JSON has them always.
+            library_code, include, exclude, device: see `report`.
+
+        Raises:
+            MemPluginError: nothing was traced, or nothing on that device.
+        """
+        made = self.report(library_code=library_code, include=include, exclude=exclude, device=device)
+        out = file or sys.stdout
+        out.write(json_of(made) + "\n" if as_json else as_text(made, top, by_thread=by_thread))
+
+    def trace_result(self) -> MemoryTrace:
+        """The trace with a stack for every allocation, for every view, export and analysis of tb_memplugin.
+
+        Raises:
+            MemPluginError: nothing was traced.
+        """
+        return self._stopped().trace
+
+    def save(self, logdir: str | os.PathLike[str], worker_name: str | None = None) -> None:
+        """Write the trace for the Memory tab of `tensorboard --logdir <logdir>`; its view Stacks has lines.
+
+        Raises:
+            MemPluginError: nothing was traced, or the folder cannot be written.
+        """
+        RunWriter(os.fspath(logdir), worker_name or default_worker_name()).write(self.trace_result())
+
+    def _peak(self, recorded: RecordedLines, device: str | None) -> tuple[MemoryTrace, int, int]:
+        """The trace that has a device's peak, the device's row, and the event after which it held."""
+        trace, gone = recorded.trace, recorded.gone_peaks
+        if not trace.devices:
+            raise MemPluginError(
+                "No device was used.", where="LineTracer", fix="Trace something that allocates."
+            )
+        levels = [gone.get(row, trace).live(row) for row in range(len(trace.devices))]
+        highest = max(range(len(levels)), key=lambda row: int(levels[row].max()))
+        row = highest if device is None else trace.device_row(device)
+        return gone.get(row, trace), row, int(np.argmax(levels[row])) - 1
+
+    def _recording(self) -> StorageLines | HistoryLines:
+        device = recording_device(self._device)
+        if has_history(device.type):
+            return HistoryLines(device, self.max_events)
+        if device.type != "cpu" and not _is_here(device):
+            raise MemPluginError(
+                f"There is no device {str(device)!r} here.",
+                where="LineTracer",
+                fix="Leave `device` out: then it is the accelerator in use, else the CPU.",
+            )
+        return StorageLines(device.type, self.max_events)
+
+    def _stopped(self) -> RecordedLines:
+        if self._running is not None:
+            raise MemPluginError(
+                "Lines are still being traced.", where="LineTracer", fix="Call stop_tracing() first."
+            )
+        if self._recorded is None:
+            raise MemPluginError(
+                "Nothing was traced yet.",
+                where="LineTracer",
+                fix="Call start_tracing() before the work, and stop_tracing() after it.",
+            )
+        return self._recorded
+
+
+def _is_here(device: torch.device) -> bool:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator is not None and accelerator.type == device.type
+
+
+def _patterns(given: Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+_TRACER = LineTracer()
+
+
+def switch_allocator() -> None:
+    """Does nothing, and may stand where scripts have it: what is alive is found when tracing starts."""
+
+
+def start_tracing() -> None:
+    """Begin to trace lines; see `LineTracer.start_tracing`."""
+    _TRACER.start_tracing()
+
+
+def stop_tracing() -> None:
+    """End it."""
+    _TRACER.stop_tracing()
+
+
+def report_stats(
+    file: TextIO | None = None,
+    *,
+    top: int = 20,
+    as_json: bool = False,
+    by_thread: bool = False,
+    library_code: bool = False,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    device: str | None = None,
+) -> None:
+    """Write which lines hold the memory at the peak; see `LineTracer.report_stats`."""
+    _TRACER.report_stats(
+        file,
+        top=top,
+        as_json=as_json,
+        by_thread=by_thread,
+        library_code=library_code,
+        include=include,
+        exclude=exclude,
+        device=device,
+    )
