@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tb_memplugin.errors import MemPluginError
+    from tb_memplugin.estimate.estimator import MemoryEstimator
     from tb_memplugin.handler import combine_handlers, memory_trace_handler
+    from tb_memplugin.iterations import IterationReport
+    from tb_memplugin.line_tracer import LineTracer
     from tb_memplugin.loading import load
     from tb_memplugin.logs import configure_logging
+    from tb_memplugin.monitor import MemoryMonitor
     from tb_memplugin.oom import record_on_oom
     from tb_memplugin.tracer import MemoryTracer
 
 __all__ = [
+    "IterationReport",
+    "LineTracer",
     "MemPluginError",
+    "MemoryEstimator",
+    "MemoryMonitor",
     "MemoryTracer",
     "combine_handlers",
     "configure_logging",
@@ -30,7 +38,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "IterationReport": "tb_memplugin.iterations",
+    "LineTracer": "tb_memplugin.line_tracer",
     "MemPluginError": "tb_memplugin.errors",
+    "MemoryEstimator": "tb_memplugin.estimate.estimator",
+    "MemoryMonitor": "tb_memplugin.monitor",
     "MemoryTracer": "tb_memplugin.tracer",
     "combine_handlers": "tb_memplugin.handler",
     "configure_logging": "tb_memplugin.logs",

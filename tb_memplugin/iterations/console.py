@@ -1,0 +1,101 @@
+"""One iteration as a person reads it: totals first, then weights and their gradients side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tb_memplugin.iterations.figures import IterationMemory, TracedMemory
+from tb_memplugin.iterations.weights import WeightMemory
+
+UNKNOWN = "not known"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_LONGEST = 120
+
+
+def show(memory: IterationMemory, console: Console, max_weights: int, notes: Sequence[str] = ()) -> None:
+    """Print an iteration.
+
+    Args:
+        memory: what to show.
+        console: where.
+        max_weights: weights to show, the largest, in the model's order; the others are one row.
+        notes: those to print.
+    """
+    head = f"Iteration {memory.iteration} of epoch {memory.epoch}, {', '.join(memory.devices)}"
+    console.print(Text(head, style="bold"), soft_wrap=True)
+    console.print(_totals(memory))
+    if memory.weights:
+        console.print(_weights(memory, max_weights))
+    if memory.traced is not None:
+        console.print(Text(_at_peak(memory.traced)))
+    for note in notes:
+        console.print(Text(f"note: {_printable(note, len(note))}", style="dim"))
+    console.print()
+
+
+def size(count: int | None) -> str:
+    """Bytes for people: `48 B`, `1.50 MiB`."""
+    if count is None:
+        return UNKNOWN
+    power = 0
+    while abs(count) >= 1024 ** (power + 1) and power < len(_UNITS) - 1:
+        power += 1
+    return f"{count} B" if not power else f"{count / 1024**power:,.2f} {_UNITS[power]}"
+
+
+def _totals(memory: IterationMemory) -> Table:
+    table = _table("", "peak", "now")
+    cached = "cached" if memory.has_cache else "cached (no cache here: as allocated)"
+    rows: Sequence[tuple[str, str, str]] = (
+        (cached, size(memory.peak_cached_bytes), size(memory.cached_bytes)),
+        ("allocated", size(memory.peak_allocated_bytes), size(memory.allocated_bytes)),
+        ("feature maps", size(memory.feature_map_bytes), ""),
+        ("intermediate gradients", size(memory.intermediate_gradient_bytes), ""),
+        ("weights", "", size(memory.weight_bytes)),
+        ("weight gradients", "", size(memory.gradient_bytes)),
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _weights(memory: IterationMemory, most: int) -> Table:
+    table = _table("weight", "bytes", "gradient")
+    largest = sorted(memory.weights, key=lambda one: -max(one.bytes, one.gradient_bytes))[:most]
+    shown = {one.name for one in largest}
+    rest = [one for one in memory.weights if one.name not in shown]
+    for one in memory.weights:
+        if one.name in shown:
+            table.add_row(Text(_printable(_name(one))), size(one.bytes), size(one.gradient_bytes))
+    if rest:
+        sums = sum(one.bytes for one in rest), sum(one.gradient_bytes for one in rest)
+        table.add_row(f"{len(rest):,} smaller ones", *map(size, sums))
+    return table
+
+
+def _name(weight: WeightMemory) -> str:
+    return weight.name if not weight.aliases else f"{weight.name} (also {', '.join(weight.aliases)})"
+
+
+def _at_peak(traced: TracedMemory) -> str:
+    parts = sorted(traced.at_peak.items(), key=lambda part: -part[1])
+    told = ", ".join(f"{name} {size(count)}" for name, count in parts if count)
+    return f"at the peak of {size(traced.peak_bytes)} in tensors: {told or 'nothing'}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=bool(number))
+    return table
+
+
+def _printable(text: str, most: int = _LONGEST) -> str:
+    """Text as a terminal may have it: what is not printable is written out, and long names are cut."""
+    clean = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return clean if len(clean) <= max(most, _LONGEST) else f"{clean[: _LONGEST - 1]}…"

@@ -1,0 +1,169 @@
+"""Iterations as two CSV files for data frames: one row an iteration, and one row a weight and iteration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.exports.csv import cell
+from tb_memplugin.iterations.figures import PARTS, IterationMemory
+from tb_memplugin.store.paths import folder_name
+
+DEFAULT_FOLDER = "memory_csv_data"
+
+ITERATION_COLUMNS = (
+    "step",
+    "epoch",
+    "iteration",
+    "devices",
+    "peak_cached_bytes",
+    "cached_bytes",
+    "peak_allocated_bytes",
+    "allocated_bytes",
+    "feature_map_bytes",
+    "weight_bytes",
+    "gradient_bytes",
+    "intermediate_gradient_bytes",
+    "traced_peak_bytes",
+    *(f"at_peak_{part.replace(' ', '_')}_bytes" for part in PARTS),
+    "untraced_peak_bytes",
+    "seconds",
+)
+"""Of `<worker>.iterations.csv`. The `at_peak_` columns sum to `traced_peak_bytes`. Unknown: an empty cell."""
+
+WEIGHT_COLUMNS = (
+    "step",
+    "epoch",
+    "iteration",
+    "name",
+    "bytes",
+    "gradient_bytes",
+    "shape",
+    "dtype",
+    "device",
+    "aliases",
+)
+"""Of `<worker>.weights.csv`. Shapes are written `4x3`; aliases have a blank between them."""
+
+_MOST_NAMES = 10_000
+
+
+class IterationCsv:
+    """The two files of one report. They are made with the first iteration; those of others are left alone.
+
+    Args:
+        folder: where they go; it is made.
+        worker: how their names begin; `<worker>.2` where there are files of that name, and so on.
+
+    Raises:
+        MemPluginError: the folder cannot be made, or nothing can be written there.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], worker: str) -> None:
+        self._folder, self._worker = Path(folder), folder_name(worker)
+        self._files: tuple[TextIO, TextIO] | None = None
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._folder, os.W_OK):
+                raise PermissionError(13, "it may not be written to")
+        except OSError as error:
+            raise MemPluginError(
+                f"There is no folder for CSV files: {error.strerror or error}.",
+                where=f"csv={os.fspath(folder)}",
+                fix="Give a folder that this process may write to, or csv=True for ./memory_csv_data/.",
+            ) from error
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files, once they are made."""
+        return tuple(Path(file.name) for file in self._files) if self._files is not None else ()
+
+    def write(self, memory: IterationMemory) -> None:
+        """Add an iteration. Raises OSError where the disk is full, say."""
+        if self._files is None:
+            self._files = self._make()
+        iterations, weights = self._files
+        iterations.write(_line(_iteration_row(memory)))
+        weights.writelines(map(_line, _weight_rows(memory)))
+        iterations.flush()
+        weights.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files or ():
+            file.close()
+
+    def _make(self) -> tuple[TextIO, TextIO]:
+        for number in range(1, _MOST_NAMES):
+            start = self._worker if number == 1 else f"{self._worker}.{number}"
+            try:
+                first = _new(self._folder / f"{start}.iterations.csv")
+            except FileExistsError:
+                continue
+            try:
+                second = _new(self._folder / f"{start}.weights.csv")
+            except OSError as error:
+                first.close()
+                Path(first.name).unlink(missing_ok=True)
+                if isinstance(error, FileExistsError):
+                    continue
+                raise
+            first.write(_line(ITERATION_COLUMNS))
+            second.write(_line(WEIGHT_COLUMNS))
+            return first, second
+        raise FileExistsError(17, "too many files of this name", str(self._folder))
+
+
+def _new(path: Path) -> TextIO:
+    return path.open("x", encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def _line(values: Iterable[object]) -> str:
+    return ",".join(map(_cell, values)) + "\n"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return cell(value) if isinstance(value, str) else str(value)
+
+
+def _iteration_row(memory: IterationMemory) -> Sequence[object]:
+    traced = memory.traced
+    return (
+        memory.step,
+        memory.epoch,
+        memory.iteration,
+        " ".join(memory.devices),
+        memory.peak_cached_bytes,
+        memory.cached_bytes,
+        memory.peak_allocated_bytes,
+        memory.allocated_bytes,
+        memory.feature_map_bytes,
+        memory.weight_bytes,
+        memory.gradient_bytes,
+        memory.intermediate_gradient_bytes,
+        traced.peak_bytes if traced is not None else None,
+        *(traced.at_peak[part] if traced is not None else None for part in PARTS),
+        memory.untraced_peak_bytes,
+        round(memory.seconds, 6),
+    )
+
+
+def _weight_rows(memory: IterationMemory) -> Iterable[Sequence[object]]:
+    for weight in memory.weights:
+        yield (
+            memory.step,
+            memory.epoch,
+            memory.iteration,
+            weight.name,
+            weight.bytes,
+            weight.gradient_bytes,
+            "x".join(map(str, weight.shape)),
+            weight.dtype,
+            weight.device,
+            " ".join(weight.aliases),
+        )

@@ -1,0 +1,326 @@
+"""`IterationReport`: the memory of every iteration, or every n-th, of a training loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.handler import default_worker_name
+from tb_memplugin.iterations.console import show, size
+from tb_memplugin.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
+from tb_memplugin.iterations.figures import IterationMemory, iteration_memory
+from tb_memplugin.iterations.watch import Call, IterationWatch, Optimizers, Seen, is_compiled
+from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import MemoryTrace, Step
+
+logger = logging.getLogger("tb_memplugin")
+
+SOURCE = "IterationReport"
+_KEPT = 1_000
+
+
+class IterationReport:
+    """Reports where memory went, every `print_period`-th iteration: console, CSV files, Memory tab.
+
+    Make it right before the loop. Call `record_stats()` at the end of each iteration and `epoch_end()` at
+    the end of each epoch. An iteration goes from one `record_stats()` to the next; the first of a later
+    epoch begins with the first call of the model or of a module in it. Iterations that are not reported
+    are not watched.
+
+    Args:
+        model: held weakly; it may change or go.
+        print_period: report each iteration of an epoch whose number (from 1) this divides.
+        csv: True writes CSV files into `./memory_csv_data/`; a path: into that folder.
+        optimizer: one or several, to know their state from the start. Held weakly.
+        logdir: writes the reported iterations for the Memory tab of `tensorboard --logdir <logdir>`.
+        worker_name: of this process, in `logdir` and in the names of CSV files.
+        console: where to print; None: standard output.
+        max_weights: weights to print, the largest; CSV files hold all.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        MemPluginError: `print_period` or `max_weights` is below 1, or there is no place for CSV files.
+
+    Example:
+        >>> report = IterationReport(model, print_period=5, csv=True)
+        >>> for epoch in range(epochs):
+        ...     for batch in loader:
+        ...         train_step(batch)
+        ...         report.record_stats()
+        ...     report.epoch_end()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        print_period: int = 1,
+        csv: bool | str | os.PathLike[str] = False,
+        *,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        logdir: str | os.PathLike[str] | None = None,
+        worker_name: str | None = None,
+        console: Console | None = None,
+        max_weights: int = 60,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+        self._model = weakref.ref(model)
+        self._optimizers = [weakref.ref(one) for one in _optimizers(optimizer)]
+        self.print_period = _at_least_one("print_period", print_period)
+        self._max_weights = _at_least_one("max_weights", max_weights)
+        self._console = console or Console(markup=False, highlight=False, emoji=False)
+        worker = worker_name or default_worker_name()
+        self._csv = IterationCsv(folder, worker) if (folder := _folder(csv)) is not None else None
+        self._writer = RunWriter(os.fspath(logdir), worker) if logdir is not None else None
+        self._kept: deque[IterationMemory] = deque(maxlen=_KEPT)
+        self._lock = threading.RLock()
+        self._slot = _Slot()
+        self._warned: set[str] = set()
+        self._told: set[str] = set()
+        self._is_closed = False
+        self.epoch, self.iteration, self.step = 1, 0, 0
+        self._finalizer = weakref.finalize(self, _Slot.clear, self._slot)
+        self._watch_next()
+
+    @property
+    def iterations(self) -> list[IterationMemory]:
+        """The newest reported iterations, oldest first: at most 1,000."""
+        return list(self._kept)
+
+    def record_stats(self) -> IterationMemory | None:
+        """An iteration is over. Returns its figures, None where it is not reported. Raises nothing."""
+        with self._lock:
+            if self._is_closed:
+                self._warn("closed", "record_stats() was called after close(): nothing is reported any more.")
+                return None
+            self.iteration += 1
+            self.step += 1
+            memory = None
+            if not self.iteration % self.print_period:
+                memory = self._safely(self._report)
+            if not (self.iteration + 1) % self.print_period:
+                self._watch_next()
+            return memory
+
+    def epoch_end(self) -> None:
+        """An epoch is over: iterations count from 1. What ran since `record_stats()` is not reported."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._slot.clear()
+            self._safely(self._tell_epoch)
+            self.epoch, self.iteration = self.epoch + 1, 0
+            if self.print_period == 1:
+                self._safely(self._wait_for_the_model)
+
+    def close(self) -> None:
+        """Stop watching and close the files. Safe to call twice."""
+        with self._lock:
+            self._is_closed = True
+            self._slot.clear()
+            if self._csv is not None:
+                self._safely(self._csv.close)
+
+    def __enter__(self) -> IterationReport:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _watch_next(self) -> None:
+        if not (self.iteration + 1) % self.print_period:
+            self._safely(lambda: self._slot.watch(self._model(), self._alive()))
+
+    def _wait_for_the_model(self) -> None:
+        model = self._model()
+        if model is None or is_compiled(model):
+            self._watch_next()
+        else:
+            self._slot.wait(model, [weakref.ref(one) for one in self._alive()])
+
+    def _alive(self) -> list[torch.optim.Optimizer]:
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+
+    def _report(self) -> IterationMemory:
+        model, optimizers = self._model(), self._alive()
+        if not self._slot.is_watching:  # no module was called since the last epoch's end
+            self._slot.watch(model, optimizers)
+        began, seen = self._slot.take(model, optimizers)
+        memory = iteration_memory(
+            model,
+            seen,
+            step=self.step,
+            epoch=self.epoch,
+            iteration=self.iteration,
+            seconds=perf_counter() - began,
+        )
+        self._kept.append(memory)
+        notes = [note for note in memory.notes if note not in self._told]
+        self._told.update(notes)
+        self._safely(lambda: show(memory, self._console, self._max_weights, notes))
+        if self._csv is not None:
+            csv = self._csv
+            self._safely(lambda: csv.write(memory))
+        if self._writer is not None and seen.trace is not None:
+            self._safely(lambda: self._write(seen, memory))
+        return memory
+
+    def _write(self, seen: Seen, memory: IterationMemory) -> None:
+        assert self._writer is not None
+        assert seen.trace is not None
+        self._writer.write(_as_step(seen.trace, memory))
+
+    def _tell_epoch(self) -> None:
+        mine = [one for one in self._kept if one.epoch == self.epoch and one.peak_cached_bytes is not None]
+        if mine:
+            highest = max(mine, key=lambda one: one.peak_cached_bytes or 0)
+            self._console.print(
+                f"Epoch {self.epoch}: {self.iteration:,} iterations, {len(mine):,} reported; highest cached "
+                f"{size(highest.peak_cached_bytes)} in iteration {highest.iteration}.",
+                markup=False,
+            )
+
+    def _safely(self, work: Callable[[], Any]) -> Any:
+        """Do something of ours. What fails is told once, and the training goes on."""
+        try:
+            return work()
+        except (Exception, SystemExit) as error:  # rich exits where its output is a broken pipe
+            logger.debug("an iteration's report failed", exc_info=error)
+            self._warn(
+                type(error).__name__,
+                f"Something of the iteration report failed ({type(error).__name__}: {error}). The training "
+                "goes on.\n  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it.",
+            )
+            return None
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("%s", message)
+
+
+class _Slot:
+    """The watch of an iteration, or hooks that wait for its first call of a module. It outlives no report."""
+
+    def __init__(self) -> None:
+        self._watch: IterationWatch | None = None
+        self._began = 0.0
+        self._hooks: list[Any] = []
+
+    @property
+    def is_watching(self) -> bool:
+        return self._watch is not None
+
+    def watch(
+        self,
+        model: nn.Module | None,
+        optimizers: Optimizers,
+        call: Call | None = None,
+    ) -> None:
+        """Begin to watch."""
+        self.clear()
+        watch, self._began = IterationWatch(), perf_counter()
+        if model is not None:
+            watch.begin(model, optimizers, call)
+        self._watch = watch
+
+    def wait(self, model: nn.Module, optimizers: Sequence[weakref.ref[torch.optim.Optimizer]]) -> None:
+        """Begin to watch with the first call of a module."""
+        self.clear()
+        reference = weakref.ref(model)
+
+        def called(module: nn.Module, given: Any, named: Any) -> None:
+            whole = reference()
+            if whole is None or torch.compiler.is_compiling():
+                return
+            try:
+                alive = [one for one in (reference() for reference in optimizers) if one is not None]
+                self.watch(whole, alive, (module, (given, named)))
+            except Exception as error:  # the training goes on, whatever happens to us
+                self.clear()
+                logger.debug("an iteration's watch failed", exc_info=error)
+                logger.warning("Watching an iteration could not begin (%s).", error)
+
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                self._hooks.append(module.register_forward_pre_hook(called, with_kwargs=True))
+
+    def take(self, model: nn.Module | None, optimizers: Optimizers) -> tuple[float, Seen]:
+        """End the watch: when it began (`perf_counter`), and what it saw."""
+        watch, self._watch = self._watch, None
+        assert watch is not None
+        return self._began, watch.end(model, optimizers)
+
+    def clear(self) -> None:
+        """End the watch, and the waiting."""
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+
+
+def _as_step(trace: MemoryTrace, memory: IterationMemory) -> MemoryTrace:
+    """The trace of an iteration for the tab: its step has the iteration's number, its notes the cache."""
+    told = f"Iteration {memory.iteration} of epoch {memory.epoch}."
+    if memory.has_cache:
+        told += (
+            f" By the allocator: {memory.peak_cached_bytes:,} bytes cached at most, {memory.cached_bytes:,} "
+            f"at the end; {memory.peak_allocated_bytes:,} allocated at most. Views show what tensors held."
+        )
+    steps = tuple(Step(memory.step, one.start_ns, one.end_ns) for one in trace.steps)
+    return replace(trace, source=SOURCE, steps=steps, notes=(told, *trace.notes))
+
+
+def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    several = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    for one in several:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer is a {type(one).__name__}; give torch.optim.Optimizer or a list of them"
+            )
+    return several
+
+
+def _at_least_one(name: str, number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} is a {type(number).__name__}; give a whole number")
+    if number < 1:
+        raise MemPluginError(
+            f"{name} is {number}.", where="IterationReport", fix="Give a whole number from 1 on."
+        )
+    return number
+
+
+def _folder(csv: Any) -> str | None:
+    if isinstance(csv, bool) or csv is None:
+        return DEFAULT_FOLDER if csv else None
+    if not isinstance(csv, str | os.PathLike):
+        raise TypeError(f"csv is a {type(csv).__name__}; give True, False or the path of a folder")
+    path = os.fspath(csv)
+    if isinstance(path, bytes) or not path or path.endswith(".csv"):
+        raise MemPluginError(
+            f"csv is {path!r}, which is no folder's name.",
+            where="IterationReport",
+            fix="Give a folder: two files go there, one with iterations and one with weights.",
+        )
+    return path

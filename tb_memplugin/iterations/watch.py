@@ -1,0 +1,215 @@
+"""Looking at one iteration: its storages by the tracer's machinery, its cache by the allocator's counters."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.iterations.recording import IterationRecording
+from tb_memplugin.iterations.weights import divided, named_weights, stretches
+from tb_memplugin.sources.monitored_devices import counters_of
+from tb_memplugin.sources.step_counters import Counters, Reading
+from tb_memplugin.sources.tracer_mode import StorageMode
+from tb_memplugin.trace import MemoryTrace
+
+logger = logging.getLogger("tb_memplugin")
+
+_MOST_EVENTS = 1_000_000
+
+Optimizers = Sequence[torch.optim.Optimizer]
+Call = tuple[nn.Module, Any]
+"""A module whose call has begun, and what it was called with."""
+CountersOf = Callable[[Sequence[str]], Sequence[Counters]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a watch saw.
+
+    Attributes:
+        devices: those that were watched, as torch spells them.
+        readings: the allocator's counters of each, empty where none counts (the CPU).
+        trace: the storages' lives, None where they were not followed.
+        gradients: bytes of the last gradient that backward made, by weight.
+        notes: what is not exact.
+    """
+
+    devices: tuple[str, ...]
+    readings: tuple[Reading, ...]
+    trace: MemoryTrace | None
+    gradients: dict[str, int]
+    notes: tuple[str, ...]
+
+
+class IterationWatch:
+    """Watches from `begin` to `end` or `cancel`; nothing of it stays behind then.
+
+    Args:
+        counters: gives the counters of devices, if not torch's allocators'.
+    """
+
+    def __init__(self, counters: CountersOf | None = None) -> None:
+        self._counters_of = counters or _torch_counters
+        self._counters: list[Counters] = []
+        self._recording: IterationRecording | None = None
+        self._hooks: list[Any] = []
+        self._devices: tuple[str, ...] = ()
+        self._gradients: dict[str, int] = {}
+        self._notes: list[str] = []
+
+    def begin(self, model: nn.Module, optimizers: Optimizers, call: Call | None = None) -> None:
+        """Begin, also within the call of a module."""
+        self._devices = devices_of(model)
+        kind = torch.device(self._devices[0]).type
+        try:
+            if kind != "cpu" or self._counters_of is not _torch_counters:
+                self._count()
+            if is_compiled(model):
+                self._notes.append(
+                    "The model is compiled. Compiled code would run uncompiled while every storage is "
+                    "followed, so feature maps and intermediate gradients are not known."
+                )
+                return
+            recording = IterationRecording(kind, _MOST_EVENTS)
+            recording.start({"": model}, optimizers)
+            self._recording = recording
+            _WATCHING.add(self)
+            self._hook_gradients(model)
+            self._hooks.append(model.register_forward_pre_hook(self._noting_inputs(), with_kwargs=True))
+            if call is not None:
+                recording.is_inside(call[0])
+                if call[0] is model:
+                    recording.tell_inputs(call[1])
+        except BaseException:
+            self.cancel()
+            raise
+
+    def end(self, model: nn.Module | None, optimizers: Optimizers) -> Seen:
+        """End it, and say what was seen."""
+        recording, self._recording = self._recording, None
+        try:
+            readings = tuple(one.read() for one in self._counters)
+        finally:
+            self._let_go()
+            trace = recording.stop(_models(model), optimizers).trace if recording is not None else None
+        notes = (*self._notes, *(trace.notes if trace is not None else ()))
+        return Seen(self._devices, readings, trace, dict(self._gradients), notes)
+
+    def cancel(self) -> None:
+        """End it; what was seen does not count."""
+        recording, self._recording = self._recording, None
+        self._let_go()
+        if recording is not None:
+            try:
+                recording.stop({}, [])
+            except Exception as error:  # the training goes on, whatever happens to us
+                logger.debug("ending a watch failed", exc_info=error)
+
+    def leave_fork(self) -> None:
+        """In a forked process (a data loader's worker) nobody asks what it sees: look no further."""
+        if self._recording is not None:
+            self._recording.layers.on = False
+        while isinstance(top := _get_current_dispatch_mode(), StorageMode):
+            top.leave()
+
+    def _let_go(self) -> None:
+        _WATCHING.discard(self)
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+        for one in self._counters:
+            one.close()
+        self._counters.clear()
+
+    def _count(self) -> None:
+        """Counters' peaks begin here."""
+        try:
+            self._counters = list(self._counters_of(self._devices))
+            for one in self._counters:
+                one.read()
+        except MemPluginError as error:
+            self._counters.clear()
+            self._notes.append(f"The cache is not known. {error.what}")
+
+    def _hook_gradients(self, model: nn.Module) -> None:
+        for name, (weight, _) in named_weights(model).items():
+            if weight.requires_grad and weight.is_leaf:
+                self._hooks.append(weight.register_post_accumulate_grad_hook(self._noting(name)))
+
+    def _noting(self, name: str) -> Callable[[torch.Tensor], None]:
+        """A hook that notes the gradient which backward just put there, and tells its storage what it is."""
+        recording, gradients = self._recording, self._gradients
+
+        def note(weight: torch.Tensor) -> None:
+            try:
+                if weight.grad is not None:
+                    own = list(stretches(weight.grad))
+                    gradients[name] = divided({name: own})[name]
+                    if len(own) == 1 and own[0].end - own[0].start < own[0].bytes:
+                        gradients[name] = own[0].end - own[0].start  # a bucket's, say: its own stretch
+                    if recording is not None:
+                        recording.tell_gradient(weight, name)
+            except Exception as error:  # the training goes on, whatever happens to us
+                logger.debug("noting a gradient failed", exc_info=error)
+
+        return note
+
+    def _noting_inputs(self) -> Callable[..., None]:
+        recording = self._recording
+
+        def note(_: nn.Module, given: Any, named: Any) -> None:
+            try:
+                if recording is not None:
+                    recording.tell_inputs((given, named))
+            except Exception as error:  # see _noting
+                logger.debug("noting inputs failed", exc_info=error)
+
+        return note
+
+
+def devices_of(model: nn.Module) -> tuple[str, ...]:
+    """The devices that a model lies on, of the type of its first parameter or buffer; ("cpu",) for none."""
+    tensors = (*model.parameters(), *model.buffers())
+    found = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "meta")
+    kind = next(iter(found)).type if found else "cpu"
+    return ("cpu",) if kind == "cpu" else tuple(str(device) for device in found if device.type == kind)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile has it, or a module inside it. Without dynamo loaded none is wrapped."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return any(
+        (dynamo is not None and isinstance(module, dynamo.OptimizedModule))
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _models(model: nn.Module | None) -> dict[str, nn.Module]:
+    return {} if model is None else {"": model}
+
+
+def _torch_counters(devices: Sequence[str]) -> Sequence[Counters]:
+    return counters_of(devices, reset_peaks=True)
+
+
+_WATCHING: weakref.WeakSet[IterationWatch] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for one in list(_WATCHING):
+        one.leave_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,117 @@
+"""Iterations in the console and in CSV files: units for people, exact bytes for data frames."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from tb_memplugin import IterationReport, MemPluginError
+from tb_memplugin.iterations.console import size
+from tb_memplugin.iterations.csv_files import ITERATION_COLUMNS, WEIGHT_COLUMNS
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=160)
+
+
+def run(folder, iterations: int = 2, model: Any = None, **options) -> IterationReport:
+    model = nn.Linear(4, 3) if model is None else model
+    with IterationReport(model, csv=folder, worker_name="w", **{"console": quiet(), **options}) as report:
+        for _ in range(iterations):
+            model(torch.ones(2, 4)).sum().backward()
+            report.record_stats()
+    return report
+
+
+def test_csv_has_a_row_an_iteration_and_a_row_a_weight(tmp_path):
+    report = run(tmp_path / "deep" / "folder")
+    iterations = pd.read_csv(tmp_path / "deep" / "folder" / "w.iterations.csv")
+    weights = pd.read_csv(tmp_path / "deep" / "folder" / "w.weights.csv")
+    assert tuple(iterations.columns) == ITERATION_COLUMNS
+    assert tuple(weights.columns) == WEIGHT_COLUMNS
+    assert iterations["peak_cached_bytes"].tolist() == [one.peak_cached_bytes for one in report.iterations]
+    assert iterations["feature_map_bytes"].tolist() == [28, 28]
+    assert weights.pivot_table(index="step", columns="name", values="bytes").loc[2].to_dict() == {
+        "bias": 12,
+        "weight": 48,
+    }
+    assert weights["shape"].tolist() == ["3x4", "3", "3x4", "3"]
+
+
+def test_csv_sums_are_whole(tmp_path):
+    run(tmp_path)
+    iterations = pd.read_csv(tmp_path / "w.iterations.csv")
+    weights = pd.read_csv(tmp_path / "w.weights.csv").groupby("step")[["bytes", "gradient_bytes"]].sum()
+    assert (iterations.filter(like="at_peak_").sum(axis=1) == iterations["traced_peak_bytes"]).all()
+    assert weights["bytes"].tolist() == iterations["weight_bytes"].tolist()
+    assert weights["gradient_bytes"].tolist() == iterations["gradient_bytes"].tolist()
+
+
+def test_files_of_an_earlier_report_are_left_alone(tmp_path):
+    run(tmp_path, iterations=1)
+    before = (tmp_path / "w.iterations.csv").read_text()
+    run(tmp_path, iterations=1)
+    assert (tmp_path / "w.iterations.csv").read_text() == before
+    assert len(pd.read_csv(tmp_path / "w.2.iterations.csv")) == 1
+
+
+def test_what_is_not_known_is_an_empty_cell(tmp_path):
+    run(tmp_path, iterations=1, model=torch.compile(nn.Linear(4, 3), backend="eager"))
+    row = pd.read_csv(tmp_path / "w.iterations.csv").iloc[0]
+    assert pd.isna(row["feature_map_bytes"])
+    assert row["weight_bytes"] == 60
+
+
+def test_a_name_is_no_formula_and_steers_no_terminal(tmp_path):
+    model = nn.Module()
+    model.register_module("=cmd()\x1b[31m[red],", nn.Linear(4, 3))
+    model.forward = lambda x: next(iter(model.children()))(x)
+    shown = io.StringIO()
+    run(tmp_path, iterations=1, model=model, console=Console(file=shown, width=160))
+    assert "\x1b" not in shown.getvalue()
+    assert "\\x1b[31m[red],.weight" in shown.getvalue()
+    names = pd.read_csv(tmp_path / "w.weights.csv")["name"].tolist()
+    assert names[0] == "'=cmd()\x1b[31m[red],.weight"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MemPluginError, match="CSV"):
+        IterationReport(nn.Linear(4, 3), csv=tmp_path / "file")
+
+
+def test_only_the_largest_weights_are_printed_and_the_others_are_summed():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    shown = io.StringIO()
+    with IterationReport(model, console=Console(file=shown, width=100), max_weights=2) as report:
+        report.record_stats()
+    rows = [line.split() for line in shown.getvalue().splitlines()]
+    assert ["0.weight", "128", "B", "0", "B"] in rows
+    assert ["2", "smaller", "ones", "40", "B", "0", "B"] in rows
+
+
+def test_a_note_is_printed_once():
+    model: nn.Module = torch.compile(nn.Linear(4, 3), backend="eager")  # type: ignore[assignment]
+    shown = io.StringIO()
+    with IterationReport(model, console=Console(file=shown, width=400)) as report:
+        report.record_stats()
+        report.record_stats()
+    assert shown.getvalue().count("note: The model is compiled.") == 1
+    assert shown.getvalue().count("not known") > 2
+
+
+def test_sizes_have_a_persons_units():
+    assert [size(count) for count in (None, 0, 1023, 1536, -2048, 5 << 30)] == [
+        "not known",
+        "0 B",
+        "1023 B",
+        "1.50 KiB",
+        "-2.00 KiB",
+        "5.00 GiB",
+    ]
