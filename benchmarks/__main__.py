@@ -19,7 +19,18 @@ from rich.table import Table
 
 from benchmarks.figures import Figure
 
-SUBJECTS = ("handler", "loop", "disk", "server", "snapshot", "tracer", "monitor", "simulator", "estimator", "bundle")
+SUBJECTS = (
+    "handler",
+    "loop",
+    "disk",
+    "server",
+    "snapshot",
+    "tracer",
+    "monitor",
+    "simulator",
+    "estimator",
+    "bundle",
+)
 
 
 def main(chosen: list[str]) -> None:

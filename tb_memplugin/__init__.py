@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tb_memplugin.errors import MemPluginError
     from tb_memplugin.estimate.estimator import MemoryEstimator
+    from tb_memplugin.estimate.gpu_spec import GpuSpec
     from tb_memplugin.handler import combine_handlers, memory_trace_handler
     from tb_memplugin.iterations import IterationReport
     from tb_memplugin.line_tracer import LineTracer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tb_memplugin.tracer import MemoryTracer
 
 __all__ = [
+    "GpuSpec",
     "IterationReport",
     "LineTracer",
     "MemPluginError",
@@ -38,6 +40,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "GpuSpec": "tb_memplugin.estimate.gpu_spec",
     "IterationReport": "tb_memplugin.iterations",
     "LineTracer": "tb_memplugin.line_tracer",
     "MemPluginError": "tb_memplugin.errors",

@@ -21,8 +21,8 @@ OPTIMIZERS = ("adamw", "adamw-fused", "adam", "adam-fused", "adafactor", "moment
 TARGET_HELP = """\b
 TARGET is one of
   module:function   (or file.py:function) that returns (model, inputs) or
-                    (model, inputs, optimizer). It gets batch, seq, dtype and
-                    device where it has parameters of these names.
+                    (model, inputs, optimizer). It gets batch, seq, dtype,
+                    device and mesh where it has parameters of these names.
   a folder          with a config.json of transformers
   a config class    of transformers: LlamaConfig
 
@@ -42,6 +42,11 @@ trained on the sum of its output."""
 )
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of parameters. Default: as the target says.")
 @click.option(
+    "--autocast",
+    type=click.Choice(DTYPES[1:]),
+    help="Forward under torch.autocast; fp16 with a GradScaler.",
+)
+@click.option(
     "--optimizer",
     type=click.Choice(OPTIMIZERS),
     help="With torch's own defaults otherwise. Default: adamw, or the function's own.",
@@ -50,7 +55,11 @@ trained on the sum of its output."""
 @click.option("--inference", is_flag=True, help="One forward without gradients instead of training steps.")
 @click.option("--find-max-batch", is_flag=True, help="The largest batch that fits.")
 @click.option("--alloc-conf", metavar="TEXT", default="", help="As in PYTORCH_CUDA_ALLOC_CONF.")
-@click.option("--mesh", metavar="TEXT", help="Several ranks, such as dp=8,tp=2: not built yet.")
+@click.option(
+    "--mesh",
+    metavar="TEXT",
+    help="Several ranks, such as dp=8,tp=2; needs a function with a parameter named mesh.",
+)
 @click.option("--changes/--no-changes", default=True, help="Estimate also what would lower the peak.")
 @click.option("--logdir", help="Write the estimate there as a run, for the Memory tab.")
 @click.option("--json", "as_json", is_flag=True, help="Bytes and seconds, for programs.")
@@ -70,21 +79,17 @@ def command(
     spec = GpuSpec.named(gpu)
     if capacity is not None:
         spec = spec.with_memory(read_size(capacity))
-    if mesh is not None:
-        raise MemPluginError(
-            "Several ranks cannot be estimated yet.", where="--mesh", fix="Leave it out: one rank alone."
-        )
     try:
         from tb_memplugin.estimate.step_estimate import StepEstimator
         from tb_memplugin.estimate.targets import read_target
         from tb_memplugin.estimate.workload import Workload
     except ModuleNotFoundError as error:
         raise _without(error) from error
-    estimator = StepEstimator(read_target(target), spec, alloc_conf)
+    estimator = StepEstimator(read_target(target), spec, alloc_conf, mesh)
     step = estimator.step(Workload(**sizes), logdir=logdir)
     report = Report(
         step,
-        estimator.max_batch(step.workload) if find_max_batch else None,
+        estimator.max_batch(step) if find_max_batch else None,
         estimator.changes(step) if changes else None,
     )
     if as_json:

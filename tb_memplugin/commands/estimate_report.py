@@ -45,6 +45,17 @@ def report_json(report: Report) -> dict[str, Any]:
         "seconds": found.seconds,
         "notes": list(step.notes),
     }
+    if step.ranks is not None:
+        told["mesh"], told["worst_rank"] = str(step.ranks.mesh), step.ranks.worst.rank
+        told["ranks"] = [
+            {
+                "rank": one.rank,
+                "coordinate": list(one.coordinate),
+                "peak_allocated_bytes": one.estimate.peak_allocated_bytes,
+                "peak_reserved_bytes": one.estimate.peak_reserved_bytes,
+            }
+            for one in step.ranks.ranks
+        ]
     if report.max_batch is not None:
         told["max_batch"] = {"batch": report.max_batch.batch, "estimates": report.max_batch.estimates}
     if report.changes is not None:
@@ -80,6 +91,9 @@ def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
     found, room = step.estimate, step.gpu.memory_bytes
     kind = "inference" if step.workload.inference else "training"
     yield f"{step.target}: {kind}, {', '.join(_sizes(step))}"
+    if step.ranks is not None:
+        worst, tried = step.ranks.worst, [one.rank for one in step.ranks.ranks]
+        yield f"mesh {step.ranks.mesh}: rank {worst.rank} takes most, of {tried}"
     told = Unit.for_bytes([room])
     if found.fits is None or found.margin_bytes is None:
         yield f"{step.gpu.name}: whether it fits is not known"
@@ -102,6 +116,8 @@ def _sizes(step: StepEstimate) -> Iterator[str]:
             yield f"{name} {value:,}"
     if work.dtype is not None:
         yield work.dtype
+    if work.autocast is not None:
+        yield f"autocast {work.autocast}"
     if not work.inference:
         yield work.optimizer or "its own optimizer"
     if work.checkpointing:

@@ -1,0 +1,5 @@
+"""Pytorch Mem Tracer's functions, on one `LineTracer` for the process."""
+
+from tb_memplugin.line_tracer import report_stats, start_tracing, stop_tracing, switch_allocator
+
+__all__ = ["report_stats", "start_tracing", "stop_tracing", "switch_allocator"]

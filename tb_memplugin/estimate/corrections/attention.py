@@ -1,0 +1,125 @@
+"""`scaled_dot_product_attention` with the kernel that the target GPU would take.
+
+Fake tensors always take the math path, which materialises the scores: 57 MiB where flash attention takes 7.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tb_memplugin.estimate.corrections.attention_kernels import Call, kernel
+from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_ledger import Place
+from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
+from tb_memplugin.estimate.patches import Patches
+
+aten = torch.ops.aten
+
+_FLASH_STEP = 8
+"""Flash attention pads head dimensions to a multiple of this (sdp_utils, pad_last_dim)."""
+
+_MASK_STEP = 16
+"""The efficient kernel wants masks whose rows are aligned to this (attention.cpp, pad_bias)."""
+
+
+class Attention(Correction):
+    """Calls the kernel's own operator, whose fake rule and derivative PyTorch has."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Register for CUDA tensors, below autocast and above autograd's formulas."""
+        library = torch.library.Library("aten", "IMPL")
+        patches.on_undo(library._destroy)
+        library.impl("scaled_dot_product_attention", self.attend, "AutogradCUDA")
+
+    def rules(self) -> dict[Any, Rule]:
+        """In inference mode the operator comes undivided."""
+        return {aten.scaled_dot_product_attention.default: self._undivided}
+
+    def after(self) -> dict[Any, After]:
+        """The backward kernel's own buffers."""
+        return {aten._scaled_dot_product_flash_attention_backward.default: _flash_buffers}
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """What the operator does on the target."""
+        call = Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, self.target.gpu)
+        chosen = kernel(call)
+        if chosen == "flash":
+            return _flash(call, scale)
+        if chosen == "cudnn":
+            self.target.note(
+                "scaled_dot_product_attention takes cuDNN's kernel on this GPU: its workspace in the "
+                "backward is not known and not counted."
+            )
+            mask = _as_bias(call)
+            return aten._scaled_dot_product_cudnn_attention(
+                query, key, value, mask, call.needs_grad, dropout_p, is_causal, False, scale=scale
+            )[0]
+        if chosen == "efficient":
+            bias = _padded(_as_bias(call))
+            if bias is not None:
+                bias = bias.expand(*query.shape[:2], query.shape[-2], key.shape[-2])
+            return aten._scaled_dot_product_efficient_attention(
+                query, key, value, bias, call.needs_grad, dropout_p, is_causal, scale=scale
+            )[0]
+        return aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+
+    def _undivided(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        with mode.looking():
+            return self.attend(*args, **kwargs)
+
+
+def _flash(call: Call, scale: float | None) -> Any:
+    size = call.query.shape[-1]
+    extra = -size % _FLASH_STEP
+    tensors = [call.query, call.key, call.value]
+    if extra:
+        tensors = [F.pad(tensor, (0, extra)) for tensor in tensors]
+        scale = scale if scale is not None else size**-0.5
+    out = aten._scaled_dot_product_flash_attention(*tensors, call.dropout, call.causal, False, scale=scale)[0]
+    return out[..., :size] if extra else out
+
+
+def _as_bias(call: Call) -> torch.Tensor | None:
+    """A boolean mask becomes one that is added (attention.cpp, convert_boolean_attn_mask)."""
+    mask = call.mask
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    bias = torch.where(mask, 0.0, float("-inf"))
+    return bias.to(call.query.dtype)
+
+
+def _padded(bias: torch.Tensor | None) -> torch.Tensor | None:
+    if bias is None or bias.shape[-1] % _MASK_STEP == 0:
+        return bias
+    size = bias.shape[-1]
+    return F.pad(bias, (0, -size % _MASK_STEP))[..., :size]
+
+
+def _flash_buffers(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """softmax_d, dq_accum, and with fewer key heads dk and dv of all heads (flash_api.cpp, mha_bwd)."""
+    query, key = args[1], args[2]
+    batch, heads, length, size = query.shape
+    rounded = -(-length // 128) * 128
+    wide = 256 if size > 192 else -(-size // (32 if size <= 128 else 64)) * (32 if size <= 128 else 64)
+    per_row = batch * heads * rounded * 4
+    sizes = [per_row, per_row * wide]
+    if key.shape[1] != heads:
+        sizes += [batch * key.shape[2] * heads * size * query.element_size()] * 2
+    device = mode.ledger.device_row(query.fake_device)
+    mode.passing(sizes, func, place, device)

@@ -1,0 +1,129 @@
+"""Which kernel `scaled_dot_product_attention` takes on a GPU.
+
+The order is the GPU's (`GpuSpec.sdpa_order`), the limits of each kernel are those of
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (can_use_flash_attention and its neighbours), and what
+`torch.nn.attention.sdpa_kernel` allows is the program's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+
+FLASH_DIM, CUDNN_DIM, CUDNN_DIM_HOPPER = 256, 128, 256
+_HALVES = (torch.float16, torch.bfloat16)
+SWITCHES = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}
+DEFAULT_ORDER = ("flash", "efficient", "math")
+"""For a GPU of no kind in particular."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of `scaled_dot_product_attention`: its arguments, and the target."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    causal: bool
+    grouped: bool
+    gpu: GpuSpec | None
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The GPU's compute capability; (8, 0) where there is none in particular."""
+        return self.gpu.compute_capability if self.gpu is not None else (8, 0)
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether a backward may follow."""
+        tensors = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def kernel(call: Call) -> str:
+    """One of "cudnn", "flash", "efficient" and "math".
+
+    Raises:
+        MemPluginError: the program allows none that can serve the call.
+    """
+    backends: Any = torch.backends.cuda
+    allowed: dict[str, Any] = {
+        name: getattr(backends, f"{switch}_sdp_enabled") for name, switch in SWITCHES.items()
+    }
+    for name in call.gpu.sdpa_order if call.gpu is not None else DEFAULT_ORDER:
+        can: Callable[[Call], bool] = _CAN[name]
+        if allowed[name]() and can(call):
+            return name
+    raise MemPluginError(
+        "No kernel of scaled_dot_product_attention that the program allows can serve a call: query "
+        f"{tuple(call.query.shape)}, {call.query.dtype}, {'a' if call.mask is not None else 'no'} mask.",
+        where=call.gpu.name if call.gpu is not None else "a GPU of no kind in particular",
+        fix="Allow another one in torch.nn.attention.sdpa_kernel, as a real run on this GPU would need, too.",
+    )
+
+
+def _dense(call: Call, *, grouped: bool) -> bool:
+    tensors = (call.query, call.key, call.value)
+    if any(tensor.dim() != 4 for tensor in tensors):
+        return False
+    heads = [tensor.shape[1] for tensor in tensors]
+    same_batch = len({tensor.shape[0] for tensor in tensors}) == 1
+    same_heads = (
+        heads[1] == heads[2] and heads[0] % max(heads[1], 1) == 0 if call.grouped else len(set(heads)) == 1
+    )
+    contiguous = all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
+    not_empty = all(tensor.shape[-2] > 0 for tensor in tensors)
+    return same_batch and same_heads and contiguous and not_empty and (grouped or not call.grouped)
+
+
+def _flash(call: Call) -> bool:
+    sizes = {tensor.shape[-1] for tensor in (call.query, call.key, call.value)}
+    size = max(sizes)
+    if call.mask is not None or len(sizes) > 1 or size > FLASH_DIM or call.query.dtype not in _HALVES:
+        return False
+    small_shared_memory = call.capability in ((8, 6), (8, 9), (12, 0)) and call.needs_grad
+    if small_shared_memory and (192 < size <= 224 or (size > 224 and call.dropout > 0)):
+        return False
+    if call.causal and call.query.shape[-2] != call.key.shape[-2]:
+        return False
+    return call.capability >= (8, 0) and _dense(call, grouped=True)
+
+
+def _efficient(call: Call) -> bool:
+    dtype = call.query.dtype
+    halves = _HALVES if call.capability >= (8, 0) else (torch.float16,)
+    if dtype not in (*halves, torch.float32) or call.query.shape[-1] != call.key.shape[-1]:
+        return False
+    aligned = _alignment(dtype, call.capability)
+    if any(tensor.shape[-1] % aligned for tensor in (call.query, call.value)):
+        return False
+    return _dense(call, grouped=False)
+
+
+def _alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
+    """Elements that the last dimension must be a multiple of (minimum_gemm_alignment)."""
+    if dtype is torch.float32:
+        return 4 if capability >= (8, 0) else 1
+    return 8 if capability >= (8, 0) else 4
+
+
+def _cudnn(call: Call) -> bool:
+    limit = CUDNN_DIM_HOPPER if call.capability == (9, 0) else CUDNN_DIM
+    sizes = (call.query.shape[-1], call.value.shape[-1])
+    if any(size > limit or size % 8 for size in sizes) or call.query.dtype not in _HALVES:
+        return False
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return not (deterministic and not torch.is_deterministic_algorithms_warn_only_enabled()) and _dense(
+        call, grouped=True
+    )
+
+
+_CAN = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": lambda call: True}

@@ -1,0 +1,51 @@
+"""The corrections for a target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tb_memplugin.estimate.corrections.attention import Attention
+from tb_memplugin.estimate.corrections.communication import Communication
+from tb_memplugin.estimate.corrections.compiled import Compiled
+from tb_memplugin.estimate.corrections.correction import Correction, Corrections, Target
+from tb_memplugin.estimate.corrections.data_loading import DataLoading
+from tb_memplugin.estimate.corrections.data_parallel import DataParallel
+from tb_memplugin.estimate.corrections.devices import Devices
+from tb_memplugin.estimate.corrections.initialisers import Initialisers
+from tb_memplugin.estimate.corrections.kernel_buffers import KernelBuffers
+from tb_memplugin.estimate.corrections.libraries import Libraries
+from tb_memplugin.estimate.corrections.loss_scaling import LossScaling
+from tb_memplugin.estimate.corrections.module_moves import ModuleMoves
+from tb_memplugin.estimate.corrections.optimizers import ForeachByDefault, FusedOptimizers
+from tb_memplugin.estimate.corrections.recurrent import Recurrent
+from tb_memplugin.estimate.corrections.refusals import Refusals
+from tb_memplugin.estimate.corrections.storage_resizing import StorageResizing
+from tb_memplugin.estimate.corrections.unknown import Unknown
+from tb_memplugin.estimate.corrections.values import Values
+from tb_memplugin.estimate.corrections.workspaces import Workspaces
+
+ON_CUDA: tuple[type[Correction], ...] = (Attention, KernelBuffers, Recurrent, Unknown, Workspaces)
+"""Of CUDA's own kernels."""
+
+EVERYWHERE: tuple[type[Correction], ...] = (
+    Initialisers,
+    ModuleMoves,
+    LossScaling,
+    ForeachByDefault,
+    FusedOptimizers,
+    Compiled,
+    DataLoading,
+    StorageResizing,
+    Communication,
+    DataParallel,
+    Libraries,
+)
+
+
+def chosen(target: Target, hints: Any, *, none: bool = False) -> Corrections:
+    """Every correction that a target needs; with `none` only what makes its device known."""
+    if none:
+        return Corrections([Devices(target)], engine_adds_in_place=False)
+    kinds = (*EVERYWHERE, *ON_CUDA) if target.device_type == "cuda" else EVERYWHERE
+    parts = [Devices(target), Values(target, hints), *(kind(target) for kind in kinds), Refusals(target)]
+    return Corrections(parts, engine_adds_in_place=True)

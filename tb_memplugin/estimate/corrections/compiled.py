@@ -1,0 +1,97 @@
+"""`torch.compile` and flex_attention: what is compiled runs uncompiled in an estimate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import flex_attention as flex
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.patches import Patches
+
+_NOTE = (
+    "torch.compile: the estimate is of the uncompiled program. Compiled code fuses operators, and may keep "
+    "fewer activations or compute them anew."
+)
+_FLEX_NOTE = (
+    "flex_attention is counted as compiled, one kernel that never holds the scores; gradients of tensors "
+    "that score_mod captures are not counted."
+)
+
+
+class Compiled(Correction):
+    """`torch.compile` gives back what it was given, and says so in the notes."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Replace `torch.compile`, `Module.compile` and flex_attention, wherever it was imported to."""
+        original = flex.flex_attention
+
+        def compile(model: Any = None, **_: Any) -> Any:  # noqa: A001  # torch's name
+            if model is None:
+                return compile
+            if model is original:
+                return self._flex
+            self.target.note(_NOTE)
+            return model
+
+        def compile_module(module: nn.Module, *_: Any, **__: Any) -> None:
+            self.target.note(_NOTE)
+
+        patches.set(torch, "compile", compile)
+        patches.set(nn.Module, "compile", compile_module)
+        for module in list(sys.modules.values()):
+            if vars(module).get("flex_attention") is original:
+                patches.set(module, "flex_attention", self._flex)
+
+    def _flex(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        score_mod: Callable[..., Any] | None = None,
+        block_mask: Any = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        return_lse: bool = False,
+        kernel_options: Any = None,
+        *,
+        return_aux: Any = None,
+    ) -> Any:
+        if return_aux is not None:
+            raise MemPluginError(
+                "flex_attention's return_aux cannot be estimated.",
+                where="torch.nn.attention.flex_attention.flex_attention",
+                fix="Ask for return_lse=True instead.",
+            )
+        self.target.note(_FLEX_NOTE)
+        apply: Any = _Flex.apply
+        out, lse = apply(query, key, value)
+        return (out, lse) if return_lse else out
+
+
+class _Flex(torch.autograd.Function):
+    """The fused kernels' results and buffers (torch/_inductor/kernel/flex)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+        """The result, and the log of the sum of exponentials in float32."""
+        ctx.set_materialize_grads(False)
+        out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Gradients of the three, and meanwhile one number a row."""
+        query, key, value, _, lse = ctx.saved_tensors
+        delta = torch.empty_like(lse)
+        results = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        del delta
+        return results

@@ -1,0 +1,29 @@
+"""`device='cuda'` where there is none: PyTorch is told of one, and `torch.cuda` answers for it."""
+
+from __future__ import annotations
+
+from tb_memplugin.estimate import cuda_shim, fake_cuda
+from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.patches import Patches
+
+
+class Devices(Correction):
+    """A CUDA device to name.
+
+    It also keeps autocast and GradScaler on, which switch themselves off where `torch.cuda.is_available`
+    says no.
+    """
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Switch the shim on where PyTorch was built without CUDA; stand in for `torch.cuda`."""
+        if self.target.device_type != "cuda":
+            return
+        fake_cuda.describe(patches, self.target.gpu)
+        fake_cuda.count(patches, mode, self.target.gpu)
+        if self.target.has_device:
+            return
+        if cuda_shim.needs_shim():
+            cuda_shim.switch(True)
+            patches.on_undo(lambda: cuda_shim.switch(False))
+        fake_cuda.stand_in(patches)

@@ -1,0 +1,178 @@
+"""LSTM, GRU and RNN as cuDNN computes them: PyTorch has no fake rule for `_cudnn_rnn`.
+
+Results and gradients are exact. The reserve, which cuDNN keeps from forward to backward, is modelled: its
+size is not documented. Workspaces are not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.patches import Patches
+
+aten = torch.ops.aten
+MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+"""cudnnRNNMode_t, as `_cudnn_rnn` counts."""
+
+LSTM = 2
+KEPT = {0: 2, 1: 2, 2: 6, 3: 5}
+"""Vectors of the hidden size that the reserve is modelled to hold for each layer, direction, time and row:
+the gates, the cell state, and the result."""
+
+_NOTE = (
+    "LSTM, GRU and RNN: what cuDNN keeps for the backward (its reserve) is modelled, and its workspaces are "
+    "not counted."
+)
+
+
+class Recurrent(Correction):
+    """Sends recurrent layers to cuDNN, and gives its operators fake rules."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Register for CUDA tensors; flatten weights as cuDNN wants them."""
+        library = torch.library.Library("aten", "IMPL")
+        patches.on_undo(library._destroy)
+        library.impl("lstm.input", self._lstm, "AutogradCUDA")
+        for name in ("gru", "rnn_tanh", "rnn_relu"):
+            library.impl(f"{name}.input", self._one_state(MODES[name]), "AutogradCUDA")
+        for name in MODES:
+            library.impl(f"{name}.data", _packed, "AutogradCUDA")
+        original = nn.RNNBase.flatten_parameters
+        patches.set(
+            nn.RNNBase,
+            "flatten_parameters",
+            lambda layer: _flatten(layer) if _on_cuda(layer) else original(layer),
+        )
+
+    def rules(self) -> dict[Any, Rule]:
+        """CuDNN's operators."""
+        return {
+            aten._cudnn_rnn.default: self._forward,
+            aten._cudnn_rnn_backward.default: _backward,
+        }
+
+    def _lstm(
+        self,
+        data: torch.Tensor,
+        hx: Sequence[torch.Tensor],
+        params: Sequence[torch.Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        hidden, projected = hx[1].shape[-1], hx[0].shape[-1]
+        state: list[Any] = [hx[0], hx[1], LSTM, hidden, projected if projected != hidden else 0]
+        rest: tuple[Any, ...] = (num_layers, batch_first, dropout, train, bidirectional, [], None)
+        stride = len(params) // (num_layers * (2 if bidirectional else 1))
+        data, params, *state[:2] = _autocast(data, params, *state[:2])
+        return aten._cudnn_rnn(data, params, stride, None, *state, *rest)[:3]
+
+    def _one_state(self, mode: int) -> Any:
+        def run(
+            data: torch.Tensor,
+            hx: torch.Tensor,
+            params: Sequence[torch.Tensor],
+            has_biases: bool,
+            num_layers: int,
+            dropout: float,
+            train: bool,
+            bidirectional: bool,
+            batch_first: bool,
+        ) -> Any:
+            state: list[Any] = [hx, None, mode, hx.shape[-1], 0]
+            rest: tuple[Any, ...] = (num_layers, batch_first, dropout, train, bidirectional, [], None)
+            stride = len(params) // (num_layers * (2 if bidirectional else 1))
+            data, params, *state[:2] = _autocast(data, params, *state[:2])
+            return aten._cudnn_rnn(data, params, stride, None, *state, *rest)[:2]
+
+        return run
+
+    def _forward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        self.target.note(_NOTE)
+        data, weights, _, _, hx, cx, kind, hidden, projected, layers, _, _, train, both, *_ = args
+        directions = 2 if both else 1
+        rows, result = data.shape[0] * data.shape[1], projected or hidden
+        with mode:
+            shape = (*data.shape[:2], result * directions)
+            kept = layers * directions * rows * hidden * KEPT[kind] * data.element_size() if train else 0
+            flat = len({weight.untyped_storage()._cdata for weight in weights}) == 1
+            total = sum(weight.numel() for weight in weights)
+            return (
+                data.new_empty(shape),
+                torch.empty_like(hx),
+                torch.empty_like(cx) if cx is not None else data.new_empty(0),
+                data.new_empty(kept, dtype=torch.uint8),
+                data.new_empty(0 if flat else total),
+            )
+
+
+def _autocast(
+    data: torch.Tensor, params: Sequence[torch.Tensor], *states: torch.Tensor | None
+) -> tuple[Any, ...]:
+    """Input, weights (into one buffer) and states in autocast's type (cudnn/RNN.cpp, cast_reflatten).
+
+    Where PyTorch was built with CUDA, it does so itself.
+    """
+    own = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_cudnn_rnn", "AutocastCUDA")
+    if own or not torch.is_autocast_enabled("cuda"):
+        return data, params, *states
+    dtype = torch.get_autocast_dtype("cuda")
+    flat = torch.cat([one.to(dtype).reshape(-1) for one in params])
+    cast = [one.to(dtype) if one is not None else None for one in states]
+    return data.to(dtype), _pieces(flat, params), *cast
+
+
+def _backward(mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    data, weights, hx, cx, wanted = args[0], args[1], args[4], args[5], args[-1]
+    with mode:
+        total = data.new_empty(sum(weight.numel() for weight in weights)) if wanted[3] else None
+        return (
+            torch.empty_like(data) if wanted[0] else None,
+            torch.empty_like(hx) if wanted[1] else None,
+            torch.empty_like(cx) if cx is not None and wanted[2] else None,
+            _pieces(total, weights) if total is not None else [None] * len(weights),
+        )
+
+
+def _pieces(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of one buffer, one for each weight."""
+    pieces, start = [], 0
+    for weight in weights:
+        pieces.append(flat[start : start + weight.numel()].view(weight.shape))
+        start += weight.numel()
+    return pieces
+
+
+def _on_cuda(layer: nn.RNNBase) -> bool:
+    weights = layer._flat_weights
+    return all(isinstance(weight, torch.Tensor) and weight.is_cuda for weight in weights)
+
+
+def _flatten(layer: nn.RNNBase) -> None:
+    """All weights of a layer in one buffer, once."""
+    weights: Any = layer._flat_weights
+    storages = {weight.untyped_storage()._cdata for weight in weights}
+    if len({id(weight) for weight in weights}) != len(weights) or len(storages) == 1:
+        return
+    with torch.no_grad():
+        flat = weights[0].new_empty(sum(weight.numel() for weight in weights))
+        for weight, piece in zip(weights, _pieces(flat, weights), strict=True):
+            weight.data = piece
+
+
+def _packed(*_: Any, **__: Any) -> Any:
+    raise MemPluginError(
+        "A recurrent layer was given a packed sequence, whose lengths are values: fake tensors have none.",
+        where="torch.nn.utils.rnn.pack_padded_sequence",
+        fix="Estimate with padded sequences: the memory of the longest batch.",
+    )

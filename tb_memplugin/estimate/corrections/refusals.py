@@ -1,0 +1,43 @@
+"""What an estimate cannot do, said by name and with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.corrections.correction import Correction
+
+_DATA_FIX = (
+    "Leave that part out of the estimate, or give it tensors that do not depend on values (a mask that is "
+    "multiplied instead of selecting, lengths as Python numbers)."
+)
+
+
+class Refusals(Correction):
+    """The last correction: whatever no other one knew."""
+
+    def refusal(self, func: Any, error: Exception) -> Exception | None:
+        """Our error for FakeTensorMode's."""
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            return MemPluginError(
+                f"{func} depends on values, which fake tensors do not have.", where=str(func), fix=_DATA_FIX
+            )
+        if isinstance(error, UnsupportedOperatorException):
+            return MemPluginError(
+                f"{func} has no fake rule: what it allocates is not known.",
+                where=str(func),
+                fix="Register one with torch.library.register_fake, or leave that part out of the estimate.",
+            )
+        if isinstance(error, NotImplementedError) and "fake" in str(error).lower():
+            return MemPluginError(
+                f"{func} has no fake rule: {str(error).splitlines()[0]}",
+                where=str(func),
+                fix="Register one with torch.library.register_fake.",
+            )
+        return None

@@ -1,0 +1,49 @@
+"""`tensor.untyped_storage().resize_(0)`: memory that goes back while its tensor lives on, as FSDP2 does.
+
+A storage is resized without an operator, so that nothing but this call tells of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_ledger import Block
+from tb_memplugin.estimate.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.patches import Patches
+
+MADE_BY = "aten::resize_storage"
+"""What stands as the operator of memory that a storage got back."""
+
+
+class StorageResizing(Correction):
+    """Frees and allocates what is resized."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Replace `torch.UntypedStorage.resize_`."""
+        original: Any = torch.UntypedStorage.resize_
+        emptied: dict[int, tuple[weakref.ref[torch.UntypedStorage], Block]] = {}
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            ledger, place = mode.ledger, mode.layers.place()
+            mode.settle(place)
+            before = ledger.block_of(storage)
+            result = original(storage, size)
+            if before is not None and not size:
+                ledger.lost(storage, place)
+                emptied[storage._cdata] = (weakref.ref(storage), before)
+                return result
+            owner, last = emptied.pop(storage._cdata, (None, None))
+            old = before or (last if owner is not None and owner() is storage else None)
+            if old is not None and (before is None or before.bytes != size):
+                fresh = ledger.born(storage, size, old.device, MADE_BY, place)
+                fresh.label, fresh.module = old.label, old.module
+                if before is not None:
+                    ledger.give_back(before, place)
+            return result
+
+        patches.set(torch.UntypedStorage, "resize_", resize_)
+        patches.on_undo(emptied.clear)

@@ -1,0 +1,48 @@
+"""What kernels take that nobody told us: said by name when a program meets it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_ledger import Place
+from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
+
+aten = torch.ops.aten
+
+_CONVOLUTION = (
+    "Convolutions: cuDNN's workspaces are not known and not counted; torch.backends.cudnn.benchmark tries "
+    "some that are large."
+)
+_EFFICIENT = (
+    "scaled_dot_product_attention takes the memory-efficient kernel: the workspace of its backward is not "
+    "known and not counted."
+)
+_BATCH_NORM = (
+    "Batch normalisation: what cuDNN keeps for the backward (channels-last half precision) is not known and "
+    "not counted."
+)
+_SORTING = "Sorting: the buffers of sort, topk, unique and nonzero on a GPU are not known and not counted."
+
+_MET: dict[str, tuple[Any, ...]] = {
+    _CONVOLUTION: (aten.convolution.default, aten.convolution_backward.default),
+    _EFFICIENT: (aten._scaled_dot_product_efficient_attention_backward.default,),
+    _BATCH_NORM: (aten.cudnn_batch_norm.default,),
+    _SORTING: (aten.sort.default, aten.sort.stable, aten.topk.default, aten._unique2.default),
+}
+
+
+class Unknown(Correction):
+    """Adds a note for each kind of kernel whose own memory is not known."""
+
+    def after(self) -> dict[Any, After]:
+        """The operators that such kernels compute."""
+        return {operator: self._told(note) for note, operators in _MET.items() for operator in operators}
+
+    def _told(self, note: str) -> After:
+        def tell(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+            self.target.note(note)
+
+        return tell

@@ -1,0 +1,128 @@
+"""What depends on values: `.item()`, `if tensor`, boolean masks, `nonzero`, `unique`.
+
+Hints answer; without them a float is 1.0 and a mask selects everything, which is an upper bound, and both are
+noted. A whole number or a truth is refused, since the program would run another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from tb_memplugin.estimate.corrections.correction import Correction, Target
+from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.hints import Hints, answer, checked, question, unanswered
+
+aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+
+
+class Values(Correction):
+    """Answers what programs ask of values, from the user's hints.
+
+    Args:
+        target: what the estimate is for.
+        hints: see hints.py.
+    """
+
+    def __init__(self, target: Target, hints: Any) -> None:
+        super().__init__(target)
+        self._hints: Hints = checked(hints)
+
+    def rules(self) -> dict[Any, Rule]:
+        """Operators whose results or shapes depend on values."""
+        return {
+            aten._local_scalar_dense.default: self._scalar,
+            aten.nonzero.default: self._nonzero,
+            aten.masked_select.default: self._masked_select,
+            aten.index.Tensor: self._index,
+            aten._unique2.default: self._unique,
+        }
+
+    def _scalar(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        try:
+            return mode.quietly(func, *args, **kwargs)
+        except DataDependentOutputException:
+            pass
+        tensor = args[0]
+        real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        kind = "number" if real else "truth" if tensor.dtype is torch.bool else "count"
+        asked = question(kind, "item", tensor)
+        told = answer(self._hints, asked)
+        if told is not None:
+            return type_of(tensor.dtype)(told)
+        if not real:
+            raise unanswered(asked)
+        self.target.note(
+            f"The number that {asked.place} reads from a tensor is taken to be 1.0; a hint can say it."
+        )
+        return 1.0
+
+    def _selected(self, func: Any, mask: torch.Tensor) -> int:
+        """How many elements a mask selects."""
+        asked = question("share", func, mask)
+        told = answer(self._hints, asked)
+        if told is None:
+            self.target.note(
+                f"How many elements {asked.place} selects depends on values: taken to be all "
+                f"{mask.numel():,}, the most that is possible; a hint can say it."
+            )
+            return mask.numel()
+        return min(told, mask.numel()) if isinstance(told, int) else round(mask.numel() * told)
+
+    def _nonzero(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        (tensor,) = args
+        with mode:
+            rows = torch.empty(
+                (tensor.dim(), self._selected(func, tensor)), dtype=torch.int64, device=tensor.device
+            )
+            return rows.t()
+
+    def _masked_select(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, mask = args
+        with mode:
+            shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+            count = self._selected(func, mask.expand(shape))
+            return torch.empty(count, dtype=tensor.dtype, device=tensor.device)
+
+    def _index(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, indices = args
+        masks = [one for one in indices if one is not None and one.dtype in _MASKS]
+        if not masks:
+            return mode.quietly(func, tensor, indices)
+        found: list[Any] = []
+        for one in indices:
+            if one is None or one.dtype not in _MASKS:
+                found.append(one)
+                continue
+            with mode:
+                count = self._selected(func, one)
+                rows = torch.empty((one.dim(), count), dtype=torch.int64, device=one.device)
+                found += [rows[axis] for axis in range(one.dim())]
+        place = mode.layers.place()
+        device = mode.ledger.device_row(tensor.fake_device)
+        mode.passing([rows.numel() * 8 for rows in found if rows is not None], func, place, device)
+        return mode.quietly(func, tensor, found)
+
+    def _unique(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, *flags = args
+        inverse = kwargs.get("return_inverse", flags[1] if len(flags) > 1 else False)
+        counts = kwargs.get("return_counts", flags[2] if len(flags) > 2 else False)
+        with mode:
+            count = self._selected(func, tensor)
+            longs = {"dtype": torch.int64, "device": tensor.device}
+            return (
+                torch.empty(count, dtype=tensor.dtype, device=tensor.device),
+                torch.empty(tensor.shape if inverse else 0, **longs),
+                torch.empty(count if counts else 0, **longs),
+            )
+
+
+def type_of(dtype: torch.dtype) -> Any:
+    """The Python type of a tensor's elements."""
+    if dtype is torch.bool:
+        return bool
+    return complex if dtype.is_complex else float if dtype.is_floating_point else int

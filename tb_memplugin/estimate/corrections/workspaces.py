@@ -1,0 +1,90 @@
+"""cuBLAS workspaces: memory inside the allocator that no tensor owns.
+
+PyTorch gives every cuBLAS handle a workspace for each stream, on the first matrix product, and never takes it
+back. A handle belongs to a thread: the program's own has one, and autograd's thread for the device another,
+so that inference takes one and training two (aten/src/ATen/cuda/CublasHandlePool.cpp). cuBLASLt uses the same
+memory.
+
+What cuBLAS cannot read as it lies, PyTorch copies first (aten/src/ATen/native/cuda/Blas.cpp,
+prepare_matrix_for_cublas): the gradient of a sum, say, which is one number with a shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tb_memplugin.estimate.corrections.correction import Correction, Target
+from tb_memplugin.estimate.fake_ledger import Place
+from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
+from tb_memplugin.estimate.gpu_spec import CUBLAS_WORKSPACE
+from tb_memplugin.trace import Category, Phase
+
+_PRODUCTS = (
+    "mm",
+    "addmm",
+    "_addmm_activation",
+    "bmm",
+    "baddbmm",
+    "mv",
+    "addmv",
+    "dot",
+    "vdot",
+    "_scaled_mm",
+    "_int_mm",
+    "addr_",
+)
+
+
+class Workspaces(Correction):
+    """One for each thread and device that computes a matrix product."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._taken: set[tuple[int, bool]] = set()
+
+    def after(self) -> dict[Any, After]:
+        """Of every operator that cuBLAS computes."""
+        found: dict[Any, After] = {}
+        for name in _PRODUCTS:
+            packet = getattr(torch.ops.aten, name, None)
+            for overload in packet.overloads() if packet is not None else ():
+                found[getattr(packet, overload)] = self._product
+        return found
+
+    def _product(
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
+    ) -> None:
+        device = getattr(out, "fake_device", None)
+        if device is None or device.type != "cuda" or not out.numel():
+            return
+        key = (mode.ledger.device_row(device), place.phase is Phase.BACKWARD)
+        copies = [
+            mode.held(matrix.numel() * matrix.element_size(), func, place, Category.TEMPORARY, key[0])
+            for matrix in args
+            if isinstance(matrix, torch.Tensor) and matrix.dim() >= 2 and not _readable(matrix)
+        ]
+        if key not in self._taken:
+            self._taken.add(key)
+            if self.target.gpu is None:
+                self.target.note(
+                    "The size of cuBLAS workspaces depends on the GPU; without one they are counted as "
+                    "8,519,680 bytes each, as before Hopper."
+                )
+            nobody = Place(-1, place.phase)
+            mode.held(self._size(), func, nobody, Category.WORKSPACE, key[0])
+        for block in copies:
+            mode.ledger.give_back(block, place)
+
+    def _size(self) -> int:
+        return self.target.gpu.cublas_workspace_bytes if self.target.gpu is not None else CUBLAS_WORKSPACE
+
+
+def _readable(matrix: torch.Tensor) -> bool:
+    """Whether rows or columns lie in one piece, and do not overlap."""
+    rows, columns = matrix.shape[-2:]
+    down, across = matrix.stride()[-2:]
+    by_rows = across == 1 and (down >= max(1, columns) or rows <= 1)
+    by_columns = down == 1 and (across >= max(1, rows) or columns <= 1)
+    return by_rows or by_columns

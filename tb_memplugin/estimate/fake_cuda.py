@@ -1,0 +1,164 @@
+"""What `torch.cuda` answers while an estimate runs where no GPU is: as if the target were there."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tb_memplugin.estimate.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.patches import Patches
+
+_MULTIPROCESSORS = 132
+_WARP = 32
+
+
+class FakeStream:
+    """A stream on which nothing waits."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device_index = 0
+    device_type = 1
+    priority = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event that has happened."""
+        return event or FakeEvent()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """All work is done."""
+        return True
+
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class FakeEvent:
+    """An event that has happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, stream: Any = None) -> None:
+        """It has happened."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """It has happened."""
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        """Milliseconds: none."""
+        return 0.0
+
+
+class _FakeDevice:
+    def __init__(self, *_: Any) -> None: ...
+
+    def __enter__(self) -> _FakeDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def describe(patches: Patches, gpu: GpuSpec | None) -> None:
+    """Let `torch.cuda` tell of the target: its capability, its memory."""
+    if gpu is None:
+        return
+    major, minor = gpu.compute_capability
+    properties = SimpleNamespace(
+        name=gpu.name,
+        major=major,
+        minor=minor,
+        total_memory=gpu.memory_bytes,
+        multi_processor_count=_MULTIPROCESSORS,
+        warp_size=_WARP,
+        gcnArchName="",
+    )
+    patches.set(torch.cuda, "get_device_properties", lambda device=None: properties)
+    patches.set(torch.cuda, "get_device_capability", lambda device=None: (major, minor))
+    patches.set(torch.cuda, "get_device_name", lambda device=None: gpu.name)
+    patches.set(torch.cuda, "is_bf16_supported", lambda including_emulation=True: major >= 8)
+
+
+def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None) -> None:
+    """Let the program ask `torch.cuda` how much is allocated."""
+    ledger = mode.ledger
+
+    def of(levels: list[int], device: Any) -> int:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+        name = f"cuda:{wanted.index or 0}"
+        mode.settle(mode.layers.place())
+        return levels[ledger.devices.index(name)] if name in ledger.devices else 0
+
+    answers: dict[str, Any] = {
+        "memory_allocated": lambda device=None: of(ledger.allocated, device),
+        "max_memory_allocated": lambda device=None: of(ledger.peaks, device),
+    }
+    if gpu is not None:
+        total = gpu.memory_bytes
+        answers["mem_get_info"] = lambda device=None: (total - of(ledger.allocated, device), total)
+    for name, answer in answers.items():
+        patches.set(torch.cuda, name, answer)
+
+
+def stand_in(patches: Patches) -> None:
+    """Let the calls work that programs make on a machine with one GPU."""
+    default = FakeStream()
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "current_stream": lambda device=None: default,
+        "default_stream": lambda device=None: default,
+        "stream": lambda stream: stream if stream is not None else contextlib.nullcontext(),
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
+        "device": _FakeDevice,
+        "Stream": FakeStream,
+        "Event": FakeEvent,
+    }
+    nothing: tuple[str, ...] = (
+        "init",
+        "_lazy_init",
+        "set_device",
+        "synchronize",
+        "set_stream",
+        "set_rng_state",
+    )
+    nothing += ("empty_cache", "manual_seed", "manual_seed_all", "reset_peak_memory_stats")
+    for name in nothing:
+        answers[name] = _nothing
+    for name, answer in answers.items():
+        patches.set(torch.cuda, name, answer)
+    patches.set(torch.Tensor, "record_stream", _nothing)
+    patches.set(torch.backends.cudnn, "is_available", lambda: True)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None

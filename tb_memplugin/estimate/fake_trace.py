@@ -1,0 +1,180 @@
+"""From a fake run's ledger to a `MemoryTrace`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tb_memplugin.estimate.fake_layers import FakeLayers
+from tb_memplugin.estimate.fake_ledger import FakeLedger
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.sources.categories import Born, by_lifetime
+from tb_memplugin.sources.phases import phase_at, phase_spans
+from tb_memplugin.sources.tables import Names, Owners
+from tb_memplugin.trace import (
+    Annotations,
+    Category,
+    Device,
+    Events,
+    Kind,
+    MemoryTrace,
+    Phase,
+    Spans,
+    Step,
+    events,
+    start_state,
+)
+from tb_memplugin.trace.tables import NO_OPERATOR, Int64
+
+SOURCE = "MemoryEstimator"
+
+
+@dataclass(slots=True)
+class FakeRun:
+    """What a fake run saw, between two times in epoch nanoseconds.
+
+    `step_ends` are the times at which `step()` was called; `marks` the beginnings and ends of named phases:
+    (time, name, whether it ends).
+    """
+
+    ledger: FakeLedger
+    layers: FakeLayers
+    start_ns: int
+    stop_ns: int = 0
+    step_ends: list[int] = field(default_factory=list)
+    marks: list[tuple[int, str, bool]] = field(default_factory=list)
+
+
+def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryTrace:
+    """Every allocation and free of a fake run, with operator, module, phase, step and category."""
+    operators, labels, names = Names(), Names(), Names()
+    owners = Owners(run.layers.names.modules)
+    phases = _phases(run)
+    full = _events(run, phases, operators, labels, owners)
+    capacity, product = (None, "") if gpu is None else (gpu.memory_bytes, gpu.name)
+    devices = run.ledger.devices or [f"{run.ledger.device_type}:0"]
+    return MemoryTrace(
+        source=SOURCE,
+        events=full,
+        start=start_state([]),
+        devices=tuple(Device(name, capacity, product) for name in devices),
+        steps=_steps(run),
+        operators=operators.as_tuple(),
+        labels=labels.as_tuple(),
+        phases=phases,
+        calls=_calls(run, owners),
+        annotations=_annotations(run, full, names),
+        annotation_names=names.as_tuple(),
+        modules=owners.as_tuple(),
+        notes=tuple(notes),
+        properties={"torch": torch.__version__},
+    )
+
+
+def _steps(run: FakeRun) -> tuple[Step, ...]:
+    """One a call of `step()`, and one for what came after the last, if anything did."""
+    last = run.ledger.entries[-1][0] if run.ledger.entries else run.start_ns
+    ends = list(run.step_ends)
+    if not ends or last > ends[-1]:
+        ends.append(run.stop_ns)
+    starts = [run.start_ns, *ends[:-1]]
+    return tuple(Step(number, *span) for number, span in enumerate(zip(starts, ends, strict=True)))
+
+
+def _phases(run: FakeRun) -> Spans:
+    layers = run.layers
+    marks = (layers.forward, layers.backward, layers.optimizer)
+    columns = [np.array(spans, np.int64).reshape(-1, 2) for spans in marks]
+    forward, backward, optimizer = ((one[:, 0], one[:, 1]) for one in columns)
+    return phase_spans(forward, backward, optimizer, np.array(run.step_ends, np.int64))
+
+
+def _operator(made_by: Any) -> str:
+    if isinstance(made_by, str):
+        return made_by
+    schema = getattr(made_by, "_schema", None)
+    return str(getattr(schema, "name", NO_OPERATOR))
+
+
+def _events(run: FakeRun, phases: Spans, operators: Names, labels: Names, owners: Owners) -> Events:
+    entries = run.ledger.entries
+    blocks = [entry[2] for entry in entries]
+    time = np.array([entry[0] for entry in entries], np.int64)
+    is_alloc = np.array([entry[1] for entry in entries], bool)
+    rows: dict[Any, int] = {}
+    operator = np.full(len(entries), -1, np.int64)
+    for row in np.flatnonzero(is_alloc).tolist():
+        made_by = blocks[row].made_by
+        known = rows.get(made_by)
+        if known is None:
+            known = rows[made_by] = operators.add(_operator(made_by))
+        operator[row] = known
+    # A block may get its owner after its birth (optimizer state): then that stands there, too.
+    told = np.where(
+        is_alloc, _column([block.module for block in blocks]), _column([entry[3] for entry in entries])
+    )
+    loose = is_alloc & (told < 0)
+    module = told.astype(np.int32)
+    module[loose] = owners.with_outside(told[loose], operator[loose], operators)
+    phase = np.array([entry[4] for entry in entries], np.uint8)
+    phase = np.where(phase == Phase.BACKWARD, phase, phase_at(phases, time)).astype(np.uint8)
+    device = np.array([block.device for block in blocks], np.uint8)
+    size = _column([block.bytes for block in blocks])
+    category = np.array([block.category for block in blocks], np.uint8)
+    unknown = np.flatnonzero(is_alloc & (category == Category.UNKNOWN))
+    born = Born(
+        time_ns=time[unknown],
+        freed_ns=_column([blocks[row].freed_ns for row in unknown.tolist()]),
+        device=device[unknown],
+        bytes=size[unknown],
+        phase=phase[unknown],
+        operator=operator[unknown].astype(np.int32),
+        operator_end_ns=np.zeros(len(unknown), np.int64),
+        recomputing=np.array([blocks[row].recomputing for row in unknown.tolist()], bool),
+    )
+    category[unknown] = by_lifetime(born, phases, operators.as_tuple(), knows_optimizer=True)
+    category[~is_alloc] = Category.UNKNOWN
+    return events(
+        time,
+        kind=np.where(is_alloc, Kind.ALLOC, Kind.FREE_COMPLETED),
+        device=device,
+        address=np.array([block.address for block in blocks], np.uint64),
+        bytes=size,
+        operator=operator,
+        module=module,
+        label=[
+            labels.add(block.label) if alloc and block.label else -1
+            for block, alloc in zip(blocks, is_alloc.tolist(), strict=True)
+        ],
+        phase=phase,
+        category=category,
+    )
+
+
+def _column(values: list[int]) -> Int64:
+    return np.array(values, np.int64)
+
+
+def _calls(run: FakeRun, owners: Owners) -> Spans:
+    """The modules' calls, by when they began."""
+    start, end, row, phase = np.array(sorted(run.layers.calls), np.int64).reshape(-1, 4).T
+    depth = owners.depth()[row]
+    return Spans(start, end, row.astype(np.int32), depth.astype(np.int32), phase.astype(np.uint8))
+
+
+def _annotations(run: FakeRun, full: Events, names: Names) -> Annotations:
+    """Named phases, on the first device."""
+    time = np.array([mark[0] for mark in run.marks], np.int64)
+    on_device = np.flatnonzero(full.device == 0)
+    last = np.searchsorted(full.time_ns[on_device], time, side="right") - 1
+    return Annotations(
+        time_ns=time,
+        name=names.add_all([mark[1] for mark in run.marks]).astype(np.int32),
+        ends=np.array([mark[2] for mark in run.marks], np.uint8),
+        device=np.zeros(len(time), np.uint8),
+        event=np.append(on_device, -1)[last],
+    )

@@ -1,0 +1,148 @@
+"""GPUs that an estimate can aim at, by name: what decides how much memory a step takes, and if it fits.
+
+Every number's source is in docs/gpus.md. All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tb_memplugin.errors import MemPluginError
+
+MIB = 1 << 20
+
+CUBLAS_WORKSPACE = 8_519_680
+"""What PyTorch gives each cuBLAS handle and stream: 2 * 4 MiB + 8 * 16 KiB (CublasHandlePool.cpp)..."""
+
+CUBLAS_WORKSPACE_LARGE = 33_554_432
+"""...and on these generations 8 * 4 MiB; on Blackwell since PyTorch 2.12 (pull request 175344)."""
+
+LARGE_WORKSPACE_MAJORS = (9, 10, 12)
+
+CUDNN_FIRST_MAJORS = (9, 10)
+"""Where `scaled_dot_product_attention` tries cuDNN first, if it is newer than 9.15.0 (sdp_utils.cpp)."""
+
+FIRST_WITH_FLASH = (8, 0)
+"""The lowest compute capability that PyTorch's flash attention runs on (sdp_utils.cpp)."""
+
+BEHIND_A_VENDOR = ("nvidia", "geforce", "tesla", "quadro")
+"""Words in the driver's name of a device that our names leave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One model of GPU.
+
+    Attributes:
+        name: as in `GpuSpec.names()`.
+        memory_bytes: what a process can have in all: the least that drivers were seen to report.
+        compute_capability: (major, minor).
+        context_bytes: what the CUDA context takes of that, outside PyTorch's allocator; None: not known.
+            It depends on the driver and on the kernels that a program loads.
+        memory_is_nominal: whether `memory_bytes` is what the maker says, for want of a driver's number.
+    """
+
+    name: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+    context_bytes: int | None = None
+    memory_is_nominal: bool = False
+
+    @classmethod
+    def named(cls, name: str) -> GpuSpec:
+        """The GPU of a name; case, spaces, dashes and the maker's words do not matter: `NVIDIA A100-80GB`.
+
+        Raises:
+            MemPluginError: there is none of this name.
+        """
+        if (found := _BY_KEY.get(_key(name))) is not None:
+            return found
+        raise MemPluginError(
+            f"No GPU is named {name[:80]!r}.",
+            where="gpu",
+            fix=f"Use one of {', '.join(cls.names())}; or one of these with another size of memory.",
+        )
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """Every name, oldest generation first."""
+        return tuple(spec.name for spec in GPUS)
+
+    def with_memory(self, memory_bytes: int) -> GpuSpec:
+        """This GPU with another size of memory, bytes: a share of it, or what is left beside other programs.
+
+        Raises:
+            MemPluginError: the size is not positive.
+        """
+        if memory_bytes <= 0:
+            raise MemPluginError(f"A GPU of {memory_bytes} bytes holds nothing.", where=self.name)
+        return replace(self, memory_bytes=memory_bytes, memory_is_nominal=False)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What PyTorch's allocator can reserve; the context counts only where it is known."""
+        return self.memory_bytes - (self.context_bytes or 0)
+
+    @property
+    def cublas_workspace_bytes(self) -> int:
+        """What PyTorch allocates for each cuBLAS handle (a thread's) and stream on first use.
+
+        The rule of PyTorch 2.12 and 2.13, without CUBLAS_WORKSPACE_CONFIG (CublasHandlePool.cpp).
+        """
+        large = self.compute_capability[0] in LARGE_WORKSPACE_MAJORS
+        return CUBLAS_WORKSPACE_LARGE if large else CUBLAS_WORKSPACE
+
+    @property
+    def sdpa_order(self) -> tuple[str, ...]:
+        """Kernels that `scaled_dot_product_attention` tries, in order; "math" takes whatever comes.
+
+        Each has limits of its own on types and shapes. The rule of PyTorch 2.11 to 2.13 with the cuDNN in
+        its wheels (sdp_utils.cpp: priority_order, check_prefer_cudnn_attention, check_sm_version).
+        """
+        if self.compute_capability < FIRST_WITH_FLASH:
+            return ("efficient", "math")
+        if self.compute_capability[0] in CUDNN_FIRST_MAJORS:
+            return ("cudnn", "flash", "efficient", "math")
+        return ("flash", "efficient", "math")
+
+
+GPUS = (
+    GpuSpec("v100-16gb", 16_130 * MIB, (7, 0)),
+    GpuSpec("v100-32gb", 32_510 * MIB, (7, 0)),
+    GpuSpec("t4", 14_930 * MIB, (7, 5)),
+    GpuSpec("a100-40gb", 40_448 * MIB, (8, 0)),
+    GpuSpec("a100-80gb", 81_152 * MIB, (8, 0)),
+    GpuSpec("a10", 22_517 * MIB, (8, 6)),
+    GpuSpec("a10g", 22_587 * MIB, (8, 6)),
+    GpuSpec("rtx3090", 24_259 * MIB, (8, 6)),
+    GpuSpec("rtxa6000", 48_676 * MIB, (8, 6)),
+    GpuSpec("l4", 22_558 * MIB, (8, 9)),
+    GpuSpec("l40s", 45_589 * MIB, (8, 9)),
+    GpuSpec("rtx4090", 24_084 * MIB, (8, 9)),
+    GpuSpec("h100", 81_008 * MIB, (9, 0)),
+    GpuSpec("h100-nvl", 95_232 * MIB, (9, 0)),
+    GpuSpec("h200", 143_156 * MIB, (9, 0)),
+    GpuSpec("b200", 182_631 * MIB, (10, 0)),
+    GpuSpec("rtx5090", 32_112 * MIB, (12, 0)),
+)
+"""Why these numbers: docs/gpus.md."""
+
+OTHER_NAMES = {
+    "v100": "v100-32gb",
+    "a100": "a100-80gb",
+    "h100-80gb": "h100",
+    "h100-80gb-hbm3": "h100",
+    "a6000": "rtxa6000",
+}
+"""What people and drivers also say. A name that stands for several sizes is the largest."""
+
+
+def _key(name: str) -> str:
+    """What is left of a name without case, signs and the maker: `NVIDIA A100-SXM4-80GB` is `a10080gb`."""
+    words = "".join(char if char.isalnum() else " " for char in name.casefold()).split()
+    kept = [word for word in words if word not in BEHIND_A_VENDOR and not word.startswith(("sxm", "pcie"))]
+    return "".join(kept)
+
+
+_BY_KEY = {_key(spec.name): spec for spec in GPUS}
+_BY_KEY |= {_key(other): _BY_KEY[_key(name)] for other, name in OTHER_NAMES.items()}

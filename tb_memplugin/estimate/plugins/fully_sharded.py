@@ -1,0 +1,50 @@
+"""FSDP2: it compares addresses to see whether shards were replaced, and fake tensors have none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from tb_memplugin.estimate.plugins.plugin import replaced
+
+
+class FullySharded:
+    """`torch.distributed.fsdp.fully_shard`; all else of it runs as it is."""
+
+    name = "torch.distributed.fsdp"
+
+    def applies(self) -> bool:
+        """Whether this PyTorch was built with torch.distributed."""
+        return dist.is_available()
+
+    @contextmanager
+    def patch(self) -> Iterator[None]:
+        """Leave shards alone that are what they were.
+
+        FSDP2 would pad a smaller shard a second time (`FSDPParam.reset_sharded_param`).
+        """
+        from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+        original: Any = FSDPParam.reset_sharded_param
+
+        @functools.wraps(original)
+        def reset_sharded_param(shard: Any) -> None:
+            if not _unchanged(shard):
+                original(shard)
+
+        with replaced((FSDPParam, "reset_sharded_param", reset_sharded_param)):
+            yield
+
+
+def _unchanged(shard: Any) -> bool:
+    """Whether the module's parameter is the shard's own, in the memory that the shard has."""
+    info = shard._module_info
+    parameter = getattr(info.module, info.param_name)
+    if parameter is not shard.sharded_param or shard.pin_memory:
+        return False
+    mine, its = shard._sharded_param_data, parameter._local_tensor
+    return bool(mine.untyped_storage()._cdata == its.untyped_storage()._cdata)

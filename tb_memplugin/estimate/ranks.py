@@ -1,0 +1,116 @@
+"""The memory of ranks of a distributed job, each estimated in this process with no other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.estimation import Estimate
+from tb_memplugin.estimate.estimator import WORKER, MemoryEstimator
+from tb_memplugin.estimate.fake_group import fake_group
+from tb_memplugin.estimate.mesh import Mesh, checked_mesh, parse_mesh
+from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import MemoryTrace
+
+Build = Callable[[MemoryEstimator, DeviceMesh], object]
+"""`build(estimator, mesh)` builds and trains as one rank does; what it returns lives to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEstimate:
+    """What one rank takes. `coordinate` is its place in the mesh, a number for each dimension."""
+
+    rank: int
+    coordinate: tuple[int, ...]
+    estimate: Estimate
+    trace: MemoryTrace
+
+
+@dataclass(frozen=True, slots=True)
+class RankEstimates:
+    """What the ranks take that were estimated, by rank."""
+
+    mesh: Mesh
+    ranks: tuple[RankEstimate, ...]
+
+    @property
+    def worst(self) -> RankEstimate:
+        """The rank that reserves most, then that allocates most, then the first."""
+        return max(
+            self.ranks,
+            key=lambda one: (one.estimate.peak_reserved_bytes, one.estimate.peak_allocated_bytes, -one.rank),
+        )
+
+    def of(self, rank: int) -> RankEstimate:
+        """One rank's.
+
+        Raises:
+            MemPluginError: it was not estimated.
+        """
+        for one in self.ranks:
+            if one.rank == rank:
+                return one
+        told = ", ".join(str(one.rank) for one in self.ranks[:20])
+        raise MemPluginError(f"Rank {rank} was not estimated, but {told}.", where="RankEstimates")
+
+    def save(self, logdir: str | os.PathLike[str]) -> None:
+        """Write each rank's trace for the Memory tab of `tensorboard --logdir <logdir>`.
+
+        Raises:
+            MemPluginError: the folder cannot be written.
+        """
+        for one in self.ranks:
+            RunWriter(os.fspath(logdir), f"{WORKER}_rank{one.rank}").write(one.trace)
+
+
+def estimate_ranks(
+    build: Build, mesh: Mesh | int | str, ranks: Iterable[int] | None = None, **options: Any
+) -> RankEstimates:
+    """Estimate ranks of a job, one after the other, with torch's fake process group.
+
+    Args:
+        build: run for each rank inside a `MemoryEstimator`, where `torch.distributed` is initialized for that
+            rank: FSDP2, DDP, tensor parallelism and collectives work. It gets the estimator and a mesh.
+        mesh: the ranks: `Mesh`, "dp=8,tp=2", or a number of ranks for one dimension named dp.
+        ranks: which ones; by default the corners of the mesh, see `Mesh.corners`.
+        options: of `MemoryEstimator`: device, gpu, conf, hints.
+
+    Raises:
+        MemPluginError: the mesh or a rank cannot be, or this process has a process group of its own.
+
+    Example:
+        >>> def build(estimator, mesh):
+        ...     model = fully_shard(Model().cuda(), mesh=mesh["dp"])
+        ...     model(estimator.create_fake_tensor(8, 1024)).sum().backward()
+        ...     return model
+        >>> estimate_ranks(build, "dp=8", gpu="h100").worst.estimate.peak_allocated_bytes
+    """
+    laid_out = _mesh(mesh)
+    wanted = laid_out.corners if ranks is None else tuple(sorted(set(ranks)))
+    if not wanted or wanted[0] < 0 or wanted[-1] >= laid_out.world_size:
+        raise MemPluginError(
+            f"These ranks are not in the mesh {laid_out}: {list(wanted)[:8]}.",
+            where="estimate_ranks",
+            fix=f"Name ranks from 0 to {laid_out.world_size - 1}.",
+        )
+    return RankEstimates(laid_out, tuple(_estimated(build, laid_out, rank, options) for rank in wanted))
+
+
+def _mesh(mesh: Mesh | int | str) -> Mesh:
+    if isinstance(mesh, str):
+        return parse_mesh(mesh)
+    return checked_mesh(Mesh((("dp", mesh),)) if isinstance(mesh, int) else mesh, str(mesh))
+
+
+def _estimated(build: Build, mesh: Mesh, rank: int, options: dict[str, Any]) -> RankEstimate:
+    with fake_group(rank, mesh.world_size), MemoryEstimator(**options) as estimator:
+        kept = build(
+            estimator, init_device_mesh(estimator.device.type, mesh.shape, mesh_dim_names=mesh.names)
+        )
+    del kept
+    return RankEstimate(rank, mesh.coordinate(rank), estimator.estimate(), estimator.trace_result())

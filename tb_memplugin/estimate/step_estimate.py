@@ -1,0 +1,133 @@
+"""The memory of one step of a target on a GPU: built and run in fake tensors, from nothing each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.changes import Change, candidates
+from tb_memplugin.estimate.estimator import MemoryEstimator
+from tb_memplugin.estimate.max_batch import MaxBatch, Need, max_batch
+from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
+from tb_memplugin.estimate.workload import Ran, Target, Workload, run
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tb_memplugin.estimate.estimation import Estimate
+    from tb_memplugin.estimate.gpu_spec import GpuSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """What a step takes; of several ranks, on the worst.
+
+    `workload` is as it was run; its optimizer is None if it is the target's own. `ranks` are None for one.
+    """
+
+    target: str
+    workload: Workload
+    gpu: GpuSpec
+    estimate: Estimate
+    notes: tuple[str, ...]
+    ranks: RankEstimates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimator:
+    """Estimates of one target on one GPU, or on each of a mesh such as `dp=8,tp=2`.
+
+    `conf` is the text of PYTORCH_CUDA_ALLOC_CONF.
+    """
+
+    target: Target
+    gpu: GpuSpec
+    conf: str = ""
+    mesh: str | None = None
+
+    def step(self, workload: Workload, *, conf: str | None = None, logdir: str | None = None) -> StepEstimate:
+        """Estimate a step; with other settings than `self.conf`, and written to a logdir, where told.
+
+        Raises:
+            MemPluginError: the target cannot be built or run at this size, or on a mesh.
+        """
+        settings = self.conf if conf is None else conf
+        found = (
+            self._alone(workload, settings, logdir)
+            if self.mesh is None
+            else self._ranks(workload, settings, logdir)
+        )
+        return replace(found, estimate=replace(found.estimate, phases=_highest(found.estimate.phases)))
+
+    def _alone(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
+        with MemoryEstimator(device="cuda", gpu=self.gpu, conf=conf) as estimator:
+            ran = run(self.target, workload, estimator)
+        if logdir is not None:
+            estimator.save(logdir)
+        found = estimator.estimate()
+        return StepEstimate(self.target.name, ran.workload, self.gpu, found, (*ran.notes, *found.notes))
+
+    def _ranks(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
+        if "mesh" not in self.target.takes:
+            raise MemPluginError(
+                f"{self.target.name} takes no mesh.",
+                where="--mesh",
+                fix="Give a function with a parameter named mesh, that shards the model as your job does.",
+            )
+        ran: list[Ran] = []
+
+        def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> None:
+            ran.append(run(self.target, workload, estimator, mesh))
+
+        ranks = estimate_ranks(build, self.mesh or "", gpu=self.gpu, conf=conf)
+        if logdir is not None:
+            ranks.save(logdir)
+        found = ranks.worst.estimate
+        notes = (*ran[0].notes, *found.notes)
+        return StepEstimate(self.target.name, ran[0].workload, self.gpu, found, notes, ranks)
+
+    def changes(self, base: StepEstimate) -> tuple[Change, ...]:
+        """What would lower what a step reserves, the most first, each estimated.
+
+        What saves nothing, or cannot be done to this target, is left out.
+        """
+        found = []
+        for candidate in candidates(base.workload, self.conf, self.target.takes):
+            try:
+                other = self.step(candidate.workload, conf=candidate.conf).estimate
+            except MemPluginError:
+                continue
+            saved = base.estimate.peak_reserved_bytes - other.peak_reserved_bytes
+            if saved > 0:
+                found.append(
+                    Change(candidate.what, candidate.options, saved, other.peak_reserved_bytes, other.fits)
+                )
+        return tuple(sorted(found, key=lambda change: -change.saved_bytes))
+
+    def max_batch(self, base: StepEstimate) -> MaxBatch:
+        """The largest batch with which a step fits, all else equal.
+
+        Raises:
+            MemPluginError: the target has no batch to change.
+        """
+        if "batch" not in self.target.takes:
+            raise MemPluginError(
+                f"{self.target.name} takes no batch, so none can be found.",
+                where="--find-max-batch",
+                fix="Give the function a parameter named batch.",
+            )
+        known = {base.workload.batch: base.estimate}
+
+        def need_of(batch: int) -> Need:
+            found = known.get(batch) or self.step(replace(base.workload, batch=batch)).estimate
+            return Need(found.peak_reserved_bytes, bool(found.fits))
+
+        return max_batch(need_of, self.gpu.usable_bytes)
+
+
+def _highest(phases: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """The highest of each phase's turns, in the order of the first."""
+    names = dict.fromkeys(name for name, _ in phases)
+    return tuple((name, max(peak for other, peak in phases if other == name)) for name in names)

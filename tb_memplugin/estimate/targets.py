@@ -1,0 +1,184 @@
+"""What `tb-memplugin estimate TARGET` runs: a function that builds a model, or a config of transformers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.config_target import SEQ, ConfigTarget, config_of_class, config_of_folder
+from tb_memplugin.estimate.workload import Built, Target, Workload
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+FORMS = (
+    "Give module:function or file.py:function, a folder with transformers' config.json, "
+    "or the name of a config class such as LlamaConfig."
+)
+GIVEN = ("batch", "seq", "dtype", "device", "mesh")
+"""Parameters that a function may have: torch's `dtype`, `device` for the model, a `DeviceMesh` as `mesh`."""
+
+RETURNS = "(model, inputs) or (model, inputs, optimizer)"
+
+
+def read_target(text: str) -> Target:
+    """What a TARGET on the command line means.
+
+    Raises:
+        MemPluginError: there is no such module, function, folder or class, or it is none of these forms.
+    """
+    path = Path(text)
+    if path.is_dir() or (path.suffix == ".json" and path.is_file()):
+        return ConfigTarget(config_of_folder(path))
+    module, colon, function = text.rpartition(":")
+    if colon and module and function:
+        return FunctionTarget(text, _function(module, function))
+    if text.isidentifier() and text.endswith("Config"):
+        return ConfigTarget(config_of_class(text))
+    raise MemPluginError(f"{text[:200]!r} is nothing that can be estimated.", where="TARGET", fix=FORMS)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTarget:
+    """A function that returns (model, inputs[, optimizer]); it is called anew for every estimate.
+
+    Inputs are a tensor, a tuple or list of arguments of the model's forward, or a dict of its keywords. The
+    function gets those of `GIVEN` that it has parameters for; its tensors are fake, and on the device
+    unless it says another.
+    """
+
+    name: str
+    function: Callable[..., Any]
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Which sizes the function has parameters for."""
+        return frozenset({"batch", "seq", "mesh"} & set(_parameters(self.function)))
+
+    def settled(self, workload: Workload) -> Workload:
+        """The function's own defaults, else one sample and 2048 tokens."""
+        batch = (workload.batch or self._usual("batch", 1)) if "batch" in self.takes else None
+        seq = (workload.seq or self._usual("seq", SEQ)) if "seq" in self.takes else None
+        return replace(workload, batch=batch, seq=seq)
+
+    def _needs(self, name: str) -> bool:
+        return inspect.signature(self.function).parameters[name].default is inspect.Parameter.empty
+
+    def _usual(self, name: str, other: int) -> int:
+        """A parameter's own default, if it is a size."""
+        default = inspect.signature(self.function).parameters[name].default
+        return default if isinstance(default, int) and default > 0 else other
+
+    def build(self, workload: Workload, mesh: DeviceMesh | None = None) -> Built:
+        """Call the function and take apart what it returns.
+
+        Raises:
+            MemPluginError: it wants what we do not have, or returns something else.
+        """
+        told = {
+            "batch": workload.batch,
+            "seq": workload.seq,
+            "dtype": workload.torch_dtype,
+            "device": torch.device("cuda"),
+            "mesh": mesh,
+        }
+        wanted = _parameters(self.function)
+        if mesh is None and "mesh" in wanted and self._needs("mesh"):
+            raise MemPluginError("The function wants a mesh.", where=self.name, fix="Give --mesh dp=8.")
+        result = self.function(**{name: told[name] for name in wanted if told.get(name) is not None})
+        return self._taken_apart(result)
+
+    def _taken_apart(self, result: Any) -> Built:
+        if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
+            raise self._wrong(f"returned {_described(result)}")
+        model, inputs, optimizer = (*result, None)[:3]
+        if not isinstance(model, nn.Module):
+            raise self._wrong(f"returned {_described(model)} as the model, which is no torch.nn.Module")
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise self._wrong(f"returned {_described(optimizer)} as the optimizer")
+        if isinstance(inputs, Mapping):
+            return Built(model, (), dict(inputs), optimizer)
+        arguments = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+        return Built(model, arguments, {}, optimizer)
+
+    def _wrong(self, what: str) -> MemPluginError:
+        return MemPluginError(f"The function {what}.", where=self.name, fix=f"Return {RETURNS}.")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"{len(value)} values ({', '.join(type(part).__name__ for part in value[:5])})"
+    return f"a {type(value).__name__}" if value is not None else "nothing"
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of parameters that can be given by name."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(function).parameters.values()
+    return tuple(parameter.name for parameter in found if parameter.kind in by_name)
+
+
+def _function(module: str, function: str) -> Callable[..., Any]:
+    name = f"{module}:{function}"
+    found: Any = _module(module)
+    for part in function.split("."):
+        if not hasattr(found, part):
+            raise MemPluginError(f"{module} has no {function!r}.", where=name, fix=FORMS)
+        found = getattr(found, part)
+    if not callable(found):
+        raise MemPluginError(f"{function!r} is a {type(found).__name__}, no function.", where=name, fix=FORMS)
+    for parameter in inspect.signature(found).parameters.values():
+        needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        if needed and parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in GIVEN:
+            raise MemPluginError(
+                f"The function wants {parameter.name!r}, which is not ours to give.",
+                where=name,
+                fix=f"Give the parameter a default. What is given by name: {', '.join(GIVEN)}.",
+            )
+    return found  # type: ignore[no-any-return]  # it was seen to be callable
+
+
+def _module(name: str) -> Any:
+    """A module by its name, as from the current folder, or by its file.
+
+    Raises:
+        MemPluginError: there is none, or it fails while it is imported.
+    """
+    try:
+        if name.endswith(".py"):
+            return _module_of_file(Path(name))
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise MemPluginError(f"{name[:200]!r} is no name of a module.", where="TARGET", fix=FORMS)
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        return importlib.import_module(name)
+    except MemPluginError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}"):
+            raise MemPluginError(f"There is no module {name!r}.", where="TARGET", fix=FORMS) from error
+        said = (str(error).splitlines() or [""])[0][:300]
+        raise MemPluginError(
+            f"The module fails when it is imported: {type(error).__name__}: {said}", where=name
+        ) from error
+
+
+def _module_of_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise MemPluginError(f"There is no file {str(path)!r}.", where="TARGET", fix=FORMS)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module

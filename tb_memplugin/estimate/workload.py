@@ -1,0 +1,252 @@
+"""One training step to estimate: what is run, at which size, with which optimizer; and the running of it."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.repeated_blocks import checkpoint_blocks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tb_memplugin.estimate.estimator import MemoryEstimator
+
+STEPS = 2
+"""Training steps that are run: from the second on, gradients meet an optimizer that has its state."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw": ("AdamW", {}),
+    "adamw-fused": ("AdamW", {"fused": True}),
+    "adam": ("Adam", {}),
+    "adam-fused": ("Adam", {"fused": True}),
+    "adafactor": ("Adafactor", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "sgd": ("SGD", {}),
+}
+"""Optimizers by name: the class in `torch.optim`, and what it is given; else its own defaults."""
+
+OWN_CHECKPOINTING = {
+    "activation_checkpointing_enable": "activation_checkpointing_kwargs",
+    "gradient_checkpointing_enable": "gradient_checkpointing_kwargs",
+}
+"""Methods of transformers' models that turn it on, the newest first, and what takes options."""
+
+INSIDE = re.compile(r"tb_memplugin[/\\]estimate[/\\]|torch[/\\](_subclasses|_ops|_prims|utils[/\\]_)")
+"""Files that are not where a model went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The size and kind of a step. What is None is left to the target.
+
+    `seq` is tokens for each sample; `dtype` that of parameters and floating inputs, `autocast` that in which
+    forward computes where torch.autocast says so; both as in `DTYPES`.
+    """
+
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str | None = None
+    autocast: str | None = None
+    optimizer: str | None = None
+    checkpointing: bool = False
+    inference: bool = False
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """`dtype` as torch has it."""
+        return None if self.dtype is None else DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model on the device of the estimate, what its forward takes, and its optimizer if it brings one."""
+
+    model: nn.Module
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: torch.optim.Optimizer | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Target(Protocol):
+    """What can be estimated."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, for people."""
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """What it follows, among batch, seq and mesh."""
+
+    def settled(self, workload: Workload) -> Workload:
+        """With the sizes that it takes, where none were asked for."""
+
+    def build(self, workload: Workload, mesh: DeviceMesh | None) -> Built:
+        """The model and its inputs; called where tensors are fake and on the device, as a rank of a mesh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step that was run. `workload` is settled; its optimizer is None where the target brought its own."""
+
+    workload: Workload
+    notes: tuple[str, ...]
+
+
+def run(
+    target: Target, workload: Workload, estimator: MemoryEstimator, mesh: DeviceMesh | None = None
+) -> Ran:
+    """Build a target inside an estimator that was entered, as one rank of a mesh if any, and run its steps.
+
+    Raises:
+        MemPluginError: the target does not take the size, cannot be built, or does not run on fake tensors.
+    """
+    _refuse_what_it_does_not_take(target, workload)
+    workload = target.settled(workload)
+    with _told_as_refusal(target.name, "built"), torch.device("cuda"), _default_dtype(workload.torch_dtype):
+        built = target.build(workload, mesh)
+        built.model.train(not workload.inference)
+        if workload.checkpointing:
+            _checkpoint(built.model)
+    with _told_as_refusal(target.name, "run"):
+        if workload.inference:
+            _infer(built, workload, estimator)
+            return Ran(replace(workload, optimizer=None), built.notes)
+        name, optimizer = _optimizer(built, workload)
+        _train(built, optimizer, workload, estimator)
+    return Ran(replace(workload, optimizer=name), built.notes)
+
+
+def _infer(built: Built, workload: Workload, estimator: MemoryEstimator) -> None:
+    estimator.watch(built.model, None)
+    with torch.no_grad(), estimator.track_phase("forward"), _autocast(workload):
+        built.model(*built.arguments, **built.keywords)
+    estimator.step()
+
+
+def _train(
+    built: Built, optimizer: torch.optim.Optimizer, workload: Workload, estimator: MemoryEstimator
+) -> None:
+    """Outputs live no longer than it takes to have the loss, as in most loops."""
+    estimator.watch(built.model, optimizer)
+    scaler = torch.amp.GradScaler("cuda", enabled=workload.autocast == "fp16")
+    for _ in range(STEPS):
+        with estimator.track_phase("forward"), _autocast(workload):
+            loss = loss_of(built.model(*built.arguments, **built.keywords))
+        with estimator.track_phase("backward"):
+            scaler.scale(loss).backward()
+        del loss
+        with estimator.track_phase("optimizer"):
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        estimator.step()
+
+
+def _autocast(workload: Workload) -> torch.autocast:
+    return torch.autocast("cuda", DTYPES.get(workload.autocast or ""), enabled=workload.autocast is not None)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss: `output.loss` if there is one, else the sum of the first tensor with a gradient.
+
+    Raises:
+        MemPluginError: no tensor in the output depends on a parameter.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    for found in (loss, *tree_leaves(output)):
+        if isinstance(found, torch.Tensor) and found.requires_grad:
+            return found.sum() if found.dim() else found
+    raise MemPluginError(
+        f"Nothing that the model gave ({type(output).__name__}) has a gradient, so there is no loss.",
+        fix="Return a model whose output is a tensor, or has a .loss; or use --inference.",
+    )
+
+
+def _optimizer(built: Built, workload: Workload) -> tuple[str | None, torch.optim.Optimizer]:
+    """The optimizer, and its name in `OPTIMIZERS`; None if it is the target's own."""
+    if built.optimizer is not None:
+        if workload.optimizer is not None:
+            raise MemPluginError(
+                f"The target brings its own optimizer, {type(built.optimizer).__name__}.",
+                where="--optimizer",
+                fix="Leave the option out, or return (model, inputs) alone.",
+            )
+        return None, built.optimizer
+    name = workload.optimizer or "adamw"
+    kind, options = OPTIMIZERS[name]
+    trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise MemPluginError("The model has no parameter to train.", fix="Use --inference.")
+    made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, kind)
+    return name, made(trained, lr=1e-3, **options)
+
+
+def _checkpoint(model: nn.Module) -> None:
+    """The model's own way, as transformers has it; else torch's around each block that is repeated."""
+    for name, keyword in OWN_CHECKPOINTING.items():
+        if callable(enable := getattr(model, name, None)):
+            enable(**{keyword: {"use_reentrant": False}})
+            return
+    if not checkpoint_blocks(model):
+        raise MemPluginError(
+            f"{type(model).__name__} has no list of equal blocks, and no way of its own to checkpoint.",
+            where="--checkpointing",
+            fix="Call torch.utils.checkpoint in the model's forward, and leave the option out.",
+        )
+
+
+def _refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
+    for name in ("batch", "seq"):
+        if getattr(workload, name) is not None and name not in target.takes:
+            raise MemPluginError(
+                f"{target.name} takes no {name}.",
+                where=f"--{name}",
+                fix=f"Leave the option out, or give the function a parameter named {name}.",
+            )
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _told_as_refusal(name: str, what: str) -> Iterator[None]:
+    """Whatever a stranger's code raises, told in one sentence with the line that raised it."""
+    try:
+        yield
+    except MemPluginError:
+        raise
+    except Exception as error:
+        line = _line_of(error)
+        said = (str(error).splitlines() or [""])[0][:300]
+        raise MemPluginError(
+            f"The step could not be {what} on fake tensors: {type(error).__name__}: {said}",
+            where=f"{name}, at {line.filename}:{line.lineno}",
+            fix="See docs/estimate.md for what fake tensors cannot do, and how to give a hint.",
+        ) from error
+
+
+def _line_of(error: BaseException) -> traceback.FrameSummary:
+    """The last line before the error came into torch's fake tensors, or into what stands around them here."""
+    lines = traceback.extract_tb(error.__traceback__)
+    return next((line for line in reversed(lines) if not INSIDE.search(line.filename)), lines[-1])

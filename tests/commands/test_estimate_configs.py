@@ -1,0 +1,69 @@
+"""`tb-memplugin estimate` of models of transformers, by their configs alone."""
+
+import json
+
+import pytest
+
+from tests.commands.files import refused
+from tests.commands.test_estimate import M, estimate, parts
+
+pytest.importorskip("transformers")
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 64,
+}
+LLAMA_PARAMETERS = 2 * 1024 * 128 + 2 * (4 * 128 * 128 + 3 * 128 * 256 + 2 * 128) + 128
+
+
+@pytest.fixture
+def llama(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+def test_a_llama_from_its_config(llama):
+    answer = estimate(llama, "--dtype", "bf16", "--batch", 2)
+    small_weights = 5 * (512 - 2 * 128)  # five norms of 256 bytes take 512 each
+    assert parts(answer)["parameter"] == 2 * LLAMA_PARAMETERS + small_weights
+    assert parts(answer)["optimizer_state"] == 2 * parts(answer)["parameter"]
+    assert (answer["workload"]["seq"], answer["workload"]["batch"]) == (64, 2)
+    assert answer["target"] == "LlamaForCausalLM (LlamaConfig)"
+
+
+def test_a_config_file_longer_than_its_positions_and_checkpointed(llama):
+    answer = estimate(llama / "config.json", "--seq", 128, "--checkpointing")
+    assert any("128 tokens are more than the 64 positions" in note for note in answer["notes"])
+
+
+def test_a_config_of_an_unknown_model(llama):
+    (llama / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
+    assert "transformers cannot read the config" in refused("estimate", llama)
+
+
+def test_a_config_without_a_model(llama):
+    (llama / "config.json").write_text("{")
+    assert "transformers cannot read the config" in refused("estimate", llama)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "seq"),
+    [("GPT2Config", 124_439_808, 1024), ("ViTConfig", 85_800_194, None), ("BertConfig", 109_514_298, 512)],
+)
+def test_models_of_transformers_by_the_name_of_their_config(name, parameters, seq):
+    """Large blocks keep a rest that is too small to be one: less than 1 MiB each, as torch counts it."""
+    answer = estimate(name, "--inference")
+    assert 0 <= parts(answer)["parameter"] - 4 * parameters < 4 * parameters // 100
+    assert answer["workload"]["seq"] == seq
+
+
+def test_the_rest_of_a_large_block_by_hand():
+    embedding = 50_257 * 768 * 4  # GPT-2's; tied to its head, so there is one
+    rest = 148 * M - embedding
+    assert parts(estimate("GPT2Config", "--inference"))["parameter"] == 4 * 124_439_808 + rest

@@ -1,0 +1,113 @@
+"""The kernel of `scaled_dot_product_attention`, by GPU, type and shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tb_memplugin import MemPluginError
+from tests.estimate.fake_runs import MIB, allocations, estimated, peak
+
+FLASH, EFFICIENT, CUDNN = (
+    f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn")
+)
+
+
+def attend(
+    dtype: torch.dtype = torch.bfloat16, size: int = 64, heads: int = 8, key_heads: int = 8, **options: Any
+) -> torch.Tensor:
+    """Batch 1, length 1024: query, key and value take a MiB each in half precision."""
+    query = torch.randn(1, heads, 1024, size, dtype=dtype, device="cuda", requires_grad=True)
+    key = torch.randn(1, key_heads, 1024, size, dtype=dtype, device="cuda", requires_grad=True)
+    return F.scaled_dot_product_attention(query, key, key, **options)
+
+
+def kernels(gpu: str | None, **options: Any) -> set[str]:
+    done = estimated(lambda: attend(**options), gpu=gpu)
+    return {name for name, _, _ in allocations(done) if "attention" in name}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kernel"), [("a100", FLASH), ("l4", FLASH), ("t4", None), ("h100", CUDNN), (None, FLASH)]
+)
+def test_half_precision_takes_what_the_gpu_has(gpu: str | None, kernel: str | None) -> None:
+    assert kernels(gpu) == ({kernel} if kernel else set())
+
+
+def test_float16_on_a_turing_gpu_takes_the_efficient_kernel() -> None:
+    assert kernels("t4", dtype=torch.float16) == {EFFICIENT}
+
+
+def test_float32_takes_the_efficient_kernel() -> None:
+    assert kernels("a100", dtype=torch.float32) == {EFFICIENT}
+
+
+def test_a_mask_rules_flash_out() -> None:
+    def masked() -> torch.Tensor:
+        return attend(attn_mask=torch.ones(1024, 1024, dtype=torch.bool, device="cuda"))
+
+    done = estimated(masked, gpu="a100")
+    assert EFFICIENT in {name for name, _, _ in allocations(done)}
+
+
+def test_fewer_key_heads_rule_the_efficient_kernel_out() -> None:
+    assert kernels("a100", key_heads=2, enable_gqa=True) == {FLASH}
+    assert kernels("a100", key_heads=2, enable_gqa=True, dtype=torch.float32) == set()  # the math path
+
+
+def test_heads_of_512_take_the_math_path_or_the_efficient_kernel() -> None:
+    assert kernels("a100", size=512) == {EFFICIENT}
+
+
+def test_odd_heads_are_padded_for_flash() -> None:
+    done = estimated(lambda: attend(size=60), gpu="a100")
+    assert [name for name, _, _ in allocations(done)].count("constant_pad_nd") == 3
+
+
+def test_the_result_and_one_number_a_row_is_all_that_flash_keeps() -> None:
+    """1 MiB for query, for key and value, and for the result; 4 bytes for each of 8 x 1024 rows."""
+    done = estimated(attend, gpu="a100")
+    assert [size for name, size, _ in allocations(done) if name == FLASH][:2] == [MIB, 8 * 1024 * 4]
+
+
+def test_without_the_correction_the_scores_are_held() -> None:
+    """8 heads x 1024 x 1024 x 2 bytes: 16 MiB of them at least."""
+    corrected, plain = peak(attend, gpu="a100"), peak(attend, gpu="a100", corrected=False)
+    assert corrected < 4 * MIB
+    assert plain > 16 * MIB
+
+
+def test_the_backward_of_flash_holds_an_accumulator() -> None:
+    """softmax_d: 8 x 1024 x 4 bytes; dq_accum: 64 times that."""
+    done = estimated(lambda: attend().sum().backward(), gpu="a100")
+    passing = [
+        size for name, size, kind in allocations(done) if name.startswith(FLASH) and kind == "temporary"
+    ]
+    assert passing[-2:] == [8 * 1024 * 4, 8 * 1024 * 4 * 64]
+
+
+def test_inference_takes_the_same_kernel() -> None:
+    def infer() -> torch.Tensor:
+        with torch.inference_mode():
+            return attend()
+
+    assert FLASH in {name for name, _, _ in allocations(estimated(infer, gpu="a100"))}
+
+
+def test_the_program_may_forbid_kernels() -> None:
+    def only(*backends: SDPBackend) -> Any:
+        with sdpa_kernel(list(backends)):
+            return attend()
+
+    done = estimated(lambda: only(SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH), gpu="a100")
+    assert EFFICIENT in {name for name, _, _ in allocations(done)}
+    with pytest.raises(MemPluginError, match="No kernel"):
+        estimated(lambda: only(SDPBackend.FLASH_ATTENTION), gpu="t4")
+
+
+def test_cudnn_says_what_is_not_known() -> None:
+    assert any("cuDNN" in note for note in estimated(attend, gpu="h100").estimate().notes)

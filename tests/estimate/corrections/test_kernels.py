@@ -1,0 +1,151 @@
+"""Memory that only CUDA's libraries hold: cuBLAS workspaces, recurrent layers, flex_attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import flex_attention as flex
+
+from tb_memplugin import MemPluginError
+from tests.estimate.fake_runs import MIB, allocations, estimated, sizes
+
+BEFORE_HOPPER, HOPPER = 8_519_680, 33_554_432
+
+
+def product(*, train: bool) -> None:
+    weight = torch.randn(64, 64, device="cuda", requires_grad=train)
+    result = weight @ weight
+    if train:
+        result.sum().backward()
+        (weight @ weight).sum().backward()
+
+
+@pytest.mark.parametrize(("gpu", "size"), [("a100", BEFORE_HOPPER), ("h100", HOPPER), ("b200", HOPPER)])
+def test_a_workspace_for_inference_and_another_for_the_backward(gpu: str, size: int) -> None:
+    one = estimated(lambda: product(train=False), gpu=gpu)
+    two = estimated(lambda: product(train=True), gpu=gpu)
+    assert [bytes_ for _, bytes_, kind in allocations(one) if kind == "workspace"] == [size]
+    assert [bytes_ for _, bytes_, kind in allocations(two) if kind == "workspace"] == [size, size]
+    assert two.estimate().workspace_bytes == 2 * size
+
+
+def test_what_multiplies_no_matrices_needs_no_workspace() -> None:
+    done = estimated(lambda: torch.randn(64, device="cuda").exp())
+    assert done.estimate().workspace_bytes == 0
+
+
+def test_fake_tensors_alone_know_no_workspace() -> None:
+    assert estimated(lambda: product(train=True), corrected=False).estimate().workspace_bytes == 0
+
+
+def recurrent(kind: Any) -> nn.RNNBase:
+    """64 in, 128 hidden; 8 sequences of 32."""
+    layer = kind(64, 128, batch_first=True).cuda()
+    layer(torch.randn(8, 32, 64, device="cuda"))[0].sum().backward()
+    return layer
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_recurrent_layers_run(kind: type[nn.RNNBase], gates: int) -> None:
+    """Weights in one buffer, gradients in another: gates x 128 x (64 + 128 + 2) floats."""
+    done = estimated(lambda: recurrent(kind))
+    weights = gates * 128 * (64 + 128 + 2) * 4
+    assert sizes(done, "new_empty") == [weights]
+    assert weights in sizes(done, "_cudnn_rnn_backward")
+    assert 8 * 32 * 128 * 4 in sizes(done, "_cudnn_rnn")
+    assert any("reserve" in note for note in done.estimate().notes)
+
+
+def test_autocast_computes_recurrent_layers_in_half_precision() -> None:
+    def run() -> torch.Tensor:
+        layer = nn.LSTM(64, 128, batch_first=True).cuda()
+        with torch.autocast("cuda", dtype=torch.float16):
+            result: torch.Tensor = layer(torch.randn(8, 32, 64, device="cuda"))[0]
+        assert result.dtype is torch.float16
+        result.float().sum().backward()
+        weights: Any = layer.weight_ih_l0
+        assert weights.grad.dtype is torch.float32
+        return result
+
+    done = estimated(run)
+    assert 8 * 32 * 128 * 2 in sizes(done, "_cudnn_rnn")
+
+
+def test_convolutions_say_what_is_not_known() -> None:
+    done = estimated(lambda: nn.Conv2d(3, 8, 3, device="cuda")(torch.randn(1, 3, 8, 8, device="cuda")))
+    assert any("Convolutions" in note for note in done.estimate().notes)
+
+
+def test_fake_tensors_alone_have_no_lstm() -> None:
+    with pytest.raises(RuntimeError):
+        estimated(lambda: recurrent(nn.LSTM), corrected=False)
+
+
+def test_packed_sequences_are_refused_by_name() -> None:
+    def run() -> None:
+        layer = nn.LSTM(64, 128, device="cuda")
+        batch = torch.randn(32, 8, 64, device="cuda")
+        layer(nn.utils.rnn.pack_padded_sequence(batch, [32] * 8))
+
+    with pytest.raises(MemPluginError, match=r"packed|depends on values"):
+        estimated(run)
+
+
+def test_flex_attention_never_holds_the_scores() -> None:
+    """8 heads, 1024 x 64 in float32: 2 MiB a tensor; the scores would take 32 MiB."""
+
+    def run() -> None:
+        query = torch.randn(1, 8, 1024, 64, device="cuda", requires_grad=True)
+        flex.flex_attention(query, query, query).sum().backward()
+
+    done = estimated(run)
+    assert done.get_max_memory_allocated()[0] < 12 * MIB
+    assert sizes(done, "new_empty") == [2 * MIB, 8 * 1024 * 4]
+    assert any("flex_attention" in note for note in done.estimate().notes)
+
+
+def test_the_program_may_ask_torch_cuda() -> None:
+    answers: list[Any] = []
+
+    def run() -> torch.Tensor:
+        kept = torch.empty(MIB, device="cuda")
+        torch.empty(MIB, device="cuda")
+        answers.extend([torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(0)])
+        answers.extend([torch.cuda.get_device_capability(), torch.cuda.is_available()])
+        answers.append(torch.cuda.mem_get_info()[1])
+        return kept
+
+    done = estimated(run, gpu="a100")
+    assert answers == [4 * MIB, 8 * MIB, (8, 0), True, done.gpu.memory_bytes if done.gpu else 0]
+
+
+def embedded(tokens: int) -> None:
+    table = nn.Embedding(1000, 64, device="cuda")
+    table(torch.zeros(tokens, dtype=torch.long, device="cuda")).sum().backward()
+
+
+def test_the_gradient_of_a_large_batch_of_embeddings_is_summed_in_buffers() -> None:
+    """4096 indices of 8 bytes, at most 1000 segments, 409 + 1000 partial sums of 64 floats."""
+    done = estimated(lambda: embedded(4096))
+    found = sizes(done, "embedding_dense_backward")
+    assert found == [1000 * 64 * 4, *[4096 * 8] * 3, 8, 8000, 8000, 8, 1409 * 8, 1409 * 64 * 4]
+
+
+def test_that_of_a_small_batch_is_not() -> None:
+    assert sizes(estimated(lambda: embedded(3072)), "embedding_dense_backward") == [1000 * 64 * 4]
+
+
+def test_what_cublas_cannot_read_is_copied_first() -> None:
+    """The gradient of a sum is one number with a shape of 1024 x 1024."""
+
+    def run() -> None:
+        weight = torch.randn(1024, 1024, device="cuda", requires_grad=True)
+        (torch.randn(1024, 1024, device="cuda") @ weight).sum().backward()
+
+    passing = [
+        size for name, size, kind in allocations(estimated(run)) if (name, kind) == ("mm", "temporary")
+    ]
+    assert passing == [4 * MIB]

@@ -1,0 +1,226 @@
+"""Training steps as they are on a GPU: optimizers, gradient sums, mixed precision, converted modules."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tb_memplugin import MemPluginError
+from tests.estimate.fake_runs import MIB, allocations, estimated, peak, sizes
+
+
+def linear(**options: Any) -> nn.Linear:
+    """1024 x 1024 float32: 4 MiB."""
+    return nn.Linear(1024, 1024, bias=False, device="cuda", **options)
+
+
+def trained(optimizer: Any, layers: int = 4, **options: Any) -> None:
+    model = nn.Sequential(*(linear() for _ in range(layers)))
+    steps = optimizer(model.parameters(), lr=0.1, **options)
+    model(torch.randn(1, 1024, device="cuda")).sum().backward()
+    steps.step()
+
+
+def test_adamw_takes_foreach_kernels_by_default() -> None:
+    """They hold the square roots of all parameters at once: 16 MiB where single tensors need 4."""
+    done = estimated(lambda: trained(torch.optim.AdamW), gpu="a100")
+    assert sizes(done, "_foreach_sqrt") == [4 * MIB] * 4
+    plain = estimated(lambda: trained(torch.optim.AdamW), gpu="a100", corrected=False)
+    assert sizes(plain, "_foreach_sqrt") == []
+
+
+def test_foreach_can_be_switched_off_by_the_program() -> None:
+    done = estimated(lambda: trained(torch.optim.AdamW, foreach=False), gpu="a100")
+    assert sizes(done, "_foreach_sqrt") == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "states"),
+    [
+        (torch.optim.AdamW, {}, 2),
+        (torch.optim.Adam, {}, 2),
+        (torch.optim.SGD, {"momentum": 0.9}, 1),
+        (torch.optim.Adagrad, {}, 1),
+    ],
+)
+def test_fused_optimizers_hold_their_state_and_nothing_else(
+    optimizer: Any, options: dict[str, Any], states: int
+) -> None:
+    done = estimated(lambda: trained(optimizer, fused=True, **options), gpu="a100")
+    large = [kind for _, size, kind in allocations(done) if size == 4 * MIB]
+    assert large.count("optimizer_state") == 4 * states
+    assert "temporary" not in large
+
+
+def shared() -> None:
+    layer = linear()
+    layer(layer(layer(torch.randn(1, 1024, device="cuda")))).sum().backward()
+
+
+def test_gradients_of_a_shared_weight_are_summed_in_place() -> None:
+    """The weight, the sum so far, and the next summand: 12 MiB. Out of place it is one buffer more."""
+    small = 3 * MIB
+    assert 12 * MIB <= peak(shared, gpu=None) - 2 * 8_519_680 < 12 * MIB + small
+    assert peak(shared, gpu=None, corrected=False) >= 16 * MIB
+
+
+def test_a_sum_in_the_users_own_backward_is_out_of_place() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            first = gradients[0] * 2
+            first = first + gradients[0]
+            return first
+
+    def run() -> None:
+        tensor = torch.randn(MIB, device="cuda", requires_grad=True)
+        Twice.apply(tensor).sum().backward()
+
+    assert sizes(estimated(run), "add") == [4 * MIB]
+
+
+def test_a_gradient_that_is_kept_is_not_summed_into() -> None:
+    def run() -> list[torch.Tensor]:
+        kept: list[torch.Tensor] = []
+        tensor = torch.randn(MIB, device="cuda", requires_grad=True)
+        double = tensor * 2
+        double.register_hook(lambda gradient: kept.append(gradient))
+        (double.sin() + double.cos()).sum().backward()
+        return kept
+
+    done = estimated(run)
+    assert sizes(done, "add")  # the forward's own
+
+
+def test_derivatives_fill_zeros_in_place() -> None:
+    """The gradient of an index: zeros of the table's size, written into."""
+
+    def run() -> None:
+        table = torch.randn(1024, 1024, device="cuda", requires_grad=True)
+        table[torch.zeros(4, dtype=torch.long, device="cuda")].sum().backward()
+
+    assert sizes(estimated(run), "index_put") == []
+    assert sizes(estimated(run, corrected=False), "index_put") == [4 * MIB]
+
+
+def test_autocast_casts() -> None:
+    """The weight and the input in float16: half of 4 MiB each."""
+
+    def run() -> torch.Tensor:
+        layer, batch = linear(), torch.randn(1024, 1024, device="cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            return layer(batch)
+
+    done = estimated(run)
+    assert sizes(done, "_to_copy") == [2 * MIB, 2 * MIB]
+    assert sizes(done, "mm") == [2 * MIB, 33_554_432]
+
+
+def test_a_grad_scaler_takes_every_step() -> None:
+    def run() -> tuple[Any, float]:
+        layer = linear()
+        optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9)
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.scale(layer(torch.randn(1, 1024, device="cuda")).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return optimizer.state_dict(), scaler.get_scale()
+
+    done = estimated(run)
+    assert [kind for _, size, kind in allocations(done) if size == 4 * MIB].count("optimizer_state") == 1
+
+
+def test_modules_move_and_change_their_type() -> None:
+    """Built on the CPU, moved, then halved: 4 MiB, then 2 MiB while the 4 are still there."""
+
+    def run() -> nn.Module:
+        layer = nn.Linear(1024, 1024, bias=False)
+        optimizer = torch.optim.SGD(layer.parameters())
+        moved = layer.to("cuda").half()
+        assert moved.weight.dtype is torch.float16
+        assert moved.weight is optimizer.param_groups[0]["params"][0]
+        return moved
+
+    done = estimated(run)
+    assert [size for _, size, _ in allocations(done)] == [4 * MIB, 2 * MIB]
+    assert done.get_max_memory_allocated() == (6 * MIB,)
+    assert done.get_current_memory_allocated() == (2 * MIB,)
+
+
+def test_tied_weights_stay_tied_when_moved() -> None:
+    def run() -> nn.Module:
+        model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False))
+        model[1].weight = model[0].weight
+        model.cuda()
+        assert model[1].weight is model[0].weight
+        return model
+
+    assert sizes(estimated(run), "_to_copy") == [4 * MIB]
+
+
+def test_trunc_normal_ends() -> None:
+    done = estimated(lambda: nn.init.trunc_normal_(torch.empty(MIB, device="cuda")))
+    assert done.get_max_memory_allocated()[0] >= 8 * MIB
+
+
+def test_clipping_the_norm_of_gradients() -> None:
+    def run() -> None:
+        layer = linear()
+        layer(torch.randn(1, 1024, device="cuda")).sum().backward()
+        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+
+    assert sizes(estimated(run), "_foreach_norm") == [4]
+
+
+def test_compiled_models_run_uncompiled_and_say_so() -> None:
+    def run() -> torch.Tensor:
+        return torch.compile(linear())(torch.randn(1, 1024, device="cuda"))
+
+    assert any("torch.compile" in note for note in estimated(run).estimate().notes)
+
+
+def test_a_real_model_is_refused_and_stays_real() -> None:
+    model = nn.Linear(8, 8)
+    with pytest.raises(MemPluginError, match="built before"):
+        estimated(lambda: model.to("cuda"))
+    assert type(model.weight) is nn.Parameter
+
+
+def test_data_loaders_load_real_data() -> None:
+    data = TensorDataset(torch.randn(8, 1024))
+
+    def run() -> list[tuple[int, ...]]:
+        layer, shapes = linear(), []
+        for (batch,) in DataLoader(data, batch_size=4, shuffle=True):
+            shapes.append(tuple(layer(batch.to("cuda")).shape))
+        return shapes
+
+    done = estimated(run)
+    assert sizes(done, "mm")[0] == 4 * 1024 * 4
+
+
+def test_a_model_on_meta_gets_its_memory_with_to_empty() -> None:
+    def run() -> nn.Module:
+        with torch.device("meta"):
+            layer = nn.Linear(1024, 1024, bias=False)
+        assert torch.cuda.memory_allocated() == 0
+        return layer.to_empty(device="cuda")
+
+    assert estimated(run).get_max_memory_allocated() == (4 * MIB,)
+
+
+def test_copies_of_modules_have_memory_of_their_own() -> None:
+    def run() -> list[nn.Module]:
+        layer = linear()
+        return [layer, copy.deepcopy(layer)]
+
+    assert estimated(run).get_max_memory_allocated() == (8 * MIB,)

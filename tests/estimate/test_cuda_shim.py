@@ -1,0 +1,93 @@
+"""The library that makes `cuda` known: compiled once, kept, and refused clearly where it cannot be made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tb_memplugin import MemPluginError
+from tb_memplugin.estimate import cuda_shim
+
+needs_shim = pytest.mark.skipif(not cuda_shim.needs_shim(), reason="this PyTorch was built with CUDA")
+
+ESTIMATE = """
+import torch
+from tb_memplugin import MemoryEstimator, MemPluginError
+try:
+    with MemoryEstimator() as estimator:
+        torch.empty(1 << 20, device="cuda")
+    print(estimator.get_max_memory_allocated()[0])
+except MemPluginError as error:
+    print(error)
+"""
+
+
+def run(cache: Path, **environment: str) -> str:
+    """What a new process prints that estimates 4 MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", ESTIMATE],
+        env={**os.environ, cuda_shim.CACHE_VARIABLE: os.fspath(cache), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@needs_shim
+def test_it_is_compiled_once_and_kept(tmp_path: Path) -> None:
+    assert run(tmp_path) == str(4 << 20)
+    (made,) = tmp_path.iterdir()
+    first = made.stat().st_mtime_ns
+    assert run(tmp_path, CXX="no-such-compiler") == str(4 << 20)
+    assert [one.stat().st_mtime_ns for one in tmp_path.iterdir()] == [first]
+
+
+@needs_shim
+def test_without_a_compiler_the_error_says_what_to_do(tmp_path: Path) -> None:
+    told = run(tmp_path, CXX="no-such-compiler")
+    assert "needs a C++ compiler" in told
+    assert "device='cpu'" in told
+
+
+@needs_shim
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("not a folder")
+    assert cuda_shim.CACHE_VARIABLE in run(taken)
+
+
+@needs_shim
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+    told = run(tmp_path, CXX="false")
+    assert "The C++ compiler failed" in told
+
+
+def backward() -> None:
+    """Autograd asks whose device it is."""
+    with FakeTensorMode():
+        torch.ones(2, device="cuda", requires_grad=True).sum().backward()
+
+
+@needs_shim
+def test_it_is_off_when_everybody_switched_it_off() -> None:
+    cuda_shim.switch(True)
+    cuda_shim.switch(True)
+    cuda_shim.switch(False)
+    backward()
+    cuda_shim.switch(False)
+    with pytest.raises(RuntimeError, match="accelerator"):
+        backward()
+
+
+def test_a_compiler_is_found_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MemPluginError, match="no-such-compiler"):
+        cuda_shim.compiler()

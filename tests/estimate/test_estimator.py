@@ -1,0 +1,158 @@
+"""A model on fake tensors: the trace of what it would take, and the answers read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tb_memplugin import MemoryEstimator, MemPluginError, load
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def rows(trace: MemoryTrace) -> Iterator[tuple[str, int, str, str]]:
+    """(operator, bytes, category, module) of every allocation."""
+    blocks = trace.allocations
+    for row in range(len(blocks)):
+        yield (
+            trace.operators[blocks.operator[row]],
+            int(blocks.bytes[row]),
+            Category(int(blocks.category[row])).key,
+            trace.modules[blocks.module[row]].key,
+        )
+
+
+def of_category(estimator: MemoryEstimator, category: str) -> int:
+    return sum(size for _, size, kind, _ in rows(estimator.trace_result()) if kind == category)
+
+
+@pytest.fixture(scope="module")
+def trained() -> MemoryEstimator:
+    """Two steps of two linear layers, 1024 x 1024 without bias, on 512 rows of 1024 float32."""
+    with MemoryEstimator(gpu="a100") as estimator:
+        model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        estimator.watch(model, optimizer)
+        batch = estimator.create_fake_tensor(512, 1024)
+        for _ in range(2):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            estimator.step()
+    return estimator
+
+
+def test_parameters_gradients_and_optimizer_state_are_exact(trained: MemoryEstimator) -> None:
+    assert of_category(trained, "parameter") == 2 * 4 * MIB
+    assert of_category(trained, "optimizer_state") == 2 * 4 * MIB
+    assert of_category(trained, "gradient") == 2 * 2 * 4 * MIB  # given back after each of two steps
+    assert of_category(trained, "input") == 2 * MIB
+
+
+def test_every_allocation_has_its_module_and_operator(trained: MemoryEstimator) -> None:
+    found = list(rows(trained.trace_result()))
+    assert ("aten::_to_copy", 4 * MIB, "parameter", "0") in found
+    assert ("aten::mm", 2 * MIB, "activation", "1") in found
+    assert ("aten::mm", 4 * MIB, "gradient", "1") in found
+
+
+def test_the_peak_is_where_it_can_be_worked_out(trained: MemoryEstimator) -> None:
+    """In the second backward: parameters, momentum, input, both gradients, the gradient of the first layer's
+    result, the loss and its gradient in a block each, and two cuBLAS workspaces of 8,519,680 bytes."""
+    whole = 2 * 4 * MIB + 2 * 4 * MIB + 2 * MIB + 2 * 4 * MIB + 2 * MIB + 2 * 512 + 2 * 8_519_680
+    assert trained.get_max_memory_allocated() == (whole,)
+    answer = trained.estimate()
+    assert answer.peak_allocated_bytes >= trained.get_max_memory_allocated()[0]
+    assert sum(size for _, size in answer.breakdown) == answer.peak_allocated_bytes
+
+
+def test_the_trace_has_steps_and_phases(trained: MemoryEstimator) -> None:
+    trace = trained.trace_result()
+    assert len(trace.steps) == 2
+    assert {Phase(int(phase)) for phase in trace.phases.phase} == {
+        Phase.FORWARD,
+        Phase.BACKWARD,
+        Phase.OPTIMIZER,
+    }
+    assert trace.source == "MemoryEstimator"
+    assert trace.devices[0].name == "cuda:0"
+
+
+def test_the_answer_says_whether_it_fits(trained: MemoryEstimator) -> None:
+    answer = trained.estimate()
+    assert answer.fits
+    assert answer.margin_bytes is not None
+    assert answer.margin_bytes > 79 << 30
+    assert answer.peak_reserved_bytes >= answer.peak_allocated_bytes
+    assert answer.workspace_bytes == 2 * 8_519_680
+
+
+def test_a_model_that_cannot_fit_is_said_not_to() -> None:
+    with MemoryEstimator(gpu="t4") as estimator:
+        keep = [torch.empty(1 << 30, device="cuda") for _ in range(5)]  # 4 GiB each
+    assert len(keep) == 5
+    answer = estimator.estimate()
+    assert answer.fits is False
+    assert answer.margin_bytes is not None
+    assert answer.margin_bytes < 0
+
+
+def test_without_a_gpu_nothing_is_said_of_fitting() -> None:
+    with MemoryEstimator(gpu=None) as estimator:
+        estimator.create_fake_tensor(16)
+    assert (estimator.estimate().fits, estimator.estimate().margin_bytes) == (None, None)
+
+
+def test_the_cpu_is_estimated_too() -> None:
+    with MemoryEstimator(device="cpu") as estimator:
+        model = nn.Linear(256, 256)
+        loss = model(estimator.create_fake_tensor(256, 256)).sum()
+    assert loss.shape == ()
+    assert estimator.get_max_memory_allocated() == (256 * 1024 + 1024 + 256 * 1024 + 256 * 1024 + 4,)
+    assert estimator.estimate().peak_reserved_bytes == estimator.estimate().peak_allocated_bytes
+
+
+def test_phases_of_the_users_own() -> None:
+    with MemoryEstimator() as estimator:
+        with estimator.track_phase("build"):
+            keep = torch.empty(MIB, device="cuda")  # 4 MiB
+        with estimator.track_phase("peak"):
+            torch.empty(2 * MIB, device="cuda")
+        assert estimator.get_current_memory_allocated() == (4 * MIB,)
+    assert keep.shape == (MIB,)
+    assert estimator.estimate().phases == (("build", 4 * MIB), ("peak", 12 * MIB))
+
+
+def test_the_trace_is_saved_like_any_other(trained: MemoryEstimator, tmp_path: Path) -> None:
+    trained.save(tmp_path)
+    (window,) = tmp_path.rglob("window-*.mem")
+    again = load(window)
+    assert len(again.allocations) == len(trained.trace_result().allocations)
+
+
+def test_nothing_is_left_behind(trained: MemoryEstimator) -> None:
+    assert torch.cuda.is_available() == (torch.version.cuda is not None and torch.cuda.device_count() > 0)
+    assert type(torch.empty(1)) is torch.Tensor
+    assert nn.Linear(2, 2).half().weight.dtype is torch.float16
+
+
+def test_an_estimator_runs_once() -> None:
+    estimator = MemoryEstimator(device="cpu")
+    with pytest.raises(MemPluginError, match="has not run"):
+        estimator.get_max_memory_allocated()
+    with estimator, pytest.raises(MemPluginError, match="no result yet"):
+        estimator.estimate()
+    with pytest.raises(MemPluginError, match="outside"):
+        estimator.create_fake_tensor(1)
+    with pytest.raises(MemPluginError, match="ran already"):
+        estimator.__enter__()
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(MemPluginError, match="not possible"):
+        MemoryEstimator(device="xpu")

@@ -1,0 +1,103 @@
+"""GPUs by name: forgiving about spelling, strict about what they hold."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tb_memplugin import MemPluginError
+from tb_memplugin.estimate.gpu_spec import MIB, GpuSpec
+
+TABLE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("h100", "h100"),
+        ("H100", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("a100", "a100-80gb"),
+        ("A100 40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("rtx-4090", "rtx4090"),
+        ("NVIDIA RTX A6000", "rtxa6000"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_a_gpu_is_found_however_its_name_is_written(written, name):
+    assert GpuSpec.named(written).name == name
+
+
+def test_every_gpu_is_found_by_its_name():
+    assert [GpuSpec.named(name).name for name in GpuSpec.names()] == list(GpuSpec.names())
+
+
+@pytest.mark.parametrize("name", ["h1000", "", "a100-60gb", "\x1b[31m", "x" * 10_000])
+def test_an_unknown_name_is_refused_with_all_that_are_known(name):
+    with pytest.raises(MemPluginError) as refused:
+        GpuSpec.named(name)
+    assert all(known in refused.value.fix for known in GpuSpec.names())
+    assert len(refused.value.what) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "workspace"),
+    [("t4", 8_519_680), ("a100", 8_519_680), ("l4", 8_519_680), ("h100", 32 * MIB), ("h200", 32 * MIB)],
+)
+def test_the_workspace_grew_with_hopper(name, workspace):
+    assert GpuSpec.named(name).cublas_workspace_bytes == workspace
+
+
+@pytest.mark.parametrize("name", ["b200", "rtx5090"])
+def test_blackwell_has_the_large_workspace(name):
+    assert GpuSpec.named(name).cublas_workspace_bytes == 32 * MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        ("v100", ("efficient", "math")),
+        ("t4", ("efficient", "math")),
+        ("a100", ("flash", "efficient", "math")),
+        ("rtx4090", ("flash", "efficient", "math")),
+        ("h100", ("cudnn", "flash", "efficient", "math")),
+        ("b200", ("cudnn", "flash", "efficient", "math")),
+        ("rtx5090", ("flash", "efficient", "math")),
+    ],
+)
+def test_the_attention_that_pytorch_tries_first(name, order):
+    assert GpuSpec.named(name).sdpa_order == order
+
+
+def test_the_order_is_pytorchs_where_cudnn_does_not_come_first():
+    attention = pytest.importorskip("torch.nn.attention")
+    order = [str(backend) for backend in attention._cur_sdpa_kernel_backends(with_priority=True)]
+    ours = [f"SDPBackend.{kernel.upper()}" for kernel in GpuSpec.named("a100").sdpa_order]
+    assert [name.removesuffix("_ATTENTION") for name in order[: len(ours)]] == ours
+
+
+def test_another_size_of_memory():
+    half = GpuSpec.named("h100").with_memory(40 << 30)
+    assert (half.memory_bytes, half.usable_bytes) == (40 << 30, 40 << 30)
+    assert half.cublas_workspace_bytes == 32 * MIB
+    assert GpuSpec.named("h100").memory_bytes == 81_008 * MIB
+
+
+def test_a_gpu_without_memory_is_refused():
+    with pytest.raises(MemPluginError, match="holds nothing"):
+        GpuSpec.named("h100").with_memory(0)
+
+
+def test_a_known_context_is_not_pytorchs_to_reserve():
+    assert GpuSpec("small", 1_000, (8, 0), context_bytes=300).usable_bytes == 700
+    assert GpuSpec("small", 1_000, (8, 0)).usable_bytes == 1_000
+
+
+def test_the_document_tells_every_gpu_as_it_is():
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \|", TABLE, re.MULTILINE))
+    told = {name: int(size.replace(",", "")) * MIB for name, size in rows.items()}
+    assert told == {name: GpuSpec.named(name).memory_bytes for name in GpuSpec.names()}
