@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.patches import Patches
 
 
 @contextmanager
@@ -34,16 +37,36 @@ def fake_group(rank: int, world_size: int) -> Iterator[None]:
         )
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    hook = sys.excepthook
+    hook, patches = sys.excepthook, Patches()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         _forget_other_ranks()
+        _stay_fake(patches)
         yield
     finally:
+        patches.undo()
         if dist.is_initialized():
             dist.destroy_process_group()
         sys.excepthook = hook  # it was given the rank's name
         _forget_other_ranks()
+
+
+def _stay_fake(patches: Patches) -> None:
+    """Let a program make groups of any backend, and join the world that it is in already."""
+    original: Any = distributed_c10d.new_group
+
+    @functools.wraps(original)
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *_: Any, **keywords: Any) -> Any:
+        told = {name: keywords[name] for name in ("group_desc", "use_local_synchronization") if name in keywords}
+        return original(ranks, **told)
+
+    for owner in (dist, distributed_c10d):
+        patches.set(owner, "new_group", new_group)
+        patches.set(owner, "init_process_group", _nothing)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
 
 
 def _forget_other_ranks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,13 @@ def prepared(kind: str) -> nn.Module:
     return DistributedDataParallel(whole, gradient_as_bucket_view=views, bucket_cap_mb=1)
 
 
-def train(kind: str) -> nn.Module:
+def train(kind: str, pause: float = 0.0) -> nn.Module:
+    """A few steps; `pause` seconds after each backward let gloo's threads let go of what they sent."""
     wrapped, batch = prepared(kind), torch.ones(32, 256)
     optimizer = torch.optim.Adam(wrapped.parameters(), foreach=False)
     for _ in range(STEPS):
         wrapped(batch).square().sum().backward()
+        time.sleep(pause)
         optimizer.step()
         optimizer.zero_grad()
     return wrapped
@@ -67,7 +70,7 @@ def _rank(rank: int, kind: str, folder: str, port: int) -> None:
         torch.autograd.set_multithreading_enabled(False),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
     ):
-        train(kind)
+        train(kind, pause=0.1)
     tree = profiler.profiler.kineto_results.experimental_event_tree()
     changes = sorted(_changes(tree, "", False))  # type: ignore[union-attr]
     sizes, level, peak, others = [], 0, 0, set()

@@ -1,0 +1,71 @@
+"""Estimates beside real runs: the peak of allocated memory within 3 %."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tb_memplugin import MemoryEstimator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+]
+
+WORST = 0.03
+
+
+def convolutions() -> tuple[nn.Module, torch.Tensor]:
+    layers = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(8)]
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), *layers)
+    return model.cuda(), torch.empty(16, 3, 128, 128, device="cuda")
+
+
+def transformer() -> tuple[nn.Module, torch.Tensor]:
+    layer = nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 6).cuda(), torch.empty(8, 512, 1024, device="cuda")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(1024, 1024, 4)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layers(batch)[0]
+        return result
+
+
+def recurrent() -> tuple[nn.Module, torch.Tensor]:
+    return Recurrent().cuda(), torch.empty(256, 16, 1024, device="cuda")
+
+
+def train(build: Callable[[], tuple[nn.Module, torch.Tensor]], optimizer: Any, amp: bool) -> None:
+    model, batch = build()
+    steps = optimizer(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=amp):
+            loss = model(batch).float().sum()
+        loss.backward()
+        steps.step()
+        steps.zero_grad()
+
+
+@pytest.mark.parametrize("amp", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("build", [convolutions, transformer, recurrent])
+def test_the_peak_is_the_measured_one(build: Any, optimizer: Any, amp: bool) -> None:
+    capability = torch.cuda.get_device_capability()
+    gpu = {(8, 0): "a100", (8, 9): "l4", (9, 0): "h100", (10, 0): "b200"}.get(capability, "h100")
+    with MemoryEstimator(gpu=gpu) as estimator:
+        train(build, optimizer, amp)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    train(build, optimizer, amp)
+    measured = torch.cuda.max_memory_allocated() - before
+    assert estimator.estimate().peak_allocated_bytes == pytest.approx(measured, rel=WORST)
