@@ -1,7 +1,7 @@
 """Mosaic's Python calls on our analysis: `MemoryAbstract`, and the functions behind its commands.
 
 Where Mosaic looks at a snapshot's first device alone, these take the device with the highest peak, and
-include what was alive before the recording began; docs/commands.md says which command replaces which.
+include what was alive before the recording began; docs/coming_from.md says which command replaces which.
 """
 
 from __future__ import annotations
