@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -29,6 +28,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.line_text import as_json as json_of
 from tb_memplugin.exports.line_text import as_text
 from tb_memplugin.handler import default_worker_name
+from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.line_recording import HistoryLines, RecordedLines, StorageLines, recording_device
 from tb_memplugin.sources.tracer_history import has_history
 from tb_memplugin.store.writer import RunWriter
@@ -45,8 +45,6 @@ __all__ = [
     "switch_allocator",
 ]
 
-logger = logging.getLogger("tb_memplugin")
-
 
 class LineTracer:
     """Traces which Python lines allocate, and names those that hold memory at the true peak.
@@ -58,6 +56,7 @@ class LineTracer:
         max_events: events to keep for the tab; on the CPU the peak, its lines and the totals are those of
             all events, however many.
         device: "cpu", "cuda:0", a `torch.device`; None: the accelerator that is in use, else the CPU.
+        log_level: of this tracer's own messages, as a name or number. None: as the package's.
 
     Example:
         >>> tracer = LineTracer()
@@ -67,13 +66,19 @@ class LineTracer:
         >>> tracer.report_stats()
     """
 
-    def __init__(self, max_events: int = 100_000, device: str | torch.device | None = None) -> None:
+    def __init__(
+        self,
+        max_events: int = 100_000,
+        device: str | torch.device | None = None,
+        log_level: int | str | None = None,
+    ) -> None:
         if max_events < 1:
             raise MemPluginError(
                 f"max_events is {max_events}.", where="LineTracer", fix="Keep at least one event."
             )
         self.max_events = max_events
         self._device = torch.device(device) if device is not None else None
+        self._logger = instance_logger(log_level)
         self._lock = threading.Lock()
         self._running: StorageLines | HistoryLines | None = None
         self._recorded: RecordedLines | None = None
@@ -104,8 +109,8 @@ class LineTracer:
             try:
                 self._recorded = recording.end()
             except Exception as error:  # the training goes on, whatever happens to us
-                logger.debug("ending the trace failed", exc_info=error)
-                logger.warning(
+                self._logger.debug("ending the trace failed", exc_info=error)
+                self._logger.warning(
                     "What was traced could not be read (%s: %s). The training goes on.\n"
                     "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that.",
                     type(error).__name__,

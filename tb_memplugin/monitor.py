@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.handler import default_worker_name
+from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.monitored_devices import counters_of
 from tb_memplugin.sources.step_columns import figures_of
 from tb_memplugin.sources.step_recording import DeviceStep, MonitoredStep, OpenPhase, PhaseStep, StepRecording
@@ -22,13 +25,14 @@ from tb_memplugin.store.steps_writer import StepsWriter
 
 __all__ = ["DeviceStep", "MemoryMonitor", "MonitoredStep", "PhaseStep"]
 
-logger = logging.getLogger("tb_memplugin")
-
 LOCAL_SECONDS, REMOTE_SECONDS = 10.0, 60.0
 """Between two records. On a remote file system each is a file of its own."""
 
 MOST_AT_ONCE = 50_000
 """Steps in one record."""
+
+HIGHEST_STEP = 2**53
+"""Below it are the numbers of steps: browsers count exactly up to there."""
 
 
 class MemoryMonitor:
@@ -47,9 +51,11 @@ class MemoryMonitor:
             step and phase. What `torch.cuda.max_memory_allocated` and the like tell stays right: see
             docs/monitor.md. False: nothing is reset, and peaks below the highest ever are lower bounds.
         flush_seconds: the longest that a step waits for the tab. None: 10, on a remote file system 60.
+        log_level: of this monitor's own messages, as a name or number. None: as the package's.
 
     Raises:
-        MemPluginError: there is no such device here.
+        TypeError: `worker_name` is no text, or `flush_seconds` no number.
+        MemPluginError: there is no such device here, or no such level, or `flush_seconds` is not above 0.
 
     Example:
         >>> with MemoryMonitor("runs/a") as monitor:
@@ -69,13 +75,19 @@ class MemoryMonitor:
         device: str | torch.device | Sequence[str | torch.device] | None = None,
         reset_peaks: bool = True,
         flush_seconds: float | None = None,
+        log_level: int | str | None = None,
     ) -> None:
         folder = os.fspath(logdir)
-        seconds = flush_seconds or (REMOTE_SECONDS if is_remote(folder) else LOCAL_SECONDS)
+        if worker_name is not None and not isinstance(worker_name, str):
+            raise TypeError(f"worker_name is a {type(worker_name).__name__}; give text")
+        seconds = REMOTE_SECONDS if is_remote(folder) else LOCAL_SECONDS
+        if flush_seconds is not None:
+            seconds = _seconds(flush_seconds)
+        self._logger = instance_logger(log_level)
         self._pid = os.getpid()
         self._broken = self._closed = False
         self._recording = StepRecording(counters_of(device, reset_peaks=reset_peaks))
-        self._stream = _Stream(folder, worker_name, self._recording, seconds)
+        self._stream = _Stream(folder, worker_name, self._recording, seconds, self._logger)
         self._end = weakref.finalize(self, self._stream.close)  # at the end of the process, too
         self._begin()
 
@@ -96,16 +108,26 @@ class MemoryMonitor:
         if not self._works():
             return None
         try:
-            last = self._recording.last
-            if number is not None and number <= (last.step if last is not None else -1):
-                self._stream.warn(f"Step {number} does not follow the one before: steps are counted on.")
-                number = None
-            step = self._recording.end_step(number)
+            step = self._recording.end_step(self._checked(number))
             self._stream.stepped()
         except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
             self._give_up(error)
             return None
         return step
+
+    def _checked(self, number: Any) -> int | None:
+        """The number given; None where it follows no step: then they are counted on, which is told once."""
+        if number is None:
+            return None
+        last = self._recording.last
+        whole = operator.index(number) if hasattr(number, "__index__") else -1
+        if (last.step if last is not None else -1) < whole < HIGHEST_STEP:
+            return whole
+        self._stream.warn(
+            f"Step {number!r:.80} does not follow the one before: steps are counted on. This is told once.",
+            once="number",
+        )
+        return None
 
     @property
     def last_step(self) -> MonitoredStep | None:
@@ -145,7 +167,7 @@ class MemoryMonitor:
 
     def _give_up(self, error: Exception) -> None:
         self._broken = True
-        logger.debug("monitoring failed", exc_info=error)
+        self._logger.debug("monitoring failed", exc_info=error)
         self._stream.warn(
             f"Memory is monitored no longer ({type(error).__name__}: {error}). The training goes on.\n"
             "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that."
@@ -190,10 +212,28 @@ class PhaseBlock:
             self._end(self._open)
 
 
+def _seconds(given: float) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise TypeError(f"flush_seconds is a {type(given).__name__}; give a number")
+    if not given > 0:
+        raise MemPluginError(
+            f"flush_seconds is {given}.", where="MemoryMonitor", fix="Give a number above 0, or leave it out."
+        )
+    return min(float(given), threading.TIMEOUT_MAX)
+
+
 class _Stream:
     """The thread that writes what was recorded. It begins with the first step, and holds no monitor."""
 
-    def __init__(self, logdir: str, worker: str | None, recording: StepRecording, seconds: float) -> None:
+    def __init__(
+        self,
+        logdir: str,
+        worker: str | None,
+        recording: StepRecording,
+        seconds: float,
+        logger: logging.Logger,
+    ) -> None:
+        self._logger = logger
         self._logdir, self._worker, self._recording, self._seconds = logdir, worker, recording, seconds
         self._pid = os.getpid()
         self._epoch_ns = time.time_ns()
@@ -220,7 +260,7 @@ class _Stream:
         try:
             self._recording.close()
         except Exception as error:  # the training goes on
-            logger.debug("closing the counters failed", exc_info=error)
+            self._logger.debug("closing the counters failed", exc_info=error)
 
     def _run(self) -> None:
         self._ending.wait(min(1.0, self._seconds))  # the first steps show at once
@@ -240,7 +280,7 @@ class _Stream:
                 try:
                     self._write(part)
                 except Exception as error:  # the training goes on
-                    logger.debug("writing steps failed", exc_info=error)
+                    self._logger.debug("writing steps failed", exc_info=error)
                     self._recording.put_back([*part, *rows])
                     self._refuse(error)
                     return
@@ -264,8 +304,8 @@ class _Stream:
             "  fix: Free space on the disk, or choose a folder that this process may write to."
         )
 
-    def warn(self, message: str) -> None:
-        """Say something once."""
-        if message not in self._warned:
-            self._warned.add(message)
-            logger.warning("%s", message)
+    def warn(self, message: str, once: str = "") -> None:
+        """Say something once, or the first of its kind."""
+        if (once or message) not in self._warned:
+            self._warned.add(once or message)
+            self._logger.warning("%s", message)

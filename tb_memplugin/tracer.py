@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 import weakref
@@ -22,6 +21,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import speedscope
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.handler import default_worker_name
+from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.tracer import StorageRecording
 from tb_memplugin.sources.tracer_history import HistoryRecording, has_history
 from tb_memplugin.sources.tracer_results import (
@@ -34,8 +34,6 @@ from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer", "PhaseMemoryStats"]
-
-logger = logging.getLogger("tb_memplugin")
 
 _Switch = Callable[[Mapping[str, nn.Module], Sequence[torch.optim.Optimizer]], None]
 
@@ -54,6 +52,7 @@ class MemoryTracer:
             and `dropped_events` counts those that went.
         device: "cpu", "cuda:0", a `torch.device`; None: where the model's first parameter is.
         enable_fragmentation_tracking: False leaves fragmentation at 0.
+        log_level: of this tracer's own messages, as a name or number. None: as the package's.
 
     Example:
         >>> tracer = MemoryTracer()
@@ -68,6 +67,7 @@ class MemoryTracer:
         max_events: int = 100_000,
         device: str | torch.device | None = None,
         enable_fragmentation_tracking: bool = True,
+        log_level: int | str | None = None,
     ) -> None:
         if max_events < 1:
             raise MemPluginError(
@@ -76,6 +76,7 @@ class MemoryTracer:
         self.max_events = max_events
         self._device = torch.device(device) if device is not None else None
         self._with_fragmentation = enable_fragmentation_tracking
+        self._logger = instance_logger(log_level)
         self._lock = threading.Lock()
         self._running: StorageRecording | HistoryRecording | None = None
         self._result: TracerResult | None = None
@@ -282,8 +283,8 @@ class MemoryTracer:
         try:
             self._result = recording.stop(models, optimizers)
         except Exception as error:  # the training goes on, whatever happens to us
-            logger.debug("ending the trace failed", exc_info=error)
-            logger.warning(
+            self._logger.debug("ending the trace failed", exc_info=error)
+            self._logger.warning(
                 "What was traced could not be read (%s: %s). The training goes on.\n"
                 "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that.",
                 type(error).__name__,

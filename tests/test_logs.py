@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import tb_memplugin
 from tb_memplugin import MemPluginError, configure_logging, logs, memory_trace_handler
@@ -181,3 +182,27 @@ def test_every_logger_is_the_packages():
         and isinstance(node.args[0], ast.Constant)
     ]
     assert set(names) == {"tb_memplugin"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder, level: tb_memplugin.MemoryTracer(log_level=level),
+        lambda folder, level: tb_memplugin.LineTracer(log_level=level),
+        lambda folder, level: tb_memplugin.MemoryMonitor(folder, log_level=level),
+        lambda folder, level: tb_memplugin.IterationReport(torch.nn.Linear(2, 2), log_level=level),
+        lambda folder, level: tb_memplugin.MemoryEstimator(log_level=level),
+    ],
+    ids=["MemoryTracer", "LineTracer", "MemoryMonitor", "IterationReport", "MemoryEstimator"],
+)
+def test_every_object_takes_a_level_of_its_own_and_leaves_the_packages(tmp_path, make):
+    package = logging.getLogger("tb_memplugin")
+    made = make(tmp_path, "error")
+    assert (made._logger.level, made._logger.parent, package.level) == (
+        logging.ERROR,
+        package,
+        logging.NOTSET,
+    )
+    assert make(tmp_path, None)._logger is package
+    with pytest.raises(MemPluginError, match="no logging level 'loud'"):
+        make(tmp_path, "loud")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +22,12 @@ from tb_memplugin.sources.shared_peaks import SharedPeaks
 from tb_memplugin.sources.step_counters import AllocatorCounters
 from tb_memplugin.store.step_records import read_figures
 from tb_memplugin.trace.step_figures import joined
+from tests import full_disk
 from tests.counting_allocator import CountingAllocator, Handle
 from tests.store.test_step_records import values_of
 from tests.training import MODELS
+
+NAN = float("nan")
 
 
 def written(folder):
@@ -310,3 +314,52 @@ def test_debug_tells_the_traceback(tmp_path, caplog, on_a_card, allocator):
         allocator.broken = True
         monitor.step()
     assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"device": "gpu"}, {"device": 3}, {"device": []}, {"flush_seconds": 0}, {"flush_seconds": NAN}],
+)
+def test_wrong_values_are_refused_at_once(tmp_path, wrong):
+    with pytest.raises(MemPluginError):
+        MemoryMonitor(tmp_path, **wrong)
+    assert not monitor_threads()
+
+
+@pytest.mark.parametrize("wrong", [{"worker_name": 5}, {"flush_seconds": "soon"}])
+def test_arguments_of_a_wrong_type_are_refused_at_once(tmp_path, wrong):
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        MemoryMonitor(tmp_path, **wrong)
+
+
+def test_numbers_that_are_none_are_counted_on_and_told_once(tmp_path, caplog):
+    """A loop that gives the number within the epoch gives falling ones, over and over."""
+    with MemoryMonitor(tmp_path, "w", device="cpu") as monitor:
+        given: list[Any] = [5, 0, 1, "7", 2**70, 1.5, float("nan"), torch.tensor(20)]
+        told = [monitor.step(number) for number in given]
+    assert [one.step for one in told if one is not None] == [5, 6, 7, 8, 9, 10, 11, 20]
+    assert [record.message for record in caplog.records if "does not follow" in record.message] == [
+        "Step 0 does not follow the one before: steps are counted on. This is told once."
+    ]
+    figures = written(tmp_path / "w.steps")
+    assert figures is not None
+    assert figures.steps.tolist() == [5, 6, 7, 8, 9, 10, 11, 20]
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_one_folder_and_every_step(tmp_path):
+    code = """
+from tb_memplugin import MemoryMonitor
+monitor = MemoryMonitor(FOLDER, "w", device="cpu")
+fill(0)
+for _ in range(5):
+    monitor.step()
+    monitor.flush()
+free()
+monitor.close()
+"""
+    said = full_disk.run(code, str(tmp_path)).stderr
+    assert said.count("could not be written") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["w.steps"]
+    figures = written(tmp_path / "w.steps")
+    assert figures is not None
+    assert figures.steps.tolist() == [0, 1, 2, 3, 4]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tb_memplugin.analysis.checkpointing import checkpointing
 from tb_memplugin.analysis.findings import (
@@ -17,6 +17,7 @@ from tb_memplugin.analysis.findings import (
     Where,
 )
 from tb_memplugin.analysis.growth import growth
+from tb_memplugin.analysis.growth_across import WindowLevel, growth_across
 from tb_memplugin.analysis.kept_gradients import kept_gradients
 from tb_memplugin.analysis.large_temporary import large_temporary
 from tb_memplugin.analysis.optimizer_state import optimizer_state
@@ -36,12 +37,16 @@ RULES: dict[FindingKind, Callable[[MemoryTrace, int], Result]] = {
 """Every rule, one file each. docs/advice.md tells their thresholds."""
 
 
-def advice(trace: MemoryTrace, device: str | None = None) -> Advice:
+Run = Callable[[], Sequence[WindowLevel]]
+
+
+def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None) -> Advice:
     """What every rule finds on a device, or on all: findings, and why the other rules found none.
 
     Args:
         trace: any trace. A rule for which it records too little says so, and finds nothing.
         device: a device's name; None looks at every one.
+        run: gives what other windows of its run tell; asked where this one has too few steps for growth.
 
     Raises:
         NotRecordedError: no such device.
@@ -52,6 +57,8 @@ def advice(trace: MemoryTrace, device: str | None = None) -> Advice:
     for row in rows:
         for kind, rule in RULES.items():
             result = _judged(trace, row, rule)
+            if kind == "growth" and run is not None and isinstance(result, NotJudged):
+                result = growth_across(trace, row, run())
             judgements.append(_judgement(kind, trace.devices[row].name, result))
             if isinstance(result, Finding):
                 findings.append(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
@@ -60,7 +61,7 @@ class _Place:
 def _places(found: tuple[Leak, ...]) -> list[_Place]:
     by_name: dict[str, list[Leak]] = {}
     for leak in found:
-        by_name.setdefault(_name(leak), []).append(leak)
+        by_name.setdefault(place_name(leak.key, leak.frames), []).append(leak)
     places = [_Place(name, tuple(leaks)) for name, leaks in by_name.items()]
     return sorted(places, key=lambda place: (-place.bytes, place.name))
 
@@ -112,12 +113,12 @@ def _rise(place: _Place) -> str:
     return f"rises {in_words(sum(leak.slope_bytes for leak in place.leaks))} a step"
 
 
-def _name(leak: Leak) -> str:
-    """The line that a stack goes by; else module, layers folded, and operator."""
-    frame = leading_frame(leak.frames)
+def place_name(key: str, frames: Sequence[str]) -> str:
+    """The line that a stack goes by; else module, layers folded, and operator (see `Leak.key`)."""
+    frame = leading_frame(frames)
     if frame is not None:
         return line_key(frame)
-    return folded_name(f"(root){leak.key}" if leak.key.startswith(" · ") else leak.key)
+    return folded_name(f"(root){key}" if key.startswith(" · ") else key)
 
 
 def _where(leak: Leak, step: int, event: int) -> Where:

@@ -16,6 +16,10 @@ LEAST_SHARE = 0.01
 
 SHOWN_GRADIENTS = 5
 
+FREED_LATE = "freed after forward"
+NEVER_FREED = "zeroed in place and never freed"
+NOT_FREED_YET = "not freed by the end of the recording"
+
 TRIED = 8
 """Steps looked at: those with the highest peaks."""
 
@@ -126,8 +130,8 @@ class _Cost:
     rows: Int64
     kept_bytes: int
     bytes: int
-    always: bool
-    """Whether none of them is ever freed: zeroed in place, or not at all."""
+    fate: str
+    """How they went on: freed after forward, or never, as far as the recording tells."""
 
     @classmethod
     def of(cls, trace: MemoryTrace, device: int, rows: Int64, gaps: _Gaps, gap: int) -> _Cost:
@@ -136,8 +140,18 @@ class _Cost:
         back = np.minimum(_needed_again(trace, rows, int(gaps.end[gap]) - 1), blocks.freed[rows])
         lower = step.without(blocks.bytes[rows], np.full(len(rows), gaps.begin[gap]), back)
         kept = int(blocks.bytes[rows].sum())
-        always = bool((blocks.freed[rows] == len(trace.events)).all())
-        return cls(step, rows, kept, step.peak_bytes - int(lower.max()), always)
+        return cls(
+            step, rows, kept, step.peak_bytes - int(lower.max()), _fate(trace, rows, int(gaps.end[gap]))
+        )
+
+
+def _fate(trace: MemoryTrace, rows: Int64, end: int) -> str:
+    """What becomes of gradients behind a forward's end; not known where no backward comes there."""
+    if not (trace.allocations.freed[rows] == len(trace.events)).all():
+        return FREED_LATE
+    phases = trace.phases
+    began = phases.start_ns[phases.phase == Phase.BACKWARD]
+    return NEVER_FREED if (began >= trace.events.time_ns[end - 1]).any() else NOT_FREED_YET
 
 
 def _needed_again(trace: MemoryTrace, rows: Int64, after: int) -> Int64:
@@ -158,11 +172,10 @@ def _needed_again(trace: MemoryTrace, rows: Int64, after: int) -> Int64:
 def _finding(trace: MemoryTrace, device: int, cost: _Cost) -> Finding:
     step = cost.step
     title = (
-        "Gradients stay allocated through forward, where nothing needs them."
-        if cost.always
-        else "Gradients of the step before are freed only after forward, where nothing needs them."
+        "Gradients of the step before are freed only after forward, where nothing needs them."
+        if cost.fate == FREED_LATE
+        else "Gradients stay allocated through forward, where nothing needs them."
     )
-    why = "zeroed in place and never freed" if cost.always else "freed after forward"
     where = Where("allocations", (("step", str(step.number)), ("search", "gradient"), ("listed", "lifetime")))
     return Finding(
         kind="kept_gradients",
@@ -175,7 +188,9 @@ def _finding(trace: MemoryTrace, device: int, cost: _Cost) -> Finding:
         measure="less at the peak",
         of_bytes=step.peak_bytes,
         evidence=(
-            Evidence("gradients alive through forward", cost.kept_bytes, f"{len(cost.rows):,}, {why}", False),
+            Evidence(
+                "gradients alive through forward", cost.kept_bytes, f"{len(cost.rows):,}, {cost.fate}", False
+            ),
             Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
             Evidence("the same, without them", step.peak_bytes - cost.bytes, "at most", False),
             *_largest(trace, cost.rows),

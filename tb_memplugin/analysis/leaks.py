@@ -8,11 +8,13 @@ import numpy as np
 
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.trace import MemoryTrace, Phase
+from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 
 FEWEST_STEPS = 3
 """Fewer whole steps are no evidence: warm-up fills caches in the first, and the last has not ended."""
+
+MODELS_OWN = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 STEP_ANNOTATIONS = ("ProfilerStep#", "Optimizer.step#")
 """Beginnings of the annotations that come once a step, the better one first."""
@@ -85,6 +87,20 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
         for row in often.tolist()
     ]
     return tuple(sorted(found, key=lambda leak: (-leak.bytes, leak.key)))
+
+
+def kept_places(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, tuple[str, ...], int]]:
+    """(key, frames, bytes) of each place of which blocks born before an event stayed to the trace's end.
+
+    See `Leak` for key and frames. The model's own memory is left out: weights, gradients, optimizer state.
+    """
+    blocks = trace.allocations
+    stays = (blocks.device == device) & (blocks.freed >= len(trace.events))
+    stays &= (blocks.born >= 0) & (blocks.born < before) & ~np.isin(blocks.category, MODELS_OWN)
+    rows = np.flatnonzero(stays)
+    place, tells = np.unique(_places(trace, rows), return_inverse=True)
+    size = sums(tells.astype(np.int64), blocks.bytes[rows], len(place))
+    return [(*_key(trace, one), total) for one, total in zip(place.tolist(), size.tolist(), strict=True)]
 
 
 def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) -> Int64:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,8 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tb_memplugin.analysis.advice import Advice, Evidence, Finding, Judgement, Where, advice
-from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.analysis.growth_across import WindowLevel, spread, window_levels
+from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.store import files
+from tb_memplugin.store.reader import load_window, read_recordings
 
 RULE_NAMES = {
     "growth": "growth",
@@ -44,7 +49,7 @@ def command(
     Kineto trace, a raw memory timeline, a recorded window, or a recorded run's folder.
     """
     opened = open_trace(path, reading, device=device, step=step, worker=worker)
-    found = advice(opened.trace, device)
+    found = advice(opened.trace, device, functools.cache(lambda: _run_levels(opened)))
     if as_json:
         click.echo(json.dumps({"source": opened.source, **_json(found)}, indent=2))
         return
@@ -52,6 +57,21 @@ def command(
     for finding in found.findings:
         _show(finding)
     _show_judgements([told for told in found.judgements if told.verdict != "found"])
+
+
+def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:
+    """What the windows of a folder's worker tell, the one that is open among them; of a file there is one."""
+    if not files.is_folder(opened.source):
+        return window_levels(opened.trace)
+    steps = [one for one in read_recordings(opened.source).steps if one.folder == opened.source]
+    paths = dict.fromkeys(one.side_file for one in steps if one.side_file is not None)
+    found: list[WindowLevel] = []
+    for path in spread(list(paths)):
+        try:
+            found += window_levels(load_window(path))
+        except UnreadableFileError as error:
+            click.echo(f"warning: {printable(str(error))}", err=True)
+    return tuple(found)
 
 
 def _json(found: Advice) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 import click
@@ -85,13 +87,14 @@ def command(
         from tb_memplugin.estimate.workload import Workload
     except ModuleNotFoundError as error:
         raise _without(error) from error
-    estimator = StepEstimator(read_target(target), spec, alloc_conf, mesh)
-    step = estimator.step(Workload(**sizes), logdir=logdir)
-    report = Report(
-        step,
-        estimator.max_batch(step) if find_max_batch else None,
-        estimator.changes(step) if changes else None,
-    )
+    with redirect_stdout(sys.stderr):  # what the target prints is no part of the answer
+        estimator = StepEstimator(read_target(target), spec, alloc_conf, mesh)
+        step = estimator.step(Workload(**sizes), logdir=logdir)
+        report = Report(
+            step,
+            estimator.max_batch(step) if find_max_batch else None,
+            estimator.changes(step) if changes else None,
+        )
     if as_json:
         click.echo(json.dumps(report_json(report), indent=2))
     else:

@@ -11,7 +11,7 @@ import click
 from tb_memplugin.commands.tables import Unit, console, printable, table
 
 if TYPE_CHECKING:
-    from tb_memplugin.estimate.changes import Change
+    from tb_memplugin.estimate.changes import Changes
     from tb_memplugin.estimate.max_batch import MaxBatch
     from tb_memplugin.estimate.step_estimate import StepEstimate
 
@@ -24,7 +24,7 @@ class Report:
 
     step: StepEstimate
     max_batch: MaxBatch | None
-    changes: tuple[Change, ...] | None
+    changes: Changes | None
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -59,7 +59,8 @@ def report_json(report: Report) -> dict[str, Any]:
     if report.max_batch is not None:
         told["max_batch"] = {"batch": report.max_batch.batch, "estimates": report.max_batch.estimates}
     if report.changes is not None:
-        told["changes"] = [asdict(change) for change in report.changes]
+        told["changes"] = [asdict(change) for change in report.changes.saving]
+        told["impossible"] = [{"options": what, "why": why} for what, why in report.changes.impossible]
     return told
 
 
@@ -124,9 +125,11 @@ def _sizes(step: StepEstimate) -> Iterator[str]:
         yield "checkpointing"
 
 
-def _show_changes(changes: tuple[Change, ...], unit: Unit) -> None:
+def _show_changes(changes: Changes, unit: Unit) -> None:
     out = console()
-    if not changes:
+    for options, why in changes.impossible:
+        click.echo(f"note: not tried: {options}: {printable(why)}", err=True)
+    if not changes.saving:
         out.print("None of the changes that were tried saves memory.")
         return
     rows = [
@@ -136,7 +139,7 @@ def _show_changes(changes: tuple[Change, ...], unit: Unit) -> None:
             unit.show(change.peak_reserved_bytes),
             NOT_TOLD if change.fits is None else "yes" if change.fits else "no",
         )
-        for change in changes
+        for change in changes.saving
     ]
     out.print(table(("change first", f"saves ({unit.name})", "reserved then", "fits"), rows))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.csv import cell
@@ -64,7 +64,7 @@ class IterationCsv:
 
     def __init__(self, folder: str | os.PathLike[str], worker: str) -> None:
         self._folder, self._worker = Path(folder), folder_name(worker)
-        self._files: tuple[TextIO, TextIO] | None = None
+        self._files: tuple[BinaryIO, BinaryIO] | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self._folder, os.W_OK):
@@ -82,47 +82,59 @@ class IterationCsv:
         return tuple(Path(file.name) for file in self._files) if self._files is not None else ()
 
     def write(self, memory: IterationMemory) -> None:
-        """Add an iteration. Raises OSError where the disk is full, say."""
+        """Add an iteration, to both files or to none. Raises OSError where the disk is full, say."""
         if self._files is None:
             self._files = self._make()
-        iterations, weights = self._files
-        iterations.write(_line(_iteration_row(memory)))
-        weights.writelines(map(_line, _weight_rows(memory)))
-        iterations.flush()
-        weights.flush()
+        rows = _line(_iteration_row(memory)), b"".join(map(_line, _weight_rows(memory)))
+        ends = [file.tell() for file in self._files]
+        try:
+            for file, more in zip(self._files, rows, strict=True):
+                _write(file, more)
+        except OSError:
+            for file, end in zip(self._files, ends, strict=True):
+                file.seek(end)
+                file.truncate()
+            raise
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files or ():
             file.close()
 
-    def _make(self) -> tuple[TextIO, TextIO]:
+    def _make(self) -> tuple[BinaryIO, BinaryIO]:
         for number in range(1, _MOST_NAMES):
             start = self._worker if number == 1 else f"{self._worker}.{number}"
             try:
                 first = _new(self._folder / f"{start}.iterations.csv")
             except FileExistsError:
                 continue
+            files = [first]
             try:
-                second = _new(self._folder / f"{start}.weights.csv")
+                files.append(_new(self._folder / f"{start}.weights.csv"))
+                _write(first, _line(ITERATION_COLUMNS))
+                _write(files[1], _line(WEIGHT_COLUMNS))
             except OSError as error:
-                first.close()
-                Path(first.name).unlink(missing_ok=True)
+                for file in files:
+                    file.close()
+                    Path(file.name).unlink(missing_ok=True)
                 if isinstance(error, FileExistsError):
                     continue
                 raise
-            first.write(_line(ITERATION_COLUMNS))
-            second.write(_line(WEIGHT_COLUMNS))
-            return first, second
+            return first, files[1]
         raise FileExistsError(17, "too many files of this name", str(self._folder))
 
 
-def _new(path: Path) -> TextIO:
-    return path.open("x", encoding="utf-8", errors="backslashreplace", newline="")
+def _new(path: Path) -> BinaryIO:
+    return path.open("xb", buffering=0)  # what a full disk does not take must not wait in a buffer
 
 
-def _line(values: Iterable[object]) -> str:
-    return ",".join(map(_cell, values)) + "\n"
+def _write(file: BinaryIO, text: bytes) -> None:
+    while text:
+        text = text[file.write(text) :]
+
+
+def _line(values: Iterable[object]) -> bytes:
+    return (",".join(map(_cell, values)) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _cell(value: object) -> str:

@@ -23,10 +23,10 @@ from tb_memplugin.iterations.console import show, size
 from tb_memplugin.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
 from tb_memplugin.iterations.figures import IterationMemory, iteration_memory
 from tb_memplugin.iterations.watch import Call, IterationWatch, Optimizers, Seen, is_compiled
+from tb_memplugin.logs import instance_logger
+from tb_memplugin.sources.passing_hooks import PassingHook
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Step
-
-logger = logging.getLogger("tb_memplugin")
 
 SOURCE = "IterationReport"
 _KEPT = 1_000
@@ -49,10 +49,12 @@ class IterationReport:
         worker_name: of this process, in `logdir` and in the names of CSV files.
         console: where to print; None: standard output.
         max_weights: weights to print, the largest; CSV files hold all.
+        log_level: of this report's own messages, as a name or number. None: as the package's.
 
     Raises:
         TypeError: an argument of the wrong type.
-        MemPluginError: `print_period` or `max_weights` is below 1, or there is no place for CSV files.
+        MemPluginError: `print_period` or `max_weights` is below 1, there is no place for CSV files, or no
+            such level.
 
     Example:
         >>> report = IterationReport(model, print_period=5, csv=True)
@@ -74,9 +76,13 @@ class IterationReport:
         worker_name: str | None = None,
         console: Console | None = None,
         max_weights: int = 60,
+        log_level: int | str | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+        if worker_name is not None and not isinstance(worker_name, str):
+            raise TypeError(f"worker_name is a {type(worker_name).__name__}; give text")
+        self._logger = instance_logger(log_level)
         self._model = weakref.ref(model)
         self._optimizers = [weakref.ref(one) for one in _optimizers(optimizer)]
         self.print_period = _at_least_one("print_period", print_period)
@@ -87,7 +93,7 @@ class IterationReport:
         self._writer = RunWriter(os.fspath(logdir), worker) if logdir is not None else None
         self._kept: deque[IterationMemory] = deque(maxlen=_KEPT)
         self._lock = threading.RLock()
-        self._slot = _Slot()
+        self._slot = _Slot(self._logger)
         self._warned: set[str] = set()
         self._told: set[str] = set()
         self._is_closed = False
@@ -203,24 +209,21 @@ class IterationReport:
         try:
             return work()
         except (Exception, SystemExit) as error:  # rich exits where its output is a broken pipe
-            logger.debug("an iteration's report failed", exc_info=error)
-            self._warn(
-                type(error).__name__,
-                f"Something of the iteration report failed ({type(error).__name__}: {error}). The training "
-                "goes on.\n  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it.",
-            )
+            self._logger.debug("an iteration's report failed", exc_info=error)
+            self._warn(*_failure(error))
             return None
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            logger.warning("%s", message)
+            self._logger.warning("%s", message)
 
 
 class _Slot:
     """The watch of an iteration, or hooks that wait for its first call of a module. It outlives no report."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
         self._watch: IterationWatch | None = None
         self._began = 0.0
         self._hooks: list[Any] = []
@@ -237,7 +240,7 @@ class _Slot:
     ) -> None:
         """Begin to watch."""
         self.clear()
-        watch, self._began = IterationWatch(), perf_counter()
+        watch, self._began = IterationWatch(logger=self._logger), perf_counter()
         if model is not None:
             watch.begin(model, optimizers, call)
         self._watch = watch
@@ -256,12 +259,12 @@ class _Slot:
                 self.watch(whole, alive, (module, (given, named)))
             except Exception as error:  # the training goes on, whatever happens to us
                 self.clear()
-                logger.debug("an iteration's watch failed", exc_info=error)
-                logger.warning("Watching an iteration could not begin (%s).", error)
+                self._logger.debug("an iteration's watch failed", exc_info=error)
+                self._logger.warning("Watching an iteration could not begin (%s).", error)
 
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                self._hooks.append(module.register_forward_pre_hook(called, with_kwargs=True))
+                self._hooks.append(module.register_forward_pre_hook(PassingHook(called), with_kwargs=True))
 
     def take(self, model: nn.Module | None, optimizers: Optimizers) -> tuple[float, Seen]:
         """End the watch: when it began (`perf_counter`), and what it saw."""
@@ -289,6 +292,23 @@ def _as_step(trace: MemoryTrace, memory: IterationMemory) -> MemoryTrace:
         )
     steps = tuple(Step(memory.step, one.start_ns, one.end_ns) for one in trace.steps)
     return replace(trace, source=SOURCE, steps=steps, notes=(told, *trace.notes))
+
+
+def _failure(error: BaseException) -> tuple[str, str]:
+    """What failed, in short, for saying it once; and the words for it."""
+    if isinstance(error, MemPluginError):
+        return error.what, f"{error}\n  The training goes on, without this."
+    if isinstance(error, OSError):
+        told = error.strerror or type(error).__name__
+        return told, (
+            f"The iteration report could not be written: {told}. The training goes on.\n"
+            f"  where: {error.filename or 'console or CSV files'}\n"
+            "  fix: Free space on the disk, or choose a folder that this process may write to."
+        )
+    return type(error).__name__, (
+        f"Something of the iteration report failed ({type(error).__name__}: {error}). The training goes on.\n"
+        "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it."
+    )
 
 
 def _optimizers(given: Any) -> list[torch.optim.Optimizer]:

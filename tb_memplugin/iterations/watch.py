@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.iterations.recording import IterationRecording
 from tb_memplugin.iterations.weights import divided, named_weights, stretches
+from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.monitored_devices import counters_of
+from tb_memplugin.sources.passing_hooks import PassingHook
 from tb_memplugin.sources.step_counters import Counters, Reading
 from tb_memplugin.sources.tracer_mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
-
-logger = logging.getLogger("tb_memplugin")
 
 _MOST_EVENTS = 1_000_000
 
@@ -56,9 +56,11 @@ class IterationWatch:
 
     Args:
         counters: gives the counters of devices, if not torch's allocators'.
+        logger: takes what fails here. None: the package's.
     """
 
-    def __init__(self, counters: CountersOf | None = None) -> None:
+    def __init__(self, counters: CountersOf | None = None, logger: logging.Logger | None = None) -> None:
+        self._logger = logger or instance_logger()
         self._counters_of = counters or _torch_counters
         self._counters: list[Counters] = []
         self._recording: IterationRecording | None = None
@@ -85,7 +87,8 @@ class IterationWatch:
             self._recording = recording
             _WATCHING.add(self)
             self._hook_gradients(model)
-            self._hooks.append(model.register_forward_pre_hook(self._noting_inputs(), with_kwargs=True))
+            noting = PassingHook(self._noting_inputs())
+            self._hooks.append(model.register_forward_pre_hook(noting, with_kwargs=True))
             if call is not None:
                 recording.is_inside(call[0])
                 if call[0] is model:
@@ -113,7 +116,7 @@ class IterationWatch:
             try:
                 recording.stop({}, [])
             except Exception as error:  # the training goes on, whatever happens to us
-                logger.debug("ending a watch failed", exc_info=error)
+                self._logger.debug("ending a watch failed", exc_info=error)
 
     def leave_fork(self) -> None:
         """In a forked process (a data loader's worker) nobody asks what it sees: look no further."""
@@ -148,7 +151,7 @@ class IterationWatch:
 
     def _noting(self, name: str) -> Callable[[torch.Tensor], None]:
         """A hook that notes the gradient which backward just put there, and tells its storage what it is."""
-        recording, gradients = self._recording, self._gradients
+        recording, gradients, logger = self._recording, self._gradients, self._logger
 
         def note(weight: torch.Tensor) -> None:
             try:
@@ -165,7 +168,7 @@ class IterationWatch:
         return note
 
     def _noting_inputs(self) -> Callable[..., None]:
-        recording = self._recording
+        recording, logger = self._recording, self._logger
 
         def note(_: nn.Module, given: Any, named: Any) -> None:
             try:

@@ -14,6 +14,7 @@ from torch import nn
 
 from tb_memplugin.sources.allocator_history import SWITCH, Allocator, HistorySwitch, Snapshot, since
 from tb_memplugin.sources.modules import clean_name
+from tb_memplugin.sources.passing_hooks import PassingHook
 from tb_memplugin.sources.window import WindowRecorder
 from tb_memplugin.trace.tables import MODULE_MARK
 
@@ -174,8 +175,8 @@ class ModuleMarks:
                 if stack:
                     set_mark(stack.pop())
 
-        self._handles.append(module.register_forward_pre_hook(entered))
-        self._handles.append(module.register_forward_hook(left, always_call=True))
+        self._handles.append(module.register_forward_pre_hook(PassingHook(entered)))
+        self._handles.append(module.register_forward_hook(PassingHook(left), always_call=True))
 
 
 def _compiles_its_hooks(module: nn.Module) -> bool:

@@ -46,7 +46,9 @@ class LineLedger(Ledger):
         level, blocks = self._set_aside.get(device, (-1, []))
         return blocks if level == self.peaks.get(device, 0) else None
 
-    def take_in(self, storages: Iterable[torch.UntypedStorage], *, late: bool = False) -> list[Block]:
+    def take_in(
+        self, storages: Iterable[torch.UntypedStorage], *, late: bool = False
+    ) -> list[Block | Buffer]:
         """See `Ledger`. What is noticed late was not made by the stack that notices it."""
         self._is_late = late
         try:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tb_memplugin.sources.passing_hooks import PassingHook
 from tb_memplugin.trace import Module
 
 Models = nn.Module | Mapping[str, nn.Module]
@@ -139,8 +140,8 @@ class ModuleRecorder:
             if not compiling():
                 log.append((time_ns(), -1 - row, _sequence_number(), ident()))
 
-        self._handles.append(module.register_forward_pre_hook(entered))
-        self._handles.append(module.register_forward_hook(left, always_call=True))
+        self._handles.append(module.register_forward_pre_hook(PassingHook(entered)))
+        self._handles.append(module.register_forward_hook(PassingHook(left), always_call=True))
 
     def _wrap_compiled(self, module: nn.Module, row: int) -> None:
         """`Module.compile()` replaces the call itself, hooks included: log around the replacement."""

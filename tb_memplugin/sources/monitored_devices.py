@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -38,7 +38,9 @@ def counters_of(device: Wanted | Sequence[Wanted] | None, *, reset_peaks: bool) 
     """
     if device is None:
         device = _default()
-    several = [device] if isinstance(device, str | torch.device) else list(device)
+    if isinstance(device, str | torch.device) or not isinstance(device, Iterable):
+        device = [device]
+    several = list(device)
     if not several:
         raise MemPluginError("No device is given.", where="device", fix="Leave it out for the current one.")
     return [_counters(name, reset_peaks) for name in dict.fromkeys(map(_name, several))]
@@ -62,7 +64,14 @@ def _counts(device_type: str) -> bool:
 
 def _name(device: Wanted) -> str:
     name = str(device)
-    return PROCESS if name == PROCESS or torch.device(name).type == "cpu" else name
+    try:
+        return PROCESS if name == PROCESS or torch.device(name).type == "cpu" else name
+    except RuntimeError as error:
+        raise MemPluginError(
+            f"{name!r:.80} is no device.",
+            where="MemoryMonitor",
+            fix='Give what torch.device takes, such as "cuda:0", or "process".',
+        ) from error
 
 
 def _counters(name: str, reset_peaks: bool) -> Counters:

@@ -74,13 +74,14 @@ class Block(weakref.ref[torch.UntypedStorage]):
 
 
 class Buffer:
-    """Memory that no tensor is known to hold. It has what a `Block` has, but no storage.
+    """Memory that no operator returned in a tensor. It has what a `Block` has, but no storage.
 
+    `holder` is the weak reference that tells its end, where a tensor was found later that holds it.
     `address` is a number of ours, from 1 up, that no other living buffer has: the allocator's reports name
     none, and no storage's address is that low.
     """
 
-    __slots__ = Block.__slots__
+    __slots__ = (*Block.__slots__, "holder")
     address: int
     bytes: int
     category: Category
@@ -93,6 +94,7 @@ class Buffer:
     recomputing: bool
     serial: int
     stack: int
+    holder: weakref.ref[torch.UntypedStorage] | None
 
 
 Entry = tuple[int, Happened, Block | Buffer | None, int, Phase, int, int]
@@ -125,8 +127,8 @@ class Ledger:
         self.levels: list[int] = []
         self.level = 0
         self.peak = 0
-        self.blocks: dict[int, Block] = {}
-        self.deaths: deque[tuple[int, Block]] = deque()
+        self.blocks: dict[int, Block | Buffer] = {}
+        self.deaths: deque[tuple[int, Block | Buffer]] = deque()
         self.lock = threading.RLock()
         self.watched: list[Watched] = []
         self.late: list[int] = []
@@ -157,7 +159,7 @@ class Ledger:
         self.written += 1
         return now
 
-    def dead(self) -> list[tuple[int, Block]]:
+    def dead(self) -> list[tuple[int, Block | Buffer]]:
         """The blocks that died since the last call, with the time. Each must be given to `end`."""
         deaths, found = self.deaths, []
         while deaths:
@@ -207,13 +209,26 @@ class Ledger:
         buffer = Buffer()
         buffer.address = self._addresses.pop() if self._addresses else self._unheld + 1
         self._unheld = max(self._unheld, buffer.address)
-        buffer.key, buffer.bytes = -1, size
+        buffer.key, buffer.bytes, buffer.holder = -1, size, None
         buffer.category, buffer.label, buffer.module = Category.UNKNOWN, "", row
         buffer.device, buffer.stack = self._device_named(self.device_type), -1
         self._begin(buffer, made_by, row, phase, recomputing, now)
         return buffer
 
-    def take_in(self, storages: Iterable[torch.UntypedStorage], *, late: bool = False) -> list[Block]:
+    def held_by(self, buffer: Buffer, storage: torch.UntypedStorage) -> None:
+        """A tensor was found that holds a buffer: it lives as long as that."""
+        deaths = self.deaths
+
+        def died(_: weakref.ref[torch.UntypedStorage]) -> None:
+            deaths.append((time_ns(), buffer))
+
+        buffer.key, buffer.category = storage._cdata, Category.UNKNOWN
+        buffer.holder = weakref.ref(storage, died)
+        self.blocks[buffer.key] = buffer
+
+    def take_in(
+        self, storages: Iterable[torch.UntypedStorage], *, late: bool = False
+    ) -> list[Block | Buffer]:
         """Blocks of storages that are alive already.
 
         The unknown ones are the start state, or, where it is `late`, were born where nobody looked: they
@@ -281,7 +296,7 @@ class Ledger:
         return row
 
 
-def _queue(deaths: deque[tuple[int, Block]]) -> Any:
+def _queue(deaths: deque[tuple[int, Block | Buffer]]) -> Any:
     """The callback of weak references. It holds the queue alone: a ledger may go before its storages."""
 
     def died(block: Block) -> None:

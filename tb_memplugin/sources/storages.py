@@ -58,6 +58,10 @@ def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if kind is torch.Tensor or kind is nn.Parameter or kind is nn.Buffer:
         if tensor.layout is torch.strided:
             yield tensor
+            if tensor.is_nested:  # its shapes are tensors, too
+                yield tensor._nested_tensor_size()
+                yield tensor._nested_tensor_strides()
+                yield tensor._nested_tensor_storage_offsets()
         elif tensor.layout is torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())
         elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

@@ -20,6 +20,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.allocator_history import SWITCH, Allocator, HistorySwitch, allocators, since
 from tb_memplugin.sources.history_window import ModuleMarks
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.sources.passing_hooks import PassingHook
 from tb_memplugin.sources.snapshot import trace_from_snapshot
 from tb_memplugin.sources.tracer_calls import Crossing, HistoryCalls, result_of
 from tb_memplugin.sources.tracer_results import NamedPhase, TracerResult
@@ -180,8 +181,8 @@ class LayerClock(ModuleRecorder):
                 self._note(row, ends=True)
                 self._at_node(out, row)
 
-        self._handles.append(module.register_forward_pre_hook(enter))
-        self._handles.append(module.register_forward_hook(leave, always_call=True))
+        self._handles.append(module.register_forward_pre_hook(PassingHook(enter)))
+        self._handles.append(module.register_forward_hook(PassingHook(leave), always_call=True))
 
     def _note(self, row: int, *, ends: bool) -> None:
         in_backward = torch._C._current_graph_task_id() != -1

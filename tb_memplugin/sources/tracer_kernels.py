@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.sources.cpu_allocations import AllocatorLog, Reported, allocator_log
+from tb_memplugin.sources.saved_numbers import SavedNumbers, numbers_in
 from tb_memplugin.sources.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.trace import Category, Phase
 
@@ -37,7 +38,7 @@ class Made:
 
     storage: torch.UntypedStorage
     bytes: int
-    was: Block | None = None
+    was: Block | Buffer | None = None
 
 
 @dataclass(slots=True)
@@ -73,13 +74,15 @@ class KernelMemory:
     Args:
         ledger: where it is written.
         unseen: counts what is not seen.
+        numbers: the thread's numbers that autograd may have saved.
     """
 
-    def __init__(self, ledger: Ledger, unseen: Unseen) -> None:
-        self._ledger, self._unseen = ledger, unseen
+    def __init__(self, ledger: Ledger, unseen: Unseen, numbers: SavedNumbers) -> None:
+        self._ledger, self._unseen, self._numbers = ledger, unseen, numbers
         self._log: AllocatorLog | None = allocator_log() if ledger.device_type == "cpu" else None
         self._reports: deque[Reported] = deque()
-        self._dead: list[tuple[int, Block]] = []
+        self._dead: list[tuple[int, Block | Buffer]] = []
+        self._number_bytes: list[int] = []
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Call an operator while the allocator reports."""
@@ -95,6 +98,10 @@ class KernelMemory:
                 log.end(self._reports)
             if not done:  # what it took it gave back
                 self._reports.clear()
+        if len(self._reports) > 2:  # a number comes and goes, beside the result
+            self._number_bytes = numbers_in(operator, args)
+            if self._number_bytes:
+                self._numbers.wait_for(out)
         return out
 
     def bury(self) -> None:
@@ -107,7 +114,8 @@ class KernelMemory:
         if not (made or self._reports or self._dead):
             return _NOTHING
         dead, self._dead = self._dead, []
-        stretch = _Stretch(self._ledger, self._unseen, place)
+        stretch = _Stretch(self._ledger, self._unseen, place, self._numbers, self._number_bytes)
+        self._number_bytes = []
         reports = [self._reports.popleft() for _ in range(len(self._reports))]
         if (
             len(reports) == len(made) == 1
@@ -128,9 +136,13 @@ class _Stretch:
     ledger: Ledger
     unseen: Unseen
     place: Place
+    numbers: SavedNumbers
+    number_bytes: list[int]
     counted: Counted = field(default_factory=Counted)
 
-    def write(self, reports: list[Reported], dead: Sequence[tuple[int, Block]], made: Sequence[Made]) -> None:
+    def write(
+        self, reports: list[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
+    ) -> None:
         """In the order of the reports; what they do not tell of, by its time, or at the end."""
         ends, unreported, pairs, births = _matched(reports, dead, made)
         buffers: dict[int, Buffer] = {}
@@ -146,7 +158,7 @@ class _Stretch:
             elif number in ends:
                 self.end(ends[number], time)
             elif number in pairs:
-                self.end(buffers.pop(pairs[number]), time)
+                self.went(buffers.pop(pairs[number]), time)
             else:
                 self.unseen.frees -= size
         for died_ns, block in waiting:
@@ -192,6 +204,14 @@ class _Stretch:
         self.counts(buffer)
         return buffer
 
+    def went(self, buffer: Buffer, time: int) -> None:
+        """A free of what was allocated within, unless it may be a number that autograd keeps."""
+        if buffer.bytes in self.number_bytes:
+            self.number_bytes.remove(buffer.bytes)
+            self.numbers.waiting.append((buffer, time, self.place.row, self.place.phase))
+        else:
+            self.end(buffer, time)
+
     def end(self, block: Block | Buffer, time: int) -> None:
         """A free."""
         self.ledger.end(block, self.place.row, self.place.phase, time)
@@ -205,20 +225,20 @@ class _Stretch:
 
 
 def _matched(
-    reports: Sequence[Reported], dead: Sequence[tuple[int, Block]], made: Sequence[Made]
-) -> tuple[dict[int, Block], list[tuple[int, Block]], dict[int, int], dict[int, Made]]:
+    reports: Sequence[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
+) -> tuple[dict[int, Block | Buffer], list[tuple[int, Block | Buffer]], dict[int, int], dict[int, Made]]:
     """Which report of one operator is which: all by size, first come first served.
 
     Returns the frees of blocks; the dead that nobody reported; the frees of what was allocated within
     (free -> its allocation: the last one not given back); and the births: what is left, oldest first.
     """
-    mortal: defaultdict[int, deque[tuple[int, Block]]] = defaultdict(deque)
+    mortal: defaultdict[int, deque[tuple[int, Block | Buffer]]] = defaultdict(deque)
     for died_ns, block in dead:
         mortal[block.bytes].append((died_ns, block))
     for one in made:
         if one.was is not None:
             mortal[one.was.bytes].append((_NEVER, one.was))
-    ends: dict[int, Block] = {}
+    ends: dict[int, Block | Buffer] = {}
     pairs: dict[int, int] = {}
     open_rows: defaultdict[int, list[int]] = defaultdict(list)
     for number, (_, size) in enumerate(reports):

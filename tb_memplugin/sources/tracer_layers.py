@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import time_ns
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.sources.saved_numbers import SavedNumbers
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.tracer_kernels import Counted, Unseen
 from tb_memplugin.trace import Phase
@@ -22,6 +25,7 @@ logger = logging.getLogger("tb_memplugin")
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 _MOST_BOUNDARIES = 400_000
+_NOT_OURS: tuple[None, int] = (None, -1)
 _NO_SEQUENCE = (1 << 64) - 1
 """The sequence number of nodes that no operator made: those that put a gradient into its parameter."""
 
@@ -100,6 +104,7 @@ class ThreadLayers:
 
     def __init__(self, layers: Layers) -> None:
         self.layers, self.ledger = layers, layers.ledger
+        self.numbers = SavedNumbers(layers.ledger)
         self.stack: list[Frame] = []
         self.nodes_from: list[int] = [0]
         self.node_rows: list[int] = [-1]
@@ -119,6 +124,9 @@ class ThreadLayers:
 
     def settle(self) -> None:
         """Write down the deaths since the last entry, as seen from here."""
+        if self.numbers.waiting:
+            for row in self.numbers.settle():
+                self.count(row, Counted(frees=1))
         if self.ledger.deaths:
             row, phase = self.place()
             self.count(row, Counted(frees=self.ledger.settle(row, phase)))
@@ -257,6 +265,9 @@ class ThreadLayers:
 class LayerHooks(ModuleRecorder):
     """Tells `Layers` of every module call; around calls on other threads it also watches their operators.
 
+    The hooks are torch's own for all modules, none is on a module: a model with hooks cannot be pickled or
+    scripted, its copies keep them, and torch's encoder leaves its fast path for hooks.
+
     Args:
         layers: who is told.
         watch: begins to watch the calling thread.
@@ -266,6 +277,8 @@ class LayerHooks(ModuleRecorder):
     def __init__(self, layers: Layers, watch: Any, unwatch: Any) -> None:
         super().__init__()
         self._layers, self._watch, self._unwatch = layers, watch, unwatch
+        self._rows: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._compiling = torch.compiler.is_compiling
 
     def entered(self, row: int) -> None:
         """A module's call begins on this thread."""
@@ -281,24 +294,42 @@ class LayerHooks(ModuleRecorder):
         if not here.stack:
             self._unwatch()
 
+    def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
+        """Hook all calls of modules, and know which of them are the models'."""
+        super().start(models, names)
+        hooks = torch.nn.modules.module
+        self._handles.append(hooks.register_module_forward_pre_hook(self._enter))
+        self._handles.append(hooks.register_module_forward_hook(self._leave, always_call=True))
+
+    def stop(self) -> None:
+        """Remove both hooks. Safe to call at any time, and twice."""
+        super().stop()
+        self._rows.clear()
+
     def _hook(self, module: nn.Module, row: int) -> None:
-        compiling = torch.compiler.is_compiling
+        self._rows[id(module)] = weakref.ref(module), row
 
-        def enter(*_: object) -> None:
-            if self._layers.on and not compiling():
-                try:
-                    self.entered(row)
-                except Exception as error:  # the training goes on, whatever happens to us
-                    logger.debug("entering a layer failed", exc_info=error)
-                    self._layers.failed(error)
+    def _row(self, module: nn.Module) -> int:
+        """A module's row, -1 for those that are not told apart now."""
+        reference, row = self._rows.get(id(module), _NOT_OURS)
+        if reference is None or reference() is not module:
+            return -1
+        return row if self._layers.on and not self._compiling() else -1
 
-        def leave(*_: object) -> None:
-            if self._layers.on and not compiling():
-                try:
-                    self.left(row)
-                except Exception as error:  # see enter
-                    logger.debug("leaving a layer failed", exc_info=error)
-                    self._layers.failed(error)
+    def _enter(self, module: nn.Module, _: object) -> None:
+        row = self._row(module)
+        if row >= 0:
+            try:
+                self.entered(row)
+            except Exception as error:  # the training goes on, whatever happens to us
+                logger.debug("entering a layer failed", exc_info=error)
+                self._layers.failed(error)
 
-        self._handles.append(module.register_forward_pre_hook(enter))
-        self._handles.append(module.register_forward_hook(leave, always_call=True))
+    def _leave(self, module: nn.Module, *_: object) -> None:
+        row = self._row(module)
+        if row >= 0:
+            try:
+                self.left(row)
+            except Exception as error:  # see _enter
+                logger.debug("leaving a layer failed", exc_info=error)
+                self._layers.failed(error)

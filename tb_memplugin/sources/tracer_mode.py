@@ -34,6 +34,16 @@ def _tensors(results: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(one)
 
 
+def _is_torchs(storage: torch.UntypedStorage) -> bool:
+    """Whether torch took the memory itself: not numpy's, say, and not what functorch's wrappers feign."""
+    if not storage.resizable() and not storage.is_shared():
+        return False
+    try:
+        return storage.data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
 class StorageMode(TorchDispatchMode):
     """Writes the storages behind every operator's results into a ledger. One object a thread.
 
@@ -45,7 +55,7 @@ class StorageMode(TorchDispatchMode):
         self._layers = layers
         self._ledger: Ledger = layers.ledger
         self._here: ThreadLayers = layers.here()
-        self._kernels = KernelMemory(layers.ledger, layers.unseen)
+        self._kernels = KernelMemory(layers.ledger, layers.unseen, self._here.numbers)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -59,7 +69,7 @@ class StorageMode(TorchDispatchMode):
         if not self._layers.on:
             return func(*args, **kwargs) if kwargs else func(*args)
         here, ledger, kernels = self._here, self._ledger, self._kernels
-        if ledger.deaths:
+        if ledger.deaths or here.numbers.waiting:
             with ledger.lock:
                 here.settle()
         began = time_ns()
@@ -71,6 +81,11 @@ class StorageMode(TorchDispatchMode):
             logger.debug("noting an operator failed", exc_info=error)
             self._layers.failed(error)
         return out
+
+    @property
+    def is_on(self) -> bool:
+        """Whether its recording still runs."""
+        return self._layers.on
 
     def keeps(self, layers: Layers) -> bool:
         """Whether it writes for them."""
@@ -114,7 +129,7 @@ class StorageMode(TorchDispatchMode):
             here.outside(began_ns)
 
     def _see(self, tensor: torch.Tensor, made: list[Made]) -> None:
-        if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested:
             if tensor.device.type == self._ledger.device_type:
                 try:
                     storage = tensor.untyped_storage()
@@ -132,7 +147,7 @@ class StorageMode(TorchDispatchMode):
         size = storage.nbytes()
         block = self._ledger.blocks.get(storage._cdata)
         if block is None:
-            if size and not any(one.storage._cdata == storage._cdata for one in made):
+            if size and not any(one.storage._cdata == storage._cdata for one in made) and _is_torchs(storage):
                 made.append(Made(storage, size))
         elif block.bytes != size and not any(one.was is block for one in made):
             made.append(Made(storage, size, block))
@@ -142,6 +157,7 @@ class StorageMode(TorchDispatchMode):
 
     def enter(self) -> None:
         """Begin on this thread."""
+        _drop_ended()
         FLAGS.up()
         dispatch._push_mode(self)
 
@@ -149,7 +165,7 @@ class StorageMode(TorchDispatchMode):
         """End on this thread, also where modes that began later have not ended (a generator's, say).
 
         On another thread than the one it began on it cannot be taken off; there it does nothing from
-        here on, because the tracer is off.
+        here on, because the tracer is off, and goes when another begins or ends there.
         """
         above = []
         while (top := dispatch._get_current_dispatch_mode()) is not None and top is not self:
@@ -158,7 +174,14 @@ class StorageMode(TorchDispatchMode):
             dispatch._pop_mode()
         for mode in reversed(above):
             dispatch._push_mode(mode)
+        _drop_ended()
         FLAGS.down()
+
+
+def _drop_ended() -> None:
+    """Take modes off this thread whose recording ended on another."""
+    while isinstance(top := dispatch._get_current_dispatch_mode(), StorageMode) and not top.is_on:
+        dispatch._pop_mode()
 
 
 class StorageModeBesideDynamo(StorageMode):

@@ -130,10 +130,14 @@ def claim(path: str, content: bytes) -> bool:
         file_system.pipe_file(inner, content)
         return True
     try:
-        with Path(path).open("xb") as stream:
-            stream.write(content)
+        Path(path).touch(exist_ok=False)
     except FileExistsError:
         return False
+    try:
+        Path(path).write_bytes(content)
+    except OSError:  # a full disk: whoever tries again finds it free
+        remove(path)
+        raise
     return True
 
 

@@ -163,6 +163,14 @@ def test_without_module_calls_gradients_count_as_needed_from_backward_on() -> No
     assert found(forward, "kept_gradients").bytes == 500
 
 
+def test_gradients_alive_when_the_recording_ends_before_a_backward_are_not_said_to_be_zeroed_in_place() -> (
+    None
+):
+    """A validation after the optimizer step, the last of the recording: what comes next is not known."""
+    finding = found(trace(*FIRST, *SECOND_FORWARD), "kept_gradients")
+    assert finding.evidence[0].detail == "2, not freed by the end of the recording"
+
+
 def test_gradients_freed_between_forward_and_backward_were_in_the_way_of_forward() -> None:
     history = trace(
         *FIRST,

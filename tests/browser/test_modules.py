@@ -15,13 +15,8 @@ GROUPS = {
     "gradients": {Category.GRADIENT},
     "optimizer": {Category.OPTIMIZER_STATE},
     "activations": {Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.RECOMPUTED},
-    "temporaries": {
-        Category.TEMPORARY,
-        Category.WORKSPACE,
-        Category.INPUT,
-        Category.COMMUNICATION,
-        Category.UNKNOWN,
-    },
+    "temporaries": {Category.TEMPORARY, Category.WORKSPACE},
+    "other": {Category.INPUT, Category.COMMUNICATION, Category.UNKNOWN},
 }
 COLUMNS = ["bytes", *GROUPS, "inside", "allocations"]
 

@@ -1,7 +1,12 @@
+import io
 import pickle
+from collections import deque
 
 import pytest
+import torch
+from rich.console import Console
 
+from tb_memplugin import IterationReport
 from tb_memplugin.store.writer import RunWriter
 from tests.commands.files import real, refused, run, step_snapshot, stranger, told, write
 from tests.snapshots import block, segment, snapshot
@@ -82,3 +87,37 @@ def test_a_strangers_reserve_that_was_twice_what_was_ever_in_use():
     (finding,) = told("advice", stranger("kineto/k1*"))["findings"]
     assert (finding["kind"], finding["device"]) == ("unused_reserve", "cuda:1")
     assert (finding["of_bytes"], finding["bytes"]) == (12_782_141_440, 12_782_141_440 - 6_629_508_096)
+
+
+def leaking(folder, keep):
+    """A run of IterationReport: each fifth iteration is a window of one step."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    optimizer = torch.optim.Adam(model.parameters())
+    kept: deque[torch.Tensor] = deque(maxlen=keep)
+    with IterationReport(
+        model, 5, optimizer=optimizer, logdir=folder, worker_name="rank0", console=Console(file=io.StringIO())
+    ) as report:
+        for iteration in range(30):
+            prediction = model(torch.rand(16 + iteration % 3, 64))
+            optimizer.zero_grad()
+            prediction.square().mean().backward()
+            optimizer.step()
+            kept.append(torch.ones(1000))
+            report.record_stats()
+
+
+def growth_of(folder):
+    found = told("advice", folder)
+    return next((one for one in found["findings"] if one["kind"] == "growth"), None)
+
+
+def test_a_leak_that_only_windows_of_a_real_run_show_is_found_to_the_byte(tmp_path):
+    leaking(tmp_path, keep=None)
+    finding = growth_of(tmp_path)
+    assert finding["bytes"] == 4000
+    assert ("outside:ones · aten::ones", 4000) in [(row["what"], row["bytes"]) for row in finding["evidence"]]
+
+
+def test_a_queue_that_is_full_and_batches_of_many_sizes_are_no_growth(tmp_path):
+    leaking(tmp_path, keep=3)
+    assert growth_of(tmp_path) is None

@@ -351,6 +351,23 @@ def test_a_failure_is_told_with_its_line():
     assert "and more" not in message
 
 
+def test_what_cannot_be_changed_is_told_with_the_reason():
+    answer = told("estimate", "models:one")
+    assert [one["options"] for one in answer["impossible"]] == ["--checkpointing"]
+    assert "no list of equal blocks" in answer["impossible"][0]["why"]
+
+
+def test_a_target_that_prints_and_one_that_leaves(tmp_path, monkeypatch):
+    (tmp_path / "rude.py").write_text(
+        "import sys, torch\nprint('noise')\n"
+        "def quits(): sys.exit(0)\n"
+        "def prints(): print('noise'); return torch.nn.Linear(4, 4), torch.zeros(2, 4)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "SystemExit: 0" in refused("estimate", "rude:quits")
+    assert told("estimate", "rude:prints", "--no-changes")["fits"]  # the output is JSON and nothing else
+
+
 def test_without_torch_it_says_what_to_install():
     said = run_without_torch(
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -78,3 +79,27 @@ def test_without_the_side_file_the_absent_file_is_named(growing, tmp_path):
     side_file.unlink()
     status, error = growing.refused("advice", run="growing", worker="rank0", step=2, device="cpu")
     assert (status, side_file.name in json.dumps(error)) == (404, True)
+
+
+def test_growth_that_only_several_windows_show_is_found_from_any_of_them(tmp_path):
+    writer = RunWriter(str(tmp_path / "long"), "rank0")
+    for step in (0, 10, 20, 30):
+        lines = (f"start {100 + 10 * step} old", f"step {step}", "alloc 10 x module=net operator=add")
+        writer.write(replace(trace(*lines), source="IterationReport"))
+    tab = Tab(tmp_path)
+    for step in (0, 30):
+        (finding,) = tab.get("advice", run="long", worker="rank0", step=step, device="cpu")["findings"]
+        assert (finding["kind"], finding["bytes"], finding["step"]) == ("growth", 10, 30)
+        assert finding["levels"] == [100, 200, 300, 400]
+
+
+def test_a_window_that_cannot_be_read_does_not_count(tmp_path):
+    writer = RunWriter(str(tmp_path / "long"), "rank0")
+    for step in range(0, 50, 10):
+        recorded = trace(f"start {100 + step} old", f"step {step}", "alloc 9 x")
+        writer.write(replace(recorded, source="IterationReport"))
+    side_files = sorted(tmp_path.rglob("*.mem"))
+    side_files[2].write_bytes(b"damaged")
+    tab = Tab(tmp_path)
+    (finding,) = tab.get("advice", run="long", worker="rank0", step=40, device="cpu")["findings"]
+    assert finding["levels"] == [100, 110, 130, 140]

@@ -218,6 +218,8 @@ export interface CompareSide {
   device: string;
   peak_bytes: number;
   allocations: number;
+  /** Ours: the only step of a recording that marked none. */
+  alone?: boolean;
 }
 
 export interface CompareRow {

@@ -2,7 +2,7 @@
 import type { AdviceAnswer, Finding, Verdict, Where } from "../api/advice";
 import { grouped } from "./numbers";
 import { KEYS, type RoutePatch, VIEWS } from "./route";
-import type { Piece } from "./sentences";
+import { type Piece, stepName } from "./sentences";
 
 /** Every rule: its name, and what it looks for. */
 export const RULES: Record<string, { name: string; looks: string }> = {
@@ -19,11 +19,14 @@ export function ruleName(kind: string): string {
 }
 
 /** "1 problem to mend and 2 options that have a price, in steps 2 to 5." */
-export function adviceHeadline(answer: AdviceAnswer): Piece[] {
+export function adviceHeadline(answer: AdviceAnswer, alone = false): Piece[] {
   const problems = answer.findings.filter((f) => f.level === "problem").length;
   const options = answer.findings.length - problems;
-  const where = ` in ${stepsOf(answer.steps)}.`;
+  const where = ` in ${alone ? stepName(answer.steps[0] ?? 0, true) : stepsOf(answer.steps)}.`;
   const price = `${options === 1 ? "option that has" : "options that have"} a price`;
+  const told = (verdict: Verdict): number => answer.judgements.filter((one) => one.verdict === verdict).length;
+  const few = told("not judged") > told("fine");
+  if (problems === 0 && options === 0 && few) return ["Too little is known to judge most rules", where];
   if (problems === 0 && options === 0) return ["Nothing to mend", where];
   if (problems === 0) return ["Nothing to mend", ", and ", { strong: grouped(options) }, ` ${price},`, where];
   const mend: Piece[] = [{ strong: grouped(problems) }, ` ${problems === 1 ? "problem" : "problems"} to mend`];

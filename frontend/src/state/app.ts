@@ -7,7 +7,7 @@ import { onAddressEdited, readAddress, routeFromHost, writeAddress } from "../ho
 import { GET_URL_DATA, type Host } from "../host/messages";
 import { onDataChanged, onShown } from "../host/refresh";
 import { patched, type Route, type RoutePatch } from "./route";
-import { resolveBase, resolveSelection } from "./selection";
+import { type Pick, resolveBase, resolveSelection } from "./selection";
 
 export const route = signal<Route>({ view: "overview" });
 export const runs = signal<RunsAnswer | undefined>(undefined);
@@ -17,6 +17,15 @@ export const selection = computed(() => (runs.value ? resolveSelection(runs.valu
 export const base = computed(() =>
   runs.value && selection.value ? resolveBase(runs.value, route.value, selection.value) : null,
 );
+
+/** Whether the picked step is the only one, and is step 0: as where nothing marked any steps. */
+export const alone = computed(() => selection.value?.steps.length === 1 && selection.value.step === 0);
+
+/** The same of any step, in words for both sides of a comparison. */
+export function isAlone(side: Pick): boolean {
+  const worker = runs.value?.runs.find((r) => r.run === side.run)?.workers.find((w) => w.worker === side.worker);
+  return side.step === 0 && worker?.steps.length === 1 && worker.steps[0]!.step === 0;
+}
 
 /** The selection as the query of a route of the API. */
 export const picked = computed(() => {

@@ -29,6 +29,11 @@ export function unitWithin(page: Unit, largest: number): Unit {
   return largest >= page.size ? page : unitFor(largest);
 }
 
+/** A part of something, in the unit of the whole; only less than one of it has a smaller unit. */
+export function asPartOf(whole: number, bytes: number): string {
+  return withUnit(bytes, unitWithin(unitFor(whole), Math.abs(bytes)));
+}
+
 /** The number alone, in a unit that the table names once. Never shows 0.00 for something that is there. */
 export function inUnit(bytes: number, unit: Unit): string {
   if (unit.size === 1) return grouped(bytes);

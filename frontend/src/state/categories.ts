@@ -51,11 +51,12 @@ export const GROUPS: readonly CategoryGroup[] = [
   {
     id: "temporaries",
     label: "temporaries",
-    members: ["temporary", "workspace", "input", "communication", "unknown"],
+    members: ["temporary", "workspace"],
   },
+  { id: "other", label: "other", members: ["input", "communication", "unknown"] },
 ];
 
-/** Bytes of one group; foreign categories count as temporaries, so nothing is lost. */
+/** Bytes of one group; foreign categories count as unknown, so nothing is lost. */
 export function groupBytes(categories: Categories, group: CategoryGroup): number {
   let sum = 0;
   for (const [key, bytes] of Object.entries(categories)) {

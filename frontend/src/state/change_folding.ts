@@ -29,7 +29,6 @@ export function unfolded(row: CompareRow): FoldedChange {
 function together(group: CompareRow[]): FoldedChange {
   const sum = (of: (row: CompareRow) => number): number => group.reduce((s, row) => s + of(row), 0);
   const delta = sum((row) => row.delta_bytes);
-  const largest = group.reduce((top, row) => (Math.abs(row.delta_bytes) > Math.abs(top.delta_bytes) ? row : top));
   return {
     key: pattern(group[0]!.key) ?? group[0]!.key,
     status: statusOf(group, delta),
@@ -38,9 +37,16 @@ function together(group: CompareRow[]): FoldedChange {
     delta_bytes: delta,
     base_count: sum((row) => row.base_count),
     other_count: sum((row) => row.other_count),
-    category: delta === 0 ? null : largest.category,
+    category: delta === 0 ? null : mostOf(group, Math.sign(delta)),
     members: group,
   };
+}
+
+/** Of the layers' categories the one that moved most, in the direction in which the group moved. */
+function mostOf(group: CompareRow[], direction: number): string | null {
+  const moved = new Map<string | null, number>();
+  for (const row of group) moved.set(row.category, (moved.get(row.category) ?? 0) + direction * row.delta_bytes);
+  return [...moved].reduce((top, one) => (one[1] > top[1] ? one : top))[0];
 }
 
 /** One word for the whole group: added or removed only where that is true of every layer. */

@@ -1,10 +1,10 @@
 /** The sentences that open each view, as pieces, so that names and numbers get their own look. */
 import type { CompareAnswer, CompareRow, CompareSide, Part, StepAnswer } from "../api/types";
-import { deltaWithUnit, type Unit, unitFor, unitWithin, withUnit } from "./bytes";
+import { deltaWithUnit, type Unit, unitFor, withUnit } from "./bytes";
 import { grouped } from "./numbers";
-import { categoryLabel } from "./categories";
+import { CATEGORIES, categoryLabel } from "./categories";
 import { foldChanges } from "./change_folding";
-import { cellText, moduleLabel, placeName } from "./names";
+import { cellText, moduleLabel, NOT_NAMED, placeName } from "./names";
 
 export type Piece = string | { strong: string; exact?: number } | { name: string };
 
@@ -14,12 +14,17 @@ export type Piece = string | { strong: string; exact?: number } | { name: string
  */
 export function headline(answer: StepAnswer, alone = false): Piece[] {
   const { peak } = answer;
-  const what = alone && answer.step === 0 ? "The recording" : `Step ${answer.step}`;
+  const what = capital(stepName(answer.step, alone));
   const time = when(knownPhase(peak.phase, peak.by_phase));
   const place = placeName(peak.module, peak.operator);
   const size = { strong: withUnit(peak.bytes), exact: peak.bytes };
   const where: Piece[] = place === null ? [] : [time === "" ? " in " : ", in ", { name: place }];
   return [`${what} peaked at `, size, time, ...where, "."];
+}
+
+/** "step 5"; a step 0 that is `alone` is the recording. */
+export function stepName(step: number, alone: boolean): string {
+  return alone && step === 0 ? "the recording" : `step ${step}`;
 }
 
 const PHASES = ["forward", "backward", "optimizer"];
@@ -90,13 +95,23 @@ function whereItIs(answer: CompareAnswer, lead: string): Piece[] {
   const rows = foldChanges(answer.rows);
   const top = rows.find((row) => Math.sign(row.delta_bytes) === sign);
   if (!top) return ["."];
-  const tail: Piece[] = [{ name: moduleLabel(top.key) }, asCategory(top), "."];
+  const tail: Piece[] = [{ name: rowName(top) }, asCategory(top), "."];
   const share = top.delta_bytes / answer.delta_bytes;
-  const unit = unitWithin(unitFor(answer.base.peak_bytes, answer.other.peak_bytes), Math.abs(top.delta_bytes));
+  const unit = unitFor(answer.base.peak_bytes, answer.other.peak_bytes);
   const alone = rows.every((row) => row === top || row.delta_bytes === 0);
   if (alone) return [`${lead}all of it in `, ...tail];
   if (share >= 0.5 && share <= 1) return [`${lead}most of it in `, ...tail];
   return [`${lead}the largest part, ${deltaWithUnit(top.delta_bytes, unit)}, in `, ...tail];
+}
+
+function rowName(row: CompareRow): string {
+  const category = (row.category ?? row.key) === row.key && (CATEGORIES as readonly string[]).includes(row.key);
+  return category ? categoryLabel(row.key) : moduleLabel(row.key);
+}
+
+/** Whether the rows by module name any on this side. */
+export function namesModules(rows: CompareRow[], side: "base_bytes" | "other_bytes"): boolean {
+  return rows.some((row) => row[side] > 0 && row.key !== NOT_NAMED && !row.key.startsWith("outside:"));
 }
 
 function asCategory(row: CompareRow): string {
@@ -104,9 +119,12 @@ function asCategory(row: CompareRow): string {
   return row.category === "unknown" ? ", of unknown category" : `, as ${categoryLabel(row.category)} memory`;
 }
 
-/** "step 41", with the worker or run where the two sides differ in it. */
-export function sideName(side: CompareSide, against: CompareSide): string {
-  const step = `step ${side.step}`;
+type Side = Omit<CompareSide, "peak_bytes" | "allocations">;
+
+/** "step 41", with the worker or run where the two sides differ in it; "recording x" where no steps are told apart. */
+export function sideName(side: Side, against: Omit<Side, "step">): string {
+  const step = stepName(side.step, side.alone === true);
+  if (side.run !== against.run && side.alone) return `recording ${cellText(side.run)}`;
   if (side.run !== against.run) return `${step} of ${cellText(side.run)}`;
   if (side.worker !== against.worker) return `${step} of ${cellText(side.worker)}`;
   return side.device === against.device ? step : `${step} on ${cellText(side.device)}`;

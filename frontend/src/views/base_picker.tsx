@@ -1,5 +1,5 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { base, navigate, runs, selection } from "../state/app";
+import { base, isAlone, navigate, runs, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
 import { stepsOf, type Pick } from "../state/selection";
 import { Picker } from "./pickers";
@@ -42,6 +42,7 @@ export function BasePicker() {
 function baseLabel(b: Pick): string {
   const s = selection.value;
   const step = `step ${b.step}`;
+  if (s && b.run !== s.run && isAlone(b)) return shortened(visible(b.run), 28);
   if (!s || b.run !== s.run) return `${step} of ${shortened(visible(b.run), 28)}`;
   return b.worker === s.worker ? step : `${step} of ${shortened(visible(b.worker), 20)}`;
 }

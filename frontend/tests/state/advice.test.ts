@@ -17,6 +17,12 @@ describe("the headline", () => {
     [["problem", "problem", "option", "option"], "2 problems to mend and 2 options that have a price, in steps 2 to 4."],
   ] as [Finding["level"][], string][])("of %s", (levels, words) => expect(plain(adviceHeadline(answer(levels)))).toBe(words));
 
+  it("does not call well what could hardly be judged", () => {
+    const judgements = [{ verdict: "fine" }, { verdict: "not judged" }, { verdict: "not judged" }] as AdviceAnswer["judgements"];
+    const told = { ...answer([], [0]), judgements };
+    expect(plain(adviceHeadline(told, true))).toBe("Too little is known to judge most rules in the recording.");
+  });
+
   it.each([
     [[], "this recording"],
     [[5], "step 5"],

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { deltaInUnit, deltaWithUnit, exactBytes, inUnit, percent, unitFor, withUnit } from "../../src/state/bytes";
+import { asPartOf, deltaInUnit, deltaWithUnit, exactBytes, inUnit, percent, unitFor, withUnit } from "../../src/state/bytes";
 
 const MiB = 2 ** 20;
 const GiB = 2 ** 30;
@@ -15,6 +15,10 @@ describe("the unit of a table", () => {
     expect(unitFor(0).name).toBe("B");
     expect(unitFor().name).toBe("B");
     expect(unitFor(512).name).toBe("B");
+  });
+  it("is the whole's for its parts, unless they are less than one of it", () => {
+    expect(asPartOf(94 * MiB, 1.91 * MiB)).toBe("1.91 MiB");
+    expect(asPartOf(94 * MiB, MiB / 2)).toBe("512.00 KiB");
   });
   it("looks at sizes, not signs", () => expect(unitFor(-8 * MiB).name).toBe("MiB"));
 });

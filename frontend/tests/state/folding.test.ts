@@ -54,6 +54,11 @@ describe("changes", () => {
       ["h.*.mlp", "same"],
     ]);
   });
+  it("go by the category that moved most in the group's direction", () => {
+    const shrunk = { ...change("h.3.mlp", 15, 8, "shrunk"), category: "autograd_detail" };
+    const grown = ["h.0.mlp", "h.1.mlp"].map((key) => ({ ...change(key, 2, 8, "grown"), category: "optimizer_state" }));
+    expect(foldChanges([shrunk, ...grown])[0]).toMatchObject({ delta_bytes: 5, category: "optimizer_state" });
+  });
   it("are added only where every layer is", () => {
     const rows = foldChanges([change("h.0.mlp", 0, 2, "added"), change("h.1.mlp", 1, 2, "grown")]);
     expect(rows[0]!.status).toBe("grown");

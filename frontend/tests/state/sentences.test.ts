@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import type { CompareAnswer, CompareRow, StepAnswer } from "../../src/api/types";
 import { unitFor } from "../../src/state/bytes";
-import { changeSince, comparison, comparisonDetail, headline, plain } from "../../src/state/sentences";
+import { changeSince, comparison, comparisonDetail, headline, namesModules, plain } from "../../src/state/sentences";
 
 const MiB = 2 ** 20;
 const mib = unitFor(100 * MiB);
@@ -104,4 +104,19 @@ describe("what changed", () => {
     expect(plain(comparison(compare({ loss: MiB }, "b"), mib))).toBe(
       "Step 42 of b peaks 1.00 MiB above step 41 of a.",
     ));
+  it("names a recording without steps by its run", () => {
+    const answer = compare({ loss: MiB }, "b");
+    const told = { ...answer, base: { ...answer.base, step: 0, alone: true }, other: { ...answer.other, step: 0, alone: true } };
+    expect(plain(comparison(told, mib))).toBe("Recording b peaks 1.00 MiB above recording a.");
+  });
+  it("lies in a category where the rows are categories", () => {
+    const answer = compare({ optimizer_state: MiB });
+    const told = { ...answer, rows: answer.rows.map((row) => ({ ...row, category: null })) };
+    expect(plain(changeSince(told, mib))).toBe("1.00 MiB more than step 41, all of it in optimizer state.");
+  });
+  it("knows which side names modules", () => {
+    const added: CompareRow = { ...change("blocks.0", MiB), base_bytes: 0, status: "added" };
+    expect(namesModules([added], "other_bytes")).toBe(true);
+    expect(namesModules([added, change("(not named)", 0), change("outside:aten::mm", 0)], "base_bytes")).toBe(false);
+  });
 });

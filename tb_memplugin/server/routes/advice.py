@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 from tb_memplugin.analysis.advice import Evidence, Finding, Where, advice
+from tb_memplugin.analysis.growth_across import MOST_WINDOWS, WindowLevel, spread, window_levels
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.server.catalogue import Entry
 from tb_memplugin.server.kept import Kept
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import Json
 
 _KEPT = Kept(16)
+_LEVELS = Kept(8 * MOST_WINDOWS)
 
 _OF_A_FINDING = (
     "kind",
@@ -27,9 +34,12 @@ _OF_A_FINDING = (
 
 def answer(session: Session, request: Request) -> Json:
     """From the side file."""
-    opened = session.opened(session.chosen(request))
+    chosen = session.chosen(request)
+    opened = session.opened(chosen)
     trace, name = opened.trace, opened.trace.devices[opened.device].name
-    found = _KEPT.of(trace, opened.device, lambda: advice(trace, name))
+    windows = _windows(session, request, chosen.entry)
+    asked = (opened.device, *(entry.metadata.side_file for entry in windows))
+    found = _KEPT.of(trace, asked, lambda: advice(trace, name, lambda: _levels(session, windows)))
     return {
         "steps": [step.number for step in trace.steps],
         "findings": [_finding(finding) for finding in found.findings],
@@ -37,6 +47,24 @@ def answer(session: Session, request: Request) -> Json:
             {"kind": told.kind, "verdict": told.verdict, "why": told.why} for told in found.judgements
         ],
     }
+
+
+def _windows(session: Session, request: Request, entry: Entry) -> list[Entry]:
+    """One step of each window of the worker, at most so many, spread over the run."""
+    steps = session.catalogue.worker(request.ctx, request.experiment, entry)
+    return spread(list({one.metadata.side_file: one for one in reversed(steps)}.values())[::-1])
+
+
+def _levels(session: Session, windows: Sequence[Entry]) -> list[WindowLevel]:
+    """What they tell, without those that cannot be read."""
+    found: list[WindowLevel] = []
+    for entry in windows:
+        try:
+            trace = session.windows.load(entry)
+        except UnreadableFileError:
+            continue  # listed among the files that cannot be read
+        found += _LEVELS.of(trace, "levels", functools.partial(window_levels, trace))
+    return found
 
 
 def _finding(finding: Finding) -> Json:

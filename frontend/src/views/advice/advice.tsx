@@ -1,7 +1,7 @@
 import type { AdviceAnswer } from "../../api/advice";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import { picked } from "../../state/app";
+import { alone, picked } from "../../state/app";
 import { adviceHeadline, unfound } from "../../state/advice";
 import { grouped } from "../../state/numbers";
 import { Sentence } from "../sentence";
@@ -19,7 +19,7 @@ export function Advice() {
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
       <h1 class="headline" data-testid="headline">
-        <Sentence pieces={adviceHeadline(data)} />
+        <Sentence pieces={adviceHeadline(data, alone.value)} />
       </h1>
       <p class="lead" data-testid="advice-lead">
         {lead(data)}

@@ -53,7 +53,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, largest }
   }, [search, listed, range.t0, range.t1]);
   if (failure) return <FailureState failure={failure} onRetry={pages.any.retry} />;
   const stats = selection.value!.stats!;
-  const unit = unitFor(largest);
+  const unit = unitWithin(unitFor(stats.peak_bytes), largest);
   const shown = Math.min(sight.last, Math.min(count, MOST));
   return (
     <section class={stale ? "card allocation-table stale" : "card allocation-table"} aria-busy={stale}>

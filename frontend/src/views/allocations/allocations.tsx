@@ -4,11 +4,11 @@ import { useRemote } from "../../api/remote";
 import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
 import { halfOf } from "../../draw/bands";
 import { sharpness } from "../../draw/surface";
-import { navigate, picked, route, selection } from "../../state/app";
-import { withUnit } from "../../state/bytes";
+import { alone, navigate, picked, route, selection } from "../../state/app";
+import { asPartOf, withUnit } from "../../state/bytes";
 import { cellText, NOT_NAMED } from "../../state/names";
 import { grouped } from "../../state/numbers";
-import type { Piece } from "../../state/sentences";
+import { type Piece, stepName } from "../../state/sentences";
 import { divisionLabel, useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
@@ -117,7 +117,7 @@ export function Allocations() {
 function headline(data: BandsAnswer, zoomed: boolean, step: number): Piece[] {
   const { peak, bands } = data;
   const size = { strong: withUnit(peak.bytes), exact: peak.bytes };
-  const when = zoomed ? "at the highest moment shown" : `at the peak of step ${step}`;
+  const when = zoomed ? "at the highest moment shown" : `at the peak of ${stepName(step, alone.value)}`;
   const half = halfOf(data, peak.column);
   const alive = bands.bytes.filter((_, i) => bands.first[i]! <= peak.column && bands.last[i]! >= peak.column);
   const largest = alive.reduce((top, bytes) => Math.max(top, bytes), 0);
@@ -125,7 +125,7 @@ function headline(data: BandsAnswer, zoomed: boolean, step: number): Piece[] {
   const few = half.count === 1 ? "One allocation makes" : `${grouped(half.count)} allocations make`;
   const pieces: Piece[] = [`${few} half of the `, size, ` alive ${when}`];
   if (half.count === 1) return [...pieces, "."];
-  return [...pieces, "; the largest is ", { strong: withUnit(largest), exact: largest }, "."];
+  return [...pieces, "; the largest is ", { strong: asPartOf(peak.bytes, largest), exact: largest }, "."];
 }
 
 function zoomOf(over: string): [number, number] | undefined {

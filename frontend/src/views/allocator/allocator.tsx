@@ -39,11 +39,10 @@ export function Allocator() {
     window ? 70 : 0,
     sameWindow,
   );
-  const shown = curve.data;
+  const oom = useRemote<{ reports: OomReport[] }>(address("allocator_oom", pick), 0, sameDevice);
+  const shown = oom.loading && !oom.data ? undefined : curve.data; // a report stands above the curve and would push it down
   const moment = useMoment(pick, shown);
   const state = moment.state.data;
-  const failed = shown?.ooms.length ? shown.ooms : undefined;
-  const oom = useRemote<{ reports: OomReport[] }>(failed ? address("allocator_oom", pick) : null);
   const origin = stats.step_start_ns;
   const whole = wholeOf(over, stats.step_start_ns, stats.step_end_ns, shown);
   const zoom = ([t0, t1]: [number, number]): void => {
@@ -137,6 +136,11 @@ export function Allocator() {
       )}
     </>
   );
+}
+
+/** The reports are those of the whole recording: another step has the same. */
+function sameDevice(path: string): string {
+  return path.replace(/([?&])step=[^&]*/, "$1");
 }
 
 function zoomOf(over: Over): [number, number] | undefined {

@@ -1,9 +1,9 @@
 /** The sentences that open the view: what failed or how much was reserved, and how it stands at the moment shown. */
 import type { AllocatorState, OomReport, ReserveCurve } from "../../api/allocator";
-import { percent, withUnit } from "../../state/bytes";
+import { asPartOf, percent, withUnit } from "../../state/bytes";
 import type { Piece } from "../../state/sentences";
 
-const CAUSES: Record<string, string> = {
+export const CAUSES: Record<string, string> = {
   full: "memory was full",
   fragmented: "enough was free, but not in one piece",
   elsewhere: "what was free belonged to other pools, streams or sizes",
@@ -42,9 +42,9 @@ export function atMoment(state: AllocatorState): Piece[] {
     ];
   const pieces: Piece[] = [
     "At the moment shown, ",
-    { strong: withUnit(unused), exact: unused },
+    { strong: asPartOf(reserved, unused), exact: unused },
     ` of the reserve (${percent(state.unused, 1)}) is not allocated`,
   ];
   if (largest === null || state.free_bytes === null || state.free_bytes === 0) return [...pieces, "."];
-  return [...pieces, "; the largest free block is ", { strong: withUnit(largest), exact: largest }, "."];
+  return [...pieces, "; the largest free block is ", { strong: asPartOf(reserved, largest), exact: largest }, "."];
 }

@@ -1,5 +1,5 @@
 import type { AllocatorState } from "../../api/allocator";
-import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { asPartOf, exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
 import { cellText, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
@@ -71,7 +71,7 @@ export function StatePanel({ moment, peak, origin }: Props) {
           ))}
         </tbody>
       </table>
-      <Waste state={state} />
+      <Waste state={state} of={of} />
       <div class="buttons">
         <button
           type="button"
@@ -142,7 +142,7 @@ function What({ state }: { state: AllocatorState }) {
   if (!what || KINDS[what.kind] === undefined) return null;
   return (
     <p class="where">
-      <span title={exactBytes(what.bytes)}>{withUnit(what.bytes)}</span> {KINDS[what.kind]}
+      with this event <span title={exactBytes(what.bytes)}>{asPartOf(state.reserved_bytes ?? state.active_bytes, what.bytes)}</span> {KINDS[what.kind]}
       {what.line && (
         <>
           {" in "}
@@ -161,7 +161,7 @@ export function shortLine(line: string): string {
   return cellText(place ? place[2]! : line);
 }
 
-function Waste({ state }: { state: AllocatorState }) {
+function Waste({ state, of }: { state: AllocatorState; of: number }) {
   if (state.unused === null) return null;
   return (
     <dl class="waste">
@@ -171,7 +171,7 @@ function Waste({ state }: { state: AllocatorState }) {
         <>
           <dt>Largest free block</dt>
           <dd class="amount" title={exactBytes(state.largest_free_bytes)} data-testid="largest-free">
-            {withUnit(state.largest_free_bytes)}
+            {asPartOf(of, state.largest_free_bytes)}
           </dd>
         </>
       )}

@@ -19,12 +19,15 @@ const ROW = 31;
 export function Changes({
   answer,
   by,
+  usual,
   whats,
   unit,
   stale,
 }: {
   answer: CompareAnswer;
   by: CompareBy;
+  /** What the rows are where the address does not say it. */
+  usual: CompareBy;
   whats: string[];
   unit: Unit;
   stale: boolean;
@@ -52,7 +55,7 @@ export function Changes({
           testid="what"
           options={whats.map((what) => [what, divisionLabel(what)] as const)}
           value={by}
-          onPick={(v) => navigate({ what: v === "module" ? undefined : v })}
+          onPick={(v) => navigate({ what: v === usual ? undefined : v })}
         />
         {by === "module" && (
           <Toggle

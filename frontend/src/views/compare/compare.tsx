@@ -1,10 +1,10 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, CompareBy } from "../../api/types";
-import { base, navigate, picked, route } from "../../state/app";
+import { base, isAlone, navigate, picked, route } from "../../state/app";
 import { unitFor } from "../../state/bytes";
 import type { Pick } from "../../state/selection";
-import { comparison, comparisonDetail } from "../../state/sentences";
+import { comparison, comparisonDetail, namesModules } from "../../state/sentences";
 import { useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
@@ -22,7 +22,6 @@ export function Compare() {
 
 function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
   const whats = whatsOf(useDivisions(pick, ALWAYS, route.value.what));
-  const by: CompareBy = whats.find((what) => what === route.value.what) ?? "module";
   const sides = {
     ...pick,
     base_run: basis.run,
@@ -31,11 +30,16 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
     base_device: basis.device,
   };
   const sameSides = (path: string): string => path.replace(/([?&])by=[^&]*/, "$1");
-  const table = useRemote<CompareAnswer>(address("compare", { by, ...sides }), 0, sameSides);
   const byModule = useRemote<CompareAnswer>(address("compare", { by: "module", ...sides }));
+  const rows = byModule.data?.rows;
+  const usual = rows && !(namesModules(rows, "base_bytes") && namesModules(rows, "other_bytes")) ? "category" : "module";
+  const by: CompareBy = whats.find((what) => what === route.value.what) ?? usual;
+  const byUsual = useRemote<CompareAnswer>(rows ? address("compare", { by: usual, ...sides }) : null);
+  const table = useRemote<CompareAnswer>(address("compare", { by, ...sides }), 0, sameSides);
   if (table.failure) return <FailureState failure={table.failure} onRetry={table.retry} />;
-  const answer = byModule.data ?? table.data;
-  if (!answer || !table.data) return <Loading what="both steps" />;
+  const told = byUsual.data ?? byModule.data ?? table.data;
+  if (!told || !table.data) return <Loading what="both steps" />;
+  const answer = withNames(told);
   const unit = unitFor(answer.base.peak_bytes, answer.other.peak_bytes);
   const over = route.value.curves === "over";
   return (
@@ -61,13 +65,18 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
         />
       </div>
       <Curves pick={pick} basis={basis} answer={answer} unit={unit} over={over} />
-      <Changes answer={table.data} by={by} whats={whats} unit={unit} stale={table.stale} />
+      <Changes answer={withNames(table.data)} by={by} usual={usual} whats={whats} unit={unit} stale={table.stale} />
     </>
   );
 }
 
 /** Every summary keeps these; the others come where this step's window knows something of them. */
 const ALWAYS = ["module", "category", "operator", "phase"];
+
+function withNames(answer: CompareAnswer): CompareAnswer {
+  const { base, other } = answer;
+  return { ...answer, base: { ...base, alone: isAlone(base) }, other: { ...other, alone: isAlone(other) } };
+}
 
 function whatsOf(divisions: string[]): string[] {
   return [...ALWAYS, ...divisions.filter((by) => !ALWAYS.includes(by))];

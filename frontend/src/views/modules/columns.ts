@@ -10,6 +10,8 @@ export interface Column {
   label: string;
   title: string;
   kind: "bytes" | "count" | "time";
+  /** CSS pixels: its head in one line, or in two words. */
+  width: number;
   /** Shaded by its share of the column's largest. */
   heat: boolean;
   value: (node: ModuleNode, at: At) => number | null;
@@ -22,6 +24,7 @@ export function categoriesAt(node: ModuleNode, at: At): Categories {
 export const COLUMNS: readonly Column[] = [
   {
     id: "bytes",
+    width: 82,
     label: "at peak",
     title: "Bytes alive at the step's peak",
     kind: "bytes",
@@ -33,11 +36,13 @@ export const COLUMNS: readonly Column[] = [
     label: group.label,
     title: group.members.map((m) => m.replaceAll("_", " ")).join(", "),
     kind: "bytes",
+    width: { other: 60, temporaries: 86, gradients: 76, optimizer: 76 }[group.id] ?? 80,
     heat: true,
     value: (n, at) => groupBytes(categoriesAt(n, at), group),
   })),
   {
     id: "inside",
+    width: 76,
     label: "highest inside",
     title: "Highest allocated on the device while a call of it ran",
     kind: "bytes",
@@ -46,6 +51,7 @@ export const COLUMNS: readonly Column[] = [
   },
   {
     id: "allocations",
+    width: 88,
     label: "allocations",
     title: "Allocations made in this step",
     kind: "count",
@@ -54,6 +60,7 @@ export const COLUMNS: readonly Column[] = [
   },
   {
     id: "forward",
+    width: 72,
     label: "forward",
     title: "Time in its forward calls",
     kind: "time",
@@ -62,6 +69,7 @@ export const COLUMNS: readonly Column[] = [
   },
   {
     id: "backward",
+    width: 78,
     label: "backward",
     title: "Time in its backward calls",
     kind: "time",

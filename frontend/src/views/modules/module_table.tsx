@@ -31,12 +31,12 @@ export function ModuleTable({ rows, at, unit, peak, flat, sorting, onSort, onFli
   return (
     <section class="card grid-card">
       <div class="scroller" ref={box} data-testid="module-table" tabIndex={0} role="region" aria-label="Modules">
-        <table class="grid" aria-rowcount={rows.length + 1}>
+        <table class="grid" style={{ minWidth: "1180px" }} aria-rowcount={rows.length + 1}>
           <colgroup>
-            <col style={{ width: "23%" }} />
-            <col style={{ width: "12%" }} />
+            <col />
+            <col style={{ width: "90px" }} />
             {COLUMNS.map((c) => (
-              <col key={c.id} />
+              <col key={c.id} style={{ width: `${c.width}px` }} />
             ))}
           </colgroup>
           <thead>
@@ -49,7 +49,7 @@ export function ModuleTable({ rows, at, unit, peak, flat, sorting, onSort, onFli
                 <Head
                   key={c.id}
                   id={c.id}
-                  label={c.kind === "time" ? `${c.label}, ${clock.name}` : c.label}
+                  label={c.kind === "time" && clock ? `${c.label}, ${clock.name}` : c.label}
                   title={c.title}
                   sorting={sorting}
                   onSort={onSort}
@@ -109,10 +109,11 @@ export function ModuleTable({ rows, at, unit, peak, flat, sorting, onSort, onFli
 function measured(rows: VisibleRow[], at: At) {
   const highest = (of: (node: ModuleNode) => number): number =>
     rows.reduce((top, { node }) => Math.max(top, of(node)), 0);
+  const longest = highest((node) => Math.max(node.forwardNs, node.backwardNs));
   return {
     largest: new Map(COLUMNS.filter((c) => c.heat).map((c) => [c.id, highest((node) => c.value(node, at) ?? 0)])),
     widest: highest((node) => sumOf(node, at)),
-    clock: timeUnitFor(highest((node) => Math.max(node.forwardNs, node.backwardNs)) / 4),
+    clock: longest > 0 ? timeUnitFor(longest / 4) : null, // no unit where no time is known
   };
 }
 
@@ -190,7 +191,7 @@ function Cell({
   at: At;
   unit: Unit;
   largest: number;
-  clock: TimeUnit;
+  clock: TimeUnit | null;
 }) {
   const value = column.value(node, at);
   if (value === null)
@@ -203,7 +204,7 @@ function Cell({
   if (column.kind === "time")
     return (
       <td class="number muted" title={exactTime(value)}>
-        {value === 0 ? "–" : inTimeUnit(value, clock)}
+        {value === 0 || clock === null ? "–" : inTimeUnit(value, clock)}
       </td>
     );
   const share = column.heat && largest > 0 ? (100 * value) / largest : 0;

@@ -1,31 +1,36 @@
 import { useMemo, useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { ModulesAnswer } from "../../api/types";
-import { navigate, picked, route } from "../../state/app";
+import type { ModulesAnswer, StepAnswer } from "../../api/types";
+import { alone, navigate, picked, route } from "../../state/app";
 import { type Unit, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
 import { matcher, matches, type Order, visibleRows } from "../../state/module_rows";
+import { stepName } from "../../state/sentences";
 import { Segmented, Toggle } from "../segmented";
 import { FailureState, Loading } from "../states";
+import { aboutTimes } from "../times";
 import { type At, COLUMNS, nextSorting, readSorting } from "./columns";
 import { ModuleTable } from "./module_table";
+import { NoModules } from "./no_modules";
 
 /** The tree of modules at the step's peak. */
 export function Modules() {
   const pick = picked.value!;
   const answer = useRemote<ModulesAnswer>(address("modules", pick), 0, (p) => p.replace(/([?&])step=[^&]*/, "$1"));
+  const step = useRemote<StepAnswer>(address("step", pick));
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
   if (!answer.data) return <Loading what="the modules" />;
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
-      <Table answer={answer.data} step={pick.step} />
+      {!answer.data.rows.some((row) => row.kind === "module") && <NoModules kind={step.data?.source.kind} />}
+      <Table answer={answer.data} step={pick.step} times={aboutTimes(step.data)} />
     </div>
   );
 }
 
-function Table({ answer, step }: { answer: ModulesAnswer; step: number }) {
+function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; times: string | null }) {
   const { find = "", shape: shapeText, fold: foldText, at: atText, sort } = route.value;
   const flat = shapeText === "flat";
   const fold = foldText !== "off";
@@ -88,7 +93,7 @@ function Table({ answer, step }: { answer: ModulesAnswer; step: number }) {
           onPick={(v) => navigate({ at: v === "peak" ? undefined : v })}
         />
         <span class="hint" data-testid="modules-caption">
-          {caption(unit.name, step, at, flat)}
+          {caption(unit.name, stepName(step, alone.value), at, flat)}
         </span>
       </div>
       <ModuleTable
@@ -103,11 +108,12 @@ function Table({ answer, step }: { answer: ModulesAnswer; step: number }) {
       />
       <p class="foot" data-testid="modules-sum">
         {filter && found(matches(roots, filter), unit)}
-        {grouped(answer.rows.length)} rows · {flat ? "all rows" : "the outermost rows"} sum to{" "}
+        {grouped(answer.rows.length)} {answer.rows.length === 1 ? "row" : "rows"} · {flat ? "all rows" : "the outermost rows"} sum to{" "}
         {withUnit(
           roots.reduce((s, n) => s + n.bytes, 0),
           unit,
         )}
+        {times && <>. {times}</>}
       </p>
     </>
   );
@@ -117,11 +123,11 @@ function found({ count, bytes }: { count: number; bytes: number }, unit: Unit): 
   return `${grouped(count)} ${count === 1 ? "row matches" : "rows match"}, ${withUnit(bytes, unit)} together · `;
 }
 
-function caption(unit: string, step: number, at: At, flat: boolean): string {
-  if (at === "highest") return `${unit}, each category's highest within step ${step} (not all at one moment)`;
+function caption(unit: string, step: string, at: At, flat: boolean): string {
+  if (at === "highest") return `${unit}, each category's highest within ${step} (not all at one moment)`;
   return flat
-    ? `${unit} of each module alone, at the peak of step ${step}`
-    : `${unit} at the peak of step ${step}, with everything inside`;
+    ? `${unit} of each module alone, at the peak of ${step}`
+    : `${unit} at the peak of ${step}, with everything inside`;
 }
 
 /** Open at first: the outermost modules, but not a row that stands for many layers. */

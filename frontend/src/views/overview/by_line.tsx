@@ -26,7 +26,7 @@ export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
   return (
     <section class="card" data-testid="by-line">
       <h2>In the peak, by source line</h2>
-      <table class="plain modules-short">
+      <table class="plain modules-short lines">
         <thead>
           <tr>
             <th scope="col">source line</th>

@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import type { StepAnswer, StepStats } from "../../api/types";
-import { selection } from "../../state/app";
+import { alone, selection } from "../../state/app";
 import { exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import type { RoutePatch } from "../../state/route";
@@ -23,7 +23,7 @@ export function Cards({ answer }: { answer: StepAnswer }) {
         <Since delta={before && stats.peak_bytes - before.peak_bytes} step={answer.previous_step} unit={unit} />
       </Card>
       {stats.peak_reserved_bytes === null ? (
-        <WindowPeak stats={stats} unit={unit} />
+        <WindowPeak stats={stats} unit={unit} profiler={PROFILERS.includes(answer.source.kind)} />
       ) : (
         <Reserved stats={stats} reserved={stats.peak_reserved_bytes} unit={unit} />
       )}
@@ -58,8 +58,11 @@ function Reserved({ stats, reserved, unit }: { stats: StepStats; reserved: numbe
   );
 }
 
-/** The profiler counts from nothing when its window begins, so its highest is below the peak by what was there. */
-function WindowPeak({ stats, unit }: { stats: StepStats; unit: Unit }) {
+const PROFILERS = ["torch.profiler", "kineto"];
+
+/** A profiler counts from nothing when its window begins, so its highest is below the peak by what was there. */
+function WindowPeak({ stats, unit, profiler }: { stats: StepStats; unit: Unit; profiler: boolean }) {
+  const counts = profiler ? "the profiler counts from 0; " : "";
   return (
     <Card
       id="window-peak"
@@ -67,8 +70,8 @@ function WindowPeak({ stats, unit }: { stats: StepStats; unit: Unit }) {
       to={{ view: "timeline" }}
       value={<Bytes bytes={stats.window_peak_bytes} unit={unit} named />}
     >
-      <span title={`the profiler counts from 0; ${exactBytes(stats.start_bytes)} were there when it began`}>
-        highest, as the profiler counts
+      <span title={`${counts}${exactBytes(stats.start_bytes)} were there when it began`}>
+        {profiler ? "highest, as the profiler counts" : "highest, without what was there before"}
       </span>
     </Card>
   );
@@ -80,7 +83,7 @@ function Left({ stats, unit }: { stats: StepStats; unit: Unit }) {
   return (
     <Card
       id="left"
-      label="Left after the step"
+      label={alone.value ? "Left at the end" : "Left after the step"}
       to={{ view: "timeline", t: String(stats.step_end_ns) }}
       value={<Bytes bytes={stats.end_bytes} unit={unit} named />}
     >
@@ -96,7 +99,7 @@ function Left({ stats, unit }: { stats: StepStats; unit: Unit }) {
 }
 
 function Since({ delta, step, unit }: { delta: number | undefined; step: number | null; unit: Unit }) {
-  if (delta === undefined) return <>the first step recorded</>;
+  if (delta === undefined) return <>the {alone.value ? "only" : "first"} step recorded</>;
   if (delta === 0) return <span class="shrunk">the same as in step {step}</span>;
   return (
     <>

@@ -1,18 +1,31 @@
+import { useRemote } from "../../api/remote";
+import { address } from "../../api/request";
+import type { AllocationsAnswer, Listed } from "../../api/stacks";
 import type { Allocation, StepAnswer } from "../../api/types";
 import { exactBytes, inUnit, unitFor, unitWithin } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
+import { NOT_NAMED } from "../../state/names";
+import type { Pick } from "../../state/selection";
 import { duration } from "../../state/time";
 import { Swatch } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
+import { Line } from "../stacks/ranked";
+
+const MOST = 8;
 
 /** The largest allocations alive at the peak: what each is, where it was made, how long it lives. */
-export function Largest({ peak }: { peak: StepAnswer["peak"] }) {
+export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }) {
+  const listed = useWithCode(pick, peak);
   if (peak.largest.length === 0) return null;
+  const rows: Allocation[] = listed ?? peak.largest;
   const unit = unitWithin(unitFor(peak.bytes), peak.largest[0]!.bytes);
   return (
     <section class="card" data-testid="largest">
-      <h2>Largest alive at the peak</h2>
+      <div class="row">
+        <h2 class="grow">Largest alive at the peak</h2>
+        <RouteLink to={{ view: "allocations" }}>All allocations</RouteLink>
+      </div>
       <table class="plain largest">
         <thead>
           <tr>
@@ -28,20 +41,18 @@ export function Largest({ peak }: { peak: StepAnswer["peak"] }) {
           </tr>
         </thead>
         <tbody>
-          {peak.largest.slice(0, 8).map((a, i) => (
+          {rows.slice(0, MOST).map((a, i) => (
             <tr key={i}>
               <td class="number strong" title={exactBytes(a.bytes)}>
                 {inUnit(a.bytes, unit)}
               </td>
-              <td class="cut">
-                <Name text={allocationName(a)} />
-              </td>
+              <td class="cut">{listed?.[i]?.line ? <Code one={listed[i]} /> : <Name text={allocationName(a)} />}</td>
               <td>
                 <Swatch of={a.category} />
                 {categoryLabel(a.category)}
               </td>
               <td class="cut">
-                {a.operator ? <Name text={a.operator} /> : <span class="muted">before the window</span>}
+                {a.operator ? <Name text={a.operator} /> : <span class="muted">{a.born_ns === null ? "before the window" : "not told"}</span>}
               </td>
               <td class="number muted">{lifetime(a)}</td>
             </tr>
@@ -52,8 +63,22 @@ export function Largest({ peak }: { peak: StepAnswer["peak"] }) {
   );
 }
 
+/** Where no allocation has a name, they go by the code that asked for them, where that is known. */
+function useWithCode(pick: Pick, peak: StepAnswer["peak"]): Listed[] | undefined {
+  const named = peak.largest.some((a) => allocationName(a) !== NOT_NAMED);
+  const { event } = peak;
+  const at = { over: "event", t0: event, t1: event + 1, sort: "bytes", first: 0, count: MOST };
+  const asks = !named && peak.largest.length > 0 && event >= 0;
+  const rows = useRemote<AllocationsAnswer>(asks ? address("allocations", { ...pick, ...at }) : null).data?.rows;
+  return rows?.some((row) => row.line !== null) ? rows : undefined;
+}
+
+function Code({ one }: { one: Listed }) {
+  return <Line line={one.line ?? ""} kind={one.kind} />;
+}
+
 export function allocationName(a: Allocation): string {
-  return a.name ?? a.module ?? a.operator ?? "(not named)";
+  return a.name ?? a.module ?? a.operator ?? NOT_NAMED;
 }
 
 function lifetime(a: Allocation) {

@@ -1,7 +1,7 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, StepAnswer } from "../../api/types";
-import { picked, selection } from "../../state/app";
+import { alone, picked, selection } from "../../state/app";
 import { unitFor } from "../../state/bytes";
 import { cellText, titleText } from "../../state/names";
 import { changeSince, headline } from "../../state/sentences";
@@ -15,6 +15,7 @@ import { ByCategory } from "./by_category";
 import { ByLine, namesModules } from "./by_line";
 import { ByModule } from "./by_module";
 import { Largest } from "./largest";
+import { OutOfMemory } from "./out_of_memory";
 import { PeakOfEachStep } from "./peak_of_each_step";
 
 /** What peaked, where, and what changed; below it the numbers that prove it. */
@@ -27,9 +28,10 @@ export function Overview() {
   return (
     <div class={step.stale ? "stale" : undefined} aria-busy={step.stale}>
       <h1 class="headline" data-testid="headline">
-        <Sentence pieces={headline(answer, selection.value!.steps.length === 1)} />
+        <Sentence pieces={headline(answer, alone.value)} />
       </h1>
       <Change answer={answer} />
+      <OutOfMemory pick={pick} stats={answer.stats} />
       <Cards answer={answer} />
       {selection.value!.monitored ? (
         <PeakOfAllSteps selection={selection.value!} bytes={answer.peak.bytes} />
@@ -40,7 +42,7 @@ export function Overview() {
         <ByCategory peak={answer.peak} />
         {namesModules(answer.peak.by_module) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
       </div>
-      <Largest peak={answer.peak} />
+      <Largest pick={pick} peak={answer.peak} />
       <Notes notes={answer.notes} />
       <Source answer={answer} />
     </div>
@@ -60,7 +62,7 @@ function Change({ answer }: { answer: StepAnswer }) {
   if (previous_step === null)
     return (
       <p class="lead" data-testid="change">
-        The first step recorded here; there is none before it to compare with.
+        The {alone.value ? "only" : "first"} step recorded here; there is none before it to compare with.
       </p>
     );
   const link = {
@@ -86,12 +88,18 @@ function Change({ answer }: { answer: StepAnswer }) {
   );
 }
 
+const IMPORTED: Record<string, string> = {
+  snapshot: "Read from a snapshot of the allocator",
+  kineto: "Read from a trace of torch.profiler",
+  "memory timeline": "Read from a memory timeline of torch.profiler",
+};
+
 function Source({ answer }: { answer: StepAnswer }) {
   const { source } = answer;
   const present = source.side_file_present ? "" : " (the file is missing: no moments, no zoom)";
   return (
     <p class="source muted breaking">
-      Recorded by {cellText(source.kind)}
+      {IMPORTED[source.kind] ?? `Recorded by ${cellText(source.kind)}`}
       {source.torch !== null && <> with torch {cellText(source.torch)}</>}; events in{" "}
       <span class="mono">{titleText(source.side_file)}</span>
       {present}.

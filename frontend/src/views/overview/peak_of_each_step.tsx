@@ -57,7 +57,6 @@ function makePlot(element: HTMLElement, width: number, selection: Selection): uP
   const allocated = steps.map((s) => s.stats.peak_bytes);
   const reserved = steps.map((s) => s.stats.peak_reserved_bytes);
   const unit = unitFor(...allocated);
-  const stepped = uPlot.paths.stepped!({ align: 1 });
   const plot = new uPlot(
     {
       width,
@@ -87,7 +86,6 @@ function makePlot(element: HTMLElement, width: number, selection: Selection): uP
           stroke: colour("--reserved"),
           width: 1.3,
           dash: [5, 4],
-          paths: stepped,
           points: { show: false },
         },
       ],

@@ -30,6 +30,7 @@ export function LineTable({ query, search, picker }: Props) {
   if (!data) return <p class="loading">Reading the lines …</p>;
   const unit = unitFor(data.bytes);
   const widest = data.rows.reduce((top, row) => Math.max(top, row.bytes), 0);
+  const median = unitWithin(unit, data.rows.reduce((top, row) => Math.max(top, row.median), 0));
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
       <Tools picker={picker}>
@@ -52,12 +53,11 @@ export function LineTable({ query, search, picker }: Props) {
                 %
               </th>
               <Head id="count" label="allocations" title="How many allocations" />
-              <Head id="per_call" label="median" title="Size of the middle allocation" />
+              <Head id="per_call" label={median === unit ? "median" : `median, ${median.name}`} title="Size of the middle allocation" />
             </tr>
           </thead>
           <tbody>
             {data.rows.map((row) => {
-              const median = unitWithin(unit, row.median);
               return (
                 <tr key={row.line} data-testid="line-row" data-key={row.line} data-bytes={row.bytes}>
                   <th scope="row">
@@ -79,7 +79,7 @@ export function LineTable({ query, search, picker }: Props) {
                   <td class="number muted">{percent(row.bytes, data.bytes)}</td>
                   <td class="number muted">{grouped(row.count)}</td>
                   <td class="number muted" title={exactBytes(row.median)}>
-                    {median === unit ? inUnit(row.median, unit) : withUnit(row.median, median)}
+                    {inUnit(row.median, median)}
                   </td>
                 </tr>
               );

@@ -2,10 +2,11 @@ import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { DivisionsAnswer } from "../../api/stacks";
-import type { MomentAnswer } from "../../api/types";
+import type { MomentAnswer, StepAnswer } from "../../api/types";
 import { selection } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
+import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import type { Pick } from "../../state/selection";
 import { Swatch } from "../category";
@@ -13,14 +14,46 @@ import { divisionLabel } from "../divisions";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Segmented } from "../segmented";
+import { ESTIMATOR } from "../times";
 import { choice } from "./choice";
 
 /** A window without stacks: how to record them, and what is known without. */
 export function NoStacks({ pick }: { pick: Pick }) {
+  const kind = useRemote<StepAnswer>(address("step", { ...pick })).data?.source.kind;
   return (
     <>
       <section class="state wide-state" data-testid="no-stacks">
-        <h2>This window was recorded without call stacks.</h2>
+        <h2>{kind === ESTIMATOR ? "An estimate has no call stacks." : "This window was recorded without call stacks."}</h2>
+        {TRACERS.includes(kind ?? "") ? <WithLineTracer kind={kind} /> : <WithProfiler />}
+      </section>
+      <Division pick={pick} />
+    </>
+  );
+}
+
+const TRACERS = [ESTIMATOR, "MemoryTracer", "IterationReport"];
+
+function WithLineTracer({ kind }: { kind: string | undefined }) {
+  return (
+    <>
+      <p>
+        {kind === ESTIMATOR ? "Its operators and modules stand below." : `${titleText(kind ?? "")} keeps layers and operators, which stand below.`}{" "}
+        To see which source line holds the memory, run a few steps under <span class="mono">LineTracer</span>:
+      </p>
+      <pre class="code" data-testid="stacks-code">
+        {`from tb_memplugin import LineTracer
+
+with LineTracer() as tracer:
+    train_step(batch)
+tracer.save("runs/lines")`}
+      </pre>
+    </>
+  );
+}
+
+function WithProfiler() {
+  return (
+    <>
         <p>
           To see which code allocated what, pass <span class="mono">with_stack=True</span> to the profiler. On a GPU
           the handler can also record the allocator's history, whose stacks tell the very line that allocated:
@@ -35,8 +68,6 @@ with torch.profiler.profile(profile_memory=True, with_stack=True, on_trace_ready
         </p>
         <pre class="code">{`tb-memplugin import trace.json --logdir LOGDIR
 tb-memplugin import snapshot.pickle --logdir LOGDIR`}</pre>
-      </section>
-      <Division pick={pick} />
     </>
   );
 }
@@ -75,6 +106,7 @@ function Division({ pick }: { pick: Pick }) {
           <RouteLink to={{ view: "modules" }}>Modules</RouteLink> and <RouteLink to={{ view: "timeline" }}>Timeline</RouteLink> show more
         </span>
       </div>
+      <div class="sideways">
       <table class="plain ranked">
         <thead>
           <tr>
@@ -116,6 +148,7 @@ function Division({ pick }: { pick: Pick }) {
           ))}
         </tbody>
       </table>
+      </div>
       {rest > 0 && (
         <p class="foot" title={exactBytes(rest)}>
           {grouped(parts.length - shown.length)} more with {inUnit(rest, unit)} {unit.name}

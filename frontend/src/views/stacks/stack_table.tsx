@@ -31,6 +31,7 @@ export function StackTable({ query, search, picker }: Props) {
   if (!data) return <p class="loading">Reading the stacks …</p>;
   const unit = unitFor(data.bytes);
   const widest = data.rows.reduce((top, row) => Math.max(top, row.bytes), 0);
+  const each = unitWithin(unit, data.rows.reduce((top, row) => Math.max(top, row.per_call), 0));
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
       <Tools picker={picker}>
@@ -53,12 +54,12 @@ export function StackTable({ query, search, picker }: Props) {
                 %
               </th>
               <Head id="count" label="allocations" title="How many allocations" />
-              <Head id="per_call" label="each" title="Bytes of an allocation, on average" />
+              <Head id="per_call" label={each === unit ? "each" : `each, ${each.name}`} title="Bytes of an allocation, on average" />
             </tr>
           </thead>
           <tbody>
             {data.rows.map((row, i) => (
-              <Row key={`${data.first + i} ${row.line}`} row={row} data={data} unit={unit} widest={widest} />
+              <Row key={`${data.first + i} ${row.line}`} row={row} data={data} unit={unit} each={each} widest={widest} />
             ))}
           </tbody>
         </table>
@@ -76,12 +77,12 @@ interface RowProps {
   row: StackLine;
   data: StackTableAnswer;
   unit: Unit;
+  each: Unit;
   widest: number;
 }
 
-function Row({ row, data, unit, widest }: RowProps) {
+function Row({ row, data, unit, each, widest }: RowProps) {
   const [open, setOpen] = useState(false);
-  const each = unitWithin(unit, row.per_call);
   return (
     <>
       <tr data-testid="stack-row" data-key={row.line} data-bytes={row.bytes}>
@@ -102,7 +103,7 @@ function Row({ row, data, unit, widest }: RowProps) {
         <td class="number muted">{percent(row.bytes, data.bytes)}</td>
         <td class="number muted">{grouped(row.count)}</td>
         <td class="number muted" title={`${grouped(row.per_call)} bytes on average`}>
-          {each === unit ? inUnit(row.per_call, unit) : withUnit(row.per_call, each)}
+          {inUnit(row.per_call, each)}
         </td>
       </tr>
       {open && (

@@ -1,11 +1,11 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { LineTableAnswer, SourceLine, StacksAnswer } from "../../api/stacks";
-import { navigate, picked, route, selection } from "../../state/app";
-import { exactBytes, percent, withUnit } from "../../state/bytes";
+import { alone, navigate, picked, route, selection } from "../../state/app";
+import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { lineParts } from "../../state/frames";
 import { grouped } from "../../state/numbers";
-import type { Piece } from "../../state/sentences";
+import { type Piece, stepName } from "../../state/sentences";
 import { duration } from "../../state/time";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
@@ -57,7 +57,7 @@ export function Stacks() {
   return (
     <>
       <h1 class="headline" data-testid="headline">
-        <Sentence pieces={headline(data, top.data, when, pick.step, origin)} />
+        <Sentence pieces={headline(data, top.data, when, stepName(pick.step, alone.value), origin)} />
       </h1>
       <div class="tools">
         <Segmented label="Which allocations" testid="when" options={WHENS} value={when} onPick={pickWhen} />
@@ -80,7 +80,7 @@ export function Stacks() {
         />
         {data.found && search !== "" && (
           <span class="found" role="status" data-testid="stack-found" title={exactBytes(data.found.bytes)}>
-            {withUnit(data.found.bytes)} ({percent(data.found.bytes, data.bytes)}) in {grouped(data.found.count)}{" "}
+            {asPartOf(data.bytes, data.found.bytes)} ({percent(data.found.bytes, data.bytes)}) in {grouped(data.found.count)}{" "}
             {data.found.count === 1 ? "allocation" : "allocations"}
           </span>
         )}
@@ -99,23 +99,23 @@ function headline(
   data: StacksAnswer,
   lines: LineTableAnswer | undefined,
   when: string,
-  step: number,
+  step: string,
   origin: number,
 ): Piece[] {
   const size = { strong: withUnit(data.bytes), exact: data.bytes };
   const at = data.time_ns === null ? "" : duration(data.time_ns - origin);
   const start: Piece[] =
     when === "step"
-      ? [`Step ${step} allocated `, size, ` in ${grouped(data.count)} allocations`]
-      : [when === "peak" ? `At the peak of step ${step}, ` : `At ${at} of step ${step}, `, size, " were alive"];
+      ? [`${step.charAt(0).toUpperCase()}${step.slice(1)} allocated `, size, ` in ${grouped(data.count)} allocations`]
+      : [when === "peak" ? `At the peak of ${step}, ` : `At ${at} of ${step}, `, size, " were alive"];
   const matching = lines?.bytes === data.bytes && lines.event === data.event;
   if (!lines || !matching || data.bytes === 0) return [...start, "."];
   const parts = lines.rows[0]?.kind === "none" ? lines.rows : lines.rows.slice(0, 1);
-  return [...start, ...parts.flatMap((row, i) => from(row, i === 0 ? ", " : ", and ")), "."];
+  return [...start, ...parts.flatMap((row, i) => from(row, data.bytes, i === 0 ? ", " : ", and ")), "."];
 }
 
-function from(row: SourceLine, lead: string): Piece[] {
-  const share = { strong: withUnit(row.bytes), exact: row.bytes };
+function from(row: SourceLine, whole: number, lead: string): Piece[] {
+  const share = { strong: asPartOf(whole, row.bytes), exact: row.bytes };
   if (row.kind === "none") return [lead, share, " of it without a recorded stack"];
   const { place, name } = lineParts(row.line);
   return [lead, share, lead === ", " ? " of it from " : " from ", { name: name ? `${place} ${name}` : place }];

@@ -1,18 +1,19 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, LabelledPart, MomentAnswer, Part, StepAnswer, StepStats } from "../../api/types";
-import { base, picked } from "../../state/app";
+import { base, isAlone, picked, route } from "../../state/app";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { CATEGORIES, categoryLabel } from "../../state/categories";
-import { NOT_NAMED } from "../../state/names";
-import { knownPhase } from "../../state/sentences";
+import { NOT_NAMED, shortened, visible } from "../../state/names";
+import { knownPhase, sideName } from "../../state/sentences";
 import { duration, exactTime } from "../../state/time";
 import { Delta } from "../amount";
 import { Swatch } from "../category";
 import { divisionLabel, isOurs, partLabel } from "../divisions";
 import { Name } from "../name";
 import { allocationName } from "../overview/largest";
+import type { Pick } from "../../state/selection";
 import type { Cursor } from "./cursor";
 
 interface Props {
@@ -129,7 +130,7 @@ const OTHERS = ["(other modules)", "(others)"];
 /** One row per part, in the curve's order from the top; beside it the change against the base or the peak. */
 function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: LabelledPart[]; unit: Unit; cursor: Cursor }) {
   const pick = picked.value!;
-  const basis = base.value;
+  const basis = meant(base.value, pick);
   const query = basis && {
     base_run: basis.run,
     base_worker: basis.worker,
@@ -143,7 +144,7 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Labell
   const deltas = cursor.atPeak
     ? change.data && new Map(change.data.rows.map((row) => [row.key, row.delta_bytes]))
     : peak.data && deltasTo(parts, peak.data.peak, by);
-  const heading = cursor.atPeak ? (basis ? `vs step ${basis.step}` : "") : deltas ? "vs peak" : "";
+  const heading = cursor.atPeak ? (basis ? `vs ${sideName({ ...basis, alone: isAlone(basis) }, pick)}` : "") : deltas ? "vs peak" : "";
   const order = cursor.approximate.map((p) => p.key);
   const sorted =
     by === "category"
@@ -163,8 +164,8 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Labell
           <th scope="col" class="number">
             {unit.name}
           </th>
-          <th scope="col" class="number">
-            {heading}
+          <th scope="col" class="number" title={heading}>
+            {basis && cursor.atPeak && basis.run !== pick.run ? `vs ${shortened(visible(basis.run), 10)}` : heading}
           </th>
         </tr>
       </thead>
@@ -202,6 +203,11 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Labell
       </tbody>
     </table>
   );
+}
+
+/** Another run is held against this one only where someone asked for it. */
+function meant(basis: Pick | null, pick: Pick): Pick | null {
+  return basis && (basis.run === pick.run || route.value.base_run !== undefined) ? basis : null;
 }
 
 function rank(key: string): number {

@@ -58,12 +58,14 @@ function labelReserved(
   palette: { muted: string },
 ): void {
   const atLeft = peak > right - 240; // the peak's own label stands at the right
-  const level = atLeft ? curve.reserved?.[0] : curve.reserved?.at(-1);
-  if (level === undefined) return;
+  const reserved = curve.reserved ?? [];
+  const level = atLeft ? Math.max(...reserved) : reserved.at(-1);
+  if (level === undefined || reserved.length === 0) return;
+  const words = atLeft && reserved[0] !== level ? "reserved up to" : "reserved";
   context.font = "11px system-ui, sans-serif";
   context.textAlign = atLeft ? "left" : "right";
   context.fillStyle = palette.muted;
-  context.fillText(`reserved ${withUnit(level)}`, atLeft ? left + 4 : right - 4, Math.max(12, y(level) - 6));
+  context.fillText(`${words} ${withUnit(level)}`, atLeft ? left + 4 : right - 4, Math.max(12, y(level) - 6));
   context.textAlign = "left";
 }
 

@@ -12,6 +12,7 @@ import { divisionLabel, useDivisions } from "../divisions";
 import { Notice } from "../notices";
 import { Segmented } from "../segmented";
 import { FailureState, Loading } from "../states";
+import { aboutTimes } from "../times";
 import { Chart } from "./chart";
 import { useCursor } from "./cursor";
 import { MomentPanel } from "./moment_panel";
@@ -48,7 +49,8 @@ export function Timeline() {
     sameStep,
   );
   const coarse = curve.data?.exact === false || strip?.exact === false;
-  const step = useRemote<StepAnswer>(coarse ? address("step", pick) : null);
+  const step = useRemote<StepAnswer>(address("step", pick));
+  const times = aboutTimes(step.data);
   const absent = step.data?.source.side_file;
   const shown = curve.data ?? (coarse ? strip : undefined);
   const zoom = ([t0, t1]: [number, number]): void =>
@@ -111,10 +113,12 @@ export function Timeline() {
             onZoom={zoom}
           />
           {!shown && <Loading what="the curve" />}
+          {times && <p class="foot" data-testid="about-times">{times}</p>}
           {lanes.failure && <p class="foot">The lanes could not be read: {lanes.failure.what}</p>}
           {lanes.data && lanes.data.omitted > 0 && (
             <p class="foot">
-              {grouped(lanes.data.omitted)} module calls are narrower than a pixel here; zoom in to see them.
+              {lanes.data.omitted === 1 ? "1 module call is" : `${grouped(lanes.data.omitted)} module calls are`} narrower
+              than a pixel here; zoom in to see them.
             </p>
           )}
         </section>

@@ -1,0 +1,14 @@
+/** What the times of a recording are, where they are not those of a device at work. */
+import type { StepAnswer } from "../api/types";
+
+/** The source kind of recordings of MemoryEstimator. */
+export const ESTIMATOR = "MemoryEstimator";
+
+const ESTIMATED = "An estimate: sizes and order are the model's, times are those of the estimating itself, not a GPU's.";
+const INDEXED = "The snapshot tells no times (PyTorch before 2.2): a microsecond stands for one entry.";
+
+/** One sentence, null where times are times. */
+export function aboutTimes(step: Pick<StepAnswer, "source" | "notes"> | undefined): string | null {
+  if (step?.source.kind === ESTIMATOR) return ESTIMATED;
+  return step?.notes.some((note) => note.text.includes("tells no times")) ? INDEXED : null;
+}

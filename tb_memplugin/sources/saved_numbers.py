@@ -1,0 +1,100 @@
+"""Python numbers that autograd keeps for the backward, each as a tensor: the 2 of `x * 2`.
+
+torch makes a tensor of the number, saves it with the node, and only then comes to a dispatch mode, which
+gets the number and makes a second tensor of it. The allocator's reports tell of the second alone. So its
+free is held back until the result has its node: if that saved the number, the block lives as long as the
+saved tensor, else it ended when the report said.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tb_memplugin.sources.storage_lifetimes import Buffer, Ledger
+from tb_memplugin.trace import Phase
+
+NUMBER_BYTES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
+"""What a number takes as a tensor."""
+
+Held = tuple[Buffer, int, int, Phase]
+"""(the second tensor's memory, when it went, epoch nanoseconds; module's row or -1; phase)."""
+
+_places: dict[Any, tuple[int, ...]] = {}
+_names: dict[type, tuple[str, ...]] = {}
+
+
+def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
+    """The bytes of each number that stands where an operator takes a tensor, if autograd may save it."""
+    places = _places.get(operator)
+    if places is None:
+        places = _places[operator] = _tensor_places(operator)
+    if not places:
+        return []
+    found = [
+        NUMBER_BYTES[type(args[at])] for at in places if at < len(args) and type(args[at]) in NUMBER_BYTES
+    ]
+    return found if found and torch.is_grad_enabled() else []
+
+
+def _tensor_places(operator: Any) -> tuple[int, ...]:
+    """Where an operator of several tensors takes them: only there does a number become one."""
+    schema = getattr(operator, "_schema", None)
+    arguments = enumerate(schema.arguments) if schema is not None else ()
+    found = tuple(at for at, one in arguments if str(one.type) == "Tensor" and not one.kwarg_only)
+    return found if len(found) > 1 else ()
+
+
+class SavedNumbers:
+    """The numbers of one thread's last operator, until its result has an autograd node.
+
+    Args:
+        ledger: where their ends are written.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.waiting: list[Held] = []
+        self._result: Callable[[], torch.Tensor | None] = _none
+
+    def wait_for(self, result: Any) -> None:
+        """The operator that took the numbers returned this."""
+        self._result = weakref.ref(result) if type(result) is torch.Tensor else _none
+
+    def settle(self) -> Iterator[int]:
+        """Say what became of them. Yields the module's row of each that went. The caller holds the lock."""
+        waiting, self.waiting = self.waiting, []
+        kept = [one for one in _saved(self._result()) if one._cdata not in self._ledger.blocks]
+        self._result = _none
+        for buffer, freed_ns, row, phase in waiting:
+            mine = next((one for one in kept if one.nbytes() == buffer.bytes), None)
+            if mine is None:
+                self._ledger.end(buffer, row, phase, freed_ns)
+                yield row
+            else:
+                kept.remove(mine)
+                self._ledger.held_by(buffer, mine)
+
+
+def _none() -> None:
+    return None
+
+
+def _saved(result: torch.Tensor | None) -> Iterator[torch.UntypedStorage]:
+    """The storages of numbers that a result's node saved."""
+    node = result.grad_fn if result is not None else None
+    if node is None:
+        return
+    names = _names.get(type(node))
+    if names is None:
+        names = _names[type(node)] = tuple(name for name in dir(node) if name.startswith("_raw_saved_"))
+    for name in names:
+        try:
+            tensor = getattr(node, name).data
+        except (AttributeError, RuntimeError):
+            continue  # nothing was saved, or it was freed already
+        if isinstance(tensor, torch.Tensor) and not tensor.ndim:
+            yield tensor.untyped_storage()
