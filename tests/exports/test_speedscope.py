@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import jsonschema
 import numpy as np
+import pytest
 
 from tb_memplugin.exports import speedscope
 from tests.traces import trace
 
+SPEEDSCOPE = Path(__file__).parents[2] / "frontend" / "node_modules" / "speedscope" / "dist" / "release"
+SCHEMA = SPEEDSCOPE / "file-format-schema.json"
 UNITS = {"none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"}
 
 STACKED = trace("start 40 w", "alloc 100 a", "alloc 20 b", "alloc 7 c", "free c", "alloc 3 d")
@@ -21,7 +26,9 @@ STACKED = replace(
 
 
 def check(document):
-    """What file-format-schema.json of speedscope 1.25.0 asks of a file with sampled profiles."""
+    """speedscope's own schema, and what it leaves to the reader: rows in range, weights that sum."""
+    if SCHEMA.exists():
+        jsonschema.validate(document, json.loads(SCHEMA.read_text("utf-8")))
     assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     frames = document["shared"]["frames"]
     for frame in frames:
@@ -30,7 +37,15 @@ def check(document):
         assert isinstance(frame.get("file", ""), str)
         assert isinstance(frame.get("line", 0), int)
     assert set(document) <= {"$schema", "shared", "profiles", "name", "activeProfileIndex", "exporter"}
+    assert isinstance(document["name"], str)
+    assert isinstance(document["exporter"], str)
+    assert type(document["activeProfileIndex"]) is int
     for profile in document["profiles"]:
+        assert isinstance(profile["name"], str)
+        assert {type(profile["startValue"]), type(profile["endValue"]), *map(type, profile["weights"])} == {
+            int
+        }
+        assert {type(row) for sample in profile["samples"] for row in sample} <= {int}
         assert set(profile) == {"type", "name", "unit", "startValue", "endValue", "samples", "weights"}
         assert profile["type"] == "sampled"
         assert profile["unit"] in UNITS
@@ -79,3 +94,11 @@ def test_an_empty_trace_has_no_profile():
     document = speedscope.document(trace(), "t")
     check(document)
     assert document["profiles"] == []
+
+
+@pytest.mark.skipif(not SCHEMA.exists(), reason="speedscope is not installed in frontend/node_modules")
+def test_the_schema_refuses_what_is_no_such_file():
+    document = speedscope.document(STACKED, "t")
+    document["profiles"][0]["unit"] = "pounds"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, json.loads(SCHEMA.read_text("utf-8")))
