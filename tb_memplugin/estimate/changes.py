@@ -25,6 +25,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What was tried: changes that save memory, the most first, and (options, why) of what cannot be done."""
+
+    saving: tuple[Change, ...]
+    impossible: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A change to try; `conf` are the settings of the allocator."""
 

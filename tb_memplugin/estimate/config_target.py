@@ -29,6 +29,12 @@ ENCODER_DECODERS = ("SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM")
 OTHERS = ("MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION")
 """Tasks of which the first that a config has a model for is taken, if it names no architecture."""
 
+LOOP_OVER_TOKENS = ("mamba", "falcon_mamba", "jamba", "zamba", "rwkv")
+"""Types of models whose scan is a Python loop over tokens where its fused kernel is not installed."""
+
+MOST_ROUNDS = 4096
+"""Rounds of that loop in all layers that are run: about a minute for two steps on one thread."""
+
 LABEL_PER_TOKEN = ("LM", "LMHeadModel", "ForConditionalGeneration", "ForTokenClassification")
 LABEL_PER_SAMPLE = ("ForImageClassification", "ForSequenceClassification", "ForAudioClassification")
 """Ends of the names of models that take labels, and so give a loss themselves."""
@@ -81,13 +87,24 @@ class ConfigTarget:
         """The model in the dtype asked for, and inputs of the size.
 
         Raises:
-            MemPluginError: it takes inputs that cannot be made from a config.
+            MemPluginError: it takes inputs that cannot be made from a config, or would not end in time.
         """
+        self._refuse_long_loops(workload.seq or 1)
         if not workload.inference and hasattr(self.config, "use_cache"):
             self.config.use_cache = False
         model = self._model()
         inputs = self._inputs(workload.batch or 1, workload.seq or 1, labels=not workload.inference)
         return Built(model, keywords=inputs, notes=self._notes(workload.seq))
+
+    def _refuse_long_loops(self, seq: int) -> None:
+        layers = getattr(self.config, "num_hidden_layers", 1)
+        if getattr(self.config, "model_type", "") in LOOP_OVER_TOKENS and layers * seq > MOST_ROUNDS:
+            raise MemPluginError(
+                f"{self.model_class.__name__} loops over tokens in Python, {layers} layers x {seq:,} tokens: "
+                "the estimate would take many minutes, and be that of the loop, not of a fused kernel.",
+                where="--seq",
+                fix=f"Give --seq {max(MOST_ROUNDS // layers, 1)} or less, and see how memory grows with it.",
+            )
 
     def _model(self) -> nn.Module:
         """Without first values: they do not matter here, and some ways to draw them look at the draws."""

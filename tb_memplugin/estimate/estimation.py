@@ -112,7 +112,7 @@ def _fits(
         return None, None, []
     notes = []
     if gpu.context_bytes is None:
-        notes.append("Not counted: the CUDA context and other programs on the GPU; some 0.3 to 0.6 GiB.")
+        notes.append("Not counted: the CUDA context (docs/gpus.md) and other programs on the GPU.")
     room = gpu.usable_bytes
     if reserved <= room:
         return True, room - reserved, notes

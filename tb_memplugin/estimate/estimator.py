@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -33,6 +34,8 @@ from tb_memplugin.logs import instance_logger
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Category, MemoryTrace
 
+_ONE_AT_A_TIME = threading.RLock()
+"""Held inside of a block: what two threads patch and put back in turns would stay patched. They may nest."""
 
 WORKER = "estimate"
 """The name under which `save` writes, as the Memory tab shows it."""
@@ -101,7 +104,12 @@ class MemoryEstimator:
         self._recording = FakeRecording(
             self.device.type, self._corrections, has_device=self._target.has_device
         )
-        self._recording.start()
+        _ONE_AT_A_TIME.acquire()
+        try:
+            self._recording.start()
+        except BaseException:
+            _ONE_AT_A_TIME.release()
+            raise
         self._running = True
         return self
 
@@ -112,7 +120,10 @@ class MemoryEstimator:
         where: TracebackType | None,
     ) -> None:
         self._running = False
-        self._here.stop()
+        try:
+            self._here.stop()
+        finally:
+            _ONE_AT_A_TIME.release()
         for note in self._target.notes:
             self._logger.info("%s", note)
 

@@ -15,6 +15,9 @@ from torch.distributed import distributed_c10d
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.patches import Patches
 
+_KEPT = ("group_desc", "use_local_synchronization")
+"""What `new_group` is told of a program's wishes; not the backend, nor its options."""
+
 
 @contextmanager
 def fake_group(rank: int, world_size: int) -> Iterator[None]:
@@ -56,8 +59,8 @@ def _stay_fake(patches: Patches) -> None:
     original: Any = distributed_c10d.new_group
 
     @functools.wraps(original)
-    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *_: Any, **keywords: Any) -> Any:
-        told = {name: keywords[name] for name in ("group_desc", "use_local_synchronization") if name in keywords}
+    def new_group(ranks: Any = None, *_: Any, **keywords: Any) -> Any:
+        told = {name: keywords[name] for name in _KEPT if name in keywords}
         return original(ranks, **told)
 
     for owner in (dist, distributed_c10d):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ _IN_PLACE_WITHOUT_MODES = frozenset(
 )
 """What autograd does in place for plain tensors, and out of place under any mode: its engine's sums
 (input_buffer.cpp), and derivatives that fill zeros (FunctionsManual.cpp, areAnyTensorSubclassLike)."""
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 _ENGINE = "_engine_run_backward"
 """The Python function from which autograd's engine runs: what has no other Python frame is its own."""
@@ -83,8 +86,18 @@ class CountingFakeMode(FakeTensorMode):
         self._engine_adds = engine_adds_in_place
         self._refusals = refusals
         self._inside = False
+        self._thread = threading.get_ident()
         self._composite: dict[Any, bool] = {}
         self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Place] | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread is the estimate's. What is patched is patched for all of them."""
+        return threading.get_ident() == self._thread
+
+    def is_on(self) -> bool:
+        """Whether tensors are fake now: not while a data loader gets a batch."""
+        return self.is_here and torch._C._get_dispatch_mode(_FAKE) is not None
 
     @property
     def avoid_device_init(self) -> bool:
@@ -225,9 +238,13 @@ class CountingFakeMode(FakeTensorMode):
             ledger.give_back(old, place)
 
     def _reused(self, args: Sequence[object], size: int) -> Block | None:
-        """The block that the engine would add into, if nobody else holds it."""
+        """The block that the engine would add into, if nobody else holds it.
+
+        A view holds the tensor that it shows, and with it a second reference to the memory: the engine leaves
+        views alone (input_buffer.cpp, can_accumulate_inplace). Gradients of weights and biases are views.
+        """
         first = args[0] if args else None
-        if type(first) is not FakeTensor or not _called_by_engine():
+        if type(first) is not FakeTensor or first._is_view() or not _called_by_engine():
             return None
         block = self.ledger.block_of(first.untyped_storage())
         return block if block is not None and block.bytes == size else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import time_ns
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.corrections import Corrections
 from tb_memplugin.estimate.fake_layers import FakeLayers
 from tb_memplugin.estimate.fake_ledger import Block, FakeLedger, NamedPhase
@@ -65,10 +66,10 @@ class FakeRecording:
             # Device threads would have a module stack of their own; sizes and order are the same on this one.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             for handle in (
-                register_module_forward_pre_hook(self.layers.entered),
-                register_module_forward_hook(self.layers.left, always_call=True),
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
+                register_module_forward_pre_hook(self._here(self.layers.entered)),
+                register_module_forward_hook(self._here(self.layers.left), always_call=True),
+                register_optimizer_step_pre_hook(self._here(self._before_step)),
+                register_optimizer_step_post_hook(self._here(self._after_step)),
             ):
                 stack.callback(handle.remove)
             stack.enter_context(warnings.catch_warnings())
@@ -91,6 +92,8 @@ class FakeRecording:
 
     def watch(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer], name: str) -> None:
         """Know whose parameters, buffers, gradients and states these are."""
+        if model is not None and self.mode.is_on():
+            _refuse_a_real_one(model)
         if model is not None and any(one() is model for one in self._models):
             self.layers.add(model, name)
         elif model is not None:
@@ -133,6 +136,10 @@ class FakeRecording:
     def level(self) -> int:
         """Allocated bytes on the first device."""
         return self.ledger.allocated[0] if self.ledger.allocated else 0
+
+    def _here(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook for the estimate's own thread: others may train a real model meanwhile."""
+        return lambda *given: hook(*given) if self.mode.is_here else None
 
     def _found(self, model: nn.Module) -> None:
         """A model runs that nobody told us of."""
@@ -179,6 +186,17 @@ class FakeRecording:
         self.layers.optimizer.append((self._step_ns, time_ns()))
         self._know(optimizer)
         self._name(optimizer_storages(optimizer, self.layers.names))
+
+
+def _refuse_a_real_one(model: nn.Module) -> None:
+    """Real weights would mix with fake inputs, and would not be counted."""
+    for name, parameter in model.named_parameters():
+        if type(parameter) in (nn.Parameter, torch.Tensor):
+            raise MemPluginError(
+                f"The model was built before the estimate: its parameter {name[:80]!r} is real.",
+                where=type(model).__name__,
+                fix="Build the model inside `with MemoryEstimator():`; it takes no memory there.",
+            )
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -56,8 +56,8 @@ class Mesh:
     def corners(self) -> tuple[int, ...]:
         """The ranks that are first or last in every dimension.
 
-        Torch shards in chunks of one size, of which the last may be smaller or empty (`torch.chunk`): where all
-        ranks run the same program, the most and the least are among these.
+        Torch shards in chunks of one size, of which the last may be smaller or empty (`torch.chunk`): where
+        all ranks run the same program, the most and the least are among these.
         """
         ends = [sorted({0, size - 1}) for size in self.shape]
         return tuple(sorted(self._rank(place) for place in itertools.product(*ends)))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
-
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from typing import TYPE_CHECKING, Any
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.estimation import Estimate
@@ -17,7 +15,10 @@ from tb_memplugin.estimate.mesh import Mesh, checked_mesh, parse_mesh
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 
-Build = Callable[[MemoryEstimator, DeviceMesh], object]
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Build = Callable[[MemoryEstimator, "DeviceMesh"], object]
 """`build(estimator, mesh)` builds and trains as one rank does; what it returns lives to the end."""
 
 
@@ -108,6 +109,8 @@ def _mesh(mesh: Mesh | int | str) -> Mesh:
 
 
 def _estimated(build: Build, mesh: Mesh, rank: int, options: dict[str, Any]) -> RankEstimate:
+    from torch.distributed.device_mesh import init_device_mesh
+
     with fake_group(rank, mesh.world_size), MemoryEstimator(**options) as estimator:
         kept = build(
             estimator, init_device_mesh(estimator.device.type, mesh.shape, mesh_dim_names=mesh.names)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.changes import Change, candidates
+from tb_memplugin.estimate.changes import Change, Changes, candidates
 from tb_memplugin.estimate.estimator import MemoryEstimator
 from tb_memplugin.estimate.max_batch import MaxBatch, Need, max_batch
 from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
@@ -88,23 +88,24 @@ class StepEstimator:
         notes = (*ran[0].notes, *found.notes)
         return StepEstimate(self.target.name, ran[0].workload, self.gpu, found, notes, ranks)
 
-    def changes(self, base: StepEstimate) -> tuple[Change, ...]:
+    def changes(self, base: StepEstimate) -> Changes:
         """What would lower what a step reserves, the most first, each estimated.
 
-        What saves nothing, or cannot be done to this target, is left out.
+        What saves nothing is left out; what cannot be done to this target is told with the reason.
         """
-        found = []
+        found, impossible = [], []
         for candidate in candidates(base.workload, self.conf, self.target.takes):
             try:
                 other = self.step(candidate.workload, conf=candidate.conf).estimate
-            except MemPluginError:
+            except MemPluginError as error:
+                impossible.append((candidate.options, error.what))
                 continue
             saved = base.estimate.peak_reserved_bytes - other.peak_reserved_bytes
             if saved > 0:
                 found.append(
                     Change(candidate.what, candidate.options, saved, other.peak_reserved_bytes, other.fits)
                 )
-        return tuple(sorted(found, key=lambda change: -change.saved_bytes))
+        return Changes(tuple(sorted(found, key=lambda change: -change.saved_bytes)), tuple(impossible))
 
     def max_batch(self, base: StepEstimate) -> MaxBatch:
         """The largest batch with which a step fits, all else equal.

@@ -16,7 +16,7 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.config_target import SEQ, ConfigTarget, config_of_class, config_of_folder
-from tb_memplugin.estimate.workload import Built, Target, Workload
+from tb_memplugin.estimate.workload import Built, Target, Workload, said_by
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -164,12 +164,11 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except MemPluginError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}"):
             raise MemPluginError(f"There is no module {name!r}.", where="TARGET", fix=FORMS) from error
-        said = (str(error).splitlines() or [""])[0][:300]
         raise MemPluginError(
-            f"The module fails when it is imported: {type(error).__name__}: {said}", where=name
+            f"The module fails when it is imported: {type(error).__name__}: {said_by(error)}", where=name
         ) from error
 
 

@@ -236,14 +236,21 @@ def _told_as_refusal(name: str, what: str) -> Iterator[None]:
         yield
     except MemPluginError:
         raise
-    except Exception as error:
-        line = _line_of(error)
-        said = (str(error).splitlines() or [""])[0][:300]
+    except (Exception, SystemExit) as error:
+        line, said = _line_of(error), said_by(error)
         raise MemPluginError(
             f"The step could not be {what} on fake tensors: {type(error).__name__}: {said}",
             where=f"{name}, at {line.filename}:{line.lineno}",
             fix="See docs/estimate.md for what fake tensors cannot do, and how to give a hint.",
         ) from error
+
+
+def said_by(error: BaseException) -> str:
+    """The first line of a stranger's error, which may fail to tell one."""
+    try:
+        return (str(error).splitlines() or [""])[0][:300]
+    except Exception:  # noqa: BLE001  # a stranger's __str__
+        return ""
 
 
 def _line_of(error: BaseException) -> traceback.FrameSummary:

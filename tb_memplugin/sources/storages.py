@@ -72,7 +72,9 @@ def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
         for name in flatten()[0]:
-            yield from _plain(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # a DTensor names its mesh as well
+                yield from _plain(inner)
     elif tensor.layout is torch.strided:
         yield tensor
 

@@ -17,7 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.modules import ModuleNames
-from tb_memplugin.sources.random_states import listen, stop_listening
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages, storages
 from tb_memplugin.sources.tracer_layers import LayerHooks, Layers
@@ -30,6 +29,7 @@ from tb_memplugin.sources.tracer_results import (
     layer_stats,
 )
 from tb_memplugin.sources.tracer_trace import Recorded, trace_from_ledger
+from tb_memplugin.sources.without_operator import listen, stop_listening
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 
 logger = logging.getLogger("tb_memplugin")
@@ -78,7 +78,7 @@ class StorageRecording:
                 register_optimizer_step_pre_hook(self._before_step),
                 register_optimizer_step_post_hook(self._after_step),
             ]
-            listen(self._see_state)
+            listen(self._see_made)
             self._main = self._mode()
             self._main.enter()
         except BaseException:
@@ -157,18 +157,18 @@ class StorageRecording:
             self.phases.append(phase)
 
     def _unhook(self) -> None:
-        stop_listening(self._see_state)
+        stop_listening(self._see_made)
         self._hooks.stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def _see_state(self, state: torch.Tensor) -> None:
+    def _see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
         try:
             for mode in modes_here(self.layers):
-                mode.see(state)
+                mode.see(what)
         except Exception as error:  # see _before_step
-            logger.debug("noting a random generator's state failed", exc_info=error)
+            logger.debug("noting what no operator made failed", exc_info=error)
             self.layers.failed(error)
 
     def _watch(self) -> None:

@@ -91,8 +91,8 @@ class StorageMode(TorchDispatchMode):
         """Whether it writes for them."""
         return self._layers is layers
 
-    def see(self, made: torch.Tensor) -> None:
-        """A tensor that torch made on this thread without an operator."""
+    def see(self, made: torch.Tensor | torch.UntypedStorage) -> None:
+        """A tensor that torch made, or a storage that it resized, on this thread without an operator."""
         if self._layers.on:
             with self._ledger.lock:
                 self._here.settle()
@@ -119,6 +119,8 @@ class StorageMode(TorchDispatchMode):
                 self._see(one, made)
         elif isinstance(out, torch.Tensor):
             self._see(out, made)
+        elif isinstance(out, torch.UntypedStorage) and out.device.type == self._ledger.device_type:
+            self._see_storage(out, made)
         counted = self._kernels.write(Place(row, phase, func, recomputing), made)
         here.count(row, counted)
         for block in counted.made:

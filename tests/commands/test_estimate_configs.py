@@ -67,3 +67,9 @@ def test_the_rest_of_a_large_block_by_hand():
     embedding = 50_257 * 768 * 4  # GPT-2's; tied to its head, so there is one
     rest = 148 * M - embedding
     assert parts(estimate("GPT2Config", "--inference"))["parameter"] == 4 * 124_439_808 + rest
+
+
+def test_a_loop_over_tokens_that_would_not_end_is_refused_by_name():
+    message = refused("estimate", "MambaConfig", "--no-changes")
+    assert "MambaForCausalLM loops over tokens in Python, 32 layers x 2,048 tokens" in message
+    assert "--seq 128" in message

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tb_memplugin.estimate.corrections.attention import Attention
+from tb_memplugin.estimate.corrections.attention_masks import AttentionMasks
 from tb_memplugin.estimate.corrections.communication import Communication
 from tb_memplugin.estimate.corrections.compiled import Compiled
 from tb_memplugin.estimate.corrections.correction import Correction, Corrections, Target
@@ -30,6 +31,7 @@ ON_CUDA: tuple[type[Correction], ...] = (Attention, KernelBuffers, Recurrent, Un
 EVERYWHERE: tuple[type[Correction], ...] = (
     Initialisers,
     ModuleMoves,
+    AttentionMasks,
     LossScaling,
     ForeachByDefault,
     FusedOptimizers,

@@ -25,7 +25,7 @@ class Communication(Correction):
 
     def after(self) -> dict[Any, After]:
         """What FSDP2 gathers, and what it reduces from, is communication."""
-        if not dist.is_available():
+        if not (dist.is_available() and dist.is_initialized()):
             return {}
         import torch.distributed.fsdp  # defines its operators
 

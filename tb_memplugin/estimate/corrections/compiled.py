@@ -31,6 +31,9 @@ class Compiled(Correction):
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Replace `torch.compile`, `Module.compile` and flex_attention, wherever it was imported to."""
         original = flex.flex_attention
+        if "torch._dynamo" in sys.modules:  # what was compiled before the block
+            stance: Any = torch.compiler.set_stance("force_eager")
+            patches.on_undo(lambda: stance.__exit__(None, None, None))
 
         def compile(model: Any = None, **_: Any) -> Any:  # noqa: A001  # torch's name
             if model is None:

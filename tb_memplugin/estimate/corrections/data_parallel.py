@@ -97,8 +97,10 @@ class FakeReducer:
         """Once, before the second forward: buckets in the order in which gradients became ready."""
         if not self._may_rebuild or not self._order:
             return False
+        from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
+
         self._may_rebuild = False
-        found, _ = dist._compute_bucket_assignment_by_size(
+        found, _ = _compute_bucket_assignment_by_size(
             [self._parameters[index] for index in self._order],
             self._limits,
             [False] * len(self._order),

@@ -30,6 +30,9 @@ class ModuleMoves(Correction):
         original: Any = nn.Module._apply
 
         def apply(module: nn.Module, fn: Convert, recurse: bool = True) -> nn.Module:
+            if not mode.is_here:
+                elsewhere: nn.Module = original(module, fn, recurse)
+                return elsewhere
             kinds = _kinds(module)
             if {nn.Parameter, torch.Tensor} & kinds:
                 raise _refused(module)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -12,6 +14,8 @@ from torch._subclasses.fake_tensor import (
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.patches import Patches
 
 _DATA_FIX = (
     "Leave that part out of the estimate, or give it tensors that do not depend on values (a mask that is "
@@ -21,6 +25,10 @@ _DATA_FIX = (
 
 class Refusals(Correction):
     """The last correction: whatever no other one knew."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Errors are raised; torch would also write their tracebacks to its log."""
+        patches.set(logging.getLogger(fake_tensor.__name__), "disabled", True)
 
     def refusal(self, func: Any, error: Exception) -> Exception | None:
         """Our error for FakeTensorMode's."""

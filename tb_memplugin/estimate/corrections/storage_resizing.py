@@ -28,6 +28,8 @@ class StorageResizing(Correction):
         emptied: dict[int, tuple[weakref.ref[torch.UntypedStorage], Block]] = {}
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            if not mode.is_here:
+                return original(storage, size)
             ledger, place = mode.ledger, mode.layers.place()
             mode.settle(place)
             before = ledger.block_of(storage)

@@ -7,6 +7,7 @@ noted. A whole number or a truth is refused, since the program would run another
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from tb_memplugin.estimate.hints import Hints, answer, checked, question, unansw
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
+"""Files that ask whether a mask selects everything, to leave it out (attention_masks.py)."""
 
 
 class Values(Correction):
@@ -54,6 +57,12 @@ class Values(Correction):
         told = answer(self._hints, asked)
         if told is not None:
             return type_of(tensor.dtype)(told)
+        if kind == "truth" and Path(asked.file).as_posix().endswith(_ASKS_FOR_PADDING):
+            self.target.note(
+                f"transformers asks at {asked.place} whether nothing is padded or packed: taken to be so, "
+                "and then it leaves the attention mask out; a hint can say otherwise."
+            )
+            return True
         if not real:
             raise unanswered(asked)
         self.target.note(

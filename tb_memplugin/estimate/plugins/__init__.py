@@ -1,10 +1,31 @@
 """Libraries that need help to run on fake tensors: one plugin a file, all on by default."""
 
 from tb_memplugin.estimate.plugins.device_mesh import DeviceMeshes
+from tb_memplugin.estimate.plugins.distributed import Distributed
 from tb_memplugin.estimate.plugins.fully_sharded import FullySharded
+from tb_memplugin.estimate.plugins.megatron import Megatron
+from tb_memplugin.estimate.plugins.pipelining import Pipelining
 from tb_memplugin.estimate.plugins.plugin import Plugin, replaced
+from tb_memplugin.estimate.plugins.transformer_engine import TransformerEngine
 
-PLUGINS: list[Plugin] = [DeviceMeshes(), FullySharded()]
+PLUGINS: list[Plugin] = [
+    Distributed(),
+    DeviceMeshes(),
+    FullySharded(),
+    Pipelining(),
+    Megatron(),
+    TransformerEngine(),
+]
 """What every estimate uses. Append your own, or remove one, before the estimate begins."""
 
-__all__ = ["PLUGINS", "DeviceMeshes", "FullySharded", "Plugin", "replaced"]
+__all__ = [
+    "PLUGINS",
+    "DeviceMeshes",
+    "Distributed",
+    "FullySharded",
+    "Megatron",
+    "Pipelining",
+    "Plugin",
+    "TransformerEngine",
+    "replaced",
+]

@@ -40,8 +40,8 @@ class DeviceMeshes:
     name = "torch.distributed.tensor"
 
     def applies(self) -> bool:
-        """Whether this PyTorch was built with torch.distributed."""
-        return dist.is_available()
+        """Whether this process is a rank, as in `estimate_ranks`; else it would cost a second of imports."""
+        return dist.is_available() and dist.is_initialized()
 
     @contextmanager
     def patch(self) -> Iterator[None]:
