@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tb_memplugin.errors import MemPluginError
     from tb_memplugin.estimate.estimator import MemoryEstimator
     from tb_memplugin.estimate.gpu_spec import GpuSpec
+    from tb_memplugin.estimate.ranks import estimate_ranks
     from tb_memplugin.handler import combine_handlers, memory_trace_handler
     from tb_memplugin.iterations import IterationReport
     from tb_memplugin.line_tracer import LineTracer
@@ -32,6 +33,7 @@ __all__ = [
     "MemoryTracer",
     "combine_handlers",
     "configure_logging",
+    "estimate_ranks",
     "load",
     "memory_trace_handler",
     "record_on_oom",
@@ -49,6 +51,7 @@ _HOMES = {
     "MemoryTracer": "tb_memplugin.tracer",
     "combine_handlers": "tb_memplugin.handler",
     "configure_logging": "tb_memplugin.logs",
+    "estimate_ranks": "tb_memplugin.estimate.ranks",
     "load": "tb_memplugin.loading",
     "memory_trace_handler": "tb_memplugin.handler",
     "record_on_oom": "tb_memplugin.oom",
