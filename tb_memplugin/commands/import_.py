@@ -6,11 +6,13 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import click
 
+from tb_memplugin.commands import on_scheduler
 from tb_memplugin.commands.opening import Reading, load_file, reading_options
 from tb_memplugin.commands.refusals import refusal
 from tb_memplugin.commands.tables import Unit, printable
@@ -40,8 +42,16 @@ class _Imported:
 @click.option("--logdir", required=True, help="What TensorBoard gets as --logdir; made if it is not there.")
 @click.option("--run", help="The run's name, with / for runs in runs. Default: each file's name is its run.")
 @click.option("--json", "as_json", is_flag=True, help="What was imported, for programs.")
+@on_scheduler.option
 @reading_options
-def command(sources: Sequence[str], logdir: str, run: str | None, as_json: bool, reading: Reading) -> None:
+def command(
+    sources: Sequence[str],
+    logdir: str,
+    run: str | None,
+    as_json: bool,
+    scheduler: str | None,
+    reading: Reading,
+) -> None:
     """Put files into a logdir, so that the Memory tab shows them.
 
     FILE is a memory snapshot (pickle or JSON), a Kineto trace, a raw memory timeline, each also as .gz,
@@ -50,18 +60,37 @@ def command(sources: Sequence[str], logdir: str, run: str | None, as_json: bool,
     """
     imported: list[_Imported] = []
     failed: list[tuple[str, MemPluginError]] = []
-    for source in dict.fromkeys(sources):
-        try:
-            imported.append(_import(source, logdir, run, reading))
-        except MemPluginError as error:
-            failed.append((source, error))
-            click.echo(refusal(error), err=True)
+    wanted = list(dict.fromkeys(sources))
+    for source, outcome in _outcomes(wanted, logdir, run, reading, scheduler):
+        if isinstance(outcome, MemPluginError):
+            failed.append((source, outcome))
+            click.echo(refusal(outcome), err=True)
+        else:
+            imported.append(outcome)
     if as_json:
         click.echo(json.dumps(_document(imported, failed), indent=2))
     elif imported:
         _show(imported, logdir)
     if failed:
         raise SystemExit(1 if imported else 2)
+
+
+def _outcomes(
+    sources: Sequence[str], logdir: str, run: str | None, reading: Reading, scheduler: str | None
+) -> Iterator[tuple[str, _Imported | MemPluginError]]:
+    """What became of each file: here one after the other, on a cluster as they end."""
+    work = partial(_import, logdir=logdir, run=run, reading=reading)
+    if scheduler is not None:
+        there = logdir if files.is_remote(logdir) else os.path.abspath(logdir)  # noqa: PTH100  # as above
+        work = partial(_import, logdir=there, run=run, reading=reading)
+        for source, outcome in on_scheduler.read_on(scheduler, sources, work):
+            yield source, outcome if isinstance(outcome, MemPluginError) else replace(outcome, file=source)
+        return
+    for source in sources:
+        try:
+            yield source, work(source)
+        except MemPluginError as error:
+            yield source, error
 
 
 def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imported:
