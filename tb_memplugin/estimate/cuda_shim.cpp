@@ -1,71 +1,94 @@
-// Makes `device='cuda'` known to a PyTorch that was built without CUDA: enough for fake tensors, which have
-// shapes and devices but no memory. No kernel runs, no driver is called.
+// Makes `device='cuda'` known to a PyTorch that has no GPU, built with CUDA or without: enough for fake tensors,
+// which have shapes and devices but no memory. No kernel runs, no driver is called.
 //
-// A device guard that guards nothing, and hooks that answer "yes, there is one device" while `active`.
-// They replace PyTorch's stand-in hooks in place: the registry was read when the stand-in was made.
+// A device guard that guards nothing, and hooks that answer "yes, there is one device". Both stand in the places of
+// PyTorch's own while they are active: the registry of hooks was read when those were made, so they are replaced in
+// place. Functions without `override` are ones that not every PyTorch since 2.6 has, or not with this signature.
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <cstring>
 #include <new>
 
 namespace {
 
-bool active = false;
+using c10::Device;
+using c10::DeviceIndex;
+using c10::DeviceType;
+using c10::Stream;
 
 constexpr long kCuDNNVersion = 91000; // any that is new enough for every layer
 
-struct Guard final : public c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
-  c10::Device getDevice() const override {
-    return {c10::DeviceType::CUDA, 0};
+struct Guard final : public c10::impl::DeviceGuardImplInterface {
+  DeviceType type() const override {
+    return DeviceType::CUDA;
   }
-  c10::Device exchangeDevice(c10::Device) const override {
+  Device getDevice() const override {
+    return {DeviceType::CUDA, 0};
+  }
+  Device exchangeDevice(Device) const override {
     return getDevice();
   }
-  c10::Stream getStream(c10::Device device) const noexcept override {
-    return c10::Stream(c10::Stream::DEFAULT, device);
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
+  Stream getStream(Device device) const noexcept override {
+    return Stream(Stream::DEFAULT, device);
   }
-  c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
+  Stream getDefaultStream(Device device) const override {
+    return getStream(device);
+  }
+  Stream getNewStream(Device device, int) const override {
+    return getStream(device);
+  }
+  Stream exchangeStream(Stream stream) const noexcept override {
     return stream;
   }
-  c10::DeviceIndex deviceCount() const noexcept override {
+  DeviceIndex deviceCount() const noexcept override {
     return 1;
   }
+  bool queryStream(const Stream&) const override {
+    return true;
+  }
+  void synchronizeStream(const Stream&) const override {}
 };
 
 struct Hooks final : public at::CUDAHooksInterface {
   void init() const override {}
   bool hasCUDA() const override {
-    return active;
+    return true;
   }
   bool hasCuDNN() const override {
-    return active;
+    return true;
   }
   bool compiledWithCuDNN() const override {
-    return active;
+    return true;
   }
-  bool isBuilt() const override {
-    return active;
+  bool isBuilt() const {
+    return true;
   }
-  bool isAvailable() const override {
-    return active;
+  bool isAvailable() const {
+    return true;
   }
-  bool hasPrimaryContext(c10::DeviceIndex) const override {
-    return active;
+  bool hasPrimaryContext(DeviceIndex) const override {
+    return true;
   }
-  c10::DeviceIndex getCurrentDevice() const override {
+  DeviceIndex getCurrentDevice() const override {
     return 0;
   }
-  c10::DeviceIndex current_device() const override {
+  DeviceIndex current_device() const override {
     return 0;
   }
-  c10::DeviceIndex deviceCount() const override {
-    return active ? 1 : 0;
+  DeviceIndex deviceCount() const override {
+    return 1;
+  }
+  int getNumGPUs() const override {
+    return 1;
   }
   long versionCuDNN() const override {
     return kCuDNNVersion;
   }
-  long versionRuntimeCuDNN() const override {
+  long versionRuntimeCuDNN() const {
     return kCuDNNVersion;
   }
   bool supportsDepthwiseConvolutionWithCuDNN() const override {
@@ -82,16 +105,40 @@ struct Hooks final : public at::CUDAHooksInterface {
   }
 };
 
-} // namespace
+// Neither has data of its own: an object is its table of functions.
+static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
 
-extern "C" void tb_memplugin_install() {
-  static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
-  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) {
-    c10::impl::registerDeviceGuard(c10::DeviceType::CUDA, new Guard());
-  }
-  new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks();
+struct Replaced {
+  const c10::impl::DeviceGuardImplInterface* guard = nullptr;
+  alignas(at::CUDAHooksInterface) unsigned char hooks[sizeof(at::CUDAHooksInterface)] = {};
+  bool active = false;
+};
+
+Replaced replaced;
+
+void* hooks_place() {
+  return const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks());
 }
 
+auto& guard_place() {
+  return c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)];
+}
+
+} // namespace
+
 extern "C" void tb_memplugin_activate(int on) {
-  active = on != 0;
+  if ((on != 0) == replaced.active) {
+    return;
+  }
+  static Guard guard;
+  if (on != 0) {
+    replaced.guard = guard_place().exchange(&guard);
+    std::memcpy(replaced.hooks, hooks_place(), sizeof(replaced.hooks));
+    new (hooks_place()) Hooks();
+  } else {
+    // Where there was no guard ours stays: fake tensors that outlive an estimate still name the device.
+    guard_place().store(replaced.guard != nullptr ? replaced.guard : &guard);
+    std::memcpy(hooks_place(), replaced.hooks, sizeof(replaced.hooks));
+  }
+  replaced.active = on != 0;
 }

@@ -1,4 +1,4 @@
-"""`device='cuda'` for fake tensors on a PyTorch without CUDA: a small C++ library, compiled once and kept."""
+"""`device='cuda'` for fake tensors where no GPU is: a small C++ library, compiled once and kept."""
 
 from __future__ import annotations
 
@@ -23,19 +23,15 @@ CACHE_VARIABLE = "TB_MEMPLUGIN_CACHE"
 _COMPILERS = ("c++", "g++", "clang++")
 _FIX = (
     "Install a C++20 compiler (g++ 10 or clang 12 or newer), or name one in the environment variable CXX; or "
-    "use a PyTorch built with CUDA, which needs no GPU for an estimate; or estimate with device='cpu'."
+    "estimate where there is a GPU; or with device='cpu'."
 )
-
-
-def needs_shim() -> bool:
-    """Whether this PyTorch knows no CUDA: built without it."""
-    return torch.version.cuda is None and torch.version.hip is None
 
 
 def switch(on: bool) -> None:
     """Make a CUDA device known to PyTorch, or unknown again: as often off as on.
 
-    The first time the library is compiled.
+    The first time the library is compiled. A PyTorch built with CUDA needs it too: without a driver its
+    autograd asks in vain whose device a tensor is on.
 
     Raises:
         MemPluginError: there is no compiler, or it failed.
@@ -56,15 +52,13 @@ _users: list[None] = []
 def _library() -> ctypes.CDLL:
     path = _cached()
     try:
-        library = ctypes.CDLL(os.fspath(path))
+        return ctypes.CDLL(os.fspath(path))
     except OSError as error:
         raise MemPluginError(
             f"The library that makes 'cuda' known cannot be loaded: {error}.",
             where=os.fspath(path),
             fix="Delete that file: it is compiled anew then.",
         ) from error
-    library.tb_memplugin_install()
-    return library
 
 
 def _cached() -> Path:
@@ -101,7 +95,7 @@ def compiler() -> str:
     found = next((path for name in ([told] if told else _COMPILERS) if (path := shutil.which(name))), None)
     if found is None:
         raise MemPluginError(
-            "An estimate for a GPU needs a C++ compiler here, once, as this PyTorch was built without CUDA; "
+            "An estimate for a GPU needs a C++ compiler where there is no GPU, once; "
             + (f"{told!r} is none." if told else "there is none."),
             where=f"torch {torch.__version__}",
             fix=_FIX,

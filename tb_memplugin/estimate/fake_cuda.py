@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 
 from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.gpu_spec import GpuSpec
@@ -158,6 +159,7 @@ def stand_in(patches: Patches) -> None:
         patches.set(torch.cuda, name, answer)
     patches.set(torch.Tensor, "record_stream", _nothing)
     patches.set(torch.backends.cudnn, "is_available", lambda: True)
+    patches.set(fake_tensor, "init_gpu_context", _nothing)  # older ones do not ask avoid_device_init
 
 
 def _nothing(*_: Any, **__: Any) -> None:

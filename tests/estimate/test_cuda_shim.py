@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tb_memplugin import MemPluginError
 from tb_memplugin.estimate import cuda_shim
 
-needs_shim = pytest.mark.skipif(not cuda_shim.needs_shim(), reason="this PyTorch was built with CUDA")
+needs_shim = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: nothing to stand in for")
 
 ESTIMATE = """
 import torch
@@ -83,7 +83,7 @@ def test_it_is_off_when_everybody_switched_it_off() -> None:
     cuda_shim.switch(False)
     backward()
     cuda_shim.switch(False)
-    with pytest.raises(RuntimeError, match="accelerator"):
+    with pytest.raises(RuntimeError, match="accelerator|device"):
         backward()
 
 

@@ -16,14 +16,13 @@ class Devices(Correction):
     """
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Switch the shim on where PyTorch was built without CUDA; stand in for `torch.cuda`."""
+        """Where there is no GPU, switch the shim on and stand in for `torch.cuda`."""
         if self.target.device_type != "cuda":
             return
         fake_cuda.describe(patches, self.target.gpu)
         fake_cuda.count(patches, mode, self.target.gpu)
         if self.target.has_device:
             return
-        if cuda_shim.needs_shim():
-            cuda_shim.switch(True)
-            patches.on_undo(lambda: cuda_shim.switch(False))
+        cuda_shim.switch(True)
+        patches.on_undo(lambda: cuda_shim.switch(False))
         fake_cuda.stand_in(patches)
