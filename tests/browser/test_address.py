@@ -84,6 +84,32 @@ def test_an_address_that_was_typed_is_followed_and_back_returns(open_tab, server
     assert tab.picked()["run"] == "baseline"
 
 
+def test_back_returns_from_view_to_view_and_pick_to_pick_but_not_through_every_zoom(open_tab, server):
+    tab = open_tab(server.url).open("overview", run="baseline", worker="rank0", step=2)
+    tab.settle()
+    entries = tab.page.evaluate("history.length")
+    tab("tab-timeline").click()
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    drag(tab, 0.2, 0.6)
+    expect(tab("reset-zoom")).to_be_visible()
+    zoomed = span(tab)
+    tab.pick("run", "checkpointed")
+    tab("tab-modules").click()
+    tab("view-modules").wait_for()
+    assert tab.page.evaluate("history.length") == entries + 3
+    tab.page.go_back()
+    tab("view-timeline").wait_for()
+    assert tab.picked()["run"] == "checkpointed"
+    tab.page.go_back()
+    tab.wait_until(lambda: tab.picked()["run"] == "baseline", "the run before")
+    tab.wait_until(lambda: span(tab) == zoomed, "the zoom as it was left")
+    tab.page.go_back()
+    tab("view-overview").wait_for()
+    expect(tab("headline")).to_contain_text("Step 2 peaked")
+    tab.page.go_forward()
+    tab("view-timeline").wait_for()
+
+
 def test_another_tab_of_tensorboard_keeps_what_was_shown(open_tab, server):
     tab = open_tab(server.url).open("modules", run="checkpointed", step=5)
     tab.page.get_by_role("tab", name="Time Series").click()

@@ -22,8 +22,8 @@ from tests.tensorboard.process import tensorboard
 from tests.traces import trace
 
 SIDE = "rank0/plugins/tb_memplugin/window-000000.mem"
-TOP, BOTTOM, LEFT, RIGHT = 6, 426, 78, 12
-"""Edges of the plot within its canvas, in pixels."""
+TOP, BELOW, LEFT, RIGHT = 6, 34, 78, 12
+"""From the canvas' edges to the plot's, in pixels."""
 
 MANY = 100_000
 
@@ -68,7 +68,7 @@ def point(tab, share, height):
     box = tab("bands-canvas").bounding_box()
     assert box is not None
     width = box["width"] - LEFT - RIGHT
-    return box["x"] + LEFT + share * width, box["y"] + TOP + height * (BOTTOM - TOP)
+    return box["x"] + LEFT + share * width, box["y"] + TOP + height * (box["height"] - BELOW - TOP)
 
 
 def listed(tab):

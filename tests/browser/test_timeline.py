@@ -22,7 +22,7 @@ def moment_shown(tab):
         "rows => rows.map((row) => [row.dataset.key, row.querySelector('td').title])"
     )
     total = bytes_in(panel.locator(".big").get_attribute("title") or "")
-    rest = tab("moment-rest").locator("td.number").evaluate_all("cells => cells.map((cell) => cell.title)")
+    rest = tab("moment-rest").locator("td[title]").evaluate_all("cells => cells.map((cell) => cell.title)")
     parts = {key: bytes_in(title) for key, title in [*rows, *(("rest", title) for title in rest)]}
     return int(found.group(1).replace(",", "")), total, parts
 

@@ -27,7 +27,7 @@ export function drawByteAxis(
     context.lineWidth = 1;
     line(context, left, at, right, at);
     context.fillStyle = palette.muted;
-    const number = value === 0 ? "0" : digits > 2 ? inUnit(value, unit) : (value / unit.size).toFixed(digits);
+    const number = value === 0 ? "0" : digits > 2 ? inUnit(value, unit) : decimals(value / unit.size, digits);
     context.fillText(`${number} ${unit.name}`, left - 8, at);
   }
   context.textAlign = "left";

@@ -21,12 +21,20 @@ export function ownersOf(answer: BandsAnswer, height: number, top: number): Owne
   const count = bands.row.length;
   const owners: Owners = { width, height, top, of: new Int32Array(width * height).fill(NOTHING) };
   let alive: number[] = [];
+  let firstEnd = Infinity; // the last column of the alive band that ends first
   let next = 0;
   for (let column = 0; column < width; column++) {
-    if (alive.some((band) => bands.last[band]! < column)) alive = alive.filter((band) => bands.last[band]! >= column);
+    if (firstEnd < column) {
+      alive = alive.filter((band) => bands.last[band]! >= column);
+      firstEnd = alive.reduce((end, band) => Math.min(end, bands.last[band]!), Infinity);
+    }
     // In order of birth, so the columns in which bands begin never decrease.
     while (next < count && bands.first[next]! <= column) {
-      if (bands.last[next]! >= column) alive.push(next);
+      const end = bands.last[next]!;
+      if (end >= column) {
+        alive.push(next);
+        firstEnd = Math.min(firstEnd, end);
+      }
       next += 1;
     }
     let bytes = 0;
@@ -56,10 +64,10 @@ export function ownerAt({ width, height, of }: Owners, across: number, down: num
 }
 
 /** Whether a pixel lies at the upper or left edge of a band that is thick enough to have edges. */
-export function isEdge({ width, of }: Owners, at: number): boolean {
+export function isEdge({ width, of }: Owners, at: number, column: number): boolean {
   const owner = of[at];
   if (at >= width && of[at - width] !== owner && of[at + 2 * width] === owner) return true;
-  return at % width > 0 && of[at - 1] !== owner && of[at + 2] === owner && of[at + 2 - width] === owner;
+  return column > 0 && of[at - 1] !== owner && of[at + 2] === owner && of[at + 2 - width] === owner;
 }
 
 /** How many of the largest bands at a column it takes to make up half of it; null where they do not. */

@@ -31,13 +31,16 @@ export function paintOwners(owners: Owners, answer: BandsAnswer, colours: BandCo
   const hatched = answer.bands.key.map((key) => (colours.keys[key] ?? null) === null);
   const ground = packed(colours.ground);
   const rest = packed(colours.rest);
-  for (let at = 0; at < pixels.length; at++) {
-    const owner = owners.of[at]!;
-    if (owner === NOTHING) continue;
-    if (owner === count) pixels[at] = rest;
-    else if (isEdge(owners, at)) pixels[at] = edges[owner]!;
-    else if (hatched[owner] && ((at % owners.width) + Math.floor(at / owners.width)) % 7 > 2) pixels[at] = ground;
-    else pixels[at] = fills[owner]!;
+  let at = 0;
+  for (let row = 0; row < owners.height; row++) {
+    for (let column = 0; column < owners.width; column++, at++) {
+      const owner = owners.of[at]!;
+      if (owner === NOTHING) continue;
+      if (owner === count) pixels[at] = rest;
+      else if (isEdge(owners, at, column)) pixels[at] = edges[owner]!;
+      else if (hatched[owner] && (column + row) % 7 > 2) pixels[at] = ground;
+      else pixels[at] = fills[owner]!;
+    }
   }
   return image;
 }
@@ -75,8 +78,16 @@ function packed([r, g, b]: Rgb, opacity = 255): number {
   return ((opacity << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r)) >>> 0;
 }
 
-/** The red, green and blue of a CSS colour, as the browser reads it. */
+const known = new Map<string, Rgb>();
+
+/** The red, green and blue of a CSS colour, as the browser reads it: once, for reading pixels back is slow. */
 export function rgbOf(css: string): Rgb {
+  const found = known.get(css) ?? read(css);
+  known.set(css, found);
+  return found;
+}
+
+function read(css: string): Rgb {
   const pen = document.createElement("canvas").getContext("2d");
   if (!pen) return [136, 136, 136];
   pen.fillStyle = css;

@@ -38,6 +38,18 @@ export function ceiling(curves: readonly CurveAnswer[]): number {
   return top * 1.12;
 }
 
+/** How often the highest allocated a reserve may be, to be drawn. */
+export const MOST_RESERVE = 3;
+
+/** Whether a reserve leaves room to see what is allocated: it is at most three times the highest. */
+export function reserveFits(curves: readonly CurveAnswer[]): boolean {
+  return highestReserve(curves) <= MOST_RESERVE * ceiling(curves.map((curve) => ({ ...curve, reserved: null })));
+}
+
+export function highestReserve(curves: readonly CurveAnswer[]): number {
+  return curves.reduce((top, { reserved }) => Math.max(top, ...(reserved ?? [0])), 0);
+}
+
 /** A window of [t0, t1] zoomed by `factor` around `t`, kept inside `whole` and never under `least` wide. */
 export function zoomed(
   window: readonly [number, number],
@@ -49,6 +61,16 @@ export function zoomed(
   const width = Math.min(whole[1] - whole[0], Math.max(least, (window[1] - window[0]) * factor));
   const share = (t - window[0]) / Math.max(1, window[1] - window[0]);
   return kept([t - width * share, t + width * (1 - share)], whole);
+}
+
+/** A window of [t0, t1] moved by a share of its width, kept inside `whole`. */
+export function panned(
+  window: readonly [number, number],
+  share: number,
+  whole: readonly [number, number],
+): [number, number] {
+  const far = share * (window[1] - window[0]);
+  return kept([window[0] + far, window[1] + far], whole);
 }
 
 /** The same width, moved inside `whole`, in whole nanoseconds. */

@@ -1,7 +1,7 @@
 /**
  * The route in two places: our own hash (it survives a reload of the frame) and, as p.tb_memplugin.*, TensorBoard's
  * (it can be shared). TensorBoard's hash is `#tab&key=value…`; we touch no key but ours and never change the tab.
- * replaceState fires no hashchange, so TensorBoard's own routing does not run.
+ * pushState and replaceState fire no hashchange, so TensorBoard's own routing does not run; Back does.
  */
 import { formatRoute, parseRoute, type Route, routeFrom } from "../state/route";
 
@@ -53,19 +53,25 @@ export function routeFromHost(answer: unknown): Route | null {
   return routeFrom(answer as Record<string, string>);
 }
 
-/** Writes both places. The frame's document has a <base>, so the address must be spelt out in full. */
-export function writeAddress(route: Route): void {
-  const here = window.location;
-  tryReplace(window, `${here.pathname}${here.search}#${formatRoute(route)}`);
+/**
+ * Writes both places; `lasting` makes a step that Back returns from, in the window that people see alone.
+ * The frame's document has a <base>, so the address must be spelt out in full.
+ */
+export function writeAddress(route: Route, lasting = false): void {
   const parent = shared();
+  const here = window.location;
+  tryWrite(window, `${here.pathname}${here.search}#${formatRoute(route)}`, lasting && !parent);
   if (!parent || window.innerWidth === 0 || window.innerHeight === 0) return;
   const hash = withOurKeys(parent.location.hash, route);
-  if (hash !== null) tryReplace(parent, `${parent.location.pathname}${parent.location.search}${hash}`);
+  if (hash !== null) tryWrite(parent, `${parent.location.pathname}${parent.location.search}${hash}`, lasting);
 }
 
-function tryReplace(target: Window, address: string): void {
+function tryWrite(target: Window, address: string, lasting: boolean): void {
+  const { history, location } = target;
   try {
-    target.history.replaceState(target.history.state, "", address);
+    if (lasting && address !== `${location.pathname}${location.search}${location.hash}`)
+      history.pushState(history.state, "", address);
+    else history.replaceState(history.state, "", address);
   } catch {
     // A sandboxed or very chatty page: the picks still work, only the address stays behind.
   }

@@ -35,9 +35,13 @@ export const picked = computed(() => {
 
 /** Changes the route. What was picked for want of a word is spelt out, so that the address means the same tomorrow. */
 export function navigate(patch: RoutePatch): void {
-  route.value = patched(spelledOut(route.value), patch);
-  writeSoon();
+  const left = spelledOut(route.value);
+  route.value = patched(left, patch);
+  writeSoon(PLACES.some((key) => left[key] !== route.value[key]) ? left : undefined);
 }
+
+/** Another view or pick is a place of its own in the browser's history; a zoom or a search is not. */
+const PLACES = ["view", "run", "worker", "device", "step", "span", "base_run", "base_worker", "base_step"] as const;
 
 function spelledOut(now: Route): Route {
   const s = selection.value;
@@ -54,9 +58,20 @@ export function pick(patch: { run: string } | { worker: string }): void {
 let writing: ReturnType<typeof setTimeout> | undefined;
 
 /** Dragging changes the route many times a second; browsers refuse that many address changes. */
-function writeSoon(): void {
+function writeSoon(left?: Route): void {
+  if (left) {
+    if (writing !== undefined) writeAddress(left); // Back returns to the place as it was left
+    forgetWriting();
+    writeAddress(route.value, true);
+    return;
+  }
   clearTimeout(writing);
-  writing = setTimeout(() => writeAddress(route.value), 120);
+  writing = setTimeout(() => ((writing = undefined), writeAddress(route.value)), 120);
+}
+
+function forgetWriting(): void {
+  clearTimeout(writing);
+  writing = undefined;
 }
 
 let lastText = "";
@@ -80,6 +95,7 @@ export async function loadRuns(): Promise<void> {
 export function start(): void {
   route.value = readAddress();
   onAddressEdited((edited) => {
+    forgetWriting(); // what was about to be written is of the place that was left
     route.value = edited;
   });
   onShown(() => route.value.run !== undefined && writeSoon());

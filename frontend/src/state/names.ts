@@ -26,11 +26,15 @@ export function titleText(name: string): string {
   return shortened(visible(name), 2000);
 }
 
+const LONGEST_TAIL = 48;
+const SHORTEST_HEAD = 5;
+
 /** Where a cell may cut: the head gives way, the tail (the part that tells names apart) stays. */
 export function headAndTail(text: string): [string, string] {
   if (text.length <= 14) return [text, ""];
-  const dot = text.lastIndexOf(".", text.length - 2);
-  const cut = dot >= text.length - 20 && dot > 0 ? dot : text.length - 10;
+  const dot = text.indexOf(".", Math.max(SHORTEST_HEAD, text.length - LONGEST_TAIL));
+  const ends = dot > 0 && dot < text.length - 1;
+  const cut = ends ? dot : text.length - Math.min(24, Math.floor(text.length / 2));
   return [text.slice(0, cut), text.slice(cut)];
 }
 

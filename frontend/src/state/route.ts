@@ -18,6 +18,7 @@ export const KEYS = [
   "worker",
   "device",
   "step",
+  "span", // timeline: step | window
   "base_run",
   "base_worker",
   "base_step",
@@ -31,10 +32,12 @@ export const KEYS = [
   "shape", // modules: tree | flat
   "fold", // modules: on | off
   "at", // modules: peak | highest
+  "flipped", // modules: rows that were opened or closed
   "sort", // modules: column, with a leading "-" for ascending
   "what", // compare: module | category | operator | phase
   "changed", // compare: only what changed
   "curves", // compare: beside | over
+  "reserve", // timeline: on | off, whether the picture is high enough for it
   "event", // allocator: the moment, as an event's index
   "over", // allocator: time | event
   "e0",
@@ -95,7 +98,7 @@ export function formatRoute(route: Route, prefix = ""): string {
 }
 
 /** What belongs to the picked step alone and means nothing on another one. */
-const OF_THE_STEP: readonly Key[] = ["t0", "t1", "t", "event", "e0", "e1", "block", "node"];
+const OF_THE_STEP: readonly Key[] = ["t0", "t1", "t", "event", "e0", "e1", "block", "node", "span"];
 /** Another tree has other nodes. */
 const MAKES_THE_TREE: readonly Key[] = ["t", "event", "of", "frames"];
 const PICKS: readonly Key[] = ["run", "worker", "device", "step"];

@@ -4,6 +4,8 @@ import type { Route } from "./route";
 
 export interface StepChoice {
   step: number;
+  /** Which of the worker's windows it was recorded in. */
+  window: number;
   stats: StepStats;
 }
 
@@ -25,7 +27,14 @@ export interface Selection extends Pick {
   steps: StepChoice[];
   /** What the URL asked for and is not there, in words. */
   missing: string[];
+  /** Whether the run that the URL asked for is there, but holds no memory of any device. */
+  holdsNothing: boolean;
+  /** What was recorded in one go with the picked step. */
+  window: RecordedWindow;
 }
+
+/** rank2 before rank10. */
+export const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
 /** The picked run, worker, device and step, each replaced by a sensible one where the URL names none or an absent one. */
 export function resolveSelection(answer: RunsAnswer, route: Route): Selection | null {
@@ -49,12 +58,33 @@ export function resolveSelection(answer: RunsAnswer, route: Route): Selection | 
     step: choice.step,
     stats: choice.stats,
     monitored,
-    runs: withSteps.map((r) => r.run),
-    workers: workers.map((w) => w.worker),
-    devices,
+    runs: withSteps.map((r) => r.run).sort(inOrder),
+    workers: workers.map((w) => w.worker).sort(inOrder),
+    devices: [...devices].sort(inOrder),
     steps,
     missing: missing(route, { run: run.run, worker: worker.worker, device, step: choice.step }),
+    holdsNothing: route.run !== run.run && answer.runs.some((r) => r.run === route.run && r.workers.length > 0),
+    window: windowOf(worker, choice.window),
   };
+}
+
+export interface RecordedWindow {
+  /** From its first step's start to its last one's end. */
+  from: number;
+  to: number;
+  steps: { step: number; start: number; end: number }[];
+}
+
+function windowOf(worker: WorkerEntry, window: number): RecordedWindow {
+  const steps = worker.steps
+    .filter((s) => s.window === window)
+    .flatMap((s) => {
+      const stats = Object.values(s.devices)[0];
+      return stats ? [{ step: s.step, start: stats.step_start_ns, end: stats.step_end_ns }] : [];
+    })
+    .sort((a, b) => a.start - b.start);
+  const from = steps.reduce((low, s) => Math.min(low, s.start), steps[0]?.start ?? 0);
+  return { from, to: steps.reduce((high, s) => Math.max(high, s.end), from), steps };
 }
 
 /** What to compare with: the URL's choice, else the step before, else the nearest thing there is in any run. */
@@ -65,9 +95,17 @@ export function resolveBase(answer: RunsAnswer, route: Route, picked: Selection)
   if (!run || !worker) return null;
   const chosen = within(run, worker, route, picked);
   if (chosen || route.base_run !== undefined) return chosen;
-  const others = answer.runs.flatMap((r) => r.workers.map((w) => ({ r, w })));
+  const others = [...answer.runs]
+    .sort((a, b) => apart(a.run, picked.run) - apart(b.run, picked.run))
+    .flatMap((r) => r.workers.filter(hasSteps).map((w) => ({ r, w })));
   const other = others.find(({ r, w }) => w.steps.length > 0 && !(r === run && w === worker));
   return other ? within(other.r, other.w, route, picked) : null;
+}
+
+/** 0 for a run of the same folder, 1 for another's. */
+function apart(run: string, other: string): number {
+  const folder = (name: string): string => name.slice(0, name.lastIndexOf("/") + 1);
+  return run === other || folder(run) === folder(other) ? 0 : 1;
 }
 
 function within(run: RunEntry, worker: WorkerEntry, route: Route, picked: Selection): Pick | null {
@@ -85,7 +123,7 @@ export function stepsOf(worker: WorkerEntry, device: string): StepChoice[] {
   return worker.steps
     .flatMap((s) => {
       const stats = Object.hasOwn(s.devices, device) ? s.devices[device] : undefined;
-      return stats ? [{ step: s.step, stats }] : [];
+      return stats ? [{ step: s.step, window: s.window, stats }] : [];
     })
     .sort((a, b) => a.step - b.step);
 }
@@ -108,7 +146,7 @@ function busiest(worker: WorkerEntry, devices: string[]): string | undefined {
 }
 
 function hasSteps(worker: WorkerEntry): boolean {
-  return worker.steps.length > 0 || Object.keys(worker.monitored ?? {}).length > 0;
+  return devicesOf(worker).length > 0 || Object.keys(worker.monitored ?? {}).length > 0;
 }
 
 function monitoredOn(worker: WorkerEntry, device: string): MonitoredWhole | null {
@@ -126,11 +164,11 @@ function watched(
   whole: MonitoredWhole | null,
   route: Route,
   recorded: StepChoice[],
-): { step: number; stats: null } | undefined {
+): { step: number; window: -1; stats: null } | undefined {
   if (!whole) return undefined;
   const asked = /^\d{1,15}$/.test(route.step ?? "") ? Number(route.step) : NaN;
-  if (asked >= whole.first && asked <= whole.last) return { step: asked, stats: null };
-  return recorded.length === 0 ? { step: whole.highest_step, stats: null } : undefined;
+  if (asked >= whole.first && asked <= whole.last) return { step: asked, window: -1, stats: null };
+  return recorded.length === 0 ? { step: whole.highest_step, window: -1, stats: null } : undefined;
 }
 
 function before(steps: StepChoice[], step: number): StepChoice | undefined {

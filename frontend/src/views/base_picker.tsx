@@ -1,7 +1,7 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { base, isAlone, navigate, runs, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
-import { stepsOf, type Pick } from "../state/selection";
+import { inOrder, stepsOf, type Pick } from "../state/selection";
 import { Picker } from "./pickers";
 import { RouteLink } from "./route_link";
 
@@ -9,14 +9,18 @@ import { RouteLink } from "./route_link";
 export function BasePicker() {
   const [open, setOpen] = useState(false);
   const box = useRef<HTMLDivElement>(null);
+  const button = useRef<HTMLButtonElement>(null);
+  const close = (): void => (setOpen(false), button.current?.focus());
   useEffect(() => {
     if (!open) return;
     const outside = (event: Event): void => void (!box.current?.contains(event.target as Node) && setOpen(false));
-    const escape = (event: KeyboardEvent): void => void (event.key === "Escape" && setOpen(false));
+    const escape = (event: KeyboardEvent): void => void (event.key === "Escape" && close());
     document.addEventListener("pointerdown", outside);
+    document.addEventListener("focusin", outside);
     document.addEventListener("keydown", escape);
     return () => {
       document.removeEventListener("pointerdown", outside);
+      document.removeEventListener("focusin", outside);
       document.removeEventListener("keydown", escape);
     };
   }, [open]);
@@ -26,6 +30,7 @@ export function BasePicker() {
       <span>Compare with</span>
       <button
         type="button"
+        ref={button}
         class="dashed"
         data-testid="picker-base"
         aria-expanded={open}
@@ -34,7 +39,7 @@ export function BasePicker() {
       >
         {b ? baseLabel(b) : "nothing to compare with"}
       </button>
-      {open && b && <BasePanel b={b} onDone={() => setOpen(false)} />}
+      {open && b && <BasePanel b={b} onDone={close} />}
     </div>
   );
 }
@@ -48,6 +53,13 @@ function baseLabel(b: Pick): string {
 }
 
 function BasePanel({ b, onDone }: { b: Pick; onDone: () => void }) {
+  const panel = useRef<HTMLDivElement>(null);
+  const [shift, setShift] = useState(0);
+  useLayoutEffect(() => {
+    const { left, right } = panel.current!.getBoundingClientRect();
+    setShift(Math.max(8 - left, Math.min(0, document.documentElement.clientWidth - 8 - right)));
+    panel.current!.querySelector("select")?.focus();
+  }, []);
   const all = runs.value?.runs.filter((r) => r.workers.some((w) => w.steps.length > 0)) ?? [];
   const run = all.find((r) => r.run === b.run);
   const workers = run?.workers.filter((w) => w.steps.length > 0) ?? [];
@@ -62,19 +74,26 @@ function BasePanel({ b, onDone }: { b: Pick; onDone: () => void }) {
     });
   };
   return (
-    <div class="panel" role="dialog" aria-label="Compare with" data-testid="picker-base-panel">
+    <div
+      ref={panel}
+      class="panel"
+      style={{ translate: `${shift}px` }}
+      role="dialog"
+      aria-label="Compare with"
+      data-testid="picker-base-panel"
+    >
       <Picker
         label="Run"
         testid="picker-base-run"
         value={b.run}
-        options={all.map((r) => r.run)}
+        options={all.map((r) => r.run).sort(inOrder)}
         onPick={(v) => pick({ run: v })}
       />
       <Picker
         label="Worker"
         testid="picker-base-worker"
         value={b.worker}
-        options={workers.map((w) => w.worker)}
+        options={workers.map((w) => w.worker).sort(inOrder)}
         onPick={(v) => pick({ worker: v })}
       />
       <Picker

@@ -24,7 +24,11 @@ export function Name({ text, module = false, chip = false, prose = false, title 
   return (
     <span class={prose ? "name prose" : "name"} title={titleText(title ?? label)} dir="ltr">
       <span class="head">{head}</span>
-      {tail && <span class="tail">{tail}</span>}
+      {tail && (
+        <span class="tail">
+          <bdi dir="ltr">{tail}</bdi>
+        </span>
+      )}
     </span>
   );
 }

@@ -1,6 +1,7 @@
 import { withUnit } from "../state/bytes";
 import { navigate, pick, route, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
+import { grouped } from "../state/numbers";
 import type { Selection } from "../state/selection";
 import { BasePicker } from "./base_picker";
 
@@ -68,12 +69,14 @@ export function Picker({ label, testid, value, options, onPick, name = (v) => v 
   );
 }
 
+const WINDOW = "window";
+/** The one view that shows all steps of a recorded window as one. */
+const THE_WINDOW = { view: "timeline", span: WINDOW, t0: undefined, t1: undefined, t: undefined } as const;
+
 function StepPicker({ s }: { s: Selection }) {
   const recorded = s.steps.map((choice) => choice.step);
   const at = recorded.indexOf(s.step);
   const [before, after] = s.stats ? [recorded[at - 1], recorded[at + 1]] : neighbours(s);
-  const offered = s.stats ? recorded : [...recorded, s.step].sort((a, b) => a - b);
-  const go = (to: number | undefined): void => void (to !== undefined && navigate({ step: String(to) }));
   return (
     <div class="picker">
       <label for="step-select">Step</label>
@@ -87,18 +90,7 @@ function StepPicker({ s }: { s: Selection }) {
         >
           ‹
         </button>
-        <select
-          id="step-select"
-          data-testid="picker-step"
-          value={String(s.step)}
-          onChange={(e) => navigate({ step: e.currentTarget.value })}
-        >
-          {offered.map((step) => (
-            <option key={step} value={String(step)}>
-              {step}
-            </option>
-          ))}
-        </select>
+        {s.stats ? <Recorded s={s} /> : <Watched s={s} />}
         <button
           type="button"
           aria-label="Next step"
@@ -113,6 +105,65 @@ function StepPicker({ s }: { s: Selection }) {
   );
 }
 
+function go(to: number | undefined): void {
+  if (to !== undefined) navigate({ step: String(to), span: undefined });
+}
+
+/** The recorded steps, and where several were recorded in one window, all of them as one. */
+function Recorded({ s }: { s: Selection }) {
+  const together = s.window.steps.map((one) => one.step);
+  const whole = together.length > 1 && route.value.span === "window" && route.value.view === "timeline";
+  return (
+    <select
+      id="step-select"
+      data-testid="picker-step"
+      value={whole ? WINDOW : String(s.step)}
+      onChange={(e) => (e.currentTarget.value === WINDOW ? navigate(THE_WINDOW) : go(Number(e.currentTarget.value)))}
+    >
+      {together.length > 1 && (
+        <option value={WINDOW}>
+          {together[0]} to {together.at(-1)}, the whole window
+        </option>
+      )}
+      {s.steps.map(({ step }) => (
+        <option key={step} value={String(step)}>
+          {step}
+        </option>
+      ))}
+    </select>
+  );
+}
+
+/** Of a hundred thousand steps nobody picks from a list: the number is typed. */
+function Watched({ s: { step, monitored, steps } }: { s: Selection }) {
+  const { first = step, last = step } = monitored ?? {};
+  return (
+    <>
+      <input
+        id="step-select"
+        type="number"
+        data-testid="picker-step"
+        min={first}
+        max={last}
+        list="recorded-steps"
+        title={`${grouped(first)} to ${grouped(last)}`}
+        value={step}
+        onChange={(event) => {
+          const typed = Number(event.currentTarget.value);
+          const known = Number.isInteger(typed) && typed >= first && typed <= last;
+          if (known) go(typed);
+          else event.currentTarget.value = String(step);
+        }}
+      />
+      <datalist id="recorded-steps">
+        {steps.map((one) => (
+          <option key={one.step} value={one.step} />
+        ))}
+      </datalist>
+    </>
+  );
+}
+
 /** Of a step that a monitor alone saw: the numbers below and above. */
 function neighbours({ step, monitored }: Selection): [number | undefined, number | undefined] {
   if (!monitored) return [undefined, undefined];
@@ -124,9 +175,13 @@ export function MissingPicks() {
   const s = selection.value;
   if (!s || s.missing.length === 0) return null;
   const asked = s.missing.map((m) => shortened(visible(m), 80)).join(", ");
+  const why = s.holdsNothing
+    ? ", which recorded no memory of any device"
+    : `, which ${s.missing.length === 1 ? "is" : "are"} not here`;
   return (
     <p class="missing" role="status" data-testid="missing">
-      The address asks for {asked}, which {s.missing.length === 1 ? "is" : "are"} not here; showing the nearest.{" "}
+      The address asks for {asked}
+      {why}; showing the nearest.{" "}
       <button
         type="button"
         class="quiet"

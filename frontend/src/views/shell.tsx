@@ -1,3 +1,6 @@
+import { useEffect } from "preact/hooks";
+import type { Failure } from "../api/request";
+import type { RunsAnswer } from "../api/types";
 import { loadRuns, route, runs, runsFailure, selection } from "../state/app";
 import { VIEWS, type View } from "../state/route";
 import { Advice } from "./advice/advice";
@@ -41,11 +44,22 @@ export function Shell() {
     return (
       <main class="content">
         <Problems problems={answer.problems} />
-        <EmptyState logdir={answer.logdir} onRetry={again} />
+        <EmptyState logdir={answer.logdir} empty={answer.runs.length} onRetry={again} />
       </main>
     );
   }
+  return <Views answer={answer} failure={failure} again={again} />;
+}
+
+interface Props {
+  answer: RunsAnswer;
+  failure: Failure | undefined;
+  again: () => void;
+}
+
+function Views({ answer, failure, again }: Props) {
   const view = route.value.view;
+  useEffect(() => window.scrollTo(0, 0), [view]); // another view begins at its beginning
   return (
     <>
       <header class="top">
@@ -63,7 +77,7 @@ export function Shell() {
           </Notice>
         )}
         <MissingPicks />
-        {selection.value.stats ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
+        {selection.value!.stats ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
       </main>
     </>
   );

@@ -1,5 +1,6 @@
 import type { Failure } from "../api/request";
 import { titleText } from "../state/names";
+import { grouped } from "../state/numbers";
 
 /** The five lines; the folder is one below the log directory that was looked in. */
 function recording(logdir: string): string {
@@ -31,7 +32,7 @@ export function Loading({ what }: { what: string }) {
 export function FailureState({ failure, onRetry }: { failure: Failure; onRetry: () => void }) {
   return (
     <section class="state" role="alert" data-testid="error-state">
-      <h2>{titleText(failure.what)}</h2>
+      <h1>{titleText(failure.what)}</h1>
       <dl>
         <dt>Where</dt>
         <dd class="mono breaking">{titleText(failure.where)}</dd>
@@ -45,12 +46,13 @@ export function FailureState({ failure, onRetry }: { failure: Failure; onRetry: 
   );
 }
 
-/** No run yet: how to record one, and how to find out why none shows. */
-export function EmptyState({ logdir, onRetry }: { logdir: string; onRetry: () => void }) {
+/** No run yet, or none that holds memory: how to record one, and how to find out why none shows. */
+export function EmptyState({ logdir, empty, onRetry }: { logdir: string; empty: number; onRetry: () => void }) {
   return (
     <section class="state" data-testid="empty-state">
-      <h2>No memory has been recorded here yet.</h2>
+      <h1>No memory has been recorded here yet.</h1>
       <p>
+        {empty > 0 && `${empty === 1 ? "One run is" : `${grouped(empty)} runs are`} here, with no memory of any device. `}
         Looked in <span class="mono breaking">{titleText(logdir) || "TensorBoard's log directory"}</span>. To record a
         step, give the profiler this handler and a folder in that directory:
       </p>

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import type { CurveAnswer, LanesAnswer } from "../../src/api/types";
 import { laneRows, lanesHeight, spanAt } from "../../src/draw/lanes";
-import { ceiling, columnAt, columnParts, columnStart, kept, layerTops, zoomed } from "../../src/draw/stack";
+import { ceiling, columnAt, columnParts, columnStart, kept, layerTops, panned, reserveFits, zoomed } from "../../src/draw/stack";
 
 const curve: CurveAnswer = {
   t0: 100,
@@ -18,6 +18,17 @@ const curve: CurveAnswer = {
   peak: { time_ns: 121, bytes: 9, column: 2, event: 7 },
   exact: true,
 };
+
+it("a window moves by a share of its width and stays inside the whole", () => {
+  expect(panned([100, 200], 0.1, [0, 1000])).toEqual([110, 210]);
+  expect(panned([100, 200], -2, [0, 1000])).toEqual([0, 100]);
+});
+
+it("a reserve fits that is not three times as high as the rest", () => {
+  expect(reserveFits([curve])).toBe(true);
+  expect(reserveFits([{ ...curve, reserved: [40, 40, 40, 40] }])).toBe(false);
+  expect(reserveFits([{ ...curve, reserved: null }])).toBe(true);
+});
 
 it("layers stand on each other and end at the column's total", () =>
   expect(layerTops(curve.stacks, 4)).toEqual([

@@ -15,9 +15,11 @@ it("a long name keeps both ends", () => {
 });
 
 it("a cell cuts before the part that tells names apart", () => {
-  expect(headAndTail("encoder.layers.11.attention")).toEqual(["encoder.layers.11", ".attention"]);
+  expect(headAndTail("encoder.layers.11.attention")).toEqual(["encoder", ".layers.11.attention"]);
+  expect(headAndTail("1.weight (gradient)")).toEqual(["1.weight (", "gradient)"]);
   expect(headAndTail("short")).toEqual(["short", ""]);
-  expect(headAndTail("x".repeat(30))).toEqual(["x".repeat(20), "x".repeat(10)]);
+  expect(headAndTail(`${"x".repeat(60)}.layers.3`)).toEqual(["x".repeat(60), ".layers.3"]);
+  expect(headAndTail("x".repeat(30))).toEqual(["x".repeat(15), "x".repeat(15)]);
 });
 
 it("module keys that are no modules are words", () => {

@@ -68,6 +68,37 @@ describe("what is picked", () => {
   });
 });
 
+describe("what is offered", () => {
+  it("counts rank2 before rank10", () => {
+    const workers = ["rank10", "rank2", "rank1"].map((name) => worker(name, { 1: 1 }));
+    const found = resolveSelection({ ...answer, runs: [{ run: "r", workers }] }, { view: "overview" });
+    expect(found?.workers).toEqual(["rank1", "rank2", "rank10"]);
+  });
+  it("leaves out a run that recorded no device, and says so where it is asked for", () => {
+    const hollow = { run: "hollow", workers: [{ worker: "w", devices: [], steps: [{ step: 0, window: 0, devices: {} }] }] };
+    const runs = [hollow, ...answer.runs];
+    const found = resolveSelection({ ...answer, runs }, { view: "overview", run: "hollow" });
+    expect(found).toMatchObject({ run: "a", runs: ["a", "b"], missing: ["run hollow"], holdsNothing: true });
+    expect(resolveSelection({ ...answer, runs: [hollow] }, { view: "overview" })).toBeNull();
+  });
+  it("is the window of the picked step, from its first step's start to its last one's end", () => {
+    const spans = [
+      { step: 1, window: 0, start: 0 },
+      { step: 2, window: 0, start: 10 },
+      { step: 7, window: 1, start: 3 },
+    ];
+    const steps = spans.map(({ step, window, start }) => ({
+      step,
+      window,
+      devices: { cpu: { ...stats(1), step_start_ns: start, step_end_ns: start + 9 } },
+    }));
+    const runs = [{ run: "r", workers: [{ worker: "w", devices: ["cpu"], steps }] }];
+    const of = (step: string) => resolveSelection({ ...answer, runs }, { view: "timeline", step })?.window;
+    expect(of("2")).toMatchObject({ from: 0, to: 19, steps: [{ step: 1 }, { step: 2 }] });
+    expect(of("7")).toMatchObject({ from: 3, to: 12, steps: [{ step: 7 }] });
+  });
+});
+
 describe("what it is compared with", () => {
   const base = (route: object) => {
     const full = { view: "compare" as const, ...route };
@@ -86,6 +117,11 @@ describe("what it is compared with", () => {
     expect(picked.run).toBe("lone");
     expect(resolveBase(lone, { view: "compare" }, picked)).toMatchObject({ run: "a", step: 2 });
     expect(resolveBase({ ...lone, runs: lone.runs.slice(0, 1) }, { view: "compare" }, picked)).toBeNull();
+  });
+  it("is rather a run of the same folder", () => {
+    const runs = ["a/x", "b/y", "b/z"].map((run) => ({ run, workers: [worker("rank0", { 1: 1 })] }));
+    const picked = resolveSelection({ ...answer, runs }, { view: "compare", run: "b/z" })!;
+    expect(resolveBase({ ...answer, runs }, { view: "compare", run: "b/z" }, picked)).toMatchObject({ run: "b/y" });
   });
   it("is the URL's own choice", () => expect(base({ run: "a", step: "3", base_step: "1" })).toMatchObject({ step: 1 }));
 });

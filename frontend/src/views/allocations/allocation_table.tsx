@@ -15,6 +15,7 @@ import { Line } from "../stacks/ranked";
 import { reusedKey, useRowsInSight } from "../windowed";
 import { allocationTitle } from "./allocations";
 import { usePages } from "./pages";
+import { walkRows } from "../row_keys";
 
 const ROW = 31;
 /** Browsers stop at some tens of millions of pixels; nobody scrolls further than this. */
@@ -100,7 +101,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, largest }
               ))}
             </tr>
           </thead>
-          <tbody>
+          <tbody onKeyDown={walkRows}>
             {sight.above > 0 && (
               <tr class="spacer" aria-hidden="true">
                 <td colSpan={7} style={{ height: `${sight.above}px` }} />

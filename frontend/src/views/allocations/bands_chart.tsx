@@ -3,15 +3,18 @@ import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
 import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { NOTHING, ownerAt, ownersOf } from "../../draw/bands";
 import { linear } from "../../draw/scale";
-import { kept, zoomed } from "../../draw/stack";
+import { kept, panned, zoomed } from "../../draw/stack";
 import { sharpness, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { exactBytes, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { useWheel } from "../timeline/chart";
 import { useDrag } from "../timeline/drag";
-import { BOTTOM, paintBands, paintMarks, PLOT_HEIGHT, ROOM, TOP } from "./paint";
+import { usePlotHeight } from "../plot_height";
+import { bottomOf, paintBands, paintMarks, ROOM, TOP } from "./paint";
 
+/** Pickers, sentence and tools above the plot, its key below. */
+const OTHERS = 330;
 export const MARGIN = { left: 78, right: 12 };
 
 interface Props {
@@ -39,16 +42,18 @@ export function BandsChart(props: Props) {
   const [hovered, setHovered] = useState(NOTHING);
   const [at, setAt] = useState({ x: 0, y: 0 });
   const theme = dark.value;
+  const height = usePlotHeight(OTHERS, 300, 620);
+  const bottom = bottomOf(height);
   const over = answer?.over ?? "time";
   const axis = over === "event" ? EVENT_AXIS : TIME_AXIS;
   const shown: [number, number] = answer ? [answer.t0, answer.t1] : (window ?? [0, 1]);
   const x = linear(shown, [MARGIN.left, Math.max(MARGIN.left + 1, width - MARGIN.right)]);
   const top = useMemo(() => (answer ? Math.max(1, ...answer.max) * ROOM : 1), [answer]);
   const owners = useMemo(
-    () => (answer ? ownersOf(answer, Math.round((BOTTOM - TOP) * sharpness()), top) : undefined),
-    [answer, top],
+    () => (answer ? ownersOf(answer, Math.round((bottom - TOP) * sharpness()), top) : undefined),
+    [answer, top, bottom],
   );
-  const picture = answer && owners && width > 0 ? { answer, owners, top, x, width, axis, origin, colour: props.colour } : undefined;
+  const picture = answer && owners && width > 0 ? { answer, owners, top, x, width, height, axis, origin, colour: props.colour } : undefined;
   const band = answer && selected !== null ? answer.bands.row.indexOf(selected) : NOTHING;
 
   useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
@@ -62,7 +67,7 @@ export function BandsChart(props: Props) {
   const point = (px: number, py: number): void => {
     if (!answer || !owners) return;
     const across = (px - MARGIN.left) / Math.max(1, width - MARGIN.left - MARGIN.right);
-    const found = ownerAt(owners, across, (py - TOP) / (BOTTOM - TOP));
+    const found = ownerAt(owners, across, (py - TOP) / (bottom - TOP));
     setAt({ x: px, y: py });
     if (found === hovered) return;
     setHovered(found);
@@ -85,6 +90,8 @@ export function BandsChart(props: Props) {
     if (event.key === "Escape") (onZoom(whole), props.onPick(null));
     else if (event.key === "+" || event.key === "=") onZoom(zoomed(window, middle, 0.5, whole, least));
     else if (event.key === "-") onZoom(zoomed(window, middle, 2, whole, least));
+    else if (event.shiftKey && event.key === "ArrowLeft") onZoom(panned(window, -0.1, whole));
+    else if (event.shiftKey && event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));
     else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
       const next = band < 0 ? largestOf(answer) : band + (event.key === "ArrowRight" ? 1 : -1);
       const row = answer.bands.row[next];
@@ -104,9 +111,10 @@ export function BandsChart(props: Props) {
         data-t1={shown[1]}
         data-bands={answer?.bands.row.length ?? 0}
         tabIndex={0}
-        role="img"
+        role="application"
+        aria-roledescription="chart"
         aria-label={spoken(answer)}
-        style={{ height: `${PLOT_HEIGHT}px` }}
+        style={{ height: `${height}px` }}
         onKeyDown={keys}
         onDblClick={() => whole && onZoom(whole)}
         onPointerDown={drag.handlers.onPointerDown}
@@ -121,7 +129,7 @@ export function BandsChart(props: Props) {
       />
       <canvas ref={marks} class="marks" aria-hidden="true" data-testid="bands-marks" data-band={band} data-hovered={hovered} />
       {drag.box && (
-        <span class="zoom-box" style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${BOTTOM}px` }} />
+        <span class="zoom-box" style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${bottom}px` }} />
       )}
       {answer && hovered !== NOTHING && !drag.box && (
         <span class="tip" data-testid="bands-tip" style={{ left: `${Math.min(at.x + 14, Math.max(0, width - 250))}px`, top: `${at.y + 18}px` }}>
@@ -140,5 +148,5 @@ function largestOf({ bands }: BandsAnswer): number {
 
 function spoken(answer: BandsAnswer | undefined): string {
   if (!answer) return "The allocations are loading.";
-  return `${grouped(answer.bands.row.length)} allocations as bands over ${answer.over}, and ${grouped(answer.others)} smaller ones as one band. Highest ${withUnit(answer.peak.bytes)}. Left and right keep one allocation after the other, plus and minus zoom.`;
+  return `${grouped(answer.bands.row.length)} allocations as bands over ${answer.over}, and ${grouped(answer.others)} smaller ones as one band. Highest ${withUnit(answer.peak.bytes)}. Left and right keep one allocation after the other, plus and minus zoom, with Shift left and right move, Escape shows everything.`;
 }

@@ -9,9 +9,14 @@ import { linear, type Scale } from "../../draw/scale";
 import { prepare } from "../../draw/surface";
 import { unitFor, withUnit } from "../../state/bytes";
 
-export const PLOT_HEIGHT = 460;
 export const TOP = 6;
-export const BOTTOM = PLOT_HEIGHT - 34;
+const AXIS = 34;
+
+/** Where the plot of a picture this high ends. */
+export function bottomOf(height: number): number {
+  return height - AXIS;
+}
+
 /** How much higher than the highest moment the picture is. */
 export const ROOM = 1.1;
 const LIFE = 5;
@@ -22,25 +27,27 @@ export interface Picture {
   top: number;
   x: Scale;
   width: number;
+  height: number;
   axis: Axis;
   origin: number;
   colour: string;
 }
 
 export function paintBands(canvas: HTMLCanvasElement, picture: Picture): void {
-  const { answer, owners, top, x, width } = picture;
-  const context = prepare(canvas, { width, height: PLOT_HEIGHT });
+  const { answer, owners, top, x, width, height } = picture;
+  const bottom = bottomOf(height);
+  const context = prepare(canvas, { width, height });
   if (!context) return;
   const palette = readPalette(canvas, context);
-  const y = linear([0, top], [BOTTOM, TOP]);
+  const y = linear([0, top], [bottom, TOP]);
   const [left, right] = x.range;
   const unit = unitFor(answer.peak.bytes);
   drawByteAxis(context, y, left, right, unit, palette);
-  picture.axis.draw(context, x, BOTTOM + LIFE + 3, answer.over === "event" ? answer.t0 : picture.origin, palette);
-  draw(context, paintOwners(owners, answer, coloursOf(canvas, picture)), x);
+  picture.axis.draw(context, x, bottom + LIFE + 3, answer.over === "event" ? answer.t0 : picture.origin, palette);
+  draw(context, paintOwners(owners, answer, coloursOf(canvas, picture)), x, bottom);
   drawTop(context, answer, x, y, palette);
   const at = { x: x(middleOf(answer)), y: y(answer.peak.bytes) };
-  drawPeak(context, at, BOTTOM, withUnit(answer.peak.bytes, unit), palette, right);
+  drawPeak(context, at, bottom, withUnit(answer.peak.bytes, unit), palette, right);
 }
 
 /** What is pointed at and what was kept, on a canvas of its own: the bands need not be painted anew. */
@@ -49,13 +56,15 @@ export function paintMarks(
   picture: Picture,
   marks: { hovered: number; selected: number; life: AllocationAnswer | undefined },
 ): void {
-  const { answer, owners, x, width } = picture;
-  const context = prepare(canvas, { width, height: PLOT_HEIGHT });
+  const { answer, owners, x, width, height } = picture;
+  const bottom = bottomOf(height);
+  const context = prepare(canvas, { width, height });
   if (!context) return;
   const palette = readPalette(canvas, context);
   const line = rgbOf(palette.text);
-  if (marks.selected >= 0) draw(context, paintOne(owners, marks.selected, line, 110), x);
-  if (marks.hovered !== NOTHING && marks.hovered !== marks.selected) draw(context, paintOne(owners, marks.hovered, line, 70), x);
+  if (marks.selected >= 0) draw(context, paintOne(owners, marks.selected, line, 110), x, bottom);
+  if (marks.hovered !== NOTHING && marks.hovered !== marks.selected)
+    draw(context, paintOne(owners, marks.hovered, line, 70), x, bottom);
   if (!marks.life) return;
   const [from, to] =
     answer.over === "event"
@@ -66,18 +75,18 @@ export function paintMarks(
   const b = Math.min(Math.max(x(to), left), right);
   if (x(to) < left || x(from) > right) return;
   context.fillStyle = palette.accent;
-  context.fillRect(a, BOTTOM + 2, Math.max(2, b - a), LIFE);
+  context.fillRect(a, bottom + 2, Math.max(2, b - a), LIFE);
 }
 
 /** The bands are painted in their own pixels, and laid into the plot as they are. */
-function draw(context: CanvasRenderingContext2D, image: ImageData, x: Scale): void {
+function draw(context: CanvasRenderingContext2D, image: ImageData, x: Scale, bottom: number): void {
   const sheet = document.createElement("canvas");
   sheet.width = image.width;
   sheet.height = image.height;
   sheet.getContext("2d")?.putImageData(image, 0, 0);
   const [left, right] = x.range;
   context.imageSmoothingEnabled = false;
-  context.drawImage(sheet, left, TOP, right - left, BOTTOM - TOP);
+  context.drawImage(sheet, left, TOP, right - left, bottom - TOP);
 }
 
 function drawTop(context: CanvasRenderingContext2D, answer: BandsAnswer, x: Scale, y: Scale, palette: Palette): void {

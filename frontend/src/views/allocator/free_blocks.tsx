@@ -22,7 +22,7 @@ export function FreeBlocks({ state }: { state: AllocatorState }) {
               <th>size of the block</th>
               <th class="number">blocks</th>
               <th class="number">{unit.name}</th>
-              <th />
+              <th scope="col"><span class="unseen">as a bar</span></th>
             </tr>
           </thead>
           <tbody>

@@ -5,11 +5,11 @@ export function NotRecorded({ device, reserve }: { device: string; reserve: bool
   const cpu = !/^(cuda|xpu|hip)/.test(device);
   return (
     <section class="state" data-testid="no-segments">
-      <h2>
+      <h1>
         {reserve
           ? "This window tells how much was reserved, but not where: its segments were not recorded."
           : `This window tells nothing of an allocator's reserve on ${titleText(device)}.`}
-      </h2>
+      </h1>
       {cpu && (
         <p>
           The CPU's allocator keeps no reserve: it asks the system for each block, so there is nothing to be fragmented.

@@ -82,7 +82,7 @@ function Biggest({ report }: { report: OomReport }) {
           <th>most in use then, by source line</th>
           <th class="number">blocks</th>
           <th class="number">{unit.name}</th>
-          <th />
+          <th scope="col"><span class="unseen">as a bar</span></th>
         </tr>
       </thead>
       <tbody>

@@ -19,7 +19,7 @@ export function Pools({ state }: { state: AllocatorState }) {
   return (
     <section class="card" data-testid="pools" aria-label="Pools">
       <h2>Pools, {unit.name}</h2>
-      <div class="sideways">
+      <div class="sideways" tabIndex={0} role="region" aria-label="Pools, scrolls sideways">
         <table class="plain pools">
           <thead>
             <tr>

@@ -3,7 +3,7 @@ import type { Over, ReserveCurve } from "../../api/allocator";
 import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { CHART_HEIGHT, paintReserve } from "../../draw/reserve";
 import { linear } from "../../draw/scale";
-import { columnAt, zoomed } from "../../draw/stack";
+import { columnAt, panned, zoomed } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { percent, unitFor, withUnit } from "../../state/bytes";
@@ -57,7 +57,9 @@ export function ReserveChart(props: Props) {
     scrub(Math.min(Math.max(x.invert(inside(event.offsetX)), from), over === "event" ? to - 1 : to));
   };
   const keys = (event: KeyboardEvent): void => {
-    if (event.key === "ArrowRight") props.onStep(1);
+    const way = event.key === "ArrowRight" ? 1 : -1;
+    if (window && whole && event.shiftKey && event.key.startsWith("Arrow")) props.onZoom(panned(window, way / 10, whole));
+    else if (event.key === "ArrowRight") props.onStep(1);
     else if (event.key === "ArrowLeft") props.onStep(-1);
     else if (event.key === "Escape") props.onReset();
     else if (window && whole && (event.key === "+" || event.key === "="))
@@ -77,7 +79,8 @@ export function ReserveChart(props: Props) {
         data-t0={window?.[0]}
         data-t1={window?.[1]}
         tabIndex={0}
-        role="img"
+        role="application"
+        aria-roledescription="chart"
         aria-label={spoken(props)}
         style={{ height: `${CHART_HEIGHT}px` }}
         onKeyDown={keys}

@@ -106,7 +106,8 @@ export function TapeView(props: Props) {
           data-testid="tape-canvas"
           data-lines={tape?.lines}
           tabIndex={0}
-          role="img"
+          role="application"
+          aria-roledescription="chart"
           aria-label={spoken(answer)}
           onPointerMove={(event) => show(point(event))}
           onPointerLeave={() => show(null)}

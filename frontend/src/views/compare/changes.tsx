@@ -5,6 +5,7 @@ import { deltaWithUnit, exactBytes, inUnit, type Unit } from "../../state/bytes"
 import { grouped } from "../../state/numbers";
 import { categoryLabel } from "../../state/categories";
 import { type FoldedChange, foldChanges, unfolded } from "../../state/change_folding";
+import { shortened, titleText, visible } from "../../state/names";
 import { sideName } from "../../state/sentences";
 import { Delta } from "../amount";
 import { Swatch } from "../category";
@@ -12,6 +13,7 @@ import { divisionLabel, isOurs, partLabel } from "../divisions";
 import { Name } from "../name";
 import { Segmented, Toggle } from "../segmented";
 import { reusedKey, useRowsInSight } from "../windowed";
+import { walkRows } from "../row_keys";
 
 const ROW = 31;
 
@@ -91,10 +93,10 @@ export function Changes({
               <th scope="col">{divisionLabel(by).toLowerCase()}</th>
               <th scope="col">status</th>
               <th scope="col" class="number">
-                <Name text={sideName(answer.base, answer.other)} prose />
+                <SideHead name={sideName(answer.base, answer.other)} />
               </th>
               <th scope="col" class="number">
-                <Name text={sideName(answer.other, answer.base)} prose />
+                <SideHead name={sideName(answer.other, answer.base)} />
               </th>
               <th scope="col" class="number">
                 delta
@@ -105,7 +107,7 @@ export function Changes({
               {by !== "category" && <th scope="col">category</th>}
             </tr>
           </thead>
-          <tbody>
+          <tbody onKeyDown={walkRows}>
             {sight.above > 0 && (
               <tr class="spacer" aria-hidden="true">
                 <td colSpan={7} style={{ height: `${sight.above}px` }} />
@@ -143,6 +145,15 @@ const TONE: Record<Status, string> = {
   shrunk: "shrunk",
   same: "same",
 };
+
+/** In two lines at most, both ends kept. */
+function SideHead({ name }: { name: string }) {
+  return (
+    <span class="breaking" title={titleText(name)}>
+      {shortened(visible(name), 44)}
+    </span>
+  );
+}
 
 function linesOf(folded: FoldedChange[], onlyChanged: boolean, open: ReadonlySet<string>): Line[] {
   const kept = onlyChanged

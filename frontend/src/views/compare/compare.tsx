@@ -85,7 +85,7 @@ function whatsOf(divisions: string[]): string[] {
 function NothingToCompare() {
   return (
     <section class="state" data-testid="nothing-to-compare">
-      <h2>There is nothing to compare this step with.</h2>
+      <h1>There is nothing to compare this step with.</h1>
       <p>
         It is the only one in this log directory. Record a second step, or a second run beside it, and pick it
         under “Compare with”.

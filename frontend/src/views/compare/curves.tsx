@@ -2,14 +2,18 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, CurveAnswer } from "../../api/types";
+import { reserveFits } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { type Unit, withUnit } from "../../state/bytes";
+import { CATEGORIES, categoryLabel } from "../../state/categories";
 import type { Pick } from "../../state/selection";
 import { sideName } from "../../state/sentences";
 import { Name } from "../name";
 import { Notice } from "../notices";
 import { RouteLink } from "../route_link";
+import { Loading } from "../states";
+import { Swatch } from "../category";
 import { paintOver, paintSide, SIDE_HEIGHT } from "./paint";
 
 interface Props {
@@ -75,6 +79,7 @@ export function Curves({ pick, basis, answer, unit, over }: Props) {
           <Side name={names.other} pick={pick} bytes={answer.other.peak_bytes} curve={b} all={both} unit={unit} />
         </div>
       )}
+      {!over && both.length === 2 && <Legend curves={both} />}
       {coarse && (
         <div style={{ marginTop: "10px" }}>
           <Notice level="warning" testid="coarse-notice">
@@ -83,6 +88,28 @@ export function Curves({ pick, basis, answer, unit, over }: Props) {
         </div>
       )}
     </>
+  );
+}
+
+/** What the colours of both pictures are, from the bottom. */
+function Legend({ curves }: { curves: CurveAnswer[] }) {
+  const drawn = CATEGORIES.filter((key) =>
+    curves.some((curve) => curve.stacks[curve.keys.indexOf(key)]?.some((bytes) => bytes > 0)),
+  );
+  return (
+    <ul class="legend" data-testid="curves-key">
+      {drawn.map((key) => (
+        <li key={key}>
+          <Swatch of={key} />
+          {categoryLabel(key)}
+        </li>
+      ))}
+      {curves.some((curve) => curve.reserved) && reserveFits(curves) && (
+        <li>
+          <span class="line dashes" aria-hidden="true" /> reserved
+        </li>
+      )}
+    </ul>
   );
 }
 
@@ -147,8 +174,9 @@ function Picture({
     if (canvas.current && width > 0) paint?.(canvas.current, width);
   }, [...deps, width, theme]);
   return (
-    <div ref={box} class="stage" style={{ height: `${SIDE_HEIGHT}px`, overflow: "hidden" }}>
+    <div ref={box} class="stage" style={{ height: `${SIDE_HEIGHT}px`, overflow: "hidden" }} aria-busy={!paint}>
       <canvas ref={canvas} role="img" aria-label={label} data-testid={testid} />
+      {!paint && <Loading what="the curve" />}
     </div>
   );
 }

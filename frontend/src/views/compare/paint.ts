@@ -4,9 +4,10 @@ import { drawLayers, drawLine, drawOutline, drawPeak, drawReserved } from "../..
 import { drawByteAxis, drawTimeAxis } from "../../draw/axes";
 import { type Palette, readPalette } from "../../draw/palette";
 import { linear, type Scale } from "../../draw/scale";
-import { ceiling } from "../../draw/stack";
+import { ceiling, highestReserve, reserveFits } from "../../draw/stack";
 import { prepare } from "../../draw/surface";
 import { type Unit, withUnit } from "../../state/bytes";
+import { labelAbove } from "../timeline/paint";
 
 export const SIDE_HEIGHT = 240;
 const LEFT = 74;
@@ -24,11 +25,13 @@ export function paintSide(
   if (!context) return;
   const palette = readPalette(canvas, context);
   const x = linear([curve.t0, curve.t1], [LEFT, width - 6]);
-  const y = linear([0, ceiling(both)], [BOTTOM, 6]);
+  const reserve = reserveFits(both);
+  const y = linear([0, ceiling(reserve ? both : both.map((one) => ({ ...one, reserved: null })))], [BOTTOM, 6]);
   axes(context, x, y, curve.t0, unit, palette);
   drawLayers(context, curve, "category", { x, y }, palette);
   drawOutline(context, curve, { x, y }, palette);
-  drawReserved(context, curve, { x, y }, palette);
+  if (reserve) drawReserved(context, curve, { x, y }, palette);
+  else labelAbove(context, highestReserve([curve]), x.range, x(curve.peak.time_ns), palette);
   const at = { x: x(curve.peak.time_ns), y: y(curve.peak.bytes) };
   drawPeak(context, at, BOTTOM, `peak ${withUnit(curve.peak.bytes, unit)}`, palette, width - 6);
 }

@@ -9,6 +9,7 @@ import { CategoryBar } from "../category";
 import { Name } from "../name";
 import { reusedKey, useRowsInSight } from "../windowed";
 import { type At, categoriesAt, type Column, COLUMNS, type Sorting } from "./columns";
+import { walkRows } from "../row_keys";
 
 const ROW = 31;
 
@@ -16,18 +17,15 @@ interface Props {
   rows: VisibleRow[];
   at: At;
   unit: Unit;
-  peak: number;
-  flat: boolean;
   sorting: Sorting | null;
   onSort: (id: string) => void;
   onFlip: (node: ModuleNode) => void;
 }
 
 /** Only the rows in sight are in the page, so ten thousand scroll like ten. */
-export function ModuleTable({ rows, at, unit, peak, flat, sorting, onSort, onFlip }: Props) {
+export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) {
   const { box, sight } = useRowsInSight(rows.length, ROW);
   const { largest, widest, clock } = useMemo(() => measured(rows, at), [rows, at]);
-  const full = flat || at === "highest" ? widest : peak;
   return (
     <section class="card grid-card">
       <div class="scroller" ref={box} data-testid="module-table" tabIndex={0} role="region" aria-label="Modules">
@@ -58,7 +56,7 @@ export function ModuleTable({ rows, at, unit, peak, flat, sorting, onSort, onFli
               ))}
             </tr>
           </thead>
-          <tbody>
+          <tbody onKeyDown={walkRows}>
             {sight.above > 0 && (
               <tr class="spacer" aria-hidden="true">
                 <td colSpan={COLUMNS.length + 2} style={{ height: `${sight.above}px` }} />
@@ -73,7 +71,7 @@ export function ModuleTable({ rows, at, unit, peak, flat, sorting, onSort, onFli
               >
                 <NameCell row={row} onFlip={onFlip} />
                 <td>
-                  <CategoryBar categories={categoriesAt(row.node, at)} full={full} unit={unit} />
+                  <CategoryBar categories={categoriesAt(row.node, at)} full={widest} unit={unit} />
                 </td>
                 {COLUMNS.map((c) => (
                   <Cell

@@ -1,4 +1,4 @@
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { ModulesAnswer, StepAnswer } from "../../api/types";
@@ -14,6 +14,9 @@ import { aboutTimes } from "../times";
 import { type At, COLUMNS, nextSorting, readSorting } from "./columns";
 import { ModuleTable } from "./module_table";
 import { NoModules } from "./no_modules";
+
+/** An address bears some hundred rows. */
+const MOST_FLIPPED = 300;
 
 /** The tree of modules at the step's peak. */
 export function Modules() {
@@ -36,7 +39,8 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
   const fold = foldText !== "off";
   const at: At = atText === "highest" ? "highest" : "peak";
   const sorting = readSorting(sort);
-  const [flipped, setFlipped] = useState<ReadonlySet<string>>(new Set());
+  const flippedText = route.value.flipped ?? "";
+  const flipped = useMemo(() => new Set(flippedText.split(",")), [flippedText]);
   const roots = useMemo(() => (flat ? buildFlat : buildTree)(answer.rows, fold), [answer, flat, fold]);
   const filter = useMemo(() => matcher(find), [find]);
   const rows = useMemo(() => {
@@ -45,12 +49,13 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
   }, [roots, flipped, sort, at, filter]);
   const unit = unitFor(answer.peak_bytes);
   const flip = (node: ModuleNode): void => {
-    const next = new Set(flipped);
-    if (!next.delete(node.id)) next.add(node.id);
-    setFlipped(next);
+    const ids = flippedText.split(",").filter((id) => id !== "" && id !== node.id);
+    if (!flipped.has(node.id)) ids.push(node.id);
+    navigate({ flipped: ids.slice(-MOST_FLIPPED).join(",") || undefined });
   };
   return (
     <>
+      <h1 class="unseen">Memory by module, {stepName(step, alone.value)}</h1>
       <div class="tools">
         <input
           class="search"
@@ -100,8 +105,6 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
         rows={rows}
         at={at}
         unit={unit}
-        peak={answer.peak_bytes}
-        flat={flat}
         sorting={sorting}
         onSort={(id) => navigate({ sort: nextSorting(sorting, id) })}
         onFlip={flip}

@@ -8,9 +8,9 @@ export function OnlyFigures() {
   const { step, device, steps } = selection.value!;
   return (
     <section class="state wide-state" data-testid="only-figures">
-      <h2>
+      <h1>
         Of step {step} on {titleText(device)} there are only the figures of MemoryMonitor.
-      </h2>
+      </h1>
       <p>
         It watches every step of a whole training at next to no cost, and so keeps peaks, not single allocations.{" "}
         <RouteLink to={{ view: "overview" }}>The Overview shows what there is.</RouteLink>

@@ -5,6 +5,7 @@ import { type FoldedPart, foldParts } from "../../state/folding";
 import { CategoryBar } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
+import { walkRows } from "../row_keys";
 
 const FEW = 10;
 
@@ -32,7 +33,7 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
             </th>
           </tr>
         </thead>
-        <tbody>
+        <tbody onKeyDown={walkRows}>
           {shown.map((row) => (
             <ModuleLine key={row.key} row={row} unit={unit} full={full} />
           ))}

@@ -51,8 +51,9 @@ export function Cards({ answer }: { answer: StepAnswer }) {
 }
 
 function Reserved({ stats, reserved, unit }: { stats: StepStats; reserved: number; unit: Unit }) {
+  const own = reserved >= 1000 * unit.size ? unitFor(reserved) : unit;
   return (
-    <Card id="reserved" label="Reserved" to={{ view: "timeline" }} value={<Bytes bytes={reserved} unit={unit} named />}>
+    <Card id="reserved" label="Reserved" to={{ view: "timeline" }} value={<Bytes bytes={reserved} unit={own} named />}>
       {percent(reserved - stats.peak_bytes, reserved)} of it unused at the peak
     </Card>
   );

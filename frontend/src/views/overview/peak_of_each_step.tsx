@@ -5,7 +5,7 @@ import { dark } from "../../host/theme";
 import { navigate } from "../../state/app";
 import { unitFor, withUnit } from "../../state/bytes";
 import type { Selection } from "../../state/selection";
-import { around, byteAxis, markPicked, stepAxis } from "./step_plot";
+import { byteAxis, highest, markPicked, rangeOf, reserveIsNear, stepAxis } from "./step_plot";
 
 const HEIGHT = 170;
 
@@ -26,8 +26,10 @@ export function PeakOfEachStep({ selection }: { selection: Selection }) {
   }, [steps, step, theme]);
   if (steps.length < 2) return null;
   const peaks = steps.map((s) => s.stats.peak_bytes);
-  const words = `Peak of ${steps.length} steps, from ${withUnit(Math.min(...peaks))} to ${withUnit(Math.max(...peaks))}; step ${step} is picked.`;
-  const reserved = steps.some((s) => s.stats.peak_reserved_bytes !== null);
+  const words = `Peak of ${steps.length} steps, from ${withUnit(peaks.reduce((a, b) => Math.min(a, b)))} to ${withUnit(highest(peaks))}; step ${step} is picked.`;
+  const reserves = steps.map((s) => s.stats.peak_reserved_bytes);
+  const reserved = highest(reserves.map((bytes) => bytes ?? 0));
+  const near = reserveIsNear(peaks, reserves);
   return (
     <section class="card" data-testid="peak-of-each-step">
       <div class="row">
@@ -36,10 +38,10 @@ export function PeakOfEachStep({ selection }: { selection: Selection }) {
           <span class="line solid" />
           allocated
         </span>
-        {reserved && (
+        {reserved > 0 && (
           <span class="key">
-            <span class="line dashes" />
-            reserved
+            {near && <span class="line dashes" />}
+            {near ? "reserved" : `↑ reserved ${withUnit(reserved)}, not drawn`}
           </span>
         )}
         <span class="key muted">click picks a step</span>
@@ -68,7 +70,7 @@ function makePlot(element: HTMLElement, width: number, selection: Selection): uP
         drag: { x: false, y: false },
         points: { size: 9, fill: colour("--accent"), stroke: colour("--card") },
       },
-      scales: { x: { time: false }, y: { range: (_, low, high) => around(low, high) } },
+      scales: { x: { time: false }, y: { range: () => rangeOf(allocated, reserved) } },
       axes: [
         stepAxis(colour("--muted")),
         byteAxis(unit, colour("--muted"), colour("--rule")),

@@ -1,7 +1,9 @@
 /** What charts over steps share: their axes, and the mark of the picked step. */
 import uPlot from "uplot";
 import { roundStep, tickDecimals, ticks } from "../../draw/scale";
+import { MOST_RESERVE } from "../../draw/stack";
 import type { Unit } from "../../state/bytes";
+import { decimals } from "../../state/numbers";
 
 export function stepAxis(stroke: string): uPlot.Axis {
   return {
@@ -25,7 +27,7 @@ export function byteAxis(unit: Unit, stroke: string, rule: string): uPlot.Axis {
     values: (u, splits) => {
       const { min = 0, max = 1 } = u.scales["y"]!;
       const digits = tickDecimals(roundStep((max! - min!) / unit.size, 4));
-      return splits.map((v) => `${(v / unit.size).toFixed(digits)} ${unit.name}`);
+      return splits.map((v) => `${decimals(v / unit.size, digits)} ${unit.name}`);
     },
   };
 }
@@ -34,6 +36,25 @@ export function byteAxis(unit: Unit, stroke: string, rule: string): uPlot.Axis {
 export function around(low: number, high: number): [number, number] {
   const span = Math.max(high - low, high * 0.08, 1);
   return [Math.max(0, low - span * 0.25), high + span * 0.2];
+}
+
+/** The lowest and highest of what the picture holds: the reserve is left out where it would flatten the peaks. */
+export function rangeOf(peaks: readonly number[], reserves: readonly (number | null)[]): [number, number] {
+  const known = reserves.filter((bytes) => bytes !== null);
+  const all = reserveIsNear(peaks, reserves) ? [...peaks, ...known] : peaks;
+  return around(lowest(all), highest(all));
+}
+
+export function reserveIsNear(peaks: readonly number[], reserves: readonly (number | null)[]): boolean {
+  return highest(reserves.map((bytes) => bytes ?? 0)) <= MOST_RESERVE * highest(peaks);
+}
+
+function lowest(values: readonly number[]): number {
+  return values.reduce((low, value) => Math.min(low, value), values[0] ?? 0);
+}
+
+export function highest(values: readonly number[]): number {
+  return values.reduce((high, value) => Math.max(high, value), 0);
 }
 
 export function markPicked(u: uPlot, step: number, bytes: number, colour: string, ground: string): void {

@@ -91,7 +91,8 @@ export function FlameView({ answer, searching, frames }: Props) {
             data-levels={levels}
             data-nodes={answer.nodes.id.length}
             tabIndex={0}
-            role="img"
+            role="application"
+            aria-roledescription="chart"
             aria-label={spoken(answer)}
             style={{ height: `${height}px` }}
             onKeyDown={keys}

@@ -11,6 +11,7 @@ import { grouped } from "../../state/numbers";
 import { choice, sameRun } from "./choice";
 import { Bar, Head, Line, PAGE, Pages, Tools } from "./ranked";
 import type { Query } from "./tables";
+import { walkRows } from "../row_keys";
 
 interface Props {
   query: Query;
@@ -56,7 +57,7 @@ export function LineTable({ query, search, picker }: Props) {
               <Head id="per_call" label={median === unit ? "median" : `median, ${median.name}`} title="Size of the middle allocation" />
             </tr>
           </thead>
-          <tbody>
+          <tbody onKeyDown={walkRows}>
             {data.rows.map((row) => {
               return (
                 <tr key={row.line} data-testid="line-row" data-key={row.line} data-bytes={row.bytes}>

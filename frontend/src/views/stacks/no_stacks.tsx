@@ -23,7 +23,7 @@ export function NoStacks({ pick }: { pick: Pick }) {
   return (
     <>
       <section class="state wide-state" data-testid="no-stacks">
-        <h2>{kind === ESTIMATOR ? "An estimate has no call stacks." : "This window was recorded without call stacks."}</h2>
+        <h1>{kind === ESTIMATOR ? "An estimate has no call stacks." : "This window was recorded without call stacks."}</h1>
         {TRACERS.includes(kind ?? "") ? <WithLineTracer kind={kind} /> : <WithProfiler />}
       </section>
       <Division pick={pick} />

@@ -2,6 +2,7 @@ import type { ComponentChildren } from "preact";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { RuleTableAnswer } from "../../api/stacks";
+import { colourVariable } from "../../draw/palette";
 import { navigate, route } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor } from "../../state/bytes";
 import { titleText } from "../../state/names";
@@ -85,7 +86,7 @@ export function RuleTable({ query, picker }: { query: Query; picker: ComponentCh
                     <i
                       style={{
                         width: `${widest > 0 ? (100 * row.bytes) / widest : 0}%`,
-                        background: i === rows.length - 1 ? "var(--hatch)" : `var(--series-${i % 10})`,
+                        background: i === rows.length - 1 ? "var(--hatch)" : `var(${colourVariable("rule", row.key, i)})`,
                       }}
                     />
                   </span>

@@ -12,6 +12,7 @@ import { choice, sameRun } from "./choice";
 import { FrameList } from "./frame_list";
 import { Bar, Head, Line, PAGE, Pages, Tools } from "./ranked";
 import type { Query } from "./tables";
+import { walkRows } from "../row_keys";
 
 interface Props {
   query: Query;
@@ -57,7 +58,7 @@ export function StackTable({ query, search, picker }: Props) {
               <Head id="per_call" label={each === unit ? "each" : `each, ${each.name}`} title="Bytes of an allocation, on average" />
             </tr>
           </thead>
-          <tbody>
+          <tbody onKeyDown={walkRows}>
             {data.rows.map((row, i) => (
               <Row key={`${data.first + i} ${row.line}`} row={row} data={data} unit={unit} each={each} widest={widest} />
             ))}

@@ -3,7 +3,7 @@ import type { CurveAnswer, LanesAnswer } from "../../api/types";
 import { type Axis, TIME_AXIS } from "../../draw/axes";
 import { type Lane, laneRows, lanesHeight, spanAt, spanLabel } from "../../draw/lanes";
 import { linear } from "../../draw/scale";
-import { columnAt, kept, zoomed } from "../../draw/stack";
+import { columnAt, kept, panned, zoomed } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { unitFor, withUnit } from "../../state/bytes";
@@ -14,6 +14,7 @@ import type { Cursor } from "./cursor";
 import { paintCurve, paintLanes } from "./paint";
 import { Strip } from "./strip";
 import { useDrag } from "./drag";
+import { usePlotHeight } from "../plot_height";
 
 export interface ChartProps {
   by: string;
@@ -30,11 +31,14 @@ export interface ChartProps {
   axis?: Axis;
   /** What the strip is coloured by; the tab's is always by category. */
   stripBy?: string;
+  /** Whether the picture is high enough for the reserve. */
+  reserve?: boolean;
   onWidth: (width: number) => void;
   onZoom: (window: [number, number]) => void;
 }
 
-export const PLOT_HEIGHT = 400;
+/** Pickers, tools, lanes and strip: what stands above and below the plot. */
+const OTHERS = 424;
 
 /** The curve, the lanes under it and the strip below, on one time axis. */
 export function Chart(props: ChartProps) {
@@ -46,14 +50,16 @@ export function Chart(props: ChartProps) {
   const [width, setWidth] = useState(0);
   const [tip, setTip] = useState<{ x: number; y: number; text: string } | null>(null);
   const theme = dark.value;
+  const height = usePlotHeight(OTHERS, 280, 640);
+  const reserve = props.reserve ?? true;
   const rows: Lane[] = lanes ? laneRows(lanes) : [];
   const lower_height = lanesHeight(rows);
   const x = linear(window, [margin.left, Math.max(margin.left + 1, width - margin.right)]);
 
   useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
   useEffect(() => {
-    if (main.current && curve) paintCurve(main.current, { ...props, curve, x, width });
-  }, [curve, width, theme, props.by, props.axis, window[0], window[1]]);
+    if (main.current && curve) paintCurve(main.current, { ...props, curve, x, width, height, reserve });
+  }, [curve, props.strip, width, height, theme, reserve, props.by, props.axis, window[0], window[1]]);
   useEffect(() => {
     if (lower.current) paintLanes(lower.current, rows, x, width);
   }, [lanes, width, theme, window[0], window[1]]);
@@ -67,18 +73,15 @@ export function Chart(props: ChartProps) {
     if (!props.canZoom || width === 0) return;
     const t = x.invert(event.offsetX);
     const moved = event.shiftKey
-      ? kept(
-          [
-            window[0] + (event.deltaY * (window[1] - window[0])) / 800,
-            window[1] + (event.deltaY * (window[1] - window[0])) / 800,
-          ],
-          whole,
-        )
+      ? panned(window, (event.deltaY || event.deltaX) / 800, whole)
       : zoomed(window, t, Math.exp(event.deltaY / 400), whole);
     onZoom(moved);
   });
   const keys = (event: KeyboardEvent): void => {
-    if (event.key === "ArrowRight") cursor.step(1);
+    if (props.canZoom && event.shiftKey && event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));
+    else if (props.canZoom && event.shiftKey && event.key === "ArrowLeft") onZoom(panned(window, -0.1, whole));
+    else if (event.key === "Home") cursor.pin(undefined);
+    else if (event.key === "ArrowRight") cursor.step(1);
     else if (event.key === "ArrowLeft") cursor.step(-1);
     else if (event.key === "Escape") (onZoom(whole), cursor.pin(undefined));
     else if (props.canZoom && (event.key === "+" || event.key === "="))
@@ -92,7 +95,7 @@ export function Chart(props: ChartProps) {
     setTip(
       hit && {
         x: event.offsetX,
-        y: PLOT_HEIGHT + event.offsetY,
+        y: height + event.offsetY,
         text: `${spanLabel(hit.lane.kind, hit.span)} · ${words(hit.span.end_ns - hit.span.start_ns)} from ${words(hit.span.start_ns - whole[0])}`,
       },
     );
@@ -110,11 +113,12 @@ export function Chart(props: ChartProps) {
         class="main"
         data-testid="timeline-canvas"
         tabIndex={0}
-        role="img"
+        role="application"
+        aria-roledescription="chart"
         aria-label={spoken(props)}
         data-t0={window[0]}
         data-t1={window[1]}
-        style={{ height: `${PLOT_HEIGHT}px` }}
+        style={{ height: `${height}px` }}
         onKeyDown={keys}
         onDblClick={() => (onZoom(whole), cursor.pin(undefined))}
         {...drag.handlers}
@@ -130,12 +134,12 @@ export function Chart(props: ChartProps) {
         onClick={intoLane}
       />
       {visible && !cursor.atPeak && (
-        <span class="cursor-line" style={{ left: `${at}px`, height: `${PLOT_HEIGHT + lower_height}px` }} />
+        <span class="cursor-line" style={{ left: `${at}px`, height: `${height + lower_height}px` }} />
       )}
       {drag.box && (
         <span
           class="zoom-box"
-          style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${PLOT_HEIGHT - 24}px` }}
+          style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${height - 24}px` }}
         />
       )}
       {tip && (
@@ -155,6 +159,7 @@ export function Chart(props: ChartProps) {
         margin={margin}
         onZoom={onZoom}
         enabled={props.canZoom}
+        reserve={reserve}
       />
     </div>
   );
@@ -174,7 +179,8 @@ function spoken({ curve, by, window, whole, peakBytes, peakTime, axis }: ChartPr
     (key, k) =>
       `${shortened(visible(by === "module" ? moduleLabel(key) : categoryLabel(curve.labels?.[k] ?? key)), 60)} ${withUnit(curve.stacks[k]?.[column] ?? 0, unit)}`,
   );
-  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)} at ${words(peakTime - whole[0])}. At the highest moment shown: ${parts.join(", ")}.`;
+  const keys = "Left and right step through events, plus and minus zoom, with Shift left and right move, Home goes to the peak, Escape shows everything.";
+  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)} at ${words(peakTime - whole[0])}. At the highest moment shown: ${parts.join(", ")}. ${keys}`;
 }
 
 function spokenLanes(rows: Lane[]): string {

@@ -32,6 +32,7 @@ function labelled(curve: CurveAnswer, column: number): Cursor["approximate"] {
 
 export function useCursor(
   pick: Pick,
+  of: string,
   by: string,
   curve: CurveAnswer | undefined,
   whole: CurveAnswer | undefined,
@@ -41,7 +42,6 @@ export function useCursor(
   const [hovered, setHovered] = useState<number | undefined>(undefined);
   const [event, setEvent] = useState<{ of: string; index: number } | undefined>(undefined);
   const peak = useRef<{ of: string; time: number; event: number } | undefined>(undefined);
-  const of = JSON.stringify(pick);
   if (whole && peak.current?.of !== of) peak.current = { of, time: whole.peak.time_ns, event: whole.peak.event };
   const pinnedTime = route.value.t === undefined ? undefined : Number(route.value.t);
   const top = peak.current?.of === of ? peak.current : undefined;

@@ -1,8 +1,8 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { CompareAnswer, LabelledPart, MomentAnswer, Part, StepAnswer, StepStats } from "../../api/types";
+import type { CompareAnswer, LabelledPart, MomentAnswer, Part, StepAnswer } from "../../api/types";
 import { base, isAlone, picked, route } from "../../state/app";
-import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
+import { exactBytes, inUnit, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { CATEGORIES, categoryLabel } from "../../state/categories";
 import { NOT_NAMED, shortened, visible } from "../../state/names";
@@ -13,24 +13,27 @@ import { Swatch } from "../category";
 import { divisionLabel, isOurs, partLabel } from "../divisions";
 import { Name } from "../name";
 import { allocationName } from "../overview/largest";
-import type { Pick } from "../../state/selection";
+import type { Pick, RecordedWindow } from "../../state/selection";
 import type { Cursor } from "./cursor";
 
 interface Props {
   by: string;
   cursor: Cursor;
   origin: number;
-  stats: StepStats;
+  peakBytes: number;
+  /** The steps of a whole window, where that is shown. */
+  within: RecordedWindow | undefined;
 }
 
 /** The state at the cursor: at once from the curve, then exactly from the server. */
-export function MomentPanel({ by, cursor, origin, stats }: Props) {
+export function MomentPanel({ by, cursor, origin, peakBytes, within }: Props) {
   const { moment, time } = cursor;
   const exact = moment.data && !moment.stale ? moment.data : undefined;
   const parts: LabelledPart[] = exact ? partsOf(exact, by) : cursor.approximate.map((p) => ({ ...p, count: 0 }));
   const waiting = !exact && parts.length === 0;
-  const bytes = exact ? exact.bytes : waiting ? stats.peak_bytes : parts.reduce((s, p) => s + p.bytes, 0);
-  const unit = unitFor(stats.peak_bytes);
+  const bytes = exact ? exact.bytes : waiting ? peakBytes : parts.reduce((s, p) => s + p.bytes, 0);
+  const unit = unitFor(peakBytes);
+  const step = time === undefined ? undefined : within?.steps.find((one) => time >= one.start && time <= one.end);
   return (
     <aside class="card side" data-testid="moment-panel" data-exact={exact ? "true" : "false"} aria-live="off">
       <h2>
@@ -43,6 +46,7 @@ export function MomentPanel({ by, cursor, origin, stats }: Props) {
           </span>
         )}{" "}
         {exact && exact.event >= 0 && <span class="approx">event {grouped(exact.event)}</span>}
+        {step && <span class="approx"> · step {step.step}</span>}
       </h2>
       <div class="big amount" title={exactBytes(bytes)}>
         {withUnit(bytes, unit)}
@@ -58,7 +62,10 @@ export function MomentPanel({ by, cursor, origin, stats }: Props) {
           "from the curve: this column's highest"
         )}
       </p>
-      {!waiting && <Breakdown by={by} parts={parts} unit={unit} cursor={cursor} />}
+      {!waiting && <Breakdown by={by} parts={parts} unit={unit} cursor={cursor} alone={within !== undefined} />}
+      <p class="unseen" role="status">
+        {exact && cursor.pinned && !cursor.hovering && `${withUnit(bytes, unit)} after event ${grouped(exact.event)}`}
+      </p>
       {exact && <Alive moment={exact} page={unit} />}
       <div class="buttons">
         <button
@@ -127,10 +134,19 @@ function partsOf(moment: MomentAnswer, by: Props["by"]): LabelledPart[] {
 const MOST = 14;
 const OTHERS = ["(other modules)", "(others)"];
 
+interface BreakdownProps {
+  by: Props["by"];
+  parts: LabelledPart[];
+  unit: Unit;
+  cursor: Cursor;
+  /** Of a whole window: there is nothing to hold it against. */
+  alone: boolean;
+}
+
 /** One row per part, in the curve's order from the top; beside it the change against the base or the peak. */
-function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: LabelledPart[]; unit: Unit; cursor: Cursor }) {
+function Breakdown({ by, parts, unit, cursor, alone }: BreakdownProps) {
   const pick = picked.value!;
-  const basis = meant(base.value, pick);
+  const basis = alone ? null : meant(base.value, pick);
   const query = basis && {
     base_run: basis.run,
     base_worker: basis.worker,
@@ -140,11 +156,14 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Labell
   const change = useRemote<CompareAnswer>(
     cursor.atPeak && query ? address("compare", { by, ...pick, ...query }) : null,
   );
-  const peak = useRemote<StepAnswer>(cursor.atPeak ? null : address("step", pick));
+  const peak = useRemote<StepAnswer>(cursor.atPeak || alone ? null : address("step", pick));
   const deltas = cursor.atPeak
     ? change.data && new Map(change.data.rows.map((row) => [row.key, row.delta_bytes]))
     : peak.data && deltasTo(parts, peak.data.peak, by);
-  const heading = cursor.atPeak ? (basis ? `vs ${sideName({ ...basis, alone: isAlone(basis) }, pick)}` : "") : deltas ? "vs peak" : "";
+  const compared = cursor.atPeak ? basis !== null : !alone && (peak.loading || deltas !== undefined);
+  const against = basis && cursor.atPeak ? sideName({ ...basis, alone: isAlone(basis) }, pick) : "peak";
+  const heading = compared ? `vs ${against}` : "share";
+  const all = parts.reduce((s, p) => s + p.bytes, 0);
   const order = cursor.approximate.map((p) => p.key);
   const sorted =
     by === "category"
@@ -181,7 +200,10 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Labell
             <td class="number" title={exactBytes(part.bytes)}>
               {inUnit(part.bytes, unit)}
             </td>
-            <td class="number">{deltas ? <Delta bytes={deltas.get(part.key) ?? 0} unit={unit} /> : ""}</td>
+            <td class="number">
+              {deltas && compared && <Delta bytes={deltas.get(part.key) ?? 0} unit={unit} />}
+              {!compared && <span class="muted">{percent(part.bytes, all)}</span>}
+            </td>
           </tr>
         ))}
         {rest.length > 0 && (
@@ -197,7 +219,7 @@ function Breakdown({ by, parts, unit, cursor }: { by: Props["by"]; parts: Labell
             <td class="number muted" title={exactBytes(restBytes)}>
               {inUnit(restBytes, unit)}
             </td>
-            <td />
+            <td class="number muted">{!compared && percent(restBytes, all)}</td>
           </tr>
         )}
       </tbody>

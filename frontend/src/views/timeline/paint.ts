@@ -5,10 +5,9 @@ import { type Axis, drawByteAxis, TIME_AXIS } from "../../draw/axes";
 import { drawLanes, type Lane, lanesHeight } from "../../draw/lanes";
 import { readPalette } from "../../draw/palette";
 import { linear, type Scale } from "../../draw/scale";
-import { ceiling } from "../../draw/stack";
+import { ceiling, highestReserve } from "../../draw/stack";
 import { prepare } from "../../draw/surface";
 import { unitFor, withUnit } from "../../state/bytes";
-import { PLOT_HEIGHT } from "./chart";
 
 interface Picture {
   by: string;
@@ -16,37 +15,44 @@ interface Picture {
   strip: CurveAnswer | undefined;
   x: Scale;
   width: number;
+  height: number;
+  /** Whether the picture is high enough for the reserve. */
+  reserve: boolean;
   whole: [number, number];
   peakBytes: number;
   peakTime: number;
   axis?: Axis;
 }
 
-const BOTTOM = PLOT_HEIGHT - 26;
+const AXIS = 26;
 
 export function paintCurve(canvas: HTMLCanvasElement, picture: Picture): void {
-  const { curve, x, width } = picture;
-  const context = prepare(canvas, { width, height: PLOT_HEIGHT });
+  const { x, width, height } = picture;
+  const context = prepare(canvas, { width, height });
   if (!context) return;
   const palette = readPalette(canvas, context);
-  const top = ceiling(picture.strip ? [curve, picture.strip] : [curve]);
-  const y = linear([0, top], [BOTTOM, 6]);
+  const bottom = height - AXIS;
+  const curve = picture.reserve ? picture.curve : { ...picture.curve, reserved: null };
+  const both = picture.strip ? [picture.curve, picture.strip] : [picture.curve];
+  const top = ceiling(picture.reserve ? both : both.map((one) => ({ ...one, reserved: null })));
+  const y = linear([0, top], [bottom, 6]);
   const [left, right] = x.range;
   const unit = unitFor(picture.peakBytes);
   drawByteAxis(context, y, left, right, unit, palette);
-  (picture.axis ?? TIME_AXIS).draw(context, x, BOTTOM, picture.whole[0], palette);
+  (picture.axis ?? TIME_AXIS).draw(context, x, bottom, picture.whole[0], palette);
   context.save();
   context.beginPath();
-  context.rect(left, 0, right - left, BOTTOM);
+  context.rect(left, 0, right - left, bottom);
   context.clip();
   drawLayers(context, curve, picture.by, { x, y }, palette);
   drawOutline(context, curve, { x, y }, palette);
   drawReserved(context, curve, { x, y }, palette);
   context.restore();
   const at = { x: x(picture.peakTime), y: y(picture.peakBytes) };
-  labelReserved(context, curve, y, x.range, at.x, palette);
+  if (picture.reserve) labelReserved(context, curve, y, x.range, at.x, palette);
+  else labelAbove(context, highestReserve(both), x.range, at.x, palette);
   if (at.x >= left && at.x <= right)
-    drawPeak(context, at, BOTTOM, `peak ${withUnit(picture.peakBytes, unit)}`, palette, right);
+    drawPeak(context, at, bottom, `peak ${withUnit(picture.peakBytes, unit)}`, palette, right);
 }
 
 function labelReserved(
@@ -66,6 +72,23 @@ function labelReserved(
   context.textAlign = atLeft ? "left" : "right";
   context.fillStyle = palette.muted;
   context.fillText(`${words} ${withUnit(level)}`, atLeft ? left + 4 : right - 4, Math.max(12, y(level) - 6));
+  context.textAlign = "left";
+}
+
+/** The reserve as a number where it would leave no room for what is allocated. */
+export function labelAbove(
+  context: CanvasRenderingContext2D,
+  level: number,
+  [left, right]: Scale["range"],
+  peak: number,
+  palette: { muted: string },
+): void {
+  if (level === 0) return;
+  const atLeft = peak > right - 240;
+  context.font = "11px system-ui, sans-serif";
+  context.textAlign = atLeft ? "left" : "right";
+  context.fillStyle = palette.muted;
+  context.fillText(`↑ reserved ${withUnit(level)}, not drawn`, atLeft ? left + 4 : right - 4, 14);
   context.textAlign = "left";
 }
 

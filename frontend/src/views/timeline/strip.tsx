@@ -3,7 +3,7 @@ import type { CurveAnswer } from "../../api/types";
 import { drawLayers, drawOutline, drawReserved } from "../../draw/area";
 import { readPalette } from "../../draw/palette";
 import { linear } from "../../draw/scale";
-import { ceiling, kept, zoomed } from "../../draw/stack";
+import { ceiling, kept, panned, zoomed } from "../../draw/stack";
 import { prepare } from "../../draw/surface";
 import { dark } from "../../host/theme";
 
@@ -15,6 +15,7 @@ interface Props {
   margin: { left: number; right: number };
   enabled: boolean;
   by?: string;
+  reserve: boolean;
   onZoom: (window: [number, number]) => void;
 }
 
@@ -24,14 +25,15 @@ const HANDLE = 6;
 type Grip = { kind: "move" | "left" | "right" | "new"; time: number; window: [number, number] };
 
 /** The whole step in a strip, with the shown window as a frame that can be moved and pulled. */
-export function Strip({ curve, window, whole, width, margin, enabled, by = "category", onZoom }: Props) {
+export function Strip({ curve, window, whole, width, margin, enabled, by = "category", reserve, onZoom }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const grip = useRef<Grip | null>(null);
   const theme = dark.value;
   const x = linear(whole, [margin.left, Math.max(margin.left + 1, width - margin.right)]);
   useEffect(() => {
-    if (canvas.current && curve) paintStrip(canvas.current, curve, by, window, x, width);
-  }, [curve, width, theme, window[0], window[1]]);
+    const drawn = curve && !reserve ? { ...curve, reserved: null } : curve;
+    if (canvas.current && drawn) paintStrip(canvas.current, drawn, by, window, x, width);
+  }, [curve, width, theme, reserve, window[0], window[1]]);
 
   const down = (event: PointerEvent): void => {
     if (!enabled) return;
@@ -62,10 +64,9 @@ export function Strip({ curve, window, whole, width, margin, enabled, by = "cate
     }
   };
   const keys = (event: KeyboardEvent): void => {
-    const by = (window[1] - window[0]) / 10;
     const centre = (window[0] + window[1]) / 2;
-    if (event.key === "ArrowLeft") onZoom(kept([window[0] - by, window[1] - by], whole));
-    else if (event.key === "ArrowRight") onZoom(kept([window[0] + by, window[1] + by], whole));
+    if (event.key === "ArrowLeft") onZoom(panned(window, -0.1, whole));
+    else if (event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));
     else if (event.key === "+" || event.key === "=") onZoom(zoomed(window, centre, 0.5, whole));
     else if (event.key === "-") onZoom(zoomed(window, centre, 2, whole));
     else if (event.key === "Escape") onZoom(whole);
@@ -78,8 +79,9 @@ export function Strip({ curve, window, whole, width, margin, enabled, by = "cate
       class="overview-strip brush"
       data-testid="overview-strip"
       tabIndex={enabled ? 0 : -1}
-      role="img"
-      aria-label="The whole step. Arrow keys move the shown window, plus and minus change its width, Escape shows everything."
+      role="application"
+      aria-roledescription="chart"
+      aria-label="The whole of it. Arrow keys move the shown window, plus and minus change its width, Escape shows everything."
       style={{ height: `${HEIGHT}px` }}
       onPointerDown={down}
       onPointerMove={move}

@@ -2,15 +2,16 @@ import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CurveAnswer, CurveBy, LanesAnswer, StepAnswer } from "../../api/types";
-import { kept } from "../../draw/stack";
+import { kept, reserveFits } from "../../draw/stack";
 import { sharpness } from "../../draw/surface";
-import { navigate, picked, route, selection } from "../../state/app";
+import { alone, navigate, picked, route, selection } from "../../state/app";
 import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
+import { stepName } from "../../state/sentences";
 import { duration } from "../../state/time";
 import { divisionLabel, useDivisions } from "../divisions";
 import { Notice } from "../notices";
-import { Segmented } from "../segmented";
+import { Segmented, Toggle } from "../segmented";
 import { FailureState, Loading } from "../states";
 import { aboutTimes } from "../times";
 import { Chart } from "./chart";
@@ -21,14 +22,17 @@ import { MomentPanel } from "./moment_panel";
 const FEW = ["category", "module", "phase"];
 const MARGIN = { left: 78, right: 12 };
 
-/** The curve of one step, its lanes, and beside it the state at the cursor. */
+/** The curve of one step or of a whole recorded window, its lanes, and beside it the state at the cursor. */
 export function Timeline() {
   const pick = picked.value!;
-  const stats = selection.value!.stats!;
+  const { stats: ofStep, window: recorded } = selection.value!;
+  const stats = ofStep!;
+  const all = route.value.span === "window" && recorded.steps.length > 1;
+  const drawn = all ? { ...pick, step: "all", window_step: pick.step } : pick;
   const [width, setWidth] = useState(0);
   const divisions = useDivisions(pick, FEW, route.value.by);
   const by: CurveBy = divisions.find((one) => one === route.value.by) ?? "category";
-  const whole: [number, number] = [stats.step_start_ns, stats.step_end_ns];
+  const whole: [number, number] = all ? [recorded.from, recorded.to] : [stats.step_start_ns, stats.step_end_ns];
   const window = windowOf(route.value.t0, route.value.t1, whole);
   const zoomed = window[0] !== whole[0] || window[1] !== whole[1];
   const inner = Math.max(1, width - MARGIN.left - MARGIN.right);
@@ -36,15 +40,15 @@ export function Timeline() {
   const range = zoomed ? { t0: window[0], t1: window[1] } : {};
   const ready = width > 0;
   const curve = useRemote<CurveAnswer>(
-    ready ? address("curve", { ...pick, by, ...range, px }) : null,
+    ready ? address("curve", { ...drawn, by, ...range, px }) : null,
     zoomed ? 70 : 0,
     sameStep,
   );
   const plain = by === "category" && !zoomed; // then the curve and the strip are one request
-  const rest = useRemote<CurveAnswer>(ready && !plain ? address("curve", { ...pick, by: "category", px }) : null);
+  const rest = useRemote<CurveAnswer>(ready && !plain ? address("curve", { ...drawn, by: "category", px }) : null);
   const strip = plain ? (curve.stale ? undefined : curve.data) : rest.data;
   const lanes = useRemote<LanesAnswer>(
-    ready ? address("lanes", { ...pick, ...range, px: inner }) : null,
+    ready ? address("lanes", { ...pick, t0: window[0], t1: window[1], px: inner }) : null,
     zoomed ? 70 : 0,
     sameStep,
   );
@@ -59,10 +63,15 @@ export function Timeline() {
     const half = (window[1] - window[0]) / 2;
     if (t < window[0] || t > window[1]) zoom(kept([t - half, t + half], whole));
   };
-  const cursor = useCursor(pick, by, shown, strip, coarse, follow);
+  const cursor = useCursor(pick, JSON.stringify(drawn), by, shown, strip, coarse, follow);
+  const peak = all ? strip?.peak : { bytes: stats.peak_bytes, time_ns: stats.peak_time_ns };
+  const reserves = strip?.reserved ? reserveFits([strip]) : true;
+  const reserve = route.value.reserve === undefined ? reserves : route.value.reserve === "on";
+  const what = all ? `steps ${recorded.steps[0]!.step} to ${recorded.steps.at(-1)!.step}` : stepName(pick.step, alone.value);
   if (curve.failure && !coarse) return <FailureState failure={curve.failure} onRetry={curve.retry} />;
   return (
     <>
+      <h1 class="unseen">Memory over time, {what}</h1>
       <div class="tools">
         <Segmented
           label="Colour by"
@@ -73,8 +82,16 @@ export function Timeline() {
         />
         {zoomed && (
           <button type="button" class="toggle" data-testid="reset-zoom" onClick={() => zoom(whole)}>
-            Whole step
+            Whole {all ? "window" : "step"}
           </button>
+        )}
+        {strip?.reserved && (
+          <Toggle
+            text="Reserve"
+            testid="reserve"
+            on={reserve}
+            onFlip={() => navigate({ reserve: reserve !== reserves ? undefined : reserve ? "off" : "on" })}
+          />
         )}
         {zoomed && (
           <span class="muted">
@@ -83,7 +100,7 @@ export function Timeline() {
         )}
         {!coarse && (
           <span class="hint">
-            drag to zoom · wheel to zoom · double-click or Esc to reset · ← → step through events
+            drag or wheel to zoom · double-click or Esc to reset · ← → step through events
           </span>
         )}
       </div>
@@ -106,8 +123,9 @@ export function Timeline() {
             whole={whole}
             margin={MARGIN}
             cursor={cursor}
-            peakBytes={stats.peak_bytes}
-            peakTime={stats.peak_time_ns}
+            peakBytes={peak?.bytes ?? stats.peak_bytes}
+            peakTime={peak?.time_ns ?? stats.peak_time_ns}
+            reserve={reserve}
             canZoom={!coarse}
             onWidth={setWidth}
             onZoom={zoom}
@@ -122,7 +140,13 @@ export function Timeline() {
             </p>
           )}
         </section>
-        <MomentPanel by={by} cursor={cursor} origin={whole[0]} stats={stats} />
+        <MomentPanel
+          by={by}
+          cursor={cursor}
+          origin={whole[0]}
+          peakBytes={peak?.bytes ?? stats.peak_bytes}
+          within={all ? recorded : undefined}
+        />
       </div>
     </>
   );

@@ -1,0 +1,112 @@
+"""What can be picked, and how: many workers, empty recordings, long names, narrow windows, large reserves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+import tb_memplugin
+from tb_memplugin.store.writer import RunWriter
+from tests.browser.conftest import watched
+from tests.browser.tab import exact
+from tests.tensorboard.process import tensorboard
+from tests.traces import trace
+
+GIB = 1 << 30
+LONG = f"{'encoder_of_a_model_' * 8}.layers"
+
+
+def on_a_gpu(size: int, module: str = "layer") -> list[str]:
+    """One allocation of a module within a reserve of 60 GiB."""
+    here = f"device=cuda:0 module={module} reserved={60 * GIB}"
+    return [f"alloc {size} {module} {here}"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("picks")
+    for rank in (0, 2, 10):
+        RunWriter(str(folder / "jobs" / "many"), f"rank{rank}").write(trace(*on_a_gpu(GIB + rank)))
+    RunWriter(str(folder / "jobs" / "names"), "rank0").write(
+        trace(*(line for layer in range(12) for line in on_a_gpu(GIB, f"{LONG}.{layer}")))
+    )
+    weights = f"start {2 * GIB} weights device=cuda:0 category=parameter reserved={60 * GIB}"
+    RunWriter(str(folder / "another"), "rank0").write(trace(weights, *on_a_gpu(GIB)))
+    hollow: dict[str, Any] = {"segments": [], "device_traces": [[]]}
+    RunWriter(str(folder / "hollow"), "rank0").write(tb_memplugin.load(hollow))
+    with tensorboard(folder) as running:
+        running.wait_for("runs", lambda answer: sum(len(run["workers"]) for run in answer["runs"]) == 6)
+        yield running
+
+
+@pytest.fixture
+def tab(server, kept_tabs):
+    yield from watched(kept_tabs(server.url))
+
+
+def test_workers_stand_in_the_order_in_which_people_count(tab):
+    tab.open_anew("overview", run="jobs/many")
+    labels = tab("picker-worker").evaluate("select => [...select.options].map((option) => option.label)")
+    assert labels == ["rank0", "rank2", "rank10"]
+
+
+def test_a_recording_without_memory_is_no_dead_end(tab):
+    tab.open_anew("overview", run="hollow")
+    expect(tab("missing")).to_contain_text("run hollow, which recorded no memory of any device")
+    expect(tab("headline")).to_contain_text("peaked at")
+    tab.pick("run", "jobs/many")
+    expect(tab("missing")).to_have_count(0)
+
+
+def test_a_lone_recording_is_held_against_one_of_the_same_folder(tab):
+    tab.open_anew("compare", run="jobs/names", worker="rank0")
+    expect(tab("headline")).to_contain_text("jobs/many")
+
+
+def test_the_panel_of_what_to_compare_with_stays_within_a_narrow_window(open_tab, server):
+    tab = open_tab(server.url)
+    tab.page.set_viewport_size({"width": 560, "height": 700})
+    tab.open("overview", run="jobs/many")
+    tab("picker-base").click()
+    box = tab("picker-base-panel").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 560
+
+
+def test_names_that_begin_alike_are_told_apart_by_their_ends(tab):
+    tab.open_anew("timeline", run="jobs/names", by="module")
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    rows = tab("moment-row")
+    cut = rows.locator(".tail").evaluate_all("ends => ends.map((end) => end.scrollWidth - end.clientWidth)")
+    assert len(cut) >= 11
+    assert max(cut) <= 0  # every end stands there whole
+    ends = rows.locator(".tail").all_inner_texts()
+    assert len(set(ends)) == len(ends)
+
+
+def filled(tab):
+    """The share of the plot's height that is filled in its middle."""
+    return tab("timeline-canvas").evaluate(
+        """(canvas) => {
+            const x = Math.floor(canvas.width * 0.5);
+            const { data } = canvas.getContext("2d").getImageData(x, 0, 1, canvas.height);
+            let count = 0;
+            for (let i = 3; i < data.length; i += 4) if (data[i] === 255) count += 1;
+            return count / canvas.height;
+        }"""
+    )
+
+
+def test_a_reserve_far_above_does_not_flatten_the_curve_unless_asked_for(tab):
+    tab.open_anew("timeline", run="another")
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    tab.settle()
+    expect(tab("reserve")).to_have_attribute("aria-pressed", "false")
+    assert filled(tab) > 0.5  # two of 3.4 GiB
+    tab("reserve").click()
+    tab.wait_until(lambda: "reserve=on" in tab.page.url, "the reserve in the address")
+    tab.wait_until(lambda: filled(tab) < 0.1, "room for 60 GiB")
+    assert exact(tab("moment-panel").locator(".big")) == 3 * GIB
