@@ -17,6 +17,7 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 MOST = 1 << 20
 """The largest batch and sequence that can be asked for."""
 
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
 DTYPES = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adamw-fused", "adam", "adam-fused", "adafactor", "momentum", "sgd")
 
@@ -60,7 +61,16 @@ trained on the sum of its output."""
 @click.option(
     "--mesh",
     metavar="TEXT",
-    help="Several ranks, such as dp=8,tp=2; needs a function with a parameter named mesh.",
+    help="Several ranks, such as dp=8,tp=2, for a function with a parameter named mesh. pp=4 alone divides a "
+    "torch.nn.Sequential, or a decoder of transformers, into the stages of a pipeline.",
+)
+@click.option(
+    "--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True, help="Of the pipeline."
+)
+@click.option(
+    "--micro-batches",
+    type=click.IntRange(1, MOST),
+    help="Into which a pipeline divides the batch. Default: as many as it has stages.",
 )
 @click.option("--changes/--no-changes", default=True, help="Estimate also what would lower the peak.")
 @click.option("--logdir", help="Write the estimate there as a run, for the Memory tab.")
@@ -70,6 +80,8 @@ def command(
     gpu: str,
     capacity: str | None,
     mesh: str | None,
+    schedule: str,
+    micro_batches: int | None,
     find_max_batch: bool,
     alloc_conf: str,
     changes: bool,
@@ -82,13 +94,16 @@ def command(
     if capacity is not None:
         spec = spec.with_memory(read_size(capacity))
     try:
+        from tb_memplugin.estimate.pipeline import Pipelining
         from tb_memplugin.estimate.step_estimate import StepEstimator
         from tb_memplugin.estimate.targets import read_target
         from tb_memplugin.estimate.workload import Workload
     except ModuleNotFoundError as error:
         raise _without(error) from error
     with redirect_stdout(sys.stderr):  # what the target prints is no part of the answer
-        estimator = StepEstimator(read_target(target), spec, alloc_conf, mesh)
+        estimator = StepEstimator(
+            read_target(target), spec, alloc_conf, mesh, Pipelining(schedule, micro_batches)
+        )
         step = estimator.step(Workload(**sizes), logdir=logdir)
         report = Report(
             step,

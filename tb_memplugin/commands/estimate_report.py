@@ -91,7 +91,7 @@ def show(report: Report) -> None:
 def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
     found, room = step.estimate, step.gpu.memory_bytes
     kind = "inference" if step.workload.inference else "training"
-    yield f"{step.target}: {kind}, {', '.join(_sizes(step))}"
+    yield f"{step.target}: {', '.join((kind, *_sizes(step)))}"
     if step.ranks is not None:
         worst, tried = step.ranks.worst, [one.rank for one in step.ranks.ranks]
         yield f"mesh {step.ranks.mesh}: rank {worst.rank} takes most, of {tried}"

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.sharded_model import sharded
 from tb_memplugin.estimate.workload import Built, Workload
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class ConfigTarget:
 
     @property
     def takes(self) -> frozenset[str]:
-        """Every model takes a batch; images have no length."""
+        """Every model takes a batch and a mesh; images have no length."""
         images = self.model_class.main_input_name == "pixel_values"
-        return frozenset({"batch"} if images else {"batch", "seq"})
+        return frozenset({"batch", "mesh"} if images else {"batch", "seq", "mesh"})
 
     @property
     def model_class(self) -> Any:
@@ -83,18 +84,22 @@ class ConfigTarget:
         seq = workload.seq or min(SEQ, self._positions() or SEQ)
         return replace(workload, batch=workload.batch or 1, seq=seq if "seq" in self.takes else None)
 
-    def build(self, workload: Workload, mesh: DeviceMesh | None = None) -> Built:  # noqa: ARG002  # it takes none
-        """The model in the dtype asked for, and inputs of the size.
+    def build(self, workload: Workload, mesh: DeviceMesh | None = None) -> Built:
+        """The model in the dtype asked for, or a rank's part of it, and inputs of the size.
 
         Raises:
-            MemPluginError: it takes inputs that cannot be made from a config, or would not end in time.
+            MemPluginError: it takes inputs that cannot be made from a config, would not end in time, or
+                cannot be sharded like this.
         """
         self._refuse_long_loops(workload.seq or 1)
         if not workload.inference and hasattr(self.config, "use_cache"):
             self.config.use_cache = False
         model = self._model()
         inputs = self._inputs(workload.batch or 1, workload.seq or 1, labels=not workload.inference)
-        return Built(model, keywords=inputs, notes=self._notes(workload.seq))
+        if mesh is None:
+            return Built(model, keywords=inputs, notes=self._notes(workload.seq))
+        part, told = sharded(model, mesh)
+        return Built(part, keywords=inputs, notes=(*self._notes(workload.seq), told), is_part=True)
 
     def _refuse_long_loops(self, seq: int) -> None:
         layers = getattr(self.config, "num_hidden_layers", 1)

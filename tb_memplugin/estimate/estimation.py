@@ -76,6 +76,8 @@ def answer(
     levels = allocated_levels(simulated, 0)
     reserved = _reserved_peak(simulated) if simulated.devices[0].has_reserved else int(levels.max())
     fits, margin, told = _fits(trace, settings, gpu, reserved)
+    if not len(simulated.allocations):
+        told.append(f"Nothing was allocated on {trace.devices[0].name}: build models and inputs there.")
     parts = breakdown(simulated, int(np.argmax(levels)) - 1)
     return Estimate(
         peak_allocated_bytes=int(levels.max()),
@@ -110,9 +112,7 @@ def _fits(
 ) -> tuple[bool | None, int | None, list[str]]:
     if gpu is None or not trace.devices[0].has_reserved:
         return None, None, []
-    notes = []
-    if gpu.context_bytes is None:
-        notes.append("Not counted: the CUDA context (docs/gpus.md) and other programs on the GPU.")
+    notes = [_beside(gpu)]
     room = gpu.usable_bytes
     if reserved <= room:
         return True, room - reserved, notes
@@ -123,6 +123,16 @@ def _fits(
         "It fits only because the allocator gives unused segments back when memory runs out: that is slow."
     )
     return True, room - _peak(tight), notes
+
+
+def _beside(gpu: GpuSpec) -> str:
+    if gpu.context_bytes is None:
+        return "Not counted: the CUDA context (docs/gpus.md) and other programs on the GPU."
+    return (
+        f"Beside the allocator, {gpu.context_bytes >> 20:,} MiB are left for the CUDA context: the least "
+        "that was seen on this GPU (docs/gpus.md). Other programs, and what the program's own kernels add, "
+        "are not counted."
+    )
 
 
 def _peak(tight: Replay) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,6 +18,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.allocator_settings import AllocatorSettings
 from tb_memplugin.estimate.corrections import Target
 from tb_memplugin.estimate.corrections.chosen import chosen
+from tb_memplugin.estimate.corrections.libraries import chosen_plugins
 from tb_memplugin.estimate.estimate_report import print_estimate, print_modules, print_tensors
 from tb_memplugin.estimate.estimate_stats import (
     ModuleMemory,
@@ -30,12 +31,14 @@ from tb_memplugin.estimate.estimation import Estimate, answer, simulate
 from tb_memplugin.estimate.fake_recording import FakeRecording
 from tb_memplugin.estimate.fake_trace import trace_of
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.plugins import Plugin
+from tb_memplugin.estimate.turns import Turns
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Category, MemoryTrace
 
-_ONE_AT_A_TIME = threading.RLock()
-"""Held inside of a block: what two threads patch and put back in turns would stay patched. They may nest."""
+_ONE_AT_A_TIME = Turns()
+"""Held inside of a block."""
 
 WORKER = "estimate"
 """The name under which `save` writes, as the Memory tab shows it."""
@@ -53,10 +56,11 @@ class MemoryEstimator:
         hints: values that only a real run knows; see docs/estimate.md.
         conf: settings of the caching allocator, as in PYTORCH_CUDA_ALLOC_CONF.
         corrected: False leaves fake tensors as torch has them, for comparison.
+        plugins: of libraries, by name or as `Plugin`s; () for none. None: all of `plugins.PLUGINS`.
         log_level: of this estimator's own messages, as a name or number. None: as the package's.
 
     Raises:
-        MemPluginError: an unknown device, GPU or setting.
+        MemPluginError: an unknown device, GPU, setting or plugin.
 
     Example:
         >>> with MemoryEstimator(gpu="h100") as estimator:
@@ -74,6 +78,7 @@ class MemoryEstimator:
         *,
         conf: str = "",
         corrected: bool = True,
+        plugins: Sequence[str | Plugin] | None = None,
         log_level: int | str | None = None,
     ) -> None:
         self.device = torch.device(device)
@@ -86,7 +91,12 @@ class MemoryEstimator:
         spec = GpuSpec.named(gpu) if isinstance(gpu, str) else gpu
         self.gpu = spec if self.device.type == "cuda" else None
         self._settings = AllocatorSettings.from_conf(conf)
-        self._target = Target(self.device.type, self.gpu, has_device=_has_device(self.device.type))
+        self._target = Target(
+            self.device.type,
+            self.gpu,
+            has_device=_has_device(self.device.type),
+            plugins=chosen_plugins(plugins),
+        )
         self._corrections = (
             chosen(self._target, hints) if corrected else chosen(self._target, hints, none=True)
         )
@@ -169,6 +179,13 @@ class MemoryEstimator:
     def step(self) -> None:
         """A training step is over: what follows belongs to the next."""
         self._inside("step").end_step()
+
+    def forget_what_is_gone(self) -> None:
+        """Leave out what was freed so far: for a rank that builds a whole model here, and keeps its part."""
+        recording = self._inside("forget_what_is_gone")
+        gc.collect()
+        recording.mode.settle(recording.layers.place())
+        recording.ledger.forget_the_dead()
 
     def get_current_memory_allocated(self) -> tuple[int, ...]:
         """Allocated bytes by device, the estimated one first, in multiples of 512 a block."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,17 +14,24 @@ from torch.distributed import distributed_c10d
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.patches import Patches
+from tb_memplugin.estimate.plugins.distributed import Done
+from tb_memplugin.estimate.post import Post
 
 _KEPT = ("group_desc", "use_local_synchronization")
 """What `new_group` is told of a program's wishes; not the backend, nor its options."""
 
 
 @contextmanager
-def fake_group(rank: int, world_size: int) -> Iterator[None]:
+def fake_group(rank: int, world_size: int, post: Post) -> Iterator[None]:
     """Be a rank of a world, for this process alone, until the block ends.
+
+    Args:
+        rank, world_size: as `torch.distributed` shall tell them.
+        post: where objects that ranks send each other go, and come from.
 
     Raises:
         MemPluginError: PyTorch has no torch.distributed, or a process group exists already.
+        Waiting: inside the block, for an object of a rank that has not sent it yet.
     """
     if not dist.is_available():
         raise MemPluginError(
@@ -45,6 +52,9 @@ def fake_group(rank: int, world_size: int) -> Iterator[None]:
     try:
         _forget_other_ranks()
         _stay_fake(patches)
+        _hold_what_is_on_its_way(patches)
+        post.begin(rank)
+        _carry_objects(patches, post)
         yield
     finally:
         patches.undo()
@@ -66,6 +76,66 @@ def _stay_fake(patches: Patches) -> None:
     for owner in (dist, distributed_c10d):
         patches.set(owner, "new_group", new_group)
         patches.set(owner, "init_process_group", _nothing)
+
+
+class Underway(Done):
+    """The work of a send, receive or all-reduce: it holds its tensors, as gloo's and NCCL's do."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """One that is set to the tensors."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+def _hold_what_is_on_its_way(patches: Patches) -> None:
+    """Works of a fake group hold nothing; others do (ProcessGroupGloo.hpp: SendWork, RecvWork)."""
+    for name in ("send", "recv", "allreduce"):
+        patches.set(dist.ProcessGroup, name, _holding(getattr(dist.ProcessGroup, name)))
+
+
+def _holding(call: Any) -> Any:
+    def run(group: Any, tensors: Sequence[torch.Tensor], *args: Any, **keywords: Any) -> Underway:
+        call(group, tensors, *args, **keywords)
+        return Underway(tensors)
+
+    return run
+
+
+def _carry_objects(patches: Patches, post: Post) -> None:
+    """Objects reach the rank that they are for: pipelines tell each other shapes that way."""
+
+    def send(
+        object_list: list[Any], dst: Any = None, group: Any = None, *_: Any, group_dst: Any = None, **__: Any
+    ) -> None:
+        post.send(_global(dst, group, group_dst), object_list)
+
+    def receive(
+        object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
+    ) -> int:
+        sender = _global(src, group, group_src)
+        object_list[:] = post.receive(sender)
+        return sender
+
+    for owner in (dist, distributed_c10d):
+        patches.set(owner, "send_object_list", send)
+        patches.set(owner, "recv_object_list", receive)
+
+
+def _global(rank: int | None, group: Any, group_rank: int | None) -> int:
+    """A rank of the world, told as such or as one of a group."""
+    if rank is not None:
+        return rank
+    if group_rank is None:
+        raise MemPluginError(
+            "An object is received from any rank: an estimate cannot know from which.",
+            where="recv_object_list",
+            fix="Name the sender: src=... or group_src=...",
+        )
+    return dist.get_global_rank(group or distributed_c10d._get_default_group(), group_rank)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -166,6 +166,11 @@ class FakeLedger:
                 return True
         return False
 
+    def forget_the_dead(self) -> None:
+        """What is gone was never there: the history begins with what is alive."""
+        self.entries[:] = [entry for entry in self.entries if entry[1] and entry[2].freed_ns == FOREVER]
+        self.peaks[:] = self.allocated
+
     def block_of(self, storage: torch.UntypedStorage) -> Block | None:
         """The block behind a storage, None if it is not known."""
         life = self.lives.get(storage._cdata)

@@ -36,13 +36,15 @@ _IN_PLACE_WITHOUT_MODES = frozenset(
         aten.index_put.default,
         aten.index_add.default,
         aten.scatter.src,
-        aten.scatter.value,
         aten.scatter_add.default,
         aten.masked_scatter.default,
     }
 )
 """What autograd does in place for plain tensors, and out of place under any mode: its engine's sums
 (input_buffer.cpp), and derivatives that fill zeros (FunctionsManual.cpp, areAnyTensorSubclassLike)."""
+
+_ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default})
+"""What makes them; into a gradient that came from elsewhere derivatives do not write."""
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
@@ -227,7 +229,7 @@ class CountingFakeMode(FakeTensorMode):
         count[0] += 1
         count[1] += size
         if func in _IN_PLACE_WITHOUT_MODES and place.phase is Phase.BACKWARD and self._engine_adds:
-            summand = self._reused(args, size)
+            summand = self._reused(func, args, size)
             if summand is not None:
                 self._pending = (weakref.ref(storage), size, summand, func, place)
                 return
@@ -237,8 +239,8 @@ class CountingFakeMode(FakeTensorMode):
             fresh.category, fresh.label = old.category, old.label
             ledger.give_back(old, place)
 
-    def _reused(self, args: Sequence[object], size: int) -> Block | None:
-        """The block that the engine would add into, if nobody else holds it.
+    def _reused(self, func: Any, args: Sequence[object], size: int) -> Block | None:
+        """The block that the engine would add into, or a derivative write into, if nobody else holds it.
 
         A view holds the tensor that it shows, and with it a second reference to the memory: the engine leaves
         views alone (input_buffer.cpp, can_accumulate_inplace). Gradients of weights and biases are views.
@@ -247,7 +249,9 @@ class CountingFakeMode(FakeTensorMode):
         if type(first) is not FakeTensor or first._is_view() or not _called_by_engine():
             return None
         block = self.ledger.block_of(first.untyped_storage())
-        return block if block is not None and block.bytes == size else None
+        if block is None or block.bytes != size:
+            return None
+        return block if func is aten.add.Tensor or block.made_by in _ZEROS else None
 
 
 def _tensors(results: Any) -> Iterator[Any]:

@@ -37,8 +37,8 @@ class GpuSpec:
         name: as in `GpuSpec.names()`.
         memory_bytes: what a process can have in all: the least that drivers were seen to report.
         compute_capability: (major, minor).
-        context_bytes: what the CUDA context takes of that, outside PyTorch's allocator; None: not known.
-            It depends on the driver and on the kernels that a program loads.
+        context_bytes: what a process takes of that outside PyTorch's allocator, the CUDA context: the least
+            that was seen, since it grows with the kernels that a program loads; None: nobody told.
         memory_is_nominal: whether `memory_bytes` is what the maker says, for want of a driver's number.
     """
 
@@ -81,7 +81,7 @@ class GpuSpec:
     @property
     def usable_bytes(self) -> int:
         """What PyTorch's allocator can reserve; the context counts only where it is known."""
-        return self.memory_bytes - (self.context_bytes or 0)
+        return max(self.memory_bytes - (self.context_bytes or 0), 0)
 
     @property
     def cublas_workspace_bytes(self) -> int:
@@ -109,21 +109,21 @@ class GpuSpec:
 GPUS = (
     GpuSpec("v100-16gb", 16_130 * MIB, (7, 0)),
     GpuSpec("v100-32gb", 32_510 * MIB, (7, 0)),
-    GpuSpec("t4", 14_930 * MIB, (7, 5)),
-    GpuSpec("a100-40gb", 40_448 * MIB, (8, 0)),
+    GpuSpec("t4", 14_930 * MIB, (7, 5), 100 * MIB),
+    GpuSpec("a100-40gb", 40_448 * MIB, (8, 0), 414 * MIB),
     GpuSpec("a100-80gb", 81_152 * MIB, (8, 0)),
     GpuSpec("a10", 22_517 * MIB, (8, 6)),
     GpuSpec("a10g", 22_587 * MIB, (8, 6)),
-    GpuSpec("rtx3090", 24_259 * MIB, (8, 6)),
+    GpuSpec("rtx3090", 24_259 * MIB, (8, 6), 256 * MIB),
     GpuSpec("rtxa6000", 48_676 * MIB, (8, 6)),
-    GpuSpec("l4", 22_558 * MIB, (8, 9)),
+    GpuSpec("l4", 22_558 * MIB, (8, 9), 236 * MIB),
     GpuSpec("l40s", 45_589 * MIB, (8, 9)),
-    GpuSpec("rtx4090", 24_084 * MIB, (8, 9)),
+    GpuSpec("rtx4090", 24_084 * MIB, (8, 9), 473 * MIB),
     GpuSpec("h100", 81_008 * MIB, (9, 0)),
     GpuSpec("h100-nvl", 95_232 * MIB, (9, 0)),
     GpuSpec("h200", 143_156 * MIB, (9, 0)),
-    GpuSpec("b200", 182_631 * MIB, (10, 0)),
-    GpuSpec("rtx5090", 32_112 * MIB, (12, 0)),
+    GpuSpec("b200", 182_631 * MIB, (10, 0), 711 * MIB),
+    GpuSpec("rtx5090", 32_112 * MIB, (12, 0), 595 * MIB),
 )
 """Why these numbers: docs/gpus.md."""
 

@@ -14,6 +14,9 @@ _DIMENSION = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,7})\s*")
 MOST_RANKS = 1 << 20
 """The largest world that can be asked for."""
 
+PIPELINE = "pp"
+"""The dimension whose ranks are stages of a pipeline, each another program."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
@@ -54,12 +57,12 @@ class Mesh:
 
     @property
     def corners(self) -> tuple[int, ...]:
-        """The ranks that are first or last in every dimension.
+        """The ranks that are first or last in every dimension, and all of a pipeline (`pp`).
 
         Torch shards in chunks of one size, of which the last may be smaller or empty (`torch.chunk`): where
-        all ranks run the same program, the most and the least are among these.
+        all ranks run the same program, the most and the least are among these. Stages run each their own.
         """
-        ends = [sorted({0, size - 1}) for size in self.shape]
+        ends = [range(size) if name == PIPELINE else sorted({0, size - 1}) for name, size in self.dimensions]
         return tuple(sorted(self._rank(place) for place in itertools.product(*ends)))
 
     def _rank(self, place: tuple[int, ...]) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,8 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.estimation import Estimate
 from tb_memplugin.estimate.estimator import WORKER, MemoryEstimator
 from tb_memplugin.estimate.fake_group import fake_group
-from tb_memplugin.estimate.mesh import Mesh, checked_mesh, parse_mesh
+from tb_memplugin.estimate.mesh import PIPELINE, Mesh, checked_mesh, parse_mesh
+from tb_memplugin.estimate.post import Post, Waiting
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 
@@ -76,13 +79,15 @@ def estimate_ranks(
 
     Args:
         build: run for each rank inside a `MemoryEstimator`, where `torch.distributed` is initialized for that
-            rank: FSDP2, DDP, tensor parallelism and collectives work. It gets the estimator and a mesh.
+            rank: FSDP2, DDP, tensor and pipeline parallelism and collectives work. It gets the estimator and
+            a mesh. It is run again where it waited for shapes that another stage of a pipeline had to tell.
         mesh: the ranks: `Mesh`, "dp=8,tp=2", or a number of ranks for one dimension named dp.
         ranks: which ones; by default the corners of the mesh, see `Mesh.corners`.
         options: of `MemoryEstimator`: device, gpu, conf, hints.
 
     Raises:
-        MemPluginError: the mesh or a rank cannot be, or this process has a process group of its own.
+        MemPluginError: the mesh or a rank cannot be, this process has a process group of its own, or ranks
+            wait for objects that no rank sends.
 
     Example:
         >>> def build(estimator, mesh):
@@ -99,7 +104,42 @@ def estimate_ranks(
             where="estimate_ranks",
             fix=f"Name ranks from 0 to {laid_out.world_size - 1}.",
         )
-    return RankEstimates(laid_out, tuple(_estimated(build, laid_out, rank, options) for rank in wanted))
+    if laid_out.size(PIPELINE) > 1:
+        importlib.import_module("torch.distributed.pipelining")  # its plugin looks when an estimate begins
+    return RankEstimates(laid_out, _in_turns(build, laid_out, wanted, options))
+
+
+def _in_turns(
+    build: Build, mesh: Mesh, wanted: Sequence[int], options: dict[str, Any]
+) -> tuple[RankEstimate, ...]:
+    """Run the ranks; one that waits for another's letter is run again when that was sent."""
+    post, turns, waiting = Post(), deque(wanted), dict[int, Waiting]()
+    found: dict[int, RankEstimate] = {}
+    while turns and not found.keys() >= set(wanted):
+        rank = turns.popleft()
+        try:
+            found[rank] = _estimated(build, mesh, rank, options, post)
+        except Waiting as wait:
+            waiting[rank], sender = wait, wait.letter[0]
+            if sender not in turns and sender not in waiting and sender not in found:
+                turns.append(sender)
+        ready = [other for other, wait in waiting.items() if post.has(wait.letter)]
+        for other in ready:
+            del waiting[other]
+        turns.extendleft(reversed(ready))
+    if not found.keys() >= set(wanted):
+        raise _never_sent(waiting)
+    return tuple(found[rank] for rank in wanted)
+
+
+def _never_sent(waiting: dict[int, Waiting]) -> MemPluginError:
+    told = [f"rank {rank} for rank {wait.letter[0]}" for rank, wait in sorted(waiting.items())]
+    return MemPluginError(
+        f"Ranks wait for objects that are never sent: {', '.join(told[:8])}.",
+        where="estimate_ranks",
+        fix="Send what is received, in the same order. In a pipeline give input_args and output_args to "
+        "every PipelineStage or to none.",
+    )
 
 
 def _mesh(mesh: Mesh | int | str) -> Mesh:
@@ -108,10 +148,10 @@ def _mesh(mesh: Mesh | int | str) -> Mesh:
     return checked_mesh(Mesh((("dp", mesh),)) if isinstance(mesh, int) else mesh, str(mesh))
 
 
-def _estimated(build: Build, mesh: Mesh, rank: int, options: dict[str, Any]) -> RankEstimate:
+def _estimated(build: Build, mesh: Mesh, rank: int, options: dict[str, Any], post: Post) -> RankEstimate:
     from torch.distributed.device_mesh import init_device_mesh
 
-    with fake_group(rank, mesh.world_size), MemoryEstimator(**options) as estimator:
+    with fake_group(rank, mesh.world_size, post), MemoryEstimator(**options) as estimator:
         kept = build(
             estimator, init_device_mesh(estimator.device.type, mesh.shape, mesh_dim_names=mesh.names)
         )

@@ -1,4 +1,4 @@
-"""Activation checkpointing around the blocks that a model repeats, as people put it there by hand."""
+"""The blocks that a model repeats, and checkpointing around them, as people put it there by hand."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from torch.utils.checkpoint import checkpoint
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Checkpoint every block of which a list (`nn.ModuleList`, `nn.Sequential`) holds at least two alike.
-
-    Blocks inside a block are left to it. Names of modules stay as they are.
+    """Checkpoint every repeated block. Names of modules stay as they are.
 
     Returns:
         The number of blocks.
     """
-    found = _blocks(model)
+    found = repeated_blocks(model)
     for block in found:
         block.forward = _checkpointed(block.forward)
     return len(found)
 
 
-def _blocks(module: nn.Module) -> list[nn.Module]:
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """Every block of which a list (`nn.ModuleList`, `nn.Sequential`) holds at least two alike.
+
+    Blocks inside a block are left to it.
+    """
     children = list(module.children())
     if isinstance(module, (nn.ModuleList, nn.Sequential)):
         kinds = Counter(map(type, children))
         repeated = [child for child in children if kinds[type(child)] > 1 and any(child.children())]
         if repeated:
             return repeated
-    return [block for child in children for block in _blocks(child)]
+    return [block for child in children for block in repeated_blocks(child)]
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.changes import Change, Changes, candidates
+from tb_memplugin.estimate.config_target import ConfigTarget
 from tb_memplugin.estimate.estimator import MemoryEstimator
+from tb_memplugin.estimate.expert_parallel import EXPERTS, even_routing
 from tb_memplugin.estimate.max_batch import MaxBatch, Need, max_batch
+from tb_memplugin.estimate.mesh import PIPELINE, parse_mesh
+from tb_memplugin.estimate.pipeline import Pipelining, run_stage
 from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
 from tb_memplugin.estimate.workload import Ran, Target, Workload, run
 
@@ -46,6 +50,7 @@ class StepEstimator:
     gpu: GpuSpec
     conf: str = ""
     mesh: str | None = None
+    pipelining: Pipelining = field(default_factory=Pipelining)
 
     def step(self, workload: Workload, *, conf: str | None = None, logdir: str | None = None) -> StepEstimate:
         """Estimate a step; with other settings than `self.conf`, and written to a logdir, where told.
@@ -70,23 +75,39 @@ class StepEstimator:
         return StepEstimate(self.target.name, ran.workload, self.gpu, found, (*ran.notes, *found.notes))
 
     def _ranks(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
-        if "mesh" not in self.target.takes:
+        stages_alone = parse_mesh(self.mesh or "").names == (PIPELINE,)
+        divided = "mesh" not in self.target.takes or (self._is_divided and stages_alone)
+        if divided and not stages_alone:
             raise MemPluginError(
-                f"{self.target.name} takes no mesh.",
+                f"{self.target.name} takes no mesh, and is divided here over a pipeline alone.",
                 where="--mesh",
-                fix="Give a function with a parameter named mesh, that shards the model as your job does.",
+                fix="Give --mesh pp=4, or a function with a parameter named mesh, that shards the model as "
+                "your job does.",
             )
         ran: list[Ran] = []
 
         def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> None:
-            ran.append(run(self.target, workload, estimator, mesh))
+            if divided:
+                ran.append(run_stage(self.target, workload, estimator, mesh, self.pipelining))
+            else:
+                ran.append(run(self.target, workload, estimator, mesh))
 
-        ranks = estimate_ranks(build, self.mesh or "", gpu=self.gpu, conf=conf)
+        hints, routing = self._routing(workload)
+        ranks = estimate_ranks(build, self.mesh or "", gpu=self.gpu, conf=conf, hints=hints)
         if logdir is not None:
             ranks.save(logdir)
         found = ranks.worst.estimate
-        notes = (*ran[0].notes, *found.notes)
+        notes = (*ran[0].notes, *routing, *found.notes)
         return StepEstimate(self.target.name, ran[0].workload, self.gpu, found, notes, ranks)
+
+    def _routing(self, workload: Workload) -> tuple[Any, tuple[str, ...]]:
+        """Hints and notes on which ranks tokens go to, where experts are divided over them."""
+        mesh = parse_mesh(self.mesh or "")
+        if not isinstance(self.target, ConfigTarget) or mesh.names != (EXPERTS,):
+            return None, ()
+        size = self.target.settled(workload)
+        hints, told = even_routing(self.target.config, (size.batch or 1) * (size.seq or 1), mesh.world_size)
+        return hints, (told,)
 
     def changes(self, base: StepEstimate) -> Changes:
         """What would lower what a step reserves, the most first, each estimated.
@@ -125,7 +146,21 @@ class StepEstimator:
             found = known.get(batch) or self.step(replace(base.workload, batch=batch)).estimate
             return Need(found.peak_reserved_bytes, bool(found.fits))
 
-        return max_batch(need_of, self.gpu.usable_bytes)
+        unit = self._least_batch
+        found = max_batch(lambda count: need_of(unit * count), self.gpu.usable_bytes)
+        return MaxBatch(unit * found.batch, tuple((unit * count, need) for count, need in found.needs))
+
+    @property
+    def _least_batch(self) -> int:
+        """What every batch is a multiple of: the micro-batches of a pipeline."""
+        mesh = parse_mesh(self.mesh) if self.mesh is not None else None
+        in_stages = mesh is not None and mesh.names == (PIPELINE,) and self._is_divided
+        return self.pipelining.micro_batches_on(mesh.world_size) if mesh is not None and in_stages else 1
+
+    @property
+    def _is_divided(self) -> bool:
+        """Whether a pipeline's stages are cut out of the target here; else the target does it."""
+        return isinstance(self.target, ConfigTarget) or "mesh" not in self.target.takes
 
 
 def _highest(phases: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

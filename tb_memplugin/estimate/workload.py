@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -71,13 +71,17 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model on the device of the estimate, what its forward takes, and its optimizer if it brings one."""
+    """A model on the device of the estimate, what its forward takes, and its optimizer if it brings one.
+
+    `is_part` says that the whole model was built first, as no real rank does.
+    """
 
     model: nn.Module
     arguments: tuple[Any, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     notes: tuple[str, ...] = ()
+    is_part: bool = False
 
 
 class Target(Protocol):
@@ -114,25 +118,28 @@ def run(
     Raises:
         MemPluginError: the target does not take the size, cannot be built, or does not run on fake tensors.
     """
-    _refuse_what_it_does_not_take(target, workload)
+    refuse_what_it_does_not_take(target, workload)
     workload = target.settled(workload)
-    with _told_as_refusal(target.name, "built"), torch.device("cuda"), _default_dtype(workload.torch_dtype):
+    with told_as_refusal(target.name, "built"), torch.device("cuda"), default_dtype(workload.torch_dtype):
         built = target.build(workload, mesh)
         built.model.train(not workload.inference)
+        _refuse_one_elsewhere(built.model, target.name)
         if workload.checkpointing:
-            _checkpoint(built.model)
-    with _told_as_refusal(target.name, "run"):
+            checkpoint_model(built.model)
+        if built.is_part:
+            estimator.forget_what_is_gone()
+    with told_as_refusal(target.name, "run"):
         if workload.inference:
             _infer(built, workload, estimator)
             return Ran(replace(workload, optimizer=None), built.notes)
-        name, optimizer = _optimizer(built, workload)
+        name, optimizer = optimizer_of(built, workload)
         _train(built, optimizer, workload, estimator)
     return Ran(replace(workload, optimizer=name), built.notes)
 
 
 def _infer(built: Built, workload: Workload, estimator: MemoryEstimator) -> None:
     estimator.watch(built.model, None)
-    with torch.no_grad(), estimator.track_phase("forward"), _autocast(workload):
+    with torch.no_grad(), estimator.track_phase("forward"), autocast_of(workload):
         built.model(*built.arguments, **built.keywords)
     estimator.step()
 
@@ -144,7 +151,7 @@ def _train(
     estimator.watch(built.model, optimizer)
     scaler = torch.amp.GradScaler("cuda", enabled=workload.autocast == "fp16")
     for _ in range(STEPS):
-        with estimator.track_phase("forward"), _autocast(workload):
+        with estimator.track_phase("forward"), autocast_of(workload):
             loss = loss_of(built.model(*built.arguments, **built.keywords))
         with estimator.track_phase("backward"):
             scaler.scale(loss).backward()
@@ -156,7 +163,8 @@ def _train(
         estimator.step()
 
 
-def _autocast(workload: Workload) -> torch.autocast:
+def autocast_of(workload: Workload) -> torch.autocast:
+    """What forward computes under."""
     return torch.autocast("cuda", DTYPES.get(workload.autocast or ""), enabled=workload.autocast is not None)
 
 
@@ -176,7 +184,7 @@ def loss_of(output: Any) -> torch.Tensor:
     )
 
 
-def _optimizer(built: Built, workload: Workload) -> tuple[str | None, torch.optim.Optimizer]:
+def optimizer_of(built: Built, workload: Workload) -> tuple[str | None, torch.optim.Optimizer]:
     """The optimizer, and its name in `OPTIMIZERS`; None if it is the target's own."""
     if built.optimizer is not None:
         if workload.optimizer is not None:
@@ -192,10 +200,16 @@ def _optimizer(built: Built, workload: Workload) -> tuple[str | None, torch.opti
     if not trained:
         raise MemPluginError("The model has no parameter to train.", fix="Use --inference.")
     made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, kind)
-    return name, made(trained, lr=1e-3, **options)
+    return name, made(_groups(trained), lr=1e-3, **options)
 
 
-def _checkpoint(model: nn.Module) -> None:
+def _groups(trained: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    """Sharded parameters and whole ones apart: torch's foreach and fused kernels take no mixture."""
+    kinds = {type(parameter) for parameter in trained}
+    return [{"params": [one for one in trained if type(one) is kind]} for kind in sorted(kinds, key=str)]
+
+
+def checkpoint_model(model: nn.Module) -> None:
     """The model's own way, as transformers has it; else torch's around each block that is repeated."""
     for name, keyword in OWN_CHECKPOINTING.items():
         if callable(enable := getattr(model, name, None)):
@@ -209,7 +223,12 @@ def _checkpoint(model: nn.Module) -> None:
         )
 
 
-def _refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
+def refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
+    """Let nobody ask for a size in vain.
+
+    Raises:
+        MemPluginError: the target does not follow it.
+    """
     for name in ("batch", "seq"):
         if getattr(workload, name) is not None and name not in target.takes:
             raise MemPluginError(
@@ -219,8 +238,20 @@ def _refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
             )
 
 
+def _refuse_one_elsewhere(model: nn.Module, name: str) -> None:
+    """Nothing of it would count."""
+    devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    if devices and "cuda" not in devices:
+        raise MemPluginError(
+            f"The model is on the device {', '.join(sorted(devices))}: none of it is memory of the GPU.",
+            where=name,
+            fix="Leave the device out, or build on the function's parameter named device.",
+        )
+
+
 @contextmanager
-def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Let tensors of floats be of a type; None changes nothing."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:
@@ -230,7 +261,7 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 @contextmanager
-def _told_as_refusal(name: str, what: str) -> Iterator[None]:
+def told_as_refusal(name: str, what: str) -> Iterator[None]:
     """Whatever a stranger's code raises, told in one sentence with the line that raised it."""
     try:
         yield
@@ -246,9 +277,9 @@ def _told_as_refusal(name: str, what: str) -> Iterator[None]:
 
 
 def said_by(error: BaseException) -> str:
-    """The first line of a stranger's error, which may fail to tell one."""
+    """The first line with words of a stranger's error, which may fail to tell one."""
     try:
-        return (str(error).splitlines() or [""])[0][:300]
+        return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]
     except Exception:  # noqa: BLE001  # a stranger's __str__
         return ""
 

@@ -73,3 +73,59 @@ def test_a_loop_over_tokens_that_would_not_end_is_refused_by_name():
     message = refused("estimate", "MambaConfig", "--no-changes")
     assert "MambaForCausalLM loops over tokens in Python, 32 layers x 2,048 tokens" in message
     assert "--seq 128" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "features"),
+    [("ResNetConfig", 25_557_032, 2048), ("ConvNextConfig", 28_589_128, 768)],
+)
+def test_convolutional_models_train(name, parameters, features):
+    """With 1,000 classes ResNet-50 has 25,557,032 parameters, ConvNext-tiny 28,589,128. Here are 2."""
+    answer = estimate(name, "--batch", 2)
+    fewer = 998 * (features + 1)
+    assert 0 <= parts(answer)["parameter"] - 4 * (parameters - fewer) < 4 * parameters // 100
+    assert any("cuDNN's workspaces are not known" in note for note in answer["notes"])
+    assert not any("1.0" in note for note in answer["notes"])  # rates of stochastic depth are known numbers
+
+
+WEIGHTS = 2 * LLAMA_PARAMETERS  # in bf16
+ROUNDING = 512 * (2 + 2 * 9 + 1)
+"""At most a block more for each of its parameters: embedding and head, nine in each of two layers, a norm."""
+
+
+def on_a_mesh(llama, mesh, *more):
+    return estimate(llama, "--dtype", "bf16", "--mesh", mesh, *more)
+
+
+@pytest.mark.parametrize(("mesh", "share"), [("fsdp=4", 4), ("dp=2,fsdp=4", 4), ("fsdp=2,tp=2", 4)])
+def test_a_sharded_rank_has_its_share_of_weights_and_state(llama, mesh, share):
+    answer = on_a_mesh(llama, mesh)
+    norms = 5 * 256 if "tp" in mesh else 0  # these are not divided by tensor parallelism
+    assert 0 <= parts(answer)["parameter"] - WEIGHTS // share <= ROUNDING + norms
+    assert parts(answer)["optimizer_state"] == 2 * parts(answer)["parameter"]
+    assert any("fully_shard around 2 layers" in note for note in answer["notes"])
+
+
+def test_tensor_parallelism_divides_what_transformers_plan_names(llama):
+    answer = on_a_mesh(llama, "tp=2", "--optimizer", "adamw-fused")
+    assert 0 <= parts(answer)["parameter"] - WEIGHTS // 2 <= ROUNDING + 5 * 256
+    assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
+
+
+def test_replicas_hold_all_and_a_bucket_of_gradients(llama):
+    answer = on_a_mesh(llama, "dp=2", "--checkpointing")
+    assert 0 <= parts(answer)["parameter"] - WEIGHTS <= ROUNDING
+    assert 0 <= parts(answer)["communication"] - WEIGHTS <= ROUNDING
+    assert any("DistributedDataParallel" in note for note in answer["notes"])
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "what"),
+    [
+        (None, "dp=2,tp=2", "does not take a model with tensor parallelism"),
+        (None, "pp=2,tp=2", "is not divided along pp together with other dimensions"),
+        ("GPT2Config", "tp=2", "GPT2LMHeadModel has no plan for tensor parallelism"),
+    ],
+)
+def test_meshes_that_cannot_be_are_refused_by_name(llama, name, mesh, what):
+    assert what in refused("estimate", name or llama, "--mesh", mesh, "--no-changes")

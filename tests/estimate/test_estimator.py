@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +104,22 @@ def test_a_model_that_cannot_fit_is_said_not_to() -> None:
     assert answer.margin_bytes < 0
 
 
+def test_a_known_context_is_no_room_of_the_allocators_and_is_said() -> None:
+    with MemoryEstimator(gpu="l4") as estimator:
+        keep = torch.empty(5 << 20, device="cuda")  # 20 MiB
+    assert len(keep) == 5 << 20
+    answer = estimator.estimate()
+    assert answer.margin_bytes == (22_558 - 236 - 20) * MIB
+    assert any("236 MiB are left for the CUDA context" in note for note in answer.notes)
+
+
+def test_a_program_that_allocates_nothing_on_the_device_is_told_so() -> None:
+    with MemoryEstimator(gpu="h100") as estimator:
+        keep = torch.empty(4)
+    assert keep.device.type == "cpu"
+    assert any("Nothing was allocated on cuda" in note for note in estimator.estimate().notes)
+
+
 def test_without_a_gpu_nothing_is_said_of_fitting() -> None:
     with MemoryEstimator(gpu=None) as estimator:
         estimator.create_fake_tensor(16)
@@ -156,3 +174,47 @@ def test_an_estimator_runs_once() -> None:
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(MemPluginError, match="not possible"):
         MemoryEstimator(device="xpu")
+
+
+class Counted:
+    """A plugin of nothing, that counts how often it was put in place."""
+
+    name = "counted"
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def applies(self) -> bool:
+        return True
+
+    @contextmanager
+    def patch(self) -> Iterator[None]:
+        self.times += 1
+        yield
+
+
+def collective() -> None:
+    torch.distributed.all_reduce(torch.ones(4, device="cuda"))
+
+
+def test_an_estimate_may_have_plugins_of_its_own() -> None:
+    mine = Counted()
+    with MemoryEstimator(plugins=[mine]), MemoryEstimator(plugins=["torch.distributed", mine]):
+        pass
+    assert mine.times == 2
+    with MemoryEstimator():
+        pass
+    assert mine.times == 2
+
+
+def test_plugins_can_be_left_out_or_chosen_by_name() -> None:
+    with MemoryEstimator(plugins=["torch.distributed"]):
+        collective()
+    with MemoryEstimator(plugins=()), pytest.raises(ValueError, match="process group"):
+        collective()
+
+
+@pytest.mark.parametrize("wanted", [["horovod"], "horovod", [3]])
+def test_an_unknown_plugin_is_refused_with_those_that_are_known(wanted: Any) -> None:
+    with pytest.raises(MemPluginError, match=r"(?s)no plugin.*torch.distributed, "):
+        MemoryEstimator(plugins=wanted)

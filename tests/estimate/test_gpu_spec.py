@@ -97,7 +97,20 @@ def test_a_known_context_is_not_pytorchs_to_reserve():
     assert GpuSpec("small", 1_000, (8, 0)).usable_bytes == 1_000
 
 
+def test_a_context_that_is_larger_than_the_memory_leaves_nothing():
+    assert GpuSpec.named("a100-40gb").with_memory(10 * MIB).usable_bytes == 0
+
+
+def test_the_document_tells_every_context_as_it_is_and_where_it_was_seen():
+    rows = re.findall(r"^\| `([\w-]+)` \| (\d+) \| ([^|]+(?:issue|debug)[^|]+) \|", TABLE, re.MULTILINE)
+    told = {name: int(size) * MIB for name, size, _ in rows}
+    known = {name: GpuSpec.named(name).context_bytes for name in GpuSpec.names()}
+    assert told == {name: size for name, size in known.items() if size is not None}
+    unknown = [name for name, size in known.items() if size is None]
+    assert all(f"`{name}`" in TABLE.split("No source that names")[1].split("None.")[0] for name in unknown)
+
+
 def test_the_document_tells_every_gpu_as_it_is():
-    rows = dict(re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \|", TABLE, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \|", TABLE.split("## CUDA")[0], re.MULTILINE))
     told = {name: int(size.replace(",", "")) * MIB for name, size in rows.items()}
     assert told == {name: GpuSpec.named(name).memory_bytes for name in GpuSpec.names()}

@@ -8,27 +8,40 @@ from tb_memplugin.estimate.corrections.attention import Attention
 from tb_memplugin.estimate.corrections.attention_masks import AttentionMasks
 from tb_memplugin.estimate.corrections.communication import Communication
 from tb_memplugin.estimate.corrections.compiled import Compiled
+from tb_memplugin.estimate.corrections.constants import Constants
 from tb_memplugin.estimate.corrections.correction import Correction, Corrections, Target
 from tb_memplugin.estimate.corrections.data_loading import DataLoading
 from tb_memplugin.estimate.corrections.data_parallel import DataParallel
 from tb_memplugin.estimate.corrections.devices import Devices
 from tb_memplugin.estimate.corrections.initialisers import Initialisers
-from tb_memplugin.estimate.corrections.kernel_buffers import KernelBuffers
+from tb_memplugin.estimate.corrections.kernel_buffers import KernelBuffers, SafeSoftmax
 from tb_memplugin.estimate.corrections.libraries import Libraries
 from tb_memplugin.estimate.corrections.loss_scaling import LossScaling
 from tb_memplugin.estimate.corrections.module_moves import ModuleMoves
 from tb_memplugin.estimate.corrections.optimizers import ForeachByDefault, FusedOptimizers
+from tb_memplugin.estimate.corrections.packed_sequences import PackedSequences
+from tb_memplugin.estimate.corrections.printing import Printing
+from tb_memplugin.estimate.corrections.random_states import RandomStates
 from tb_memplugin.estimate.corrections.recurrent import Recurrent
 from tb_memplugin.estimate.corrections.refusals import Refusals
+from tb_memplugin.estimate.corrections.sizes import Sizes
 from tb_memplugin.estimate.corrections.storage_resizing import StorageResizing
-from tb_memplugin.estimate.corrections.unknown import Unknown
+from tb_memplugin.estimate.corrections.unknown import CpuKernels, Unknown
 from tb_memplugin.estimate.corrections.values import Values
 from tb_memplugin.estimate.corrections.workspaces import Workspaces
+
+ASKING: tuple[type[Values], ...] = (Values, Sizes, Printing)
+"""Those that hints answer."""
 
 ON_CUDA: tuple[type[Correction], ...] = (Attention, KernelBuffers, Recurrent, Unknown, Workspaces)
 """Of CUDA's own kernels."""
 
+ON_CPU: tuple[type[Correction], ...] = (CpuKernels, RandomStates)
+"""Of the CPU's."""
+
 EVERYWHERE: tuple[type[Correction], ...] = (
+    Constants,
+    PackedSequences,
     Initialisers,
     ModuleMoves,
     AttentionMasks,
@@ -37,6 +50,7 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     FusedOptimizers,
     Compiled,
     DataLoading,
+    SafeSoftmax,
     StorageResizing,
     Communication,
     DataParallel,
@@ -48,6 +62,7 @@ def chosen(target: Target, hints: Any, *, none: bool = False) -> Corrections:
     """Every correction that a target needs; with `none` only what makes its device known."""
     if none:
         return Corrections([Devices(target)], engine_adds_in_place=False)
-    kinds = (*EVERYWHERE, *ON_CUDA) if target.device_type == "cuda" else EVERYWHERE
-    parts = [Devices(target), Values(target, hints), *(kind(target) for kind in kinds), Refusals(target)]
+    kinds = (*EVERYWHERE, *(ON_CUDA if target.device_type == "cuda" else ON_CPU))
+    asking = [kind(target, hints) for kind in ASKING]
+    parts = [Devices(target), *asking, *(kind(target) for kind in kinds), Refusals(target)]
     return Corrections(parts, engine_adds_in_place=True)

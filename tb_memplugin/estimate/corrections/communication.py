@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.fake_ledger import Place
@@ -24,15 +26,17 @@ class Communication(Correction):
         return {torch.ops._c10d_functional.wait_tensor.default: _the_same}
 
     def after(self) -> dict[Any, After]:
-        """What FSDP2 gathers, and what it reduces from, is communication."""
+        """What FSDP2 gathers, what it reduces from, and what is received, is communication."""
         if not (dist.is_available() and dist.is_initialized()):
             return {}
         import torch.distributed.fsdp  # defines its operators
 
-        return {
+        named = {
             torch.ops.fsdp.all_gather_copy_in.default: _gathered,
             torch.ops.c10d._reduce_scatter_base_.default: _reduced_from,
+            torch.ops.c10d.recv_.default: _received,
         }
+        return named | {operator: _with_values_of_others(named.get(operator)) for operator in _collectives()}
 
 
 def _the_same(
@@ -42,12 +46,39 @@ def _the_same(
     return tensor
 
 
+def _collectives() -> Iterator[Any]:
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, rest = name.partition("::")
+        if space in ("c10d", "_c10d_functional"):
+            packet, _, overload = rest.partition(".")
+            yield getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+
+
+def _with_values_of_others(after: After | None) -> After:
+    """Small tensors whose values were known (constants.py) have those of other ranks now."""
+
+    def forget(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+        for tensor in tree_leaves((args, out)):
+            if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+                mode.fake_tensor_converter.invalidate_constant_aliases(tensor.constant)
+                tensor.constant = None
+        if after is not None:
+            after(mode, func, args, out, place)
+
+    return forget
+
+
 def _gathered(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     _name(mode, out[1])
 
 
 def _reduced_from(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     _name(mode, args[1])
+
+
+def _received(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    for tensor in args[0]:
+        _name(mode, tensor)
 
 
 def _name(mode: CountingFakeMode, tensor: torch.Tensor) -> None:

@@ -9,15 +9,20 @@ from typing import Any
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.patches import Patches
+from tb_memplugin.estimate.plugins.plugin import Plugin
 
 
 @dataclass(slots=True)
 class Target:
-    """What an estimate is for. `notes` are sentences on what is modelled or not known, each once."""
+    """What an estimate is for: `plugins` are of libraries that it lets run.
+
+    `notes` are sentences on what is modelled or not known, each once.
+    """
 
     device_type: str
     gpu: GpuSpec | None
     has_device: bool
+    plugins: Sequence[Plugin] = ()
     notes: list[str] = field(default_factory=list)
 
     def note(self, sentence: str) -> None:

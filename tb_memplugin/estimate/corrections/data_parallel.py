@@ -3,7 +3,10 @@
 Rules of torch/csrc/distributed/c10d/reducer.cpp (2.13): one flat buffer a bucket, for as long as the model
 lives. The first backward has one bucket for each type and device; before the second forward they are made
 anew in the order in which gradients came, of 1 MiB and then `bucket_cap_mb`. A gradient that is ready is
-copied into its bucket, and with `gradient_as_bucket_view` becomes a view of it. All-reduce is in place.
+copied into its bucket, and with `gradient_as_bucket_view` becomes a view of it. All-reduce is in place, or
+what a communication hook does with each bucket, in their order, when all of its gradients are there. With
+`static_graph` the first backward is reduced when it is over, and buckets are made anew before the third
+forward.
 """
 
 from __future__ import annotations
@@ -41,9 +44,22 @@ class DataParallel(Correction):
 
         patches.set(dist, "Reducer", functools.partial(FakeReducer, name))
         patches.set(dist, "Logger", _Silent)
-        patches.set(dist, "_register_comm_hook", _refuse_hook)
-        patches.set(dist, "_register_builtin_comm_hook", _refuse_hook)
+        patches.set(dist, "_register_comm_hook", FakeReducer.call_hook)
+        patches.set(dist, "_register_builtin_comm_hook", FakeReducer.call_builtin_hook)
         patches.set(distributed, "_verify_param_shape_across_processes", _nothing)
+        if self.target.device_type == "cuda":
+            _let_hooks_be_of_a_gpu(patches, distributed.DistributedDataParallel)
+
+
+def _let_hooks_be_of_a_gpu(patches: Patches, owner: Any) -> None:
+    """Hooks in bfloat16 are refused where torch has no NCCL."""
+    original = owner._check_comm_hook
+
+    def check(model: Any, hook: Any) -> None:
+        if not getattr(hook, "__name__", "").startswith("bf16_compress"):
+            original(model, hook)
+
+    patches.set(owner, "_check_comm_hook", check)
 
 
 class FakeReducer:
@@ -75,11 +91,15 @@ class FakeReducer:
         self._parameters = list(parameters)
         self._limits = list(limits_for_rebuilding) or [first_bucket_bytes_cap, bucket_bytes_cap]
         self._as_views = gradient_as_bucket_view
-        self._world_size = process_group.size()
+        self._group = process_group
         self._may_rebuild = not find_unused_parameters
         self._order: list[int] = []
-        self._expects = False
+        self._expects = self._static = self._delayed = False
         self._views: dict[int, torch.Tensor] = {}
+        self._buckets: list[FakeBucket] = []
+        self._ready_indices: set[int] = set()
+        self._reduced = 0
+        self._hook: Callable[[FakeBucket], Any] | None = None
         self._make_buckets(bucket_indices)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
@@ -91,7 +111,21 @@ class FakeReducer:
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """The next backward is reduced."""
-        self._expects = True
+        self._expects, self._reduced = True, 0
+        self._ready_indices.clear()
+
+    def call_hook(self, state: Any, hook: Callable[[Any, FakeBucket], Any]) -> None:
+        """Reduce each bucket by a hook of the program's."""
+        self._hook = functools.partial(hook, state)
+
+    def call_builtin_hook(self, kind: Any) -> None:
+        """Reduce each bucket by one of torch's own, that are C++; in Python they do the same."""
+        from torch._C._distributed_c10d import BuiltinCommHookType
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        compress = kind == BuiltinCommHookType.FP16_COMPRESS
+        hook: Any = default_hooks.fp16_compress_hook if compress else default_hooks.allreduce_hook
+        self._hook = functools.partial(hook, self._group)
 
     def _rebuild_buckets(self) -> bool:
         """Once, before the second forward: buckets in the order in which gradients became ready."""
@@ -112,6 +146,7 @@ class FakeReducer:
     def _make_buckets(self, indices: Sequence[Sequence[int]]) -> None:
         """The old ones go first, as in Reducer::initialize_buckets."""
         self._views.clear()
+        self._buckets.clear()
         with torch.no_grad():
             for number, bucket in enumerate(indices):
                 self._make_bucket(number, [(index, self._parameters[index]) for index in bucket])
@@ -123,6 +158,7 @@ class FakeReducer:
         kind = Category.GRADIENT if self._as_views else Category.COMMUNICATION
         self._name(flat, kind, f"DDP bucket {number}")
         start = 0
+        self._buckets.append(FakeBucket(number, flat, self._views, dict(members)))
         for index, parameter in members:
             # The strides of the parameter where it is dense: Reducer::initialize_bucket_views.
             strides = parameter.stride() if _is_dense(parameter) else torch.empty_like(parameter).stride()
@@ -137,33 +173,68 @@ class FakeReducer:
             self._views[index].copy_(gradient)
             self._parameters[index].grad = self._views[index]
 
-    @torch.no_grad()
-    def _ready(self, index: int, parameter: torch.Tensor) -> None:
-        """A gradient was put into its parameter: Reducer::mark_variable_ready_dense."""
-        if not self._expects:
+    def _ready(self, index: int, _: torch.Tensor) -> None:
+        """A gradient was put into its parameter."""
+        if not self._expects or (self._static and not self._delayed):
             return
         if self._may_rebuild:
             self._order.append(index)
         torch.autograd.Variable._execution_engine.queue_callback(self._finished)
-        gradient, view = parameter.grad, self._views[index]
+        self._take(index)
+
+    @torch.no_grad()
+    def _take(self, index: int) -> None:
+        """Reducer::mark_variable_ready_dense; then the buckets that are full, in their order."""
+        self._copy(index)
+        self._ready_indices.add(index)
+        while self._reduced < len(self._buckets) and (
+            self._buckets[self._reduced].members.keys() <= self._ready_indices
+        ):
+            self._reduce_next()
+
+    def _copy(self, index: int) -> None:
+        parameter, view, size = self._parameters[index], self._views[index], self._group.size()
+        gradient = parameter.grad
         if gradient is None:
             return
-        if gradient.untyped_storage()._cdata == view.untyped_storage()._cdata:
-            view.div_(self._world_size)
-            return
-        torch.mul(gradient, 1.0 / self._world_size, out=view)
+        is_view = gradient.untyped_storage()._cdata == view.untyped_storage()._cdata
+        if self._hook is not None:
+            if not is_view:
+                view.copy_(gradient)
+        elif is_view:
+            view.div_(size)
+        else:
+            torch.mul(gradient, 1.0 / size, out=view)
         if self._as_views:
             parameter.grad = view
 
+    def _reduce_next(self) -> None:
+        bucket = self._buckets[self._reduced]
+        bucket.last = self._reduced == len(self._buckets) - 1
+        self._reduced += 1
+        if self._hook is not None:
+            self._hook(bucket).wait()
+
+    @torch.no_grad()
     def _finished(self) -> None:
+        """The backward is over: buckets of parameters that it did not use are reduced, too."""
+        while self._expects and self._reduced < len(self._buckets):
+            self._reduce_next()
         self._expects = False
+
+    def _delay_all_reduce(self) -> None:
+        """The first backward of a static graph is over (Reducer::delay_all_reduce)."""
+        for index in range(len(self._parameters)):
+            self._take(index)
+        self._delayed = True
+        self._finished()
 
     def _remove_autograd_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
 
     def _set_static_graph(self) -> None:
-        raise _refusal("with static_graph=True", "Leave it out: without it the buckets are the same.")
+        self._static = self._may_rebuild = True
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
         raise _refusal("with mixed_precision", "Use autocast, or FSDP2's MixedPrecisionPolicy.")
@@ -185,6 +256,45 @@ _WITHOUT_MEMORY = frozenset(
 )
 
 
+class FakeBucket:
+    """What a communication hook gets: `torch.distributed.GradBucket`."""
+
+    def __init__(
+        self,
+        number: int,
+        flat: torch.Tensor,
+        views: dict[int, torch.Tensor],
+        members: dict[int, torch.Tensor],
+    ) -> None:
+        self.members = members
+        self.last = False
+        self._number, self._flat, self._views = number, flat, views
+
+    def index(self) -> int:
+        """Which of the buckets."""
+        return self._number
+
+    def buffer(self) -> torch.Tensor:
+        """All of its gradients, one after the other."""
+        return self._flat
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Another one in its place, until the backward is over."""
+        self._flat.copy_(buffer)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Its gradients."""
+        return [self._views[index] for index in self.members]
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Its parameters."""
+        return list(self.members.values())
+
+    def is_last(self) -> bool:
+        """Whether it is the last to be reduced."""
+        return self.last
+
+
 class _Silent:
     """Stands for `torch.distributed.Logger`, which only writes down timings."""
 
@@ -202,10 +312,6 @@ def _refusal(what: str, fix: str) -> MemPluginError:
     return MemPluginError(
         f"DistributedDataParallel {what} cannot be estimated.", where="DistributedDataParallel", fix=fix
     )
-
-
-def _refuse_hook(*_: Any) -> None:
-    raise _refusal("with a communication hook", "Leave the hook out; what it allocates is its own matter.")
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -27,6 +27,24 @@ class KernelBuffers(Correction):
         return {aten.embedding_dense_backward.default: _embedding}
 
 
+class SafeSoftmax(Correction):
+    """The softmax of masked scores looks for rows that are masked as a whole: seen on the CPU, and one
+    program for all devices (aten/src/ATen/native/transformers/attention.cpp, _safe_softmax).
+    """
+
+    def after(self) -> dict[Any, After]:
+        """The operator, where this torch has it."""
+        packet = getattr(aten, "_safe_softmax", None)
+        return {packet.default: _masked_rows} if packet is not None else {}
+
+
+def _masked_rows(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """A byte for each score, and one for each row; while the scores and the result are there, too."""
+    if out.fake_device.type == mode.ledger.device_type and out.numel():
+        rows = out.numel() // out.shape[args[1]]
+        mode.passing([out.numel(), rows], func, place, mode.ledger.device_row(out.fake_device))
+
+
 def _embedding(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     """Sorted indices, segments of equal ones, and a float32 row for each partial sum."""
     gradient, indices, weights, _, by_frequency = args[:5]

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.patches import Patches
-from tb_memplugin.estimate.plugins import PLUGINS
+from tb_memplugin.estimate.plugins import PLUGINS, Plugin
 
 
 class Libraries(Correction):
-    """Every plugin whose library is there, and that is not switched off."""
+    """Every plugin of the estimate whose library is there."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Enter the plugins; the last is left first."""
-        for plugin in PLUGINS:
+        for plugin in self.target.plugins:
             if plugin.applies():
                 patch = plugin.patch()
                 patch.__enter__()
                 patches.on_undo(lambda patch=patch: patch.__exit__(None, None, None))  # type: ignore[misc]
+
+
+def chosen_plugins(wanted: Sequence[str | Plugin] | None) -> tuple[Plugin, ...]:
+    """The plugins that an estimate uses: those named or given, in that order; None for all of `PLUGINS`.
+
+    Raises:
+        MemPluginError: a name that none of `PLUGINS` has, or something that is no plugin.
+    """
+    if wanted is None:
+        return tuple(PLUGINS)
+    known = {plugin.name: plugin for plugin in PLUGINS}
+    names = [wanted] if isinstance(wanted, str) else wanted
+    return tuple(_plugin(one, known) for one in names)
+
+
+def _plugin(one: object, known: dict[str, Plugin]) -> Plugin:
+    if isinstance(one, str) and one in known:
+        return known[one]
+    if isinstance(one, Plugin) and not isinstance(one, str):
+        return one
+    raise MemPluginError(
+        f"There is no plugin {str(one)[:80]!r}.",
+        where="MemoryEstimator(plugins=...)",
+        fix=f"Use names among {', '.join(known)}; objects with name, applies() and patch(); or () for none.",
+    )

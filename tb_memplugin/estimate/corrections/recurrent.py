@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.corrections.packed_sequences import values_of
 from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.patches import Patches
 
@@ -39,11 +39,9 @@ class Recurrent(Correction):
         """Register for CUDA tensors; flatten weights as cuDNN wants them."""
         library = torch.library.Library("aten", "IMPL")
         patches.on_undo(library._destroy)
-        library.impl("lstm.input", self._lstm, "AutogradCUDA")
-        for name in ("gru", "rnn_tanh", "rnn_relu"):
-            library.impl(f"{name}.input", self._one_state(MODES[name]), "AutogradCUDA")
-        for name in MODES:
-            library.impl(f"{name}.data", _packed, "AutogradCUDA")
+        for name, kind in MODES.items():
+            library.impl(f"{name}.input", _through_cudnn(kind), "AutogradCUDA")
+            library.impl(f"{name}.data", _packed_through_cudnn(kind), "AutogradCUDA")
         original = nn.RNNBase.flatten_parameters
         patches.set(
             nn.RNNBase,
@@ -58,52 +56,13 @@ class Recurrent(Correction):
             aten._cudnn_rnn_backward.default: _backward,
         }
 
-    def _lstm(
-        self,
-        data: torch.Tensor,
-        hx: Sequence[torch.Tensor],
-        params: Sequence[torch.Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
-        hidden, projected = hx[1].shape[-1], hx[0].shape[-1]
-        state: list[Any] = [hx[0], hx[1], LSTM, hidden, projected if projected != hidden else 0]
-        rest: tuple[Any, ...] = (num_layers, batch_first, dropout, train, bidirectional, [], None)
-        stride = len(params) // (num_layers * (2 if bidirectional else 1))
-        data, params, *state[:2] = _autocast(data, params, *state[:2])
-        return aten._cudnn_rnn(data, params, stride, None, *state, *rest)[:3]
-
-    def _one_state(self, mode: int) -> Any:
-        def run(
-            data: torch.Tensor,
-            hx: torch.Tensor,
-            params: Sequence[torch.Tensor],
-            has_biases: bool,
-            num_layers: int,
-            dropout: float,
-            train: bool,
-            bidirectional: bool,
-            batch_first: bool,
-        ) -> Any:
-            state: list[Any] = [hx, None, mode, hx.shape[-1], 0]
-            rest: tuple[Any, ...] = (num_layers, batch_first, dropout, train, bidirectional, [], None)
-            stride = len(params) // (num_layers * (2 if bidirectional else 1))
-            data, params, *state[:2] = _autocast(data, params, *state[:2])
-            return aten._cudnn_rnn(data, params, stride, None, *state, *rest)[:2]
-
-        return run
-
     def _forward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         self.target.note(_NOTE)
         data, weights, _, _, hx, cx, kind, hidden, projected, layers, _, _, train, both, *_ = args
         directions = 2 if both else 1
-        rows, result = data.shape[0] * data.shape[1], projected or hidden
+        rows, result = data.shape[:-1].numel(), projected or hidden  # packed ones have one dimension of rows
         with mode:
-            shape = (*data.shape[:2], result * directions)
+            shape = (*data.shape[:-1], result * directions)
             kept = layers * directions * rows * hidden * KEPT[kind] * data.element_size() if train else 0
             flat = len({weight.untyped_storage()._cdata for weight in weights}) == 1
             total = sum(weight.numel() for weight in weights)
@@ -114,6 +73,48 @@ class Recurrent(Correction):
                 data.new_empty(kept, dtype=torch.uint8),
                 data.new_empty(0 if flat else total),
             )
+
+
+def _through_cudnn(kind: int) -> Any:
+    """Of batches with padding; arguments as of `torch.lstm`."""
+
+    def run(data: torch.Tensor, hx: Any, params: Any, *settings: Any) -> Any:
+        return _cudnn(kind, data, hx, params, [], *settings)
+
+    return run
+
+
+def _packed_through_cudnn(kind: int) -> Any:
+    """Of packed sequences."""
+
+    def run(data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: Any, *settings: Any) -> Any:
+        return _cudnn(kind, data, hx, params, values_of(batch_sizes), *settings)
+
+    return run
+
+
+def _cudnn(
+    kind: int,
+    data: torch.Tensor,
+    hx: Any,
+    params: Sequence[torch.Tensor],
+    batch_sizes: list[int],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> Any:
+    states = list(hx) if kind == LSTM else [hx, None]
+    hidden, result = states[-1 if kind == LSTM else 0].shape[-1], states[0].shape[-1]
+    stride = len(params) // (num_layers * (2 if bidirectional else 1))
+    data, params, *states = _autocast(data, params, *states)
+    sizes = [hidden, result if result != hidden else 0, num_layers, batch_first]
+    out = aten._cudnn_rnn(
+        *(data, params, stride, None, *states, kind, *sizes, dropout, train, bidirectional, batch_sizes, None)
+    )
+    return out[: 3 if kind == LSTM else 2]
 
 
 def _autocast(
@@ -168,11 +169,3 @@ def _flatten(layer: nn.RNNBase) -> None:
         flat = weights[0].new_empty(sum(weight.numel() for weight in weights))
         for weight, piece in zip(weights, _pieces(flat, weights), strict=True):
             weight.data = piece
-
-
-def _packed(*_: Any, **__: Any) -> Any:
-    raise MemPluginError(
-        "A recurrent layer was given a packed sequence, whose lengths are values: fake tensors have none.",
-        where="torch.nn.utils.rnn.pack_padded_sequence",
-        fix="Estimate with padded sequences: the memory of the longest batch.",
-    )

@@ -48,4 +48,10 @@ class Refusals(Correction):
                 where=str(func),
                 fix="Register one with torch.library.register_fake.",
             )
+        if isinstance(error, NotImplementedError) and str(error).startswith("Could not run 'aten::"):
+            return MemPluginError(
+                f"{func} has no fake rule here: its kernel would be started.",
+                where=str(func),
+                fix="Leave that part out, or register a rule with torch.library.register_fake.",
+            )
         return None

@@ -9,6 +9,7 @@ import torch
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.fake_ledger import Place
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
+from tb_memplugin.estimate.patches import Patches
 
 aten = torch.ops.aten
 
@@ -32,6 +33,21 @@ _MET: dict[str, tuple[Any, ...]] = {
     _BATCH_NORM: (aten.cudnn_batch_norm.default,),
     _SORTING: (aten.sort.default, aten.sort.stable, aten.topk.default, aten._unique2.default),
 }
+
+
+_ON_THE_CPU = (
+    "On the CPU: what its kernels take beside their results is not known in advance and not counted: buffers "
+    "of oneDNN (convolutions, batch normalisation, recurrent layers, products in half precision), and "
+    "numbers of 4 and 8 bytes that torch makes tensors of. MemoryTracer counts them in a real run."
+)
+
+
+class CpuKernels(Correction):
+    """Says what an estimate of the CPU leaves out."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """In every estimate of the CPU."""
+        self.target.note(_ON_THE_CPU)
 
 
 class Unknown(Correction):

@@ -1,19 +1,24 @@
-"""FSDP2: it compares addresses to see whether shards were replaced, and fake tensors have none."""
+"""FSDP2: it compares addresses to see whether shards were replaced, and fake tensors have none.
+
+FSDP1 runs as it is where the estimate is for a GPU, and on no CPU, as it does really.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.plugins.plugin import replaced
 
 
 class FullySharded:
-    """`torch.distributed.fsdp.fully_shard`; all else of it runs as it is."""
+    """`torch.distributed.fsdp`: `fully_shard`, and the refusal of `FullyShardedDataParallel`."""
 
     name = "torch.distributed.fsdp"
 
@@ -29,6 +34,8 @@ class FullySharded:
         """
         from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
+        older: Any = importlib.import_module("torch.distributed.fsdp.fully_sharded_data_parallel")
+
         original: Any = FSDPParam.reset_sharded_param
 
         @functools.wraps(original)
@@ -36,8 +43,28 @@ class FullySharded:
             if not _unchanged(shard):
                 original(shard)
 
-        with replaced((FSDPParam, "reset_sharded_param", reset_sharded_param)):
+        with replaced(
+            (FSDPParam, "reset_sharded_param", reset_sharded_param),
+            (older, "_init_device_handle", _told(older._init_device_handle)),
+        ):
             yield
+
+
+def _told(find_device: Any) -> Any:
+    """FSDP1's search for a GPU, with an error of ours where there is none."""
+
+    @functools.wraps(find_device)
+    def run(*args: Any, **keywords: Any) -> Any:
+        try:
+            return find_device(*args, **keywords)
+        except RuntimeError as error:
+            raise MemPluginError(
+                f"FullyShardedDataParallel (FSDP1) runs on a GPU only: {error}",
+                where="FullyShardedDataParallel",
+                fix="Use torch.distributed.fsdp.fully_shard (FSDP2), or estimate with device='cuda'.",
+            ) from error
+
+    return run
 
 
 def _unchanged(shard: Any) -> bool:

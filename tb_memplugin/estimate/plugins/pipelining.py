@@ -1,13 +1,18 @@
-"""torch's own pipeline schedules: their stages read values that others sent, so they are refused by name."""
+"""torch's own pipeline schedules: they run as they are, all but their vote, whose result is a value.
+
+Before its first step a schedule lets its stages vote whether all of them were told their inputs and outputs
+(`PipelineStage(input_args=..., output_args=...)`). If not, the first micro-batch is run once for the shapes,
+which stages send each other as Python objects: see post.py.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.plugins.plugin import replaced
 
 _MODULE = "torch.distributed.pipelining.schedules"
@@ -23,16 +28,15 @@ class Pipelining:
         return _MODULE in sys.modules
 
     def patch(self) -> AbstractContextManager[None]:
-        """Let a schedule's first step say that it cannot be estimated."""
+        """Let a rank's stages vote alone."""
         schedules: Any = importlib.import_module(_MODULE)
-        return replaced((schedules._PipelineSchedule, "_initialize_pp_stages", _refuse))
+        return replaced((schedules._PipelineSchedule, "_warmup_p2p", _vote))
 
 
-def _refuse(schedule: Any, *_: Any, **__: Any) -> None:
-    raise MemPluginError(
-        f"{type(schedule).__name__} of torch.distributed.pipelining cannot be estimated: its stages exchange "
-        "shapes as values.",
-        where="estimate_ranks",
-        fix="Estimate a stage's module by itself, with as many micro-batches alive as the schedule holds; "
-        "megatron-core's schedules can be estimated.",
-    )
+def _vote(_schedule: Any, stages: Sequence[Any], has_backward: bool, *_: Any) -> None:
+    """Every other rank is taken to vote as this one does; else it would wait for shapes that nobody sends."""
+    modes: Any = importlib.import_module("torch.distributed.pipelining._utils").InferenceMode
+    told = [stage for stage in stages if hasattr(stage, "_user_meta")]
+    dynamic = any(modes.needs_dynamic(stage._user_meta, has_backward) for stage in told)
+    for stage in told:
+        stage._inference_mode = modes.DYNAMIC if dynamic else modes.STATIC

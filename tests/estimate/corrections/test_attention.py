@@ -111,3 +111,13 @@ def test_the_program_may_forbid_kernels() -> None:
 
 def test_cudnn_says_what_is_not_known() -> None:
     assert any("cuDNN" in note for note in estimated(attend, gpu="h100").estimate().notes)
+
+
+def test_masked_softmax_looks_for_rows_without_a_score() -> None:
+    """The math path on a Turing GPU: 8 x 1024 x 1024 scores in float32, a byte for each and for each row."""
+
+    def masked() -> torch.Tensor:
+        return attend(attn_mask=torch.zeros(1024, 1024, dtype=torch.bfloat16, device="cuda"))
+
+    found = [size for name, size, _ in allocations(estimated(masked, gpu="t4")) if name == "_safe_softmax"]
+    assert found == [32 * MIB, 8 * MIB, 8 * 1024]

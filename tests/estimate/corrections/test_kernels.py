@@ -84,14 +84,40 @@ def test_fake_tensors_alone_have_no_lstm() -> None:
         estimated(lambda: recurrent(nn.LSTM), corrected=False)
 
 
-def test_packed_sequences_are_refused_by_name() -> None:
-    def run() -> None:
-        layer = nn.LSTM(64, 128, device="cuda")
-        batch = torch.randn(32, 8, 64, device="cuda")
-        layer(nn.utils.rnn.pack_padded_sequence(batch, [32] * 8))
+def packed(lengths: Any, kind: Any = nn.LSTM, **options: Any) -> None:
+    """64 in, 128 hidden; two sequences."""
+    layer = kind(64, 128, device="cuda")
+    batch = torch.randn(32, 2, 64, device="cuda", requires_grad=True)
+    rows = nn.utils.rnn.pack_padded_sequence(batch, lengths, **options)
+    result, told = nn.utils.rnn.pad_packed_sequence(layer(rows)[0])
+    assert result.shape == (32, 2, 128)
+    assert told.tolist() == [32, 8]
+    result.sum().backward()
 
-    with pytest.raises(MemPluginError, match=r"packed|depends on values"):
-        estimated(run)
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences_have_as_many_rows_as_their_lengths_say(kind: type[nn.RNNBase]) -> None:
+    """32 + 8 rows of 64 floats in, and of 128 out; padded again to 2 x 32."""
+    done = estimated(lambda: packed([32, 8], kind=kind))
+    assert sizes(done, "_pack_padded_sequence") == [40 * 64 * 4]
+    assert 40 * 128 * 4 in sizes(done, "_cudnn_rnn")
+    assert sizes(done, "new_full") == [64 * 128 * 4]
+    assert 64 * 64 * 4 in sizes(done, "new_zeros")
+
+
+def test_packed_sequences_may_be_in_any_order() -> None:
+    def run() -> None:
+        batch, lengths = torch.randn(2, 32, 64, device="cuda"), torch.tensor([8, 32])
+        rows = nn.utils.rnn.pack_padded_sequence(batch, lengths, batch_first=True, enforce_sorted=False)
+        assert rows.data.shape == (40, 64)
+
+    estimated(run)
+
+
+def test_packed_sequences_of_unknown_lengths_are_refused_by_name() -> None:
+    lengths = torch.tensor([32, 8])
+    with pytest.raises(MemPluginError, match="Sequences are packed"):
+        estimated(lambda: packed(lengths * torch.ones(2, dtype=torch.long, device="cuda").cpu()))
 
 
 def test_flex_attention_never_holds_the_scores() -> None:

@@ -121,6 +121,55 @@ def test_derivatives_fill_zeros_in_place() -> None:
     assert sizes(estimated(run, corrected=False), "index_put") == [4 * MIB]
 
 
+def table() -> torch.Tensor:
+    return torch.randn(1024, 1024, device="cuda", requires_grad=True)
+
+
+def places(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.long, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("program", "operator"),
+    [
+        (lambda: table().index_select(0, places(4)), "index_add"),
+        (lambda: table().gather(0, places(4, 1024)), "scatter_add"),
+        (lambda: table().max(dim=0)[0], "scatter"),
+        (lambda: table().topk(3)[0], "scatter"),
+    ],
+)
+def test_derivatives_of_what_selects_fill_zeros_in_place(program: Any, operator: str) -> None:
+    def run() -> None:
+        program().sum().backward()
+
+    assert sizes(estimated(run), operator) == []
+    assert sizes(estimated(run, corrected=False), operator) == [4 * MIB]
+
+
+def test_the_derivative_of_masked_select_fills_zeros_in_place() -> None:
+    def run() -> None:
+        chosen = table()
+        chosen.masked_select(chosen > 0).sum().backward()
+
+    assert sizes(estimated(run), "masked_scatter") == []
+
+
+@pytest.mark.parametrize(
+    ("program", "operator"),
+    [
+        (lambda: table().scatter(0, places(4, 1024), 1.0), "scatter"),
+        (lambda: table().index_put((places(4),), torch.ones(4, 1024, device="cuda")), "index_put"),
+    ],
+)
+def test_a_gradient_with_holes_is_a_new_one(program: Any, operator: str) -> None:
+    """As in a real run on the CPU: what came from the next operator is not written into."""
+
+    def run() -> None:
+        (program() * 2).sum().backward()
+
+    assert sizes(estimated(run), operator) == [4 * MIB, 4 * MIB]  # of the forward, and of the backward
+
+
 def test_autocast_casts() -> None:
     """The weight and the input in float16: half of 4 MiB each."""
 

@@ -123,9 +123,91 @@ def test_nonzero_masked_select_and_unique() -> None:
     assert sizes(done, "_unique2")[0] == 4 * KIB
 
 
-def test_what_no_hint_can_answer_is_refused_by_name() -> None:
-    with pytest.raises(MemPluginError, match="bincount"):
-        estimated(lambda: torch.bincount(ones(3).long()))
+@pytest.mark.parametrize(
+    ("program", "name", "hint"),
+    [
+        (lambda: torch.bincount(ones(3).long()), "bincount", "7"),
+        (lambda: ones(3, 4).repeat_interleave(ones(3).long(), dim=0), "repeat_interleave", "7"),
+        (lambda: torch.equal(ones(3), ones(3)), "equal", "True"),
+        (lambda: torch.allclose(ones(3), ones(3)), "allclose", "True"),
+        (lambda: ones(3).long().cpu().numpy(), "numpy", "7"),
+    ],
+)
+def test_what_only_a_hint_can_answer_is_refused_with_the_hint(program: Any, name: str, hint: str) -> None:
+    with pytest.raises(MemPluginError, match=rf"(?s){name}.*hints=.*test_values.py:\d+\": {hint}"):
+        estimated(program)
+
+
+def test_hints_say_how_many_rows_there_are() -> None:
+    """9 whole numbers of 8 bytes; 9 rows of 4 floats, and meanwhile their 9 places."""
+
+    def run() -> list[torch.Tensor]:
+        counts = ones(3).long()
+        return [torch.bincount(counts), ones(3, 4).repeat_interleave(counts, dim=0)]
+
+    done = estimated(run, hints={"count": 9})
+    assert sizes(done, "bincount") == [9 * 8]
+    assert sizes(done, "repeat_interleave") == [9 * 8]
+    assert sizes(done, "index_select") == [9 * 4 * 4]
+
+
+def test_a_bincount_has_the_type_of_its_weights() -> None:
+    def run() -> list[torch.Tensor]:
+        counts = ones(3).long()
+        return [torch.bincount(counts, ones(3)), torch.bincount(counts, minlength=100)]
+
+    assert sizes(estimated(run, hints={"count": 9}), "bincount") == [9 * 4, 100 * 8]
+
+
+def test_unique_rows_and_runs() -> None:
+    """Half of 8 rows of 4 floats; half of 8 floats in a row; and whole numbers that say where they were."""
+
+    def run() -> list[Any]:
+        return [
+            torch.unique(ones(8, 4), dim=0),
+            ones(8).unique_consecutive(),
+            ones(8, 4).unique_consecutive(dim=0),
+        ]
+
+    done = estimated(run, hints={"share": 0.5})
+    assert sizes(done, "unique_dim") == [4 * 16, 8 * 8, 4 * 8]
+    assert sizes(done, "unique_consecutive") == [4 * 4, 4 * 16, 8 * 8, 4 * 8]
+
+
+def test_a_hint_says_whether_tensors_are_equal() -> None:
+    read: list[bool] = []
+    estimated(lambda: read.append(torch.equal(ones(3), ones(3))), hints={"truth": False})
+    assert read == [False]
+
+
+def test_a_loss_is_printed() -> None:
+    said: list[str] = []
+    done = estimated(lambda: said.append(f"loss {ones(3).sum():.2f}, {ones(3).sum()}"))
+    assert said[0].startswith("loss 1.00, FakeTensor")
+    assert any("1.0" in note for note in done.estimate().notes)
+
+
+def test_an_array_of_numbers_is_ones_or_the_hint() -> None:
+    read: list[Any] = []
+
+    def run() -> None:
+        read.append(ones(3).cpu().numpy().tolist())
+
+    assert any("array" in note for note in estimated(run).estimate().notes)
+    estimated(run, hints={"number": 2.5})
+    assert read == [[1.0] * 3, [2.5] * 3]
+
+
+def test_arrays_that_a_real_run_would_refuse_are_refused() -> None:
+    with pytest.raises(TypeError, match="cpu"):
+        estimated(lambda: ones(3).numpy())
+    with pytest.raises(RuntimeError, match="detach"):
+        estimated(lambda: torch.ones(3, requires_grad=True).numpy())
+
+
+def test_a_kernel_that_has_no_fake_rule_is_refused_by_name() -> None:
+    with pytest.raises(MemPluginError, match=r"_to_sparse\S* has no fake rule"):
+        estimated(lambda: ones(3, 3).to_sparse())
 
 
 def test_an_operator_without_a_fake_rule_is_refused_by_name() -> None:

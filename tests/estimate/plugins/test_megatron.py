@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ with warnings.catch_warnings():
 
 TP, PP = 2, 2
 LAYERS, HIDDEN, HEADS, WORDS, TOKENS, SAMPLES, MICRO_BATCHES = 4, 256, 4, 1024, 128, 2, 4
+STAGES, IN_A_PIPELINE = 4, 8
 
 
 def train(estimator: MemoryEstimator, any_length: bool) -> nn.Module:
@@ -90,3 +92,78 @@ def test_a_gpt_over_tensor_and_pipeline_ranks_holds_its_share(any_length: bool) 
     expected = [4 * count for count in (first, first, last, last)]
     assert [held(one, Category.PARAMETER) for one in found.ranks] == expected
     assert found.worst.rank == 0  # two micro-batches are on their way in the first stage, one in the last
+
+
+def train_in_stages(estimator: MemoryEstimator, chunks: int) -> list[nn.Module]:
+    """One step of 8 micro-batches over 4 ranks of one or two chunks, each of one layer."""
+    parallel_state.destroy_model_parallel()
+    virtual = chunks if chunks > 1 else None
+    parallel_state.initialize_model_parallel(1, STAGES, virtual_pipeline_model_parallel_size=virtual)
+    model_parallel_cuda_manual_seed(1)
+    config = TransformerConfig(
+        num_layers=STAGES * chunks,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        pipeline_dtype=torch.float32,
+        pipeline_model_parallel_size=STAGES,
+        virtual_pipeline_model_parallel_size=virtual,
+        batch_p2p_comm=True,
+        moe_token_dispatcher_type="alltoall",
+    )
+    models = [
+        GPTModel(
+            config,
+            get_gpt_layer_local_spec(),
+            vocab_size=WORDS,
+            max_sequence_length=TOKENS,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+            vp_stage=stage,
+        ).cuda()
+        for stage in ([None] if virtual is None else range(chunks))
+    ]
+    ids = estimator.create_fake_tensor(SAMPLES, TOKENS, dtype=torch.long)
+
+    def forward(_: Any, stage: nn.Module) -> Any:
+        return stage(ids, ids, None, labels=ids), lambda output: (output.float().sum(), {})
+
+    get_forward_backward_func()(
+        forward_step_func=forward,
+        data_iterator=[None] * chunks if virtual else None,
+        model=models if virtual else models[0],
+        num_microbatches=IN_A_PIPELINE,
+        seq_length=TOKENS,
+        micro_batch_size=SAMPLES,
+        decoder_seq_length=None,
+        forward_only=False,
+    )
+    return models
+
+
+def in_flight(one: RankEstimate) -> int:
+    """The most micro-batches of a layer that are kept for backward, by the result of GELU."""
+    blocks, operators, count = one.trace.allocations, one.trace.operators, len(one.trace.events)
+    kept = np.array([operators[row] == "aten::gelu" for row in blocks.operator])
+    kept &= blocks.bytes == 4 * SAMPLES * TOKENS * 4 * HIDDEN
+    change = np.zeros(count + 1, np.int64)
+    np.add.at(change, blocks.born[kept], 1)
+    np.add.at(change, np.minimum(blocks.freed[kept], count), -1)
+    return int(change.cumsum().max())
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (1, [4, 3, 2, 1]),  # P - r
+        (2, [11, 9, 7, 5]),  # 2 (P - 1 - r) + (chunks - 1) P, and the one that runs
+    ],
+)
+def test_megatrons_schedules_hold_the_micro_batches_that_are_in_flight(
+    chunks: int, expected: list[int]
+) -> None:
+    try:
+        found = estimate_ranks(lambda rank, _: train_in_stages(rank, chunks), f"pp={STAGES}", gpu="a100")
+    finally:
+        parallel_state.destroy_model_parallel()
+    assert [in_flight(one) for one in found.ranks] == expected
+    assert found.worst.rank == 0

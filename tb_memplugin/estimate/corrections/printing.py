@@ -1,0 +1,68 @@
+"""`f"{loss:.4f}"` and `.numpy()`: what loops do with numbers, answered as `.item()` is (values.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tb_memplugin.estimate.corrections.values import Values
+from tb_memplugin.estimate.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.hints import answer, question, unanswered
+from tb_memplugin.estimate.patches import Patches
+
+
+class Printing(Values):
+    """Formats and arrays of fake tensors."""
+
+    def rules(self) -> dict[Any, Any]:
+        """None: these are no operators."""
+        return {}
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Give fake tensors what plain ones have."""
+        patches.set(FakeTensor, "__format__", _formatted)
+        patches.set(FakeTensor, "numpy", lambda tensor, *, force=False: self._array(tensor, force=force))
+
+    def _array(self, tensor: torch.Tensor, *, force: bool) -> Any:
+        """An array of the hint, or of ones where numbers are real.
+
+        Raises:
+            TypeError, RuntimeError: as of a real tensor on a device, or one that requires a gradient.
+            MemPluginError: whole numbers or truths, and no hint.
+        """
+        if not force:
+            _refuse_as_torch_does(tensor)
+        real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        asked = question(
+            "number" if real else "truth" if tensor.dtype is torch.bool else "count", "numpy", tensor
+        )
+        told = answer(self._hints, asked)
+        if told is None and not real:
+            raise unanswered(asked)
+        if told is None:
+            self.target.note(
+                f"The numbers that {asked.place} makes an array of are taken to be 1.0; a hint can say them."
+            )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return np.full(tuple(tensor.shape), 1.0 if told is None else told, dtype=dtype)
+
+
+def _formatted(tensor: torch.Tensor, text: str) -> str:
+    if tensor.dim() == 0 and text:
+        return format(tensor.item(), text)
+    return object.__format__(tensor, text)
+
+
+def _refuse_as_torch_does(tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise TypeError(
+            f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
+            "to host memory first."
+        )
+    if tensor.requires_grad:
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )

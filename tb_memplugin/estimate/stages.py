@@ -1,0 +1,139 @@
+"""A model divided into the stages of a pipeline: a Sequential, or a decoder of transformers.
+
+Of transformers' models those can be divided whose config says so (`base_model_pp_plan`): an embedding, equal
+layers, a norm. The first stage has the embedding, the last one the norm and the head; a tied head is a copy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.workload import Built, loss_of
+
+PARTS_OF_A_DECODER = {"embed_tokens", "layers", "norm"}
+"""What a config's `base_model_pp_plan` must name."""
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+"""`loss(output, target)` of a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One part of a model. `told` says for people what it has."""
+
+    module: nn.Module
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What the first stage is given for a whole step, and the last; and the loss there."""
+
+    inputs: tuple[torch.Tensor, ...]
+    target: torch.Tensor
+    loss: Loss
+
+
+def shares(layers: int, parts: int) -> list[range]:
+    """Layers of each part, in order: as equal as possible, the first ones the larger.
+
+    Raises:
+        MemPluginError: there are fewer layers than parts.
+    """
+    if layers < parts:
+        raise MemPluginError(
+            f"The model has {layers} layers, for {parts} stages.", where="--mesh", fix="Ask for fewer stages."
+        )
+    each, more = divmod(layers, parts)
+    ends = [(part + 1) * each + min(part + 1, more) for part in range(parts)]
+    return [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def stage_of(model: nn.Module, index: int, count: int) -> Stage:
+    """The stage of a model; what belongs to others is taken out of the model.
+
+    Raises:
+        MemPluginError: it cannot be divided, or not into that many.
+    """
+    if isinstance(model, nn.Sequential):
+        own = shares(len(model), count)[index]
+        return Stage(model[own.start : own.stop], f"children {_told(own)}")
+    base = getattr(model, getattr(model, "base_model_prefix", ""), None)
+    plan = getattr(getattr(model, "config", None), "base_model_pp_plan", None) or {}
+    if base is None or base is model or set(plan) != PARTS_OF_A_DECODER:
+        raise MemPluginError(
+            f"{type(model).__name__} cannot be divided into stages here.",
+            where="--mesh",
+            fix="It must be a torch.nn.Sequential, or a model of transformers whose config has a "
+            "base_model_pp_plan; else build the stages in Python: docs/estimate_ranks.md, Pipelines.",
+        )
+    return _decoder_stage(model, base, index, count)
+
+
+def fed(built: Built, micro_batches: int) -> Fed:
+    """What a pipeline is given for a step.
+
+    Raises:
+        MemPluginError: forward takes more than tensors, one after the other.
+    """
+    labels = built.keywords.get("labels")
+    inputs = (*built.arguments, *(value for name, value in built.keywords.items() if name != "labels"))
+    if not all(isinstance(value, torch.Tensor) for value in inputs) or len(built.keywords) > 2:
+        raise MemPluginError(
+            "The first stage of a pipeline takes tensors alone.",
+            where="--mesh",
+            fix="Give inputs as a tensor or a tuple of tensors, samples first.",
+        )
+    if labels is None:
+        target = torch.empty(micro_batches, device="cpu")
+        return Fed(inputs, target, lambda output, _: loss_of(output))
+    model: Any = built.model
+    function, words = model.loss_function, model.config.vocab_size
+    return Fed(
+        inputs, labels, lambda logits, target: function(logits=logits, labels=target, vocab_size=words)
+    )
+
+
+class DecoderStage(nn.Module):
+    """Some layers of a decoder: from token numbers or hidden states, to hidden states or logits."""
+
+    def __init__(self, model: nn.Module, first: bool, last: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._takes = "input_ids" if first else "inputs_embeds"
+        self._gives = "logits" if last else "last_hidden_state"
+
+    def forward(self, given: torch.Tensor) -> Any:
+        """One micro-batch."""
+        return getattr(self.model(**{self._takes: given}), self._gives)
+
+
+def _decoder_stage(model: Any, base: Any, index: int, count: int) -> Stage:
+    own, first, last = shares(len(base.layers), count)[index], index == 0, index == count - 1
+    # Layers find their kind by their place among those that are here.
+    base.config = copy.deepcopy(base.config)
+    base.config.num_hidden_layers = len(own)
+    if getattr(base.config, "layer_types", None):
+        base.config.layer_types = list(base.config.layer_types)[own.start : own.stop]
+    base.layers = base.layers[own.start : own.stop]
+    told = [f"layers {_told(own)}"]
+    if first:
+        told.insert(0, "the embedding")
+    else:
+        base.embed_tokens = None
+    if last:
+        told.append("the norm and the head")
+    else:
+        base.norm = nn.Identity()
+    return Stage(DecoderStage(model if last else base, first, last), ", ".join(told))
+
+
+def _told(own: range) -> str:
+    return f"{own.start} to {own.stop - 1}" if len(own) > 1 else str(own.start)

@@ -1,0 +1,105 @@
+"""Small pipelines of torch.distributed.pipelining: the same program in real processes and on fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from tb_memplugin.estimate.stages import fed, stage_of
+from tb_memplugin.estimate.workload import Built
+
+ROWS, WIDTH, INSIDE, MICRO_BATCHES, STEPS = 4, 256, 320, 6, 2
+
+LOOPED: dict[str, Any] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero bubble": ScheduleInterleavedZeroBubble,
+}
+"""Schedules with two stages a rank."""
+
+
+def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A loss."""
+    return (output - target).square().sum()
+
+
+class Layer(nn.Module):
+    """Saves what its sigmoid gives, INSIDE floats a row; its input is the stage's, its result is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, INSIDE, bias=False), nn.Linear(INSIDE, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One micro-batch."""
+        return self.second(self.first(x).sigmoid())
+
+
+def stage(index: int, stages: int, told: bool) -> PipelineStage:
+    """A stage of one layer; `told` says beforehand what goes in and comes out."""
+    example = torch.empty(ROWS, WIDTH, requires_grad=True) if told else None
+    device = torch.empty(0).device
+    return PipelineStage(Layer(), index, stages, device, input_args=example, output_args=example)
+
+
+def schedule(kind: str, micro_batches: int, told: bool) -> Any:
+    """This process's part of a pipeline; interleaved with two stages a rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if kind in LOOPED:
+        both: list[Any] = [stage(index, 2 * world, told) for index in (rank, rank + world)]
+        return LOOPED[kind](both, micro_batches, loss_fn=total)
+    made = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}[kind]
+    return made(stage(rank, world, told), micro_batches, loss_fn=total)
+
+
+def train(kind: str, micro_batches: int = MICRO_BATCHES, *, told: bool = False) -> object:
+    """A few steps of this process's rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    made = schedule(kind, micro_batches, told)
+    stages = made._stages if kind in LOOPED else [made._stage]
+    weights = [weight for one in stages for weight in one.submod.parameters()]
+    optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, foreach=False)
+    batch = torch.ones(micro_batches * ROWS, WIDTH)
+    for _ in range(STEPS):
+        made.step(*[batch][: rank == 0], target=batch if rank == world - 1 else None)
+        optimizer.step()
+        optimizer.zero_grad()
+    return made, optimizer
+
+
+def train_a_decoder() -> object:
+    """Two steps of a small Llama of three layers, divided as the command does."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        use_cache=False,
+        attn_implementation="eager",  # the CPU's fused kernel has buffers of its own
+    )
+    ids = torch.zeros(4, 32, dtype=torch.long)
+    model = transformers.LlamaForCausalLM(config)
+    given = fed(Built(model, (), {"input_ids": ids, "labels": ids}), 4)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    module = stage_of(model, rank, world).module
+    made = Schedule1F1B(
+        PipelineStage(module, rank, world, torch.empty(0).device), 4, loss_fn=given.loss, scale_grads=False
+    )
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+    for _ in range(STEPS):
+        made.step(*given.inputs[: rank == 0], target=given.target if rank == world - 1 else None)
+        optimizer.step()
+        optimizer.zero_grad()
+    return made, optimizer
