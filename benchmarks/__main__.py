@@ -26,6 +26,7 @@ SUBJECTS = (
     "server",
     "snapshot",
     "tracer",
+    "lines",
     "monitor",
     "simulator",
     "estimator",

@@ -29,6 +29,7 @@ from tb_memplugin.exports.line_text import as_json as json_of
 from tb_memplugin.exports.line_text import as_text
 from tb_memplugin.handler import default_worker_name
 from tb_memplugin.logs import instance_logger
+from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
 from tb_memplugin.sources.line_recording import HistoryLines, RecordedLines, StorageLines, recording_device
 from tb_memplugin.sources.tracer_history import has_history
 from tb_memplugin.store.writer import RunWriter
@@ -83,6 +84,7 @@ class LineTracer:
         self._running: StorageLines | HistoryLines | None = None
         self._recorded: RecordedLines | None = None
 
+    @hidden_from_dynamo
     def start_tracing(self) -> None:
         """Begin. What is alive now counts as `untraced`; what an earlier stretch saw is forgotten.
 
@@ -100,6 +102,7 @@ class LineTracer:
             recording.begin()
             self._running, self._recorded = recording, None
 
+    @hidden_from_dynamo
     def stop_tracing(self) -> None:
         """End. Calling it twice does nothing."""
         with self._lock:

@@ -22,6 +22,7 @@ from tb_memplugin.exports import speedscope
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.handler import default_worker_name
 from tb_memplugin.logs import instance_logger
+from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
 from tb_memplugin.sources.tracer import StorageRecording
 from tb_memplugin.sources.tracer_history import HistoryRecording, has_history
 from tb_memplugin.sources.tracer_results import (
@@ -308,6 +309,7 @@ class Tracing:
         self._model: weakref.ref[nn.Module] | None = None
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
 
+    @hidden_from_dynamo
     def __enter__(self) -> MemoryTracer:
         if self._given is None:
             raise MemPluginError(
@@ -321,6 +323,7 @@ class Tracing:
         self._begin({"": model}, optimizers)
         return self._tracer
 
+    @hidden_from_dynamo
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -288,7 +288,7 @@ def test_a_compiled_model_keeps_running_compiled_and_what_is_not_known_is_said(l
     assert (memory.weight_bytes, memory.gradient_bytes) == (60, 60)
     assert [one.name for one in memory.weights] == ["weight", "bias"]
     assert memory.feature_map_bytes is memory.peak_cached_bytes is None
-    assert any("compiled" in note for note in memory.notes)
+    assert any("The model is compiled ((root))" in note for note in memory.notes)
 
 
 class _IsWatched(torch.utils.data.Dataset):

@@ -122,4 +122,5 @@ def test_threads_have_tables_of_their_own_where_asked():
     tracer = traced(lambda: together([lambda: torch.zeros(1000)]))
     text = io.StringIO()
     tracer.report_stats(text, by_thread=True)
-    assert "Thread w0: 3.906 KiB (4,000 bytes)" in text.getvalue()
+    (told,) = [line for line in text.getvalue().splitlines() if line.startswith("Thread w0: ")]
+    assert told.endswith("(4,000 bytes)")

@@ -64,3 +64,11 @@ def test_what_numpy_allocated_is_not_torchs():
         shared = torch.as_tensor(array).view(10, 100)
         torch.stack([shared[0], shared[1]])
     assert [one.size_bytes for one in tracer.events if one.event_type == "alloc"] == [2 * 100 * 8]
+
+
+def test_sparse_gradients_are_noted_because_autograd_copies_them_under_a_mode():
+    table, tracer = nn.EmbeddingBag(100, 4, sparse=True, mode="sum"), MemoryTracer()
+    with tracer.trace(table):
+        table(torch.randint(0, 100, (4, 8))).sum().backward()
+    (note,) = tracer.trace_result().notes
+    assert note.startswith("2 sparse tensors were made in backward.")

@@ -48,12 +48,20 @@ def size(count: int | None) -> str:
     return f"{count} B" if not power else f"{count / 1024**power:,.2f} {_UNITS[power]}"
 
 
+def _peak(count: int | None, is_exact: bool) -> str:
+    return size(count) if is_exact or count is None else f"≥ {size(count)}"
+
+
 def _totals(memory: IterationMemory) -> Table:
     table = _table("", "peak", "now")
     cached = "cached" if memory.has_cache else "cached (no cache here: as allocated)"
     rows: Sequence[tuple[str, str, str]] = (
-        (cached, size(memory.peak_cached_bytes), size(memory.cached_bytes)),
-        ("allocated", size(memory.peak_allocated_bytes), size(memory.allocated_bytes)),
+        (cached, _peak(memory.peak_cached_bytes, memory.cached_is_exact), size(memory.cached_bytes)),
+        (
+            "allocated",
+            _peak(memory.peak_allocated_bytes, memory.allocated_is_exact),
+            size(memory.allocated_bytes),
+        ),
         ("feature maps", size(memory.feature_map_bytes), ""),
         ("intermediate gradients", size(memory.intermediate_gradient_bytes), ""),
         ("weights", "", size(memory.weight_bytes)),

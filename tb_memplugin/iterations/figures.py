@@ -80,6 +80,8 @@ class IterationMemory:
         traced: what following the storages told.
         seconds: since the iteration before, or since the watch began.
         notes: what is not exact, as sentences.
+        cached_is_exact, allocated_is_exact: whether those peaks are. They are not where torch cannot reset
+            the allocator's peaks: then each was at least this high.
     """
 
     step: int
@@ -95,6 +97,8 @@ class IterationMemory:
     traced: TracedMemory | None
     seconds: float
     notes: tuple[str, ...] = field(default=())
+    cached_is_exact: bool = True
+    allocated_is_exact: bool = True
 
     @property
     def weight_bytes(self) -> int:
@@ -141,6 +145,7 @@ def iteration_memory(
         cached = sum(one.reserved for one in seen.readings)
         peak = sum(one.peak for one in seen.readings)
         now = sum(one.allocated for one in seen.readings)
+        notes += _inexact(seen)
     elif traced is not None and seen.devices == ("cpu",):
         peak_cached = peak = traced.peak_bytes
         cached = now = traced.end_bytes
@@ -158,7 +163,18 @@ def iteration_memory(
         traced=traced,
         seconds=seconds,
         notes=tuple(notes),
+        cached_is_exact=all(one.reserved_exact for one in seen.readings),
+        allocated_is_exact=all(one.exact for one in seen.readings),
     )
+
+
+def _inexact(seen: Seen) -> list[str]:
+    if all(one.exact and one.reserved_exact for one in seen.readings):
+        return []
+    return [
+        f"This torch cannot reset the peaks that the allocator of {', '.join(seen.devices)} counts, so those "
+        "with a ≥ are lower bounds: what was cached or allocated may have been more within the iteration."
+    ]
 
 
 def traced_memory(trace: MemoryTrace) -> TracedMemory:

@@ -24,6 +24,7 @@ from tb_memplugin.sources.step_counters import Counters, Reading
 from tb_memplugin.sources.tracer_mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
 
+_NAMES_TOLD = 3
 _MOST_EVENTS = 1_000_000
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -76,10 +77,10 @@ class IterationWatch:
         try:
             if kind != "cpu" or self._counters_of is not _torch_counters:
                 self._count()
-            if is_compiled(model):
+            if compiled := compiled_modules(model):
                 self._notes.append(
-                    "The model is compiled. Compiled code would run uncompiled while every storage is "
-                    "followed, so feature maps and intermediate gradients are not known."
+                    f"The model is compiled ({_some(compiled)}). Compiled code would run uncompiled while "
+                    "every storage is followed, so feature maps and intermediate gradients are not known."
                 )
                 return
             recording = IterationRecording(kind, _MOST_EVENTS)
@@ -189,13 +190,24 @@ def devices_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has it, or a module inside it. Without dynamo loaded none is wrapped."""
+    """Whether torch.compile has it, or a module inside it."""
+    return bool(compiled_modules(model))
+
+
+def compiled_modules(model: nn.Module) -> list[str]:
+    """The names of modules that torch.compile has. Without dynamo loaded none is wrapped."""
     dynamo = sys.modules.get("torch._dynamo")
-    return any(
-        (dynamo is not None and isinstance(module, dynamo.OptimizedModule))
+    return [
+        name or "(root)"
+        for name, module in model.named_modules()
+        if (dynamo is not None and isinstance(module, dynamo.OptimizedModule))
         or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_TOLD
+    return ", ".join(names[:_NAMES_TOLD]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _models(model: nn.Module | None) -> dict[str, nn.Module]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import time_ns
 from typing import Any
 
@@ -22,6 +22,17 @@ from torch.autograd import profiler as autograd_profiler
 
 _autograd: Any = torch._C._autograd
 _profiler: Any = torch._C._profiler
+_calls: Iterator[Any] = (
+    getattr(_autograd, name, None)
+    for name in (
+        "_profiler_enabled",
+        "_profiler_type",
+        "_enable_profiler_legacy",
+        "_disable_profiler_legacy",
+        "_enable_record_function",
+    )
+)
+_profiler_enabled, _profiler_type, _enable, _disable, _record_functions = _calls
 
 Reported = tuple[int, int]
 """(epoch nanoseconds, bytes; negative where they were given back)."""
@@ -36,35 +47,41 @@ class AllocatorLog:
 
     def begin(self, reader: deque[Reported]) -> bool:
         """Begin to fill a queue. Returns whether reports come: not while another profiler is on."""
-        if not self._on and not _autograd._profiler_enabled():
-            _autograd._enable_profiler_legacy(_CONFIG)
-            _autograd._enable_record_function(False)
+        if not self._on and not _profiler_enabled():
+            _enable(_CONFIG)
+            _record_functions(False)
             self._on = True
         self._readers.append(reader)
         return self._on
 
     def end(self, reader: deque[Reported]) -> None:
         """End what the last `begin` of this thread began. Operators of nested tracers end inside out."""
-        self.stop()
-        if self._readers and self._readers[-1] is reader:
-            self._readers.pop()
+        if self._on:
+            self.stop()
+        readers = self._readers
+        if readers and readers[-1] is reader:
+            readers.pop()
 
     def stop(self) -> None:
         """Hand on what was reported, and report no more."""
         if self._on:
             self._on = False
-            if _is_ours():
+            if _profiler_type().value == _LEGACY:
                 now = time_ns()
-                lists = _autograd._disable_profiler_legacy()
-                _autograd._enable_record_function(True)
+                lists = _disable()
+                _record_functions(True)
                 if len(lists) > 1 or len(lists[0]) > 2:  # more than its two marks
                     self._hand_on(lists, now)
 
     def _hand_on(self, lists: list[list[Any]], now: int) -> None:
-        mark = next(events[-1] for events in lists if events and events[-1].kind() == "mark")
+        events = lists[0]
+        if len(lists) == 1:
+            mark = events[-1]
+        else:
+            mark = next(each[-1] for each in lists if each and each[-1].kind() == "mark")
+            events = [event for each in lists for event in each]
         found = [
-            (now - round(event.cpu_elapsed_us(mark) * 1000), size)
-            for events in lists
+            (now - int(event.cpu_elapsed_us(mark) * 1000), size)
             for event in events
             if (size := event.cpu_memory_usage())
         ]
@@ -72,11 +89,6 @@ class AllocatorLog:
             found.sort(key=lambda one: one[0])
         for reader in self._readers:
             reader.extend(found)
-
-
-def _is_ours() -> bool:
-    kind: int = _autograd._profiler_type().value
-    return kind == _LEGACY
 
 
 def _settings() -> tuple[Any, int] | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from tb_memplugin.sources.line_stacks import NOT_KEPT
 from tb_memplugin.sources.storage_lifetimes import BEFORE, Block, Buffer, Happened, Ledger
-from tb_memplugin.trace import Phase
+from tb_memplugin.trace import Category, Phase
 
 
 class LineLedger(Ledger):
@@ -75,6 +76,22 @@ class LineLedger(Ledger):
         if what is Happened.ALLOC and block is not None:
             self.allocated[block.device] = self.allocated.get(block.device, 0) + block.bytes
         return super().write(what, block, row, phase, began=began, now=now)
+
+    def pass_through(
+        self, reports: Iterable[tuple[int, int]], made_by: Any, row: int, phase: Phase, *, recomputing: bool
+    ) -> int:
+        """See `Ledger`."""
+        taken: list[Buffer] = []
+        top = self.level
+        for now, size in reports:
+            if size > 0:
+                buffer = self.taken(size, made_by, row, phase, recomputing=recomputing, now=now)
+                buffer.category = Category.TEMPORARY
+                taken.append(buffer)
+                top = max(top, self.level)
+            else:
+                self.end(taken.pop(), row, phase, now)
+        return top
 
     def _apply(self, what: Happened, block: Block | Buffer) -> None:
         device = block.device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from tb_memplugin.sources.line_ledger import LineLedger
 from tb_memplugin.sources.line_stacks import NO_ROW, NOT_KEPT, NodeStacks, PythonStacks, forward_of
 from tb_memplugin.sources.tracer_layers import Layers
-from tb_memplugin.sources.tracer_mode import StorageMode
+from tb_memplugin.sources.tracer_mode import StorageMode, must_hide_from_dynamo
 
 _current_task = torch._C._current_graph_task_id
 _current_node = torch._C._current_autograd_node
@@ -78,4 +77,4 @@ class LineModeBesideDynamo(LineMode):
 
 def line_mode(layers: Layers, ledger: LineLedger, taken: TakenStacks) -> LineMode:
     """A mode for the calling thread."""
-    return (LineModeBesideDynamo if "torch._dynamo" in sys.modules else LineMode)(layers, ledger, taken)
+    return (LineModeBesideDynamo if must_hide_from_dynamo() else LineMode)(layers, ledger, taken)

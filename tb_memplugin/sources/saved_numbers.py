@@ -29,15 +29,14 @@ _names: dict[type, tuple[str, ...]] = {}
 
 def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
     """The bytes of each number that stands where an operator takes a tensor, if autograd may save it."""
+    if not torch.is_grad_enabled():
+        return []
     places = _places.get(operator)
     if places is None:
         places = _places[operator] = _tensor_places(operator)
-    if not places:
-        return []
-    found = [
+    return [
         NUMBER_BYTES[type(args[at])] for at in places if at < len(args) and type(args[at]) in NUMBER_BYTES
     ]
-    return found if found and torch.is_grad_enabled() else []
 
 
 def _tensor_places(operator: Any) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ class Reading(NamedTuple):
         allocated, reserved: what there is.
         peak, peak_reserved: highest since the reading before.
         exact: whether `peak` is; else it may have been higher.
+        reserved_exact: whether `peak_reserved` is.
         retries, ooms, allocations, allocated_bytes: counted since some moment before the first reading.
     """
 
@@ -29,6 +30,7 @@ class Reading(NamedTuple):
     ooms: int = 0
     allocations: int = 0
     allocated_bytes: int = 0
+    reserved_exact: bool = True
 
 
 NOTHING = Reading(0, 0)
@@ -134,8 +136,8 @@ class UntouchedCounters:
         stats = self._stats(self._index)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         peak, exact = self._allocated.since(allocated["current"], allocated["peak"])
-        peak_reserved, _ = self._reserved.since(reserved["current"], reserved["peak"])
-        return _reading(stats, peak, peak_reserved, exact=exact)
+        peak_reserved, known = self._reserved.since(reserved["current"], reserved["peak"])
+        return _reading(stats, peak, peak_reserved, exact=exact, reserved_exact=known)
 
     def close(self) -> None:
         """Nothing was changed."""
@@ -184,7 +186,9 @@ class HighWater:
         return peak, exact
 
 
-def _reading(stats: Stats, peak: int, peak_reserved: int, *, exact: bool = True) -> Reading:
+def _reading(
+    stats: Stats, peak: int, peak_reserved: int, *, exact: bool = True, reserved_exact: bool = True
+) -> Reading:
     allocated = stats["allocated_bytes"]["all"]
     return Reading(
         allocated=allocated["current"],
@@ -196,4 +200,5 @@ def _reading(stats: Stats, peak: int, peak_reserved: int, *, exact: bool = True)
         ooms=stats.get("num_ooms", 0),
         allocations=stats["allocation"]["all"]["allocated"] if "allocation" in stats else 0,
         allocated_bytes=allocated["allocated"],
+        reserved_exact=reserved_exact,
     )

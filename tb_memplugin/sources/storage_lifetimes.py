@@ -32,6 +32,10 @@ class Happened(IntEnum):
     """The levels at a moment, nothing else: the trace begins or ends."""
 
 
+_ALLOC, _FREE = Happened.ALLOC, Happened.FREE
+_UNKNOWN, _TEMPORARY = Category.UNKNOWN, Category.TEMPORARY
+
+
 class Watched(Protocol):
     """Who wants to know the highest live bytes from here on."""
 
@@ -154,7 +158,10 @@ class Ledger:
         now: int = 0,
     ) -> int:
         """Add an entry, not before the last one. Returns its time, epoch nanoseconds."""
-        now = self._last_ns = max(now or time_ns(), self._last_ns)
+        now = now or time_ns()
+        if now < self._last_ns:
+            now = self._last_ns
+        self._last_ns = now
         self.entries.append((now, what, block, row, phase, self.level, began))
         self.written += 1
         return now
@@ -174,10 +181,17 @@ class Ledger:
 
     def settle(self, row: int, phase: Phase) -> int:
         """Write down the deaths since the last call, as seen from a place. Returns how many there were."""
-        dead = self.dead()
-        for died_ns, block in dead:
-            self.end(block, row, phase, died_ns)
-        return len(dead)
+        deaths, blocks, settled = self.deaths, self.blocks, 0
+        while deaths:
+            try:
+                died_ns, block = deaths.popleft()
+            except IndexError:
+                break
+            if blocks.get(block.key) is block:
+                del blocks[block.key]
+                self.end(block, row, phase, died_ns)
+                settled += 1
+        return settled
 
     def born(
         self,
@@ -206,14 +220,41 @@ class Ledger:
         now: int = 0,
     ) -> Buffer:
         """Write down memory that no tensor is known to hold."""
-        buffer = Buffer()
-        buffer.address = self._addresses.pop() if self._addresses else self._unheld + 1
-        self._unheld = max(self._unheld, buffer.address)
-        buffer.key, buffer.bytes, buffer.holder = -1, size, None
-        buffer.category, buffer.label, buffer.module = Category.UNKNOWN, "", row
-        buffer.device, buffer.stack = self._device_named(self.device_type), -1
+        buffer = self._buffer(size, row, self._device_named(self.device_type))
         self._begin(buffer, made_by, row, phase, recomputing, now)
         return buffer
+
+    def pass_through(
+        self, reports: Iterable[tuple[int, int]], made_by: Any, row: int, phase: Phase, *, recomputing: bool
+    ) -> int:
+        """Write down buffers of which the last taken goes first. Returns the highest level.
+
+        The same as `taken` and `end` for each, in one: most of an optimizer's operators do it.
+
+        Args:
+            reports: (epoch nanoseconds, bytes, negative where a buffer goes).
+        """
+        device = self._device_named(self.device_type)
+        level = top = self.level
+        taken: list[Buffer] = []
+        for now, size in reports:
+            self._last_ns = now = max(now, self._last_ns)
+            level += size
+            if size > 0:
+                top = max(top, level)
+                buffer = self._buffer(size, row, device)
+                buffer.category, buffer.made_by, buffer.phase = _TEMPORARY, made_by, phase
+                buffer.recomputing, buffer.serial = recomputing, self.births
+                self.births += 1
+                taken.append(buffer)
+                self.entries.append((now, _ALLOC, buffer, row, phase, level, 0))
+            else:
+                buffer = taken.pop()
+                self._addresses.append(buffer.address)
+                self.entries.append((now, _FREE, buffer, row, phase, level, 0))
+            self.written += 1
+        self._reached(top)
+        return top
 
     def held_by(self, buffer: Buffer, storage: torch.UntypedStorage) -> None:
         """A tensor was found that holds a buffer: it lives as long as that."""
@@ -248,17 +289,31 @@ class Ledger:
             found.append(block)
         return found
 
+    def _buffer(self, size: int, row: int, device: int) -> Buffer:
+        buffer = Buffer()
+        if self._addresses:
+            buffer.address = self._addresses.pop()
+        else:
+            buffer.address = self._unheld = self._unheld + 1
+        buffer.key, buffer.bytes, buffer.holder = -1, size, None
+        buffer.category, buffer.label, buffer.module = _UNKNOWN, "", row
+        buffer.device, buffer.stack = device, -1
+        return buffer
+
     def _block(self, storage: torch.UntypedStorage, size: int, row: int) -> Block:
         block = Block(storage, self._died)
         block.key, block.address, block.bytes = storage._cdata, storage.data_ptr(), size
-        block.category, block.label, block.module = Category.UNKNOWN, "", row
+        block.category, block.label, block.module = _UNKNOWN, "", row
         block.device, block.stack = self._device_row(storage), -1
         self.blocks[block.key] = block
         return block
 
     def _grow(self, block: Block | Buffer) -> None:
         self.levels[block.device] += block.bytes
-        level = self.level = self.level + block.bytes
+        self.level += block.bytes
+        self._reached(self.level)
+
+    def _reached(self, level: int) -> None:
         if level > self.peak:
             self.peak = level
         for one in self.watched:
@@ -269,7 +324,7 @@ class Ledger:
         """Write down that a block, or buffer, is no more."""
         self.levels[block.device] -= block.bytes
         self.level -= block.bytes
-        self.write(Happened.FREE, block, row, phase, now=died_ns)
+        self.write(_FREE, block, row, phase, now=died_ns)
         if isinstance(block, Buffer):
             self._addresses.append(block.address)
 
@@ -280,7 +335,7 @@ class Ledger:
         block.serial = self.births
         self.births += 1
         self._grow(block)
-        self.write(Happened.ALLOC, block, row, phase, now=now)
+        self.write(_ALLOC, block, row, phase, now=now)
 
     def _device_row(self, storage: torch.UntypedStorage) -> int:
         if self.device_type != "cpu":

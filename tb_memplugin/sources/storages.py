@@ -6,6 +6,7 @@ Matched with the allocations of the trace it names them exactly, also after they
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import time_ns
@@ -16,6 +17,9 @@ from torch import nn
 
 from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.trace import Category
+
+Purpose = tuple[torch.Tensor, Category, int, str]
+"""(tensor, category, owning module's row, label)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +83,7 @@ def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
 
 
-def model_storages(
-    models: Mapping[str, nn.Module], names: ModuleNames
-) -> Iterator[tuple[torch.Tensor, Category, int, str]]:
+def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Iterator[Purpose]:
     """Parameters, buffers and gradients: (tensor, category, owning module's row, label)."""
     for model in models.values():
         for tensors, category in (
@@ -95,24 +97,26 @@ def model_storages(
                     yield tensor.grad, Category.GRADIENT, module, f"{label} (gradient)"
 
 
-def gradients(
-    optimizer: torch.optim.Optimizer, names: ModuleNames
-) -> Iterator[tuple[torch.Tensor, Category, int, str]]:
+def gradients(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
     """The gradients that an optimizer is about to use."""
     for parameter, module, label in optimizer_parameters(optimizer, names):
         if parameter.grad is not None:
             yield parameter.grad, Category.GRADIENT, module, f"{label} (gradient)"
 
 
-def optimizer_storages(
-    optimizer: torch.optim.Optimizer, names: ModuleNames
-) -> Iterator[tuple[torch.Tensor, Category, int, str]]:
+def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
     """Every tensor of an optimizer's state, nested ones too, with the parameter's owner."""
     for parameter, module, label in optimizer_parameters(optimizer, names):
         for name, value in optimizer.state.get(parameter, {}).items():
             for tensor in _tensors(value):
                 if tensor is not parameter:
                     yield tensor, Category.OPTIMIZER_STATE, module, f"{label} ({name})"
+
+
+def held_parameters(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
+    """The parameters that an optimizer holds, in a model or in none that was given."""
+    for parameter, module, label in optimizer_parameters(optimizer, names):
+        yield parameter, Category.PARAMETER, module, label
 
 
 def optimizer_parameters(
@@ -135,8 +139,42 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(inner)
 
 
+class Changes:
+    """Which of many tensors are new, or have moved, since they were last asked about.
+
+    What is sighted before and after every optimizer step is mostly what was there before. Holds no
+    tensor alive.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def among(self, tensors: Iterable[Purpose]) -> Iterator[Purpose]:
+        """Those of the tensors that are another object than before, or at another address."""
+        known = self._known
+        for purpose in tensors:
+            tensor = purpose[0]
+            seen = known.get(id(tensor))
+            address = _address(tensor)
+            if seen is None or seen[0]() is not tensor or seen[1] != address or not address:
+                known[id(tensor)] = weakref.ref(tensor), address
+                yield purpose
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its data begin, 0 for tensors that stand for several storages, or for none."""
+    try:
+        return tensor.data_ptr() if type(tensor) in (torch.Tensor, nn.Parameter) else 0
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
 def sight(
-    tensors: Iterable[tuple[torch.Tensor, Category, int, str]],
+    tensors: Iterable[Purpose],
     *,
     keep: list[torch.UntypedStorage] | None = None,
 ) -> list[Sighting]:

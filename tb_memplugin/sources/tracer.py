@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 import threading
@@ -16,9 +15,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.beside_dynamo import UncompiledHere
 from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages, storages
+from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
 from tb_memplugin.sources.tracer_layers import LayerHooks, Layers
 from tb_memplugin.sources.tracer_mode import StorageMode, modes_here, storage_mode
 from tb_memplugin.sources.tracer_results import (
@@ -60,6 +61,7 @@ class StorageRecording:
             MemPluginError: a model is compiled.
         """
         _refuse_compiled(models)
+        self._uncompiled = UncompiledHere()
         ledger = self._open_ledger()
         self.layers = Layers.of(ledger, ModuleNames.of(models))
         self.recorded = Recorded(self.layers, time_ns(), marks=deque(maxlen=self._max_events))
@@ -69,7 +71,9 @@ class StorageRecording:
         for optimizer in optimizers:
             self._name(gradients(optimizer, names), late=False)
             self._name(optimizer_storages(optimizer, names), late=False)
-        ledger.take_in(self._mine(_tensors_alive()))
+        self._beside_others = others_may_run()
+        alive = storages_alive(of_gradients=not self._beside_others)
+        ledger.take_in(storage for storage in alive if self._is_mine(storage))
         ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
         self._hooks = LayerHooks(self.layers, self._watch, self._unwatch)
         try:
@@ -162,6 +166,7 @@ class StorageRecording:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._uncompiled.forget()
 
     def _see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
         try:
@@ -198,8 +203,11 @@ class StorageRecording:
     def _mine(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
         for tensor in tensors:
             for storage, _ in storages(tensor):
-                if storage.device.type == self._device_type and storage.nbytes():
+                if self._is_mine(storage):
                     yield storage
+
+    def _is_mine(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device.type == self._device_type and storage.nbytes() > 0
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         try:
@@ -233,6 +241,11 @@ class StorageRecording:
                 f"Operators kept {unseen.kept:,} bytes that are in no tensor, which count only while they "
                 f"ran, and gave back {unseen.frees:,} bytes that nobody knew."
             )
+        if unseen.sparse_gradients:
+            yield (
+                f"{unseen.sparse_gradients:,} sparse tensors were made in backward. Autograd copies sparse "
+                "gradients while a dispatch mode is on: a training that nobody traces has no such copies."
+            )
         if ledger.dropped:
             yield (
                 f"{ledger.dropped:,} of {ledger.written:,} events went, the oldest first, because max_events "
@@ -242,6 +255,11 @@ class StorageRecording:
             yield (
                 f"{len(ledger.late):,} gradients or states, {sum(ledger.late):,} bytes, were made on a "
                 "thread that nobody watched; they count from when they were noticed."
+            )
+        if self._beside_others:
+            yield (
+                "Other threads ran when the block began: gradients that autograd alone held then, of models "
+                "other than the traced one, are not in the start state."
             )
         if threading.get_ident() != self._thread:
             yield (
@@ -269,16 +287,3 @@ def _refuse_compiled(models: Mapping[str, nn.Module]) -> None:
                     fix="Trace the model before torch.compile, or use torch.profiler with "
                     "memory_trace_handler, which sees compiled code.",
                 )
-
-
-def _tensors_alive() -> Iterator[torch.Tensor]:
-    """All tensors that Python's garbage collector knows.
-
-    By their class: `gc.get_objects()` would hand out tuples that other threads are building, and those
-    threads then fail in C code.
-    """
-    for thing in gc.get_referrers(torch.Tensor, nn.Parameter):
-        if type(thing) is torch.Tensor or type(thing) is nn.Parameter:
-            yield thing
-            if thing.is_leaf and thing.grad is not None:
-                yield thing.grad

@@ -19,6 +19,8 @@ from tb_memplugin.sources.saved_numbers import SavedNumbers, numbers_in
 from tb_memplugin.sources.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.trace import Category, Phase
 
+_Tensor, _Parameter, _strided = torch.Tensor, torch.nn.Parameter, torch.strided
+_TEMPORARY = Category.TEMPORARY
 _NEVER = 1 << 62
 
 
@@ -43,15 +45,40 @@ class Made:
 
 @dataclass(slots=True)
 class Counted:
-    """What an operator did: what it made, how many frees, bytes allocated, highest level (-1 for none)."""
+    """What an operator did: allocations, their bytes, frees, the highest level (-1 for none)."""
 
-    made: list[Block | Buffer] = field(default_factory=list)
+    allocations: int = 0
     bytes: int = 0
     frees: int = 0
     top: int = -1
 
 
 _NOTHING = Counted()
+
+_QUIET = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view", "_unsafe_view", "_reshape_alias", "as_strided", "alias", "detach", "t", "transpose",
+        "permute", "expand", "select", "slice", "squeeze", "unsqueeze", "unbind", "split", "split_with_sizes",
+        "_local_scalar_dense",
+    )
+)  # fmt: skip
+"""Operators that allocate nothing where they get a plain tensor: views, and the number in a tensor."""
+
+_quiet: dict[Any, bool] = {}
+
+
+def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator allocates nothing, so that the allocator need not be asked."""
+    quiet = _quiet.get(operator)
+    if quiet is None:
+        schema = getattr(operator, "_schema", None)
+        quiet = _quiet[operator] = schema is not None and schema.name in _QUIET
+    if not (quiet and args):
+        return False
+    given = args[0]
+    kind = type(given)
+    return (kind is _Tensor or kind is _Parameter) and given.layout is _strided and not given.is_nested
 
 
 @dataclass(slots=True)
@@ -60,12 +87,14 @@ class Unseen:
 
     `operators` ran while another profiler recorded, or torch has none for us; `frees` are bytes given back
     inside operators, of blocks that nobody knew; `kept` are bytes that an operator took, did not return in
-    a tensor and did not give back: they count for that operator alone.
+    a tensor and did not give back: they count for that operator alone. `sparse_gradients` are sparse
+    tensors of backwards: autograd copies gradients because a dispatch mode is on.
     """
 
     operators: int = 0
     frees: int = 0
     kept: int = 0
+    sparse_gradients: int = 0
 
 
 class KernelMemory:
@@ -80,14 +109,16 @@ class KernelMemory:
     def __init__(self, ledger: Ledger, unseen: Unseen, numbers: SavedNumbers) -> None:
         self._ledger, self._unseen, self._numbers = ledger, unseen, numbers
         self._log: AllocatorLog | None = allocator_log() if ledger.device_type == "cpu" else None
-        self._reports: deque[Reported] = deque()
-        self._dead: list[tuple[int, Block | Buffer]] = []
+        self.reports: deque[Reported] = deque()
+        self.dead: list[tuple[int, Block | Buffer]] = []
         self._number_bytes: list[int] = []
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Call an operator while the allocator reports."""
+        if _is_quiet(operator, args):
+            return operator(*args, **kwargs) if kwargs else operator(*args)
         log = self._log
-        if log is None or not log.begin(self._reports):
+        if log is None or not log.begin(self.reports):
             self._unseen.operators += 1
         done = False
         try:
@@ -95,10 +126,10 @@ class KernelMemory:
             done = True
         finally:
             if log is not None:
-                log.end(self._reports)
+                log.end(self.reports)
             if not done:  # what it took it gave back
-                self._reports.clear()
-        if len(self._reports) > 2:  # a number comes and goes, beside the result
+                self.reports.clear()
+        if len(self.reports) > 2:  # a number comes and goes, beside the result
             self._number_bytes = numbers_in(operator, args)
             if self._number_bytes:
                 self._numbers.wait_for(out)
@@ -106,27 +137,46 @@ class KernelMemory:
 
     def bury(self) -> None:
         """Take the dead off the ledger's blocks, so that new storages may have their places."""
-        self._dead += self._ledger.dead()
+        self.dead += self._ledger.dead()
 
     def write(self, place: Place, made: Sequence[Made]) -> Counted:
         """Write down what happened since the operator began. The caller holds the ledger's lock."""
-        self.bury()
-        if not (made or self._reports or self._dead):
+        if self._ledger.deaths:
+            self.bury()
+        if not (made or self.reports or self.dead):
             return _NOTHING
-        dead, self._dead = self._dead, []
+        reports = list(self.reports)
+        self.reports.clear()
+        if not (made or self.dead or self._number_bytes) and _comes_and_goes(reports):
+            return self._passed(reports, place)
+        dead, self.dead = self.dead, []
         stretch = _Stretch(self._ledger, self._unseen, place, self._numbers, self._number_bytes)
-        self._number_bytes = []
-        reports = [self._reports.popleft() for _ in range(len(self._reports))]
-        if (
-            len(reports) == len(made) == 1
-            and not dead
-            and reports[0][1] == made[0].bytes
-            and made[0].was is None
-        ):
+        if dead or self._number_bytes:
+            stretch.write(reports, dead, made)
+            self._number_bytes = []
+        elif len(reports) == len(made) == 1 and reports[0][1] == made[0].bytes and made[0].was is None:
             stretch.born(made[0], reports[0][0])  # most operators
         else:
             stretch.write(reports, dead, made)
         return stretch.counted
+
+    def _passed(self, reports: Sequence[Reported], place: Place) -> Counted:
+        top = self._ledger.pass_through(
+            reports, place.made_by, place.row, place.phase, recomputing=place.recomputing
+        )
+        frees = len(reports) // 2
+        return Counted(frees, sum(size for _, size in reports if size > 0), frees, top)
+
+
+def _comes_and_goes(reports: Sequence[Reported]) -> bool:
+    """Whether all that was taken was given back, the last taken first."""
+    taken: list[int] = []
+    for _, size in reports:
+        if size > 0:
+            taken.append(size)
+        elif not taken or taken.pop() != -size:
+            return False
+    return not taken
 
 
 @dataclass(slots=True)
@@ -200,7 +250,7 @@ class _Stretch:
         buffer = self.ledger.taken(
             size, place.made_by, place.row, place.phase, recomputing=place.recomputing, now=time
         )
-        buffer.category = Category.TEMPORARY
+        buffer.category = _TEMPORARY
         self.counts(buffer)
         return buffer
 
@@ -219,7 +269,7 @@ class _Stretch:
 
     def counts(self, made: Block | Buffer) -> None:
         """An allocation was written."""
-        self.counted.made.append(made)
+        self.counted.allocations += 1
         self.counted.bytes += made.bytes
         self.counted.top = max(self.counted.top, self.ledger.level)
 

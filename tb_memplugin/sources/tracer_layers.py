@@ -100,7 +100,11 @@ class Layers:
 
 
 class ThreadLayers:
-    """The calls that run on one thread, and which calls made which autograd nodes."""
+    """The calls that run on one thread, and which calls made which autograd nodes.
+
+    Attributes:
+        last_ns: when the last operator of a backward was done, epoch nanoseconds.
+    """
 
     def __init__(self, layers: Layers) -> None:
         self.layers, self.ledger = layers, layers.ledger
@@ -110,7 +114,8 @@ class ThreadLayers:
         self.node_rows: list[int] = [-1]
         self.backward_row = -1
         self.in_backward = False
-        self._began_ns = self._layer_began_ns = self._last_ns = 0
+        self._began_ns = self._layer_began_ns = 0
+        self.last_ns = 0
         self._sequence = _sequence_number()
 
     def place(self) -> tuple[int, Phase]:
@@ -129,7 +134,9 @@ class ThreadLayers:
                 self.count(row, Counted(frees=1))
         if self.ledger.deaths:
             row, phase = self.place()
-            self.count(row, Counted(frees=self.ledger.settle(row, phase)))
+            frees = self.ledger.settle(row, phase)
+            if row >= 0:
+                self.layers.figures[row].frees += frees
 
     def count(self, row: int, counted: Counted) -> None:
         """Add to the figures of what runs, and of a layer (-1 for none)."""
@@ -137,10 +144,11 @@ class ThreadLayers:
             self.stack[-1].peak = counted.top
         if row >= 0:
             figures = self.layers.figures[row]
-            figures.allocations += len(counted.made)
+            figures.allocations += counted.allocations
             figures.allocated_bytes += counted.bytes
             figures.frees += counted.frees
-            figures.peak = max(figures.peak, counted.top)
+            if counted.top > figures.peak:
+                figures.peak = counted.top
 
     def enter(self, row: int) -> None:
         """A layer is called."""
@@ -204,7 +212,9 @@ class ThreadLayers:
             self._in_backward(began_ns, self.backward_row)
             return self.stack[-1].row, True
         # Between nodes autograd adds gradients up: as part of the node before.
-        self._in_backward(began_ns, self.backward_row if node is None else self._owner(node))
+        row = self.backward_row if node is None else self._owner(node)
+        if row != self.backward_row or not self.in_backward:
+            self._in_backward(began_ns, row)
         return self.backward_row, False
 
     def _owner(self, node: Any) -> int:
@@ -236,14 +246,10 @@ class ThreadLayers:
             self.layers.figures[self.backward_row].backward_ns += ended - began
         self.backward_row = -1
 
-    def done(self) -> None:
-        """An operator of a backward is done."""
-        self._last_ns = time_ns()
-
     def end_backward(self) -> None:
         """The backward that ran on this thread is over. Call `settle` before."""
-        self._leave_backward_layer(self._last_ns)
-        self.layers.backward.append((self._began_ns, self._last_ns))
+        self._leave_backward_layer(self.last_ns)
+        self.layers.backward.append((self._began_ns, self.last_ns))
         self.in_backward = False
 
     def outside(self, began_ns: int) -> None:

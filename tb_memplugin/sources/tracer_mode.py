@@ -13,7 +13,8 @@ import torch
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tb_memplugin.sources.storage_lifetimes import Block, Buffer, Ledger
+from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo, is_hidden
+from tb_memplugin.sources.storage_lifetimes import Ledger
 from tb_memplugin.sources.storages import storages
 from tb_memplugin.sources.tracer_kernels import KernelMemory, Made, Place
 from tb_memplugin.sources.tracer_layers import Layers, ThreadLayers
@@ -21,6 +22,8 @@ from tb_memplugin.trace import Phase
 
 _current_task = torch._C._current_graph_task_id
 _current_node = torch._C._current_autograd_node
+_Tensor, _strided = torch.Tensor, torch.strided
+_BACKWARD, _OTHER = Phase.BACKWARD, Phase.OTHER
 
 
 logger = logging.getLogger("tb_memplugin")
@@ -54,6 +57,8 @@ class StorageMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._layers = layers
         self._ledger: Ledger = layers.ledger
+        self._is_told = False
+        self._on_cpu = layers.ledger.device_type == "cpu"
         self._here: ThreadLayers = layers.here()
         self._kernels = KernelMemory(layers.ledger, layers.unseen, self._here.numbers)
 
@@ -62,6 +67,7 @@ class StorageMode(TorchDispatchMode):
         """Not hidden from dynamo: that would load it, which takes a second; see `storage_mode`."""
         return False
 
+    @hidden_from_dynamo
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -96,49 +102,54 @@ class StorageMode(TorchDispatchMode):
         if self._layers.on:
             with self._ledger.lock:
                 self._here.settle()
-                self._note(made, None, time_ns())
+                self._is_told = True
+                try:
+                    self._note(made, None, time_ns())
+                finally:
+                    self._is_told = False
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
-        here = self._here
+        here, ledger, kernels = self._here, self._ledger, self._kernels
         in_backward = _current_task() != -1
         recomputing = False
         if in_backward:
             row, recomputing = here.in_node(_current_node(), began_ns)
-            phase = Phase.BACKWARD
+            phase = _BACKWARD
         else:
             if here.in_backward:
                 here.end_backward()
             row, phase = here.place()
-        self._kernels.bury()
+        if ledger.deaths:
+            kernels.bury()
         made: list[Made] = []
         kind = type(out)
-        if kind is torch.Tensor:
+        if kind is _Tensor:
             self._see(out, made)
         elif kind is tuple or kind is list:
             for one in _tensors(out):
                 self._see(one, made)
         elif isinstance(out, torch.Tensor):
             self._see(out, made)
-        elif isinstance(out, torch.UntypedStorage) and out.device.type == self._ledger.device_type:
+        elif isinstance(out, torch.UntypedStorage) and out.device.type == ledger.device_type:
             self._see_storage(out, made)
-        counted = self._kernels.write(Place(row, phase, func, recomputing), made)
-        here.count(row, counted)
-        for block in counted.made:
-            self._count(block, row)
+        if made or kernels.reports or kernels.dead or ledger.deaths:
+            here.count(row, kernels.write(Place(row, phase, func, recomputing), made))
         if in_backward:
-            here.done()
-        elif row < 0 and phase is Phase.OTHER:
+            here.last_ns = time_ns()
+        elif row < 0 and phase is _OTHER:
             here.outside(began_ns)
 
     def _see(self, tensor: torch.Tensor, made: list[Made]) -> None:
-        if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested:
-            if tensor.device.type == self._ledger.device_type:
+        if type(tensor) is _Tensor and tensor.layout is _strided and not tensor.is_nested:
+            if tensor.is_cpu if self._on_cpu else tensor.device.type == self._ledger.device_type:
                 try:
                     storage = tensor.untyped_storage()
                 except (RuntimeError, NotImplementedError):
                     return  # functorch's wrappers: the tensor inside comes by itself
                 self._see_storage(storage, made)
             return
+        if tensor.layout is torch.sparse_coo and self._here.in_backward:
+            self._layers.unseen.sparse_gradients += 1
         if getattr(tensor, "fake_mode", None) is not None:
             return  # a FakeTensor holds no memory
         for storage, _ in storages(tensor):
@@ -149,13 +160,14 @@ class StorageMode(TorchDispatchMode):
         size = storage.nbytes()
         block = self._ledger.blocks.get(storage._cdata)
         if block is None:
-            if size and not any(one.storage._cdata == storage._cdata for one in made) and _is_torchs(storage):
+            if (
+                size
+                and not (made and any(one.storage._cdata == storage._cdata for one in made))
+                and (self._is_told or _is_torchs(storage))
+            ):
                 made.append(Made(storage, size))
         elif block.bytes != size and not any(one.was is block for one in made):
             made.append(Made(storage, size, block))
-
-    def _count(self, block: Block | Buffer, row: int) -> None:
-        """An operator made a block, or buffer, for a module's row: for modes that know more of it."""
 
     def enter(self) -> None:
         """Begin on this thread."""
@@ -198,7 +210,15 @@ class StorageModeBesideDynamo(StorageMode):
 
 def storage_mode(layers: Layers) -> StorageMode:
     """A mode for the calling thread."""
-    return (StorageModeBesideDynamo if "torch._dynamo" in sys.modules else StorageMode)(layers)
+    return (StorageModeBesideDynamo if must_hide_from_dynamo() else StorageMode)(layers)
+
+
+def must_hide_from_dynamo() -> bool:
+    """Whether a mode needs a wrapper that keeps dynamo from compiling what runs inside of it.
+
+    Where this torch can mark a function, ours is, which costs nothing at each operator.
+    """
+    return "torch._dynamo" in sys.modules and not is_hidden(StorageMode.__torch_dispatch__)
 
 
 def modes_here(layers: Layers) -> Iterator[StorageMode]:

@@ -12,8 +12,11 @@ from rich.console import Console
 from torch import nn
 
 from tb_memplugin import IterationReport, MemPluginError
-from tb_memplugin.iterations.console import size
+from tb_memplugin.iterations.console import show, size
 from tb_memplugin.iterations.csv_files import ITERATION_COLUMNS, WEIGHT_COLUMNS
+from tb_memplugin.iterations.figures import iteration_memory
+from tb_memplugin.iterations.watch import Seen
+from tb_memplugin.sources.step_counters import Reading
 
 
 def quiet() -> Console:
@@ -102,7 +105,7 @@ def test_a_note_is_printed_once():
     with IterationReport(model, console=Console(file=shown, width=400)) as report:
         report.record_stats()
         report.record_stats()
-    assert shown.getvalue().count("note: The model is compiled.") == 1
+    assert shown.getvalue().count("note: The model is compiled ((root)).") == 1
     assert shown.getvalue().count("not known") > 2
 
 
@@ -115,3 +118,27 @@ def test_sizes_have_a_persons_units():
         "-2.00 KiB",
         "5.00 GiB",
     ]
+
+
+def test_peaks_that_torch_cannot_reset_are_said_to_be_lower_bounds():
+    reading = Reading(2, 7, exact=False, reserved=20, peak_reserved=30, reserved_exact=False)
+    seen = Seen(("cuda:0",), (reading,), None, {}, ())
+    memory = iteration_memory(nn.Linear(4, 3), seen, step=1, epoch=1, iteration=1, seconds=0.0)
+    assert not memory.cached_is_exact
+    assert not memory.allocated_is_exact
+    shown = io.StringIO()
+    show(memory, Console(file=shown, width=400), 5, memory.notes)
+    rows = [line.split() for line in shown.getvalue().splitlines()]
+    assert ["cached", "≥", "30", "B", "20", "B"] in rows
+    assert ["allocated", "≥", "7", "B", "2", "B"] in rows
+    assert "cannot reset the peaks that the allocator of cuda:0 counts" in shown.getvalue()
+
+
+def test_a_compiled_layer_is_named():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    model[1].compile(backend="eager")
+    with IterationReport(model, console=quiet()) as report:
+        model(torch.ones(2, 4)).sum().backward()
+        memory: Any = report.record_stats()
+    assert any("The model is compiled (1)." in note for note in memory.notes)
+    assert memory.feature_map_bytes is memory.intermediate_gradient_bytes is None

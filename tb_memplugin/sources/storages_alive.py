@@ -1,0 +1,137 @@
+"""All storages that Python knows of, found without holding anybody's tensors.
+
+Autograd gives a parameter its gradient itself, if nobody else refers to that; else it copies it. So a look at
+the tensors of all threads must not hold one while another thread runs: everything up to the storages happens
+within one call into C, which does not let other threads run.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, compress, starmap, tee
+from operator import attrgetter, is_, not_, or_
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.sources.storages import storages
+
+_STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
+_PLAIN = (torch.Tensor, nn.Parameter)
+"""Other classes wrap tensors of these."""
+
+_Found = torch.UntypedStorage | weakref.ref[torch.Tensor]
+
+
+def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorage]:
+    """Of every tensor that Python's garbage collector knows; some twice.
+
+    Args:
+        of_gradients: of leaves, which Python may never have seen, too. Not while another thread may be in a
+            backward (`others_may_run`): autograd writes them without Python's lock, and to read one just
+            then ends the process.
+    """
+    found: list[_Found]
+    with _no_collection():
+        try:
+            found = list(_look(_storages_of, of_gradients))
+        except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
+            found = list(_look(_known, of_gradients))
+    for one in found:
+        if isinstance(one, torch.UntypedStorage):
+            if _has_memory(one):
+                yield one
+        elif (tensor := one()) is not None:
+            yield from (storage for storage, _ in storages(tensor))
+
+
+def others_may_run() -> bool:
+    """Whether another thread of Python's may be inside torch: none that waits within Python's own library."""
+    mine = threading.get_ident()
+    return any(
+        not frame.f_code.co_filename.startswith(_STANDARD_LIBRARY) or _is_package(frame.f_code.co_filename)
+        for ident, frame in sys._current_frames().items()
+        if ident != mine
+    )
+
+
+def _is_package(path: str) -> bool:
+    return "site-packages" in path or "dist-packages" in path
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """The collector runs code of others, and so other threads, in the midst of our one call."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _tensors() -> Iterator[torch.Tensor]:
+    """By their class: `gc.get_objects()` would hand out tuples that other threads are building, and those
+    threads then fail in C code.
+    """
+    return _plain(chain.from_iterable(starmap(gc.get_referrers, [_PLAIN])))
+
+
+def _look(
+    found_in: Callable[[Iterator[torch.Tensor]], Iterator[_Found]], of_gradients: bool
+) -> Iterator[_Found]:
+    """An iterator that nobody may hold when it has ended: with it go the tensors."""
+    tensors, same = tee(_tensors())
+    return chain(found_in(tensors), found_in(_gradients(same))) if of_gradients else found_in(tensors)
+
+
+def _gradients(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    tensors, same = tee(tensors)
+    return _plain(map(attrgetter("grad"), compress(tensors, map(attrgetter("is_leaf"), same))))
+
+
+def _storages_of(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
+    tensors, same = tee(tensors)
+    return chain(_dense(tensors), _known(_not_dense(same)))
+
+
+def _known(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
+    return map(weakref.ref, tensors)
+
+
+def _plain(things: Iterator[Any]) -> Iterator[torch.Tensor]:
+    things, same = tee(things)
+    return compress(things, map(_PLAIN.__contains__, map(type, same)))
+
+
+def _dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    tensors, same = tee(tensors)
+    return map(torch.Tensor.untyped_storage, compress(tensors, _are_strided(same)))
+
+
+def _not_dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Sparse ones; and nested ones, whose shapes are tensors, too."""
+    tensors, same, nested = tee(tensors, 3)
+    sparse = map(not_, _are_strided(same))
+    return compress(tensors, map(or_, sparse, map(attrgetter("is_nested"), nested)))
+
+
+def _are_strided(tensors: Iterator[torch.Tensor]) -> Iterator[bool]:
+    return map(partial(is_, torch.strided), map(attrgetter("layout"), tensors))
+
+
+def _has_memory(storage: torch.UntypedStorage) -> bool:
+    try:
+        return storage.data_ptr() != 0
+    except RuntimeError:  # meta, fake: no memory that an allocator knows
+        return False
