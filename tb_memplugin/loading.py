@@ -104,7 +104,9 @@ def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> Mem
     begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if begin and begin in b"{[":
         content, notes = read_json(stream, name)
-        trace = _trace_of(content, name, device_type, as_pickled)
+        trace = _trace_of(
+            content, name, device_type, lambda content: as_pickled(content, name, stream.tell())
+        )
         return replace(trace, notes=(*notes, *trace.notes)) if notes else trace
     _refuse_known(head, name)
     try:
@@ -115,14 +117,16 @@ def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> Mem
         if not head or head.startswith(PICKLE_MAGIC):
             raise
         raise _foreign(name, "The file is of no known kind.") from error
-    return _trace_of(content, name, device_type, check_not_shared)
+    if not isinstance(content, dict | list) or (isinstance(content, dict) and "segments" not in content):
+        raise _foreign(name, f"The pickle holds {_told(content)}, and no memory snapshot.")
+    return trace_from_snapshot(check_not_shared(content, name, stream.tell()), name, device_type)
 
 
 def _trace_of(
     content: object,
     name: str,
     device_type: str,
-    prepared: Callable[[object, str], object] = lambda content, _: content,
+    prepared: Callable[[object], object] = lambda content: content,
 ) -> MemoryTrace:
     """The trace in an object, by its shape."""
     first = content[0] if isinstance(content, list) and content else None
@@ -139,7 +143,7 @@ def _trace_of(
             fix="Export it raw: prof.export_memory_timeline('timeline.raw.json.gz', device='cuda:0').",
         )
     if isinstance(content, list) or (isinstance(content, dict) and "segments" in content):
-        return trace_from_snapshot(prepared(content, name), name, device_type)
+        return trace_from_snapshot(prepared(content), name, device_type)
     raise _foreign(name, f"The file holds {_told(content)}, and no memory trace.")
 
 

@@ -57,7 +57,7 @@ def test_a_snapshot_in_memory():
 def test_pools_are_tuples_again():
     made = json.loads(json.dumps(CONTENT))
     made["device_traces"][0][0]["pool_id"] = made["segments"][0]["segment_pool_id"] = [0, 1]
-    as_pickled(made, "x")
+    as_pickled(made, "x", 1000)
     assert made["device_traces"][0][0]["pool_id"] == (0, 1)
 
 
@@ -128,3 +128,36 @@ def test_infinities_of_cpp_are_put_up_with(tmp_path):
     trace = load(path)
     assert trace.live(0).tolist() == [0, 5]
     assert "2 infinities" in trace.notes[0]
+
+
+def test_a_key_that_stands_twice_is_told(tmp_path):
+    path = tmp_path / "snapshot.json"
+    path.write_text(json.dumps(CONTENT).replace('"size": 300', '"size": 7, "size": 300', 1))
+    trace = load(path)
+    assert peak(trace).bytes == 390
+    assert trace.notes[0] == (
+        "1 keys stand more than once in their object, the first 'size': the last value of each counts."
+    )
+
+
+def test_entries_that_stand_for_many_are_refused(tmp_path):
+    """Two bytes an entry, from the memo: a small file that would fill the memory with columns."""
+    path = tmp_path / "snapshot.pickle"
+    entry = entries("alloc 1000 1")[0]
+    path.write_bytes(pickle.dumps(snapshot([], [entry] * 500_000)))
+    with pytest.raises(UnreadableFileError, match="they are shared"):
+        load(path)
+
+
+def test_a_gzip_file_of_empty_members_is_refused(tmp_path):
+    path = tmp_path / "snapshot.gz"
+    path.write_bytes(gzip.compress(b"") * 20_000 + gzip.compress(pickle.dumps(CONTENT)))
+    with pytest.raises(UnreadableFileError, match="10,001 members"):
+        load(path)
+
+
+def test_a_pickle_of_anything_else_is_refused(tmp_path):
+    path = tmp_path / "trace.pickle"
+    path.write_bytes(pickle.dumps({"traceEvents": []}))
+    with pytest.raises(UnreadableFileError, match="no memory snapshot"):
+        load(path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tb_memplugin.analysis.units import size_told
+
 FindingKind = Literal[
     "growth", "kept_gradients", "unused_reserve", "checkpointing", "optimizer_state", "large_temporary"
 ]
@@ -104,15 +106,10 @@ class NotJudged:
 
 Result = Finding | Fine | NotJudged
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
 
 def in_words(size: float) -> str:
-    """Bytes as people say them, in a unit of which there is one or more: "13.25 MiB"."""
-    unit = 0
-    while abs(size) >= 1024 ** (unit + 1) and unit + 1 < len(_UNITS):
-        unit += 1
-    return f"{size:,.0f} B" if unit == 0 else f"{size / 1024**unit:,.2f} {_UNITS[unit]}"
+    """Bytes as people say them: "13.25 MiB"; the rule is that of all units."""
+    return size_told(size)
 
 
 def share(part: int, whole: int) -> str:

@@ -12,6 +12,7 @@ from tb_memplugin.analysis.breakdown import Part, parts_of
 from tb_memplugin.analysis.layout import SMALL_REQUEST, SMALL_SEGMENT, Layout, layout
 from tb_memplugin.analysis.pool_names import NOT_KNOWN
 from tb_memplugin.analysis.segments import pool_name, stream_name
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Bool
@@ -257,11 +258,3 @@ def _home(pool: str, stream: str) -> str:
     if stream == NOT_KNOWN:
         return where
     return f"{where} for {'the ' if stream == 'default stream' else ''}{stream}"
-
-
-def size_told(size: int) -> str:
-    """A size in a sentence: `4.94 GiB`, `512 bytes`."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if size >= 1024**power:
-            return f"{size / 1024**power:,.2f} {unit}"
-    return f"{size:,} bytes"

@@ -28,6 +28,6 @@ def peak(
         )
     rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
     chosen = range(len(trace.steps)) if step is None else [trace.step_row(step)]
-    stats = [(row, step_stats(trace, row)[number]) for row in rows for number in chosen]
+    stats = [(row, every[number]) for row in rows for every in [step_stats(trace, row)] for number in chosen]
     row, best = max(stats, key=lambda item: item[1].peak_bytes)
     return moment(trace, row, best.peak_event, largest=largest)

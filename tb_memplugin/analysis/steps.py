@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.tables import Bool
+from tb_memplugin.trace.tables import Bool, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,12 @@ class StepStats:
 
 def step_stats(trace: MemoryTrace, device: int) -> tuple[StepStats, ...]:
     """The numbers of every step of a trace on one device (a row in `trace.devices`), in time order."""
-    return tuple(_stats_of(trace, device, row) for row in range(len(trace.steps)))
+    own = np.flatnonzero(trace.events.device == device)
+    return tuple(_stats_of(trace, device, row, own) for row in range(len(trace.steps)))
 
 
-def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
+def _stats_of(trace: MemoryTrace, device: int, row: int, own: Int64) -> StepStats:
+    """Of one step; `own` are the device's events in the whole trace."""
     first, end = trace.step_events(row)
     step = trace.steps[row]
     live, window = trace.live(device), trace.window(device)
@@ -76,7 +78,7 @@ def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
         entry_bytes=int(live[first]),
         end_bytes=int(live[end]),
         window_peak_bytes=int(reported.max()) if len(reported) else int(window[first]),
-        peak_reserved_bytes=_peak_reserved(trace, device, first, end),
+        peak_reserved_bytes=_peak_reserved(trace, device, own, first, end),
         allocated_bytes=int(size.sum()),
         allocations=len(size),
         stayed_bytes=int(size[kept].sum()),
@@ -90,12 +92,11 @@ def _reported(trace: MemoryTrace, first: int, end: int) -> Bool:
     return mask
 
 
-def _peak_reserved(trace: MemoryTrace, device: int, first: int, end: int) -> int | None:
+def _peak_reserved(trace: MemoryTrace, device: int, own: Int64, first: int, end: int) -> int | None:
     if not trace.devices[device].has_reserved:
         return None
-    here = trace.events.device == device
-    inside = trace.events.reserved[first:end][here[first:end]]
-    earlier = np.flatnonzero(here[:first])
-    at_start = trace.events.reserved[earlier[-1]] if len(earlier) else trace.devices[device].reserved_at_start
+    begin, until = np.searchsorted(own, (first, end)).tolist()
+    inside = trace.events.reserved[own[begin:until]]
+    at_start = trace.events.reserved[own[begin - 1]] if begin else trace.devices[device].reserved_at_start
     known = [int(level) for level in (at_start, inside.max(initial=-1)) if level is not None and level >= 0]
     return max(known, default=None)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import Int64
 
 Action = Literal["alloc", "free"]
 
@@ -105,6 +106,18 @@ def usage(
         bytes_after=int(live[event + 1]),
         allocation=_allocation(trace, row, version),
     )
+
+
+def versions(trace: MemoryTrace) -> Int64:
+    """How many blocks lived at each allocation's address before it, on its device: int64, (allocations,)."""
+    blocks = trace.allocations
+    order = np.lexsort((np.arange(len(blocks)), blocks.address, blocks.device))
+    address, device = blocks.address[order], blocks.device[order]
+    place = np.arange(len(order))
+    first = np.append(True, (address[1:] != address[:-1]) | (device[1:] != device[:-1]))[: len(order)]
+    found = np.empty(len(order), np.int64)
+    found[order] = place - np.maximum.accumulate(np.where(first, place, 0))
+    return found
 
 
 def _absent(address: int, version: int, versions: int) -> NotRecordedError:

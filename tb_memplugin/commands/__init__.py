@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import click
 
+from tb_memplugin.commands.apart import READ_FILES, go_apart
 from tb_memplugin.errors import MemPluginError
 
 SUB_COMMANDS = {
@@ -50,6 +52,15 @@ class LazyGroup(click.Group):
         """The list in `--help`, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl(list(SUB_COMMANDS.items()))
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        """Run the command line. Called without arguments it is the program, and reads files in a child."""
+        if args is None and sys.argv[1:2] and sys.argv[1] in READ_FILES:
+            try:
+                go_apart()
+            except MemPluginError as error:
+                _refuse(error)
+        return super().main(args, *more, **options)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a sub-command; what we refuse goes to stderr, with exit code 2."""

@@ -152,7 +152,10 @@ def _pools(state: DeviceState, unit: Unit) -> Table:
         "allocated": [unit.show(pool.allocated_bytes) for pool in state.pools],
         "pending": [unit.show(pool.pending_bytes) for pool in state.pools],
         "rounded": [
-            NOT_TOLD if state.rounded_bytes is None else unit.show(pool.rounded_bytes) for pool in state.pools
+            NOT_TOLD
+            if state.rounded_bytes is None
+            else f"{'' if pool.rounded_exact else '≥ '}{unit.show(pool.rounded_bytes)}"
+            for pool in state.pools
         ],
         "reserved": [_shown(unit, pool.reserved_bytes) for pool in state.pools],
         "largest free": [_shown(unit, pool.largest_free_bytes) for pool in state.pools],

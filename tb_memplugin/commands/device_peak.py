@@ -21,8 +21,8 @@ class DevicePeak:
     """A device's peak in a step. Bytes; epoch nanoseconds.
 
     `peak_time_ns` is when the peak was reached and `reached_event` by which event; `peak_event` is the last
-    one after which it still held. Events are the device's own, counted as a snapshot's entries are; None
-    where only a summary is there.
+    one after which it still held, or held again: the parts are those of that moment. Events are the device's
+    own, counted as a snapshot's entries are; None where only a summary is there. `again`: it fell in between.
     `oom` is the last request that failed on the device, one of `failed_requests`.
     """
 
@@ -43,6 +43,7 @@ class DevicePeak:
     oom: OomReport | None = None
     oom_event: int | None = None
     failed_requests: int = 0
+    again: bool = False
 
 
 def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None = None) -> DevicePeak:
@@ -61,6 +62,7 @@ def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None
     stats = every[trace.step_row(step)] if step is not None else max(every, key=lambda one: one.peak_bytes)
     reached = moment(trace, device, stats.peak_event, largest=0)
     last = _last_at_peak(trace, device, stats)
+    between = trace.live(device)[stats.peak_event + 1 : last + 2]
     failed = _failed_requests(trace, device)
     oom = oom_report(trace, failed[-1]) if failed else None
     return DevicePeak(
@@ -81,6 +83,7 @@ def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None
         oom=oom,
         oom_event=own_number(trace, device, oom.event) if oom else None,
         failed_requests=len(failed),
+        again=bool((between < stats.peak_bytes).any()),
     )
 
 

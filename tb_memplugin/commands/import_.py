@@ -56,7 +56,7 @@ def command(
 
     FILE is a memory snapshot (pickle or JSON), a Kineto trace, a raw memory timeline, each also as .gz,
     or a recorded window. Importing a file into a run again replaces what it gave before. A file that
-    cannot be imported does not keep the others from it: the exit code is then 1, and 2 if all failed.
+    cannot be imported does not keep the others from it; the exit code is then 2, as of all commands.
     """
     imported: list[_Imported] = []
     failed: list[tuple[str, MemPluginError]] = []
@@ -72,7 +72,7 @@ def command(
     elif imported:
         _show(imported, logdir)
     if failed:
-        raise SystemExit(1 if imported else 2)
+        raise SystemExit(2)
 
 
 def _outcomes(

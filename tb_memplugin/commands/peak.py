@@ -183,6 +183,7 @@ def _heading(found: DevicePeak, worker: str, unit: Unit) -> list[str]:
     doing = found.phase.key + (f", {found.operator}" if found.operator is not None else "")
     seconds = (found.peak_time_ns - found.step_start_ns) / 1e9
     at = "" if found.reached_event is None else f", at event {found.reached_event}"
+    at += f" and again at event {found.peak_event}, which is shown" if found.again else ""
     lines = [
         f"{worker}, step {found.step}, {found.device}",
         f"peak {unit.tell(found.peak_bytes)}, {seconds:.3f} s into the step ({doing}){at}",

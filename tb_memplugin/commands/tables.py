@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+from tb_memplugin.analysis.units import Unit
+
+__all__ = ("Unit", "console", "printable", "table")
+
 LONGEST = 160
 LEAST_WIDTH = 80
 """Columns for which tables are laid out on narrower terminals: there lines wrap, and no number is cut."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A unit of bytes: `MiB`, 1048576."""
-
-    name: str
-    bytes: int
-
-    @classmethod
-    def for_bytes(cls, sizes: Iterable[int]) -> Unit:
-        """The unit in which the largest of some sizes has one to four digits before its point."""
-        largest = max((abs(size) for size in sizes), default=0)
-        power = 0
-        while largest >= 1024 ** (power + 1) and power < len(_UNITS) - 1:
-            power += 1
-        return cls(_UNITS[power], 1024**power)
-
-    def show(self, size: int) -> str:
-        """A size without its unit: `12.5`, or the whole number in bytes."""
-        return f"{size:,}" if self.bytes == 1 else f"{size / self.bytes:,.2f}"
-
-    def tell(self, size: int) -> str:
-        """A size with its unit."""
-        return f"{self.show(size)} {self.name}"
 
 
 def printable(text: str, most: int | None = None) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import By, codes
+from tb_memplugin.analysis.usage import versions
 from tb_memplugin.exports.changes import times_are_known
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.trace import MemoryTrace
@@ -22,6 +23,7 @@ from tb_memplugin.trace.tables import Int64
 COLUMNS = (
     "device",
     "address",
+    "address_version",
     "bytes",
     "rounded_bytes",
     "category",
@@ -43,7 +45,8 @@ COLUMNS = (
 )
 """Events are indices in the whole trace, times are epoch nanoseconds. `born_*` is empty for what was alive
 before the first event, `freed_*` for what outlived the last. Frames of a stack, innermost first, have ` <- `
-between them: "called from"; allocations of one stack share its number."""
+between them: "called from"; allocations of one stack share its number. `address_version` names a block as
+`tb-memplugin usage --allocation` takes it: its address, and how many blocks lived there before it."""
 
 BETWEEN_FRAMES = " <- "
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -86,6 +89,7 @@ def _columns(trace: MemoryTrace, whole_stacks: bool) -> Sequence[Iterator[str]]:
     return (
         _named(blocks.device.astype(np.int64), [device.name for device in trace.devices]),
         (f"{address:#x}" if address else "" for address in blocks.address.tolist()),
+        _versioned(trace),
         map(str, blocks.bytes.tolist()),
         _numbers(blocks.rounded, blocks.rounded >= 0),
         _divided(trace, "category"),
@@ -102,6 +106,12 @@ def _columns(trace: MemoryTrace, whole_stacks: bool) -> Sequence[Iterator[str]]:
         _numbers(blocks.stack, blocks.stack >= 0),
         _named(blocks.stack, stacks),
     )
+
+
+def _versioned(trace: MemoryTrace) -> Iterator[str]:
+    """`0x7f3a5c000000_2` for the third block at an address of a device; empty where there is no address."""
+    pairs = zip(trace.allocations.address.tolist(), versions(trace).tolist(), strict=True)
+    return (f"{address:#x}_{version}" if address else "" for address, version in pairs)
 
 
 def _named(rows: npt.NDArray[np.signedinteger], table: Sequence[str]) -> Iterator[str]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from tb_memplugin.analysis.line_report import LineReport, LineUse
+from tb_memplugin.analysis.units import size_told
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _LONGEST = 100
 _COLUMNS = ("Mem", "Cumulative Mem", "Median", "Count", "Location")
 
@@ -27,13 +27,13 @@ def as_text(report: LineReport, top: int, *, by_thread: bool = False) -> str:
     """
     text = [
         f"Device: {report.device}",
-        f"Max mem: {size_text(report.max_bytes)} ({report.max_bytes:,} bytes)",
-        f"Total mem allocated: {size_text(report.total_allocated_bytes)} "
+        f"Max mem: {size_told(report.max_bytes)} ({report.max_bytes:,} bytes)",
+        f"Total mem allocated: {size_told(report.total_allocated_bytes)} "
         f"({report.total_allocated_bytes:,} bytes)",
         *_table(report.lines, top),
     ]
     for thread in report.threads if by_thread else ():
-        text += ["", f"Thread {printable(thread.name)}: {size_text(thread.bytes)} ({thread.bytes:,} bytes)"]
+        text += ["", f"Thread {printable(thread.name)}: {size_told(thread.bytes)} ({thread.bytes:,} bytes)"]
         text += _table(thread.lines, top)
     text += [f"note: {printable(note)}" for note in report.notes]
     return "\n".join(text) + "\n"
@@ -45,7 +45,7 @@ def _table(lines: Sequence[LineUse], top: int) -> Iterator[str]:
     if left:
         count, whole = sum(use.count for use in left), left[-1].cumulative_bytes
         more = f"... {len(left):,} more line{'s' if len(left) > 1 else ''}"
-        rows.append((size_text(sum(use.bytes for use in left)), size_text(whole), "", f"{count:,}", more))
+        rows.append((size_told(sum(use.bytes for use in left)), size_told(whole), "", f"{count:,}", more))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for *numbers, location in rows:
         cells = [cell.rjust(width) for cell, width in zip(numbers, widths, strict=True)]
@@ -53,22 +53,13 @@ def _table(lines: Sequence[LineUse], top: int) -> Iterator[str]:
 
 
 def _row(use: LineUse) -> tuple[str, str, str, str, str]:
-    numbers = size_text(use.bytes), size_text(use.cumulative_bytes), size_text(use.median_bytes)
+    numbers = size_told(use.bytes), size_told(use.cumulative_bytes), size_told(use.median_bytes)
     return (*numbers, f"{use.count:,}", _cut(printable(use.location)))
 
 
 def _cut(location: str) -> str:
     """The end of a long location: that is where locations differ."""
     return location if len(location) <= _LONGEST else f"...{location[3 - _LONGEST :]}"
-
-
-def size_text(size: float) -> str:
-    """A size with four digits: `13.54 GiB`, `512 B`."""
-    power = 0
-    while size >= 1024 and power < len(_UNITS) - 1:
-        size, power = size / 1024, power + 1
-    number = f"{size:,.4g}" if size < 1000 else f"{size:,.0f}"
-    return f"{number} {_UNITS[power]}"
 
 
 def printable(text: str) -> str:

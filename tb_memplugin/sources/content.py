@@ -7,8 +7,9 @@ import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 
@@ -18,6 +19,9 @@ Progress = Callable[[int, int], None]
 GZIP_MAGIC = b"\x1f\x8b"
 PIECE_BYTES = 1 << 18
 READ_BYTES = 4 << 20
+
+MANY_MEMBERS, SMALL_MEMBER = 10_000, 1 << 10
+"""A gzip file of so many members, of fewer bytes each on average, only takes time."""
 
 LIMIT_VARIABLE = "TB_MEMPLUGIN_LIMIT_BYTES"
 SHARE_OF_MEMORY = 4
@@ -118,12 +122,17 @@ class GzipStream(io.RawIOBase):
         self._where = where
         self._limit = limit
         self._given = 0
+        self._members = 1
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
         self._waiting = b""
 
     def readable(self) -> bool:
         """It is."""
         return True
+
+    def tell(self) -> int:
+        """Bytes given so far."""
+        return self._given
 
     def read(self, count: int = -1) -> bytes:
         """The next bytes, all of them where no count is given; fewer at the end."""
@@ -158,6 +167,9 @@ class GzipStream(io.RawIOBase):
         rest = (self._member.unused_data or self._packed.read(PIECE_BYTES)).lstrip(b"\0")
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
         self._waiting = rest
+        self._members += 1
+        if self._members > MANY_MEMBERS and self._given < self._members * SMALL_MEMBER:
+            self._refuse(f"The gzip file consists of {self._members:,} members with hardly anything in them.")
         return bool(rest)
 
     def _refuse(self, what: str) -> NoReturn:
@@ -177,7 +189,8 @@ def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[str, ...]]:
     """The content of a JSON file, and notes on what in it was no JSON.
 
     Infinities and NaN as C++ writes them, and control characters within texts, are put up with; bytes
-    that are no UTF-8 become replacement characters. Of keys that stand twice in an object the last counts.
+    that are no UTF-8 become replacement characters. Of keys that stand twice in an object the last counts,
+    and a note says how often that was.
 
     Raises:
         UnreadableFileError: it is no JSON, truncated, or nested too deeply.
@@ -187,22 +200,31 @@ def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[str, ...]]:
     text = raw.decode("utf-8-sig", errors="replace")
     del raw
     try:
-        return _parsed(text, where), ()
+        return _parsed(text, where)
     except json.JSONDecodeError as error:
         mended, count = NO_JSON_NUMBER.subn(r"\1null", text)
         if not count:
             raise _broken(text, error, where) from error
         del text
     try:
-        notes = (f"{count:,} infinities and NaNs stand in the file, which JSON has not; read as absent.",)
-        return _parsed(mended, where), notes
+        content, notes = _parsed(mended, where)
     except json.JSONDecodeError as error:
         raise _broken(mended, error, where) from error
+    absent = f"{count:,} infinities and NaNs stand in the file, which JSON has not; read as absent."
+    return content, (absent, *notes)
 
 
-def _parsed(text: str, where: str) -> object:
+def _parsed(text: str, where: str) -> tuple[object, tuple[str, ...]]:
+    twice: list[str] = []
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return found
+
     try:
-        return json.loads(text, strict=False)
+        content = json.loads(text, strict=False, object_pairs_hook=made)
     except json.JSONDecodeError:
         raise
     except (RecursionError, ValueError) as error:  # nesting; numbers of thousands of digits
@@ -216,6 +238,15 @@ def _parsed(text: str, where: str) -> object:
             where=where,
             fix="Load it where there is more memory.",
         ) from error
+    return content, _doubled(twice)
+
+
+def _doubled(keys: list[str]) -> tuple[str, ...]:
+    """The note on keys that stand more than once in their object."""
+    if not keys:
+        return ()
+    many = f"{len(keys):,} keys stand more than once in their object"
+    return (f"{many}, the first {keys[0][:80]!r}: the last value of each counts.",)
 
 
 def _broken(text: str, error: json.JSONDecodeError, where: str) -> UnreadableFileError:

@@ -117,6 +117,7 @@ _PYTHON: tuple[tuple[Mark, str, str], ...] = (
         r".*(transformers/(modeling_utils|core_model_loading)|accelerate/utils/modeling|diffusers/models/\w+)\.py",
         r"from_pretrained|_load\w*|load_\w+|set_module_tensor_to_device",
     ),
+    (Mark.PARAMETER, r".*", r"_?(init|load|create|allocate)_(all_)?weights?(_list)?"),
     (Mark.FORWARD, r".*torch/nn/modules/module\.py", r"_(wrapped_)?call_impl|_slow_forward"),
     (Mark.FORWARD, r".*torch/nn/functional\.py", r".*"),
     (Mark.FORWARD, r".*", r"forward"),

@@ -60,16 +60,23 @@ class Threads:
     """Threads of the trace (process and thread, of whichever type), each once."""
 
     def __init__(self) -> None:
-        self._rows: dict[object, int] = {}
+        self._rows: dict[str, int] = {}
 
     def rows(self, events: Sequence[Written]) -> Int64:
-        """The thread of each event: int64."""
-        found = [(event.get("pid"), event.get("tid")) for event in events]
-        rows = self._rows
-        try:
-            return np.array([rows.setdefault(key, len(rows)) for key in found], np.int64)
-        except TypeError:  # a list or dict where a number belongs
-            return np.array([rows.setdefault(str(key)[:200], len(rows)) for key in found], np.int64)
+        """The thread of each event: int64.
+
+        Looked up as texts, once a distinct pair: numbers can be chosen so that looking them up takes hours.
+        """
+        process, thread = [event.get("pid") for event in events], [event.get("tid") for event in events]
+        (of_process, whole_process), (of_thread, whole_thread) = whole_column(process), whole_column(thread)
+        if not (whole_process.all() and whole_thread.all()):
+            return np.array([self._row(*pair) for pair in zip(process, thread, strict=True)], np.int64)
+        pairs, pair = np.unique(np.stack((of_process, of_thread)), axis=1, return_inverse=True)
+        rows = [self._row(*found) for found in pairs.T.tolist()]
+        return np.array(rows, np.int64)[pair.reshape(-1)]
+
+    def _row(self, process: object, thread: object) -> int:
+        return self._rows.setdefault(f"{str(process)[:100]} {str(thread)[:100]}", len(self._rows))
 
 
 def read_memory(
@@ -99,6 +106,9 @@ def read_memory(
         raise UnreadableFileError("The memory events sum to no possible size.", where=where, fix=FIX)
     oom = (np.arange(len(both)) >= len(written))[order]
     total = _counter(arguments, "Total Allocated")[order]
+    if (total >= 0).any():
+        count = int(np.count_nonzero((total < 0) & ~oom))
+        faults["memory events tell no total, or an impossible one; not held against it"] = count
     address, named = whole_column([found.get("Addr") for found in arguments])
     address, named = address[order], (named & (address != 0))[order]
     device, devices = _shared_apart(device[order], devices, size[order], total, address, oom)
@@ -189,15 +199,15 @@ def _shared_apart(
     on_cpu = (device == devices.index("cpu")) & ~oom
     suspects = np.flatnonzero(on_cpu & (total == 0))
     regular = np.flatnonzero(on_cpu & (total > 0))
-    born = set(address[suspects[size[suspects] > 0]].tolist())
+    born = np.isin(address[suspects], address[suspects[size[suspects] > 0]])
     shared = []
     emptied = -1
     place = np.searchsorted(regular, suspects) - 1
-    for event, last in zip(suspects.tolist(), place.tolist(), strict=True):
+    for event, last, is_born in zip(suspects.tolist(), place.tolist(), born.tolist(), strict=True):
         before = int(total[regular[last]]) if last >= 0 and regular[last] > emptied else None
         before = 0 if before is None and emptied >= 0 else before
         came_to_zero = before is not None and before + int(size[event]) == 0
-        if size[event] < 0 and (came_to_zero or (before is None and int(address[event]) not in born)):
+        if size[event] < 0 and (came_to_zero or (before is None and not is_born)):
             emptied = event
         elif size[event]:
             shared.append(event)

@@ -7,8 +7,11 @@ import gc
 import io
 import os
 import pickle
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -24,6 +27,16 @@ REFUSED_FIX = (
 )
 GROWTH, HEADROOM_BYTES = 64, 256 << 20
 """Bytes of memory that a byte of a pickle may take, and what any pickle may; real ones take 10 a byte."""
+
+_AVAILABLE = re.compile(r"^MemAvailable:\s+([0-9]{1,15}) kB$", re.MULTILINE)
+
+still_unpickling: ContextVar[Callable[[bool], None]] = ContextVar(
+    "still_unpickling", default=lambda _going_on: None
+)
+"""Told True while a pickle is read, before every megabyte, and False when that is over.
+
+A pickle may choose dictionary keys that take Python hours to look up, or so deeply nested that hashing
+them ends the process. Nothing in the process can stop that; another process that listens here can."""
 
 _DAMAGE = (
     pickle.UnpicklingError,
@@ -79,6 +92,8 @@ def load_plain(source: BinaryIO | bytes, where: str) -> object:
         ) from error
     except _DAMAGE as error:
         raise UnreadableFileError(_diagnosis(reader.position, error), where=where, fix=DAMAGED_FIX) from error
+    finally:
+        still_unpickling.get()(False)
 
 
 def _diagnosis(size: int, error: BaseException) -> str:
@@ -125,11 +140,19 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _growth_watch(where: str) -> Callable[[int], None]:
-    """A check of the process's memory against the bytes read so far."""
-    before = _resident_bytes()
+    """A check of the process's memory against the bytes read so far, and against what was free."""
+    before, most = _resident_bytes(), _free_bytes()
+    going_on = still_unpickling.get()
 
     def check(position: int) -> None:
+        going_on(True)
         grown = _resident_bytes() - before
+        if grown > most:
+            raise UnreadableFileError(
+                f"The pickle needs more memory than there is: {grown:,} bytes after {position:,} of its own.",
+                where=where,
+                fix="Load it where there is more memory.",
+            )
         if grown > GROWTH * position + HEADROOM_BYTES:
             raise UnreadableFileError(
                 f"The pickle takes absurd amounts of memory: {grown:,} bytes after {position:,} of its own.",
@@ -138,6 +161,15 @@ def _growth_watch(where: str) -> Callable[[int], None]:
             )
 
     return check
+
+
+def _free_bytes() -> int:
+    """Memory that is free now, by the system; more than any machine has where it does not tell."""
+    try:
+        found = _AVAILABLE.search(Path("/proc/meminfo").read_text("ascii"))
+        return int(found[1]) << 10 if found else sys.maxsize
+    except (OSError, ValueError):
+        return sys.maxsize
 
 
 def _resident_bytes() -> int:

@@ -74,7 +74,8 @@ def _with_gradients(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int
         return rows[:0]
     moment = _most_alive(blocks.born[gradients], blocks.freed[gradients], len(phase))
     gradients = gradients[(blocks.born[gradients] <= moment) & (blocks.freed[gradients] > moment)]
-    backward = int(np.argmax((phase == Phase.BACKWARD) & (trace.events.device == device)))
+    begun = np.flatnonzero((phase == Phase.BACKWARD) & (trace.events.device == device))
+    backward = int(begun[0]) if len(begun) else 0
     known = np.flatnonzero((category == Category.PARAMETER) & (blocks.device == device))
     both = np.concatenate((rows, known))
     both = both[(blocks.born[both] < backward) & (blocks.freed[both] > moment)]

@@ -57,6 +57,8 @@ def read_annotations(written: Any, device_rows: dict[int, int], events: Events) 
 def _fits(one: dict[str, Any], device_rows: dict[int, int]) -> bool:
     if not isinstance(one["name"], str) or type(one["time_us"]) is not int:
         raise TypeError("an annotation's name or time is of a wrong type")
+    if type(one["stage"]) is not str:
+        raise TypeError("an annotation's stage is no text")
     number = one["device"]
     known = type(number) is int and number in device_rows
     return known and one["stage"] in STAGES and 0 <= one["time_us"] < LATEST_US

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.sources.snapshot_entries import MOST_BYTES, addresses, whole_numbers
+from tb_memplugin.sources.snapshot_entries import MOST_BYTES
+from tb_memplugin.sources.snapshot_numbers import addresses, whole_numbers
 from tb_memplugin.sources.snapshot_tables import Tables
 from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
 
 LIVE_STATES = frozenset({"active_allocated", "active_pending_free", "active_awaiting_free"})
 """A block whose free waits for another stream is still live. The third is in PyTorch's docstring only."""
+
+HIGHEST_DEVICE = 1 << 16
+"""A device of a higher number is none."""
 
 STATES = LIVE_STATES | {"inactive"}
 
@@ -90,8 +94,9 @@ def final_states(segments: Sequence[dict[str, Any]], tables: Tables) -> dict[int
     devices: dict[int, _Device] = {}
     for segment in segments:
         number = segment["device"]
-        if type(number) is not int or number < 0:
-            raise ValueError(f"the device of a segment is {str(number)[:80]!r}")
+        if type(number) is not int or not 0 <= number < HIGHEST_DEVICE:
+            told = number if type(number) is int and abs(number) < MOST_BYTES else type(number).__name__
+            raise ValueError(f"the device of a segment is {told!r}")
         _add(devices.setdefault(number, _Device()), segment)
     return {number: _columns(device, tables) for number, device in sorted(devices.items())}
 
@@ -102,6 +107,8 @@ def _add(device: _Device, segment: dict[str, Any]) -> None:
     for block in segment["blocks"]:
         at = block.get("address", at)
         state, size = block["state"], block["size"]
+        if type(state) is not str:
+            raise TypeError(f"the state of a block is {type(state).__name__}")
         if state in LIVE_STATES:
             device.address.append(at)
             device.rounded.append(size)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.sources.snapshot_tables import Tables
+from tb_memplugin.sources.snapshot_numbers import addresses, whole_numbers
+from tb_memplugin.sources.snapshot_tables import Tables, check_texts
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
 
@@ -78,24 +79,6 @@ def damage_told(what: str, where: str) -> Iterator[None]:
         ) from error
 
 
-def whole_numbers(values: Sequence[Any], dtype: type[np.generic] = np.int64) -> np.ndarray:
-    """Python integers as an array; anything else (a float, a text, a bool) is a TypeError."""
-    wrong = set(map(type, values)) - {int}
-    if wrong:
-        raise TypeError(f"a whole number is {sorted(kind.__name__ for kind in wrong)}")
-    return np.fromiter(values, dtype, len(values))
-
-
-def addresses(values: Sequence[Any]) -> UInt64:
-    """Addresses as unsigned numbers: the C++ pickler writes those above 2**63 as negative ones."""
-    try:
-        return whole_numbers(values).view(np.uint64)
-    except OverflowError:
-        if not all(-(1 << 63) <= value < 1 << 64 for value in values):
-            raise
-        return np.array([value & 0xFFFF_FFFF_FFFF_FFFF for value in values], np.uint64)
-
-
 def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
     """The columns of one device's trace.
 
@@ -133,8 +116,9 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
 
 
 def _kinds(actions: list[str], faults: dict[str, int]) -> UInt8:
+    check_texts(actions, "action")
     foreign = set(actions) - KINDS.keys()
-    for action in sorted(map(str, foreign)):
+    for action in sorted(foreign):
         count = actions.count(action)
         faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = count
     kinds = {**KINDS, **dict.fromkeys(foreign, Kind.MARK)}

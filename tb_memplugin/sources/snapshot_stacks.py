@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from tb_memplugin.trace.tables import Int32
 Frames = Sequence[dict[str, Any]]
 
 LISTS_AT_ONCE = 1 << 14
+FRAME_FIELDS = ("name", "filename", "line", "fx_node_name", "fx_node_op", "fx_node_target")
 POINTER_BYTES = np.dtype(object).itemsize
 
 
@@ -40,12 +41,7 @@ class Stacks:
         Raises:
             KeyError, TypeError, ValueError: a stack is no list of frames.
         """
-        places = np.fromiter(map(id, written), np.uint64, len(written))
-        _, first, same = np.unique(places, return_index=True, return_inverse=True)
-        seen = np.argsort(first)  # by first appearance: addresses differ from run to run, rows must not
-        rows = np.empty(len(first), np.int32)
-        rows[seen] = self._rows_of([written[place] or () for place in first[seen].tolist()])
-        return rows[same]
+        return _once_an_object(written, self._rows_of)
 
     def text_rows(self, written: Sequence[Sequence[str] | None]) -> Int32:
         """The rows of stacks that are written as texts (`forward_frames`); -1 for none.
@@ -55,7 +51,7 @@ class Stacks:
         """
         if written.count(None) == len(written):
             return np.full(len(written), -1, np.int32)
-        return np.fromiter(map(self._text_row, written), np.int32, len(written))
+        return _once_an_object(written, lambda some: list(map(self._text_row, some)))
 
     def _text_row(self, frames: Sequence[str] | None) -> int:
         if not frames:
@@ -83,9 +79,28 @@ class Stacks:
     def _text(self, frame: dict[str, Any]) -> str:
         text = self._texts.get(id(frame))
         if text is None:
+            _check_frame(frame)
             text = f"{frame['name']} {frame['filename']}:{frame['line']}"
             if frame.get("fx_node_name"):
                 told = (frame.get(f"fx_node_{part}") for part in ("name", "op", "target"))
                 text += f" [fx {' '.join(str(part) for part in told if part)}]"
             self._texts[id(frame)] = text
         return text
+
+
+def _once_an_object(written: Sequence[Any], rows_of: Callable[[list[Any]], list[int]]) -> Int32:
+    """Rows of values, asked for once an object, by first appearance: addresses differ from run to run."""
+    places = np.fromiter(map(id, written), np.uint64, len(written))
+    _, first, same = np.unique(places, return_index=True, return_inverse=True)
+    seen = np.argsort(first)
+    rows = np.empty(len(first), np.int32)
+    rows[seen] = rows_of([written[place] or () for place in first[seen].tolist()])
+    return rows[same]
+
+
+def _check_frame(frame: dict[str, Any]) -> None:
+    """Make sure that a frame holds plain values: the text of a list of lists may have no end."""
+    for key in FRAME_FIELDS:
+        value = frame.get(key)
+        if not (value is None or type(value) is str or (type(value) is int and abs(value) < 1 << 64)):
+            raise TypeError(f"the {key} of a frame is {type(value).__name__}")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
 
+from tb_memplugin.sources.snapshot_numbers import addresses, rows_of_numbers
 from tb_memplugin.sources.snapshot_stacks import Stacks
 from tb_memplugin.sources.tables import Names
 from tb_memplugin.trace.tables import Int32
 
 T = TypeVar("T", bound=Hashable)
-
-WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,59 +29,61 @@ class Tables:
 
     def label_rows(self, written: Sequence[Any]) -> Int32:
         """Rows of `user_metadata`, -1 where there is none."""
-        return distinct_rows(written, lambda label: _text_row(self.labels, label, "user_metadata"))
+        return _text_rows(written, "user_metadata", lambda label: self.labels.add(label) if label else -1)
 
     def context_rows(self, written: Sequence[Any]) -> Int32:
         """Rows of `compile_context`; PyTorch writes N/A where nothing was being compiled."""
-        return distinct_rows(written, self._context_row)
+        return _text_rows(written, "compile_context", self._context_row)
 
     def stream_rows(self, written: Sequence[Any]) -> Int32:
-        """Rows of stream pointers."""
-        return distinct_rows(written, self.stream_row)
+        """Rows of stream pointers, -1 where there is none."""
+        return _where_told(
+            written, lambda told: rows_of_numbers([addresses(told)], lambda one: _row(self.streams, one))
+        )
 
     def pool_rows(self, written: Sequence[Any]) -> Int32:
-        """Rows of pool ids, pairs of numbers."""
-        try:
-            return distinct_rows(written, self.pool_row)
-        except TypeError:  # JSON has lists for tuples
-            return distinct_rows(
-                [tuple(pool) if isinstance(pool, list) else pool for pool in written], self.pool_row
-            )
+        """Rows of pool ids, pairs of numbers (lists of two, in JSON); -1 where there is none."""
+        return _where_told(written, self._pool_rows)
 
-    def stream_row(self, stream: Any) -> int:
-        """The row of one stream pointer, -1 for none."""
-        if stream is None:
-            return -1
-        if type(stream) is not int:
-            raise TypeError(f"a stream is {type(stream).__name__}")
-        return self.streams.setdefault(stream & WORD, len(self.streams))
+    def _pool_rows(self, written: Sequence[Any]) -> Int32:
+        if set(map(type, written)) - {tuple, list} or set(map(len, written)) != {2}:
+            raise TypeError("a pool id is no pair of numbers")
+        first, second = addresses(list(chain.from_iterable(written))).reshape(-1, 2).T
+        return rows_of_numbers([first, second], lambda a, b: _row(self.pools, (a, b)))
 
-    def pool_row(self, pool: Any) -> int:
-        """The row of one pool id, -1 for none."""
-        if pool is None:
-            return -1
-        first, second = pool
-        if type(first) is not int or type(second) is not int:
-            raise TypeError(f"a pool id is {str(pool)[:80]}")
-        return self.pools.setdefault((first & WORD, second & WORD), len(self.pools))
-
-    def _context_row(self, context: Any) -> int:
-        return -1 if context == "N/A" else _text_row(self.contexts, context, "compile_context")
+    def _context_row(self, context: str | None) -> int:
+        return self.contexts.add(context) if context and context != "N/A" else -1
 
 
-def distinct_rows(written: Sequence[T], row_of: Callable[[T], int]) -> Int32:
-    """A row for each value, asked for once per distinct value: int32, shape (values,).
+def check_texts(written: Sequence[Any], what: str) -> None:
+    """Make sure that values are texts or absent, before anything hashes them.
 
     Raises:
-        TypeError: a value that cannot be looked up, a list say.
+        TypeError: another type.
     """
-    rows = {value: row_of(value) for value in dict.fromkeys(written)}
+    for kind in set(map(type, written)) - {str, type(None)}:
+        raise TypeError(f"{what} is {kind.__name__}")
+
+
+def _text_rows(written: Sequence[Any], what: str, row_of: Callable[[Any], int]) -> Int32:
+    """A row for each text, asked for once per distinct one: int32, shape (values,)."""
+    check_texts(written, what)
+    rows = {text: row_of(text) for text in dict.fromkeys(written)}
     if len(rows) == 1:
         return np.full(len(written), next(iter(rows.values())), np.int32)
     return np.fromiter(map(rows.__getitem__, written), np.int32, len(written))
 
 
-def _text_row(names: Names, text: Any, what: str) -> int:
-    if text is not None and not isinstance(text, str):
-        raise TypeError(f"{what} is {type(text).__name__}")
-    return names.add(text) if text else -1
+def _where_told(written: Sequence[Any], rows_of: Callable[[Sequence[Any]], Int32]) -> Int32:
+    absent = written.count(None)
+    if not absent and len(written):
+        return rows_of(written)
+    rows = np.full(len(written), -1, np.int32)
+    if absent < len(written):
+        told = [row for row, value in enumerate(written) if value is not None]
+        rows[told] = rows_of([written[row] for row in told])
+    return rows
+
+
+def _row(rows: dict[T, int], key: T) -> int:
+    return rows.setdefault(key, len(rows))

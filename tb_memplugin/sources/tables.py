@@ -48,8 +48,9 @@ class Owners:
         owner = module.astype(np.int32)
         loose = np.flatnonzero(module < 0)
         names = operators.as_tuple()
-        for name in np.unique(operator[loose]).tolist():
-            owner[loose[operator[loose] == name]] = self._row(OUTSIDE + _short(names[name]))
+        found, of_loose = np.unique(operator[loose], return_inverse=True)
+        rows = [self._row(OUTSIDE + _short(names[name])) for name in found.tolist()]
+        owner[loose] = np.array(rows, np.int32)[of_loose]
         return owner
 
     def is_module(self, rows: Int32) -> Bool:

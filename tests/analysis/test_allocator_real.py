@@ -17,6 +17,7 @@ from tb_memplugin.analysis.leaks import leaks
 from tb_memplugin.analysis.oom import oom_report
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.segments import segments_at
+from tb_memplugin.estimate import replay, simulated_trace
 from tb_memplugin.sources.safe_pickle import load_plain
 from tb_memplugin.sources.snapshot import load_snapshot
 from tb_memplugin.trace import MemoryTrace
@@ -177,3 +178,18 @@ def test_the_gpu_that_ran_out_of_memory_is_reported_as_it_was_then() -> None:
 def test_real_windows_of_less_than_three_steps_have_no_leaks(number: str) -> None:
     trace = loaded(number)
     assert [leaks(trace, device) for device in range(len(trace.devices))] == [()] * len(trace.devices)
+
+
+@real
+@pytest.mark.parametrize("number", ["01", "03", "07", "10", "12", "20"])
+def test_what_blocks_take_is_what_the_simulated_allocator_set_aside_for_them(number: str) -> None:
+    """The rule of rounding finds, from one moment alone, what following every split finds."""
+    trace = loaded(number)
+    devices = range(len(trace.devices))
+    simulated = simulated_trace([replay(trace, device) for device in devices])
+    for device in devices:
+        ours, theirs = Placement(trace, device), Placement(simulated, device)
+        for event in sampled(trace):
+            found, true = ours.at(event), theirs.at(event)
+            assert not true.by_rule.any()
+            assert found.extent.tolist() == true.extent.tolist()

@@ -77,7 +77,7 @@ def test_a_failed_request_with_the_state_then(tmp_path):
 
 def test_people_get_pools_and_segments(step):
     shown = run("allocator", step).stdout
-    assert "reserved 2.00 MiB" in shown
+    assert "reserved 2,048.00 KiB" in shown
     assert "0x1000 (not known), default stream" in shown
     assert "0x1000" in shown
 

@@ -93,7 +93,7 @@ def test_one_bad_file_does_not_stop_the_others(step, logdir, tmp_path):
     bad = tmp_path / "bad.pickle"
     bad.write_bytes(b"\x80\x04]")
     result = run("import", bad, step, tmp_path / "absent.json", "--logdir", logdir)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"where: {bad}" in result.stderr
     assert "no such folder or file" in result.stderr
     assert recorded(logdir) == [("step", "step", [390])]

@@ -166,7 +166,7 @@ def test_a_damaged_file_beside_good_ones_is_a_warning(logdir):
 
 @pytest.mark.parametrize(
     ("size", "told"),
-    [(0, "0 B"), (1023, "1,023 B"), (1536, "1.50 KiB"), (5 << 30, "5.00 GiB"), (3 << 50, "3,072.00 TiB")],
+    [(0, "0 B"), (1023, "1,023 B"), (1536, "1,536 B"), (5 << 30, "5.00 GiB"), (3 << 50, "3,072.00 TiB")],
 )
 def test_sizes_are_told_in_the_unit_that_fits(size, told):
     assert Unit.for_bytes([size, size // 2]).tell(size) == told

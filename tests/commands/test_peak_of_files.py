@@ -1,7 +1,18 @@
 import pytest
 
 from tb_memplugin.store.writer import RunWriter
-from tests.commands.files import failing_snapshot, real, refused, run, step_snapshot, stranger, told, write
+from tests.commands.files import (
+    FORWARD,
+    failing_snapshot,
+    real,
+    refused,
+    run,
+    step_snapshot,
+    stranger,
+    told,
+    write,
+)
+from tests.snapshots import entries, snapshot
 from tests.traces import trace
 
 
@@ -34,6 +45,17 @@ def test_the_event_of_a_real_files_peak_is_the_last_before_it_falls(number, even
     assert [
         device["peak_event"] for device in told("peak", stranger(f"snapshots/{number}*"))["devices"]
     ] == events
+
+
+def test_a_peak_that_is_reached_twice_says_which_moment_is_shown(tmp_path):
+    lines = ("alloc 4096 90", "free_completed 4096 90", "alloc 8192 90", "free_completed 8192 90")
+    rows = entries(*lines)
+    rows[2]["frames"] = FORWARD
+    path = write(tmp_path / "twice.pickle", snapshot([], rows))
+    assert ", at event 0 and again at event 2, which is shown" in run("peak", path).stdout
+    (device,) = told("peak", path, "--by", "line")["devices"]
+    assert device["peak_event"] == 2
+    assert [part["key"] for part in device["breakdown"]] == ["model.py:7 (forward)"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tb_memplugin.analysis.usage import read_allocation, usage
 from tb_memplugin.exports import csv as csv_export
+from tb_memplugin.sources.snapshot import trace_from_snapshot
+from tests.snapshots import entries, snapshot
 from tests.traces import EPOCH, trace
 
 SMALL = trace(
@@ -40,6 +43,15 @@ def test_every_allocation_is_a_row(tmp_path):
     assert made["address"] == "0x2000"
     assert (start["name"], start["born_event"], start["born_ns"]) == ("layer.weight", "", "")
     assert (start["freed_event"], start["freed_ns"], start["operator"], start["stack"]) == ("", "", "", "")
+
+
+def test_blocks_at_one_address_are_told_apart_as_usage_takes_them(tmp_path):
+    lines = ("alloc 8 100", "free_completed 8 100", "alloc 8 50", "alloc 600 70", "free_completed 8 50")
+    again = trace_from_snapshot(snapshot([], entries(*lines, "alloc 8 10")), "x")
+    made = rows(again, tmp_path / "out.csv")
+    found = [(usage(again, *read_allocation(row["address_version"])).allocation.bytes) for row in made]
+    assert found == [100, 50, 70, 10]
+    assert [row["address_version"][-2:] for row in made] == ["_0", "_1", "_0", "_2"]
 
 
 def test_bytes_sum_to_what_is_live(tmp_path):

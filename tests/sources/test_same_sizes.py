@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tb_memplugin.sources.same_sizes import CUBLAS_WORKSPACE, FEWEST
+from tb_memplugin.sources.snapshot import trace_from_snapshot
 from tb_memplugin.sources.snapshot_categories import categorised
 from tb_memplugin.trace import Category, MemoryTrace
 from tests.recorded_program import program
+from tests.snapshots import block, segment
 from tests.sources.test_snapshot_categories import STACKS, categories
 
 SIZES = [1 << row for row in range(FEWEST)]
@@ -74,3 +76,18 @@ def test_a_block_of_cublas_own_size_that_stays_is_a_workspace():
     lines = (f"before {CUBLAS_WORKSPACE} a", "alloc 1 x")
     assert categories(program(*lines)) == {CUBLAS_WORKSPACE: "workspace", 1: "unknown"}
     assert categories(program(*lines, "free a"))[CUBLAS_WORKSPACE] == "unknown"
+
+
+def test_a_snapshot_without_a_trace_may_know_gradients_by_their_stacks():
+    """Nothing happens in it, so no backward begins; the blocks were all there."""
+    accumulate = [{"name": "torch::autograd::AccumulateGrad::apply()", "filename": "??", "line": 0}]
+    sizes = [512 * (row + 1) for row in range(FEWEST)]
+    weights = [block(1000 * row, size, size=size) for row, size in enumerate(sizes)]
+    gradients = [
+        {**block(90_000 + 9000 * row, size, size=size), "frames": accumulate}
+        for row, size in enumerate(sizes)
+    ]
+    trace = trace_from_snapshot([segment(*weights, *gradients, total=1 << 20)], "x")
+    assert [Category(row).key for row in trace.allocations.category.tolist()] == (
+        ["parameter"] * FEWEST + ["gradient"] * FEWEST
+    )

@@ -242,6 +242,9 @@ def test_a_label_that_names_a_category_comes_first(label, category):
         (f"convert {TORCH}/nn/modules/module.py:1355", Mark.PARAMETER),
         (f"__init__ {TORCH}/nn/modules/linear.py:100", Mark.PARAMETER),
         (f"uniform_ {TORCH}/nn/init.py:10", Mark.STARTUP),
+        ("init_weight_list /work/flex_opt.py:125", Mark.PARAMETER),
+        ("load_weights /work/loader.py:9", Mark.PARAMETER),
+        ("weights /work/loader.py:9", Mark.NOTHING),
         (r"pin_memory C:\env\Lib\site-packages\torch\utils\data\_utils\pin_memory.py:9", Mark.INPUT),
         ("send_to_device /e/accelerate/utils/operations.py:150", Mark.INPUT),
         ("to /e/transformers/tokenization_utils_base.py:800", Mark.INPUT),
@@ -281,9 +284,11 @@ UNKNOWN_AT_MOST = {
     ("03", "cuda:0"): 1,
     ("07", "cuda:0"): 1,
     ("12", "cuda:0"): 15,
+    ("14", "cuda:0"): 0,
     ("20", "cuda:0"): 1,
 }
-"""Percent of the peak. Elsewhere the rest was alive before the trace, with nothing told about it."""
+"""Percent of the peak. Elsewhere the rest was alive before the trace, with nothing told about it: 195 blocks
+of file 10 and 1,133 of file 16 have no stack, label or annotation, so there is no word of what they are."""
 
 
 @pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason=f"{SNAPSHOTS} holds strangers' snapshots; it is absent")

@@ -85,3 +85,50 @@ def test_a_field_of_a_wrong_type_is_refused(field: str, value: object) -> None:
     if field in ("size", "addr", "action"):
         with pytest.raises(UnreadableFileError, match=f"KeyError: '{field}'"):
             trace_from_snapshot(snapshot([], written), "x")
+
+
+def without_end(kind: type = tuple) -> Any:
+    """A pair of one pair, and so on, 60 deep: to hash, compare or print it takes for ever."""
+    value = kind()
+    for _ in range(60):
+        value = kind((value, value))
+    return value
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+@pytest.mark.parametrize(
+    "field", ["action", "user_metadata", "compile_context", "stream", "pool_id", "frames", "forward_frames"]
+)
+def test_a_value_without_end_is_refused_before_it_is_hashed_or_printed(field: str, kind: type) -> None:
+    written = entries("alloc 1000 1")
+    for value in (without_end(kind), [without_end(kind), without_end(kind)]):
+        written[0][field] = value
+        with pytest.raises(UnreadableFileError):
+            trace_from_snapshot(snapshot([], written), "x")
+    written[0].pop(field)
+    written[0].update(entries("alloc 1000 1")[0], frames=[{"name": without_end(kind)}])
+    with pytest.raises(UnreadableFileError, match="frame"):
+        trace_from_snapshot(snapshot([], written), "x")
+
+
+def test_a_block_in_a_state_without_end_is_refused() -> None:
+    for field in ("state", "frames"):
+        with pytest.raises(UnreadableFileError):
+            trace_from_snapshot([segment({**block(1000, 1), field: without_end()})], "x")
+    with pytest.raises(UnreadableFileError, match="device of a segment"):
+        trace_from_snapshot([{**segment(block(1000, 1)), "device": without_end()}], "x")
+
+
+def test_more_streams_than_any_program_has_are_refused() -> None:
+    """Python's dicts can be made slow by numbers chosen for that."""
+    rows = [{**entries("alloc 1000 1")[0], "stream": 7 * row} for row in range(1 << 15)]
+    with pytest.raises(UnreadableFileError, match="different streams"):
+        trace_from_snapshot(snapshot([], rows), "x")
+
+
+def test_a_stack_that_many_entries_share_is_read_once() -> None:
+    shared = ["f"] * 100_000
+    rows = [{**entries(f"alloc {512 * row} 1")[0], "forward_frames": shared} for row in range(5000)]
+    trace = trace_from_snapshot(snapshot([], rows), "x")
+    assert len(trace.stacks) == 1
+    assert set(trace.events.forward.tolist()) == {0}

@@ -1,0 +1,41 @@
+"""The unit in which bytes are told: one rule for commands, reports and the tab (frontend/src/state/bytes.ts)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NAMES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+FEWEST = 4
+"""Of fewer of a unit, two decimals hide too much, and the unit below is clearer: 1.26 GiB is 1,290.24 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of bytes: `MiB`, 1048576."""
+
+    name: str
+    bytes: int
+
+    @classmethod
+    def for_bytes(cls, sizes: Iterable[float]) -> Unit:
+        """The largest unit of which the largest of some sizes has four or more."""
+        largest = max((abs(size) for size in sizes), default=0)
+        power = 0
+        while power + 1 < len(NAMES) and largest >= FEWEST * 1024 ** (power + 1):
+            power += 1
+        return cls(NAMES[power], 1024**power)
+
+    def show(self, size: float) -> str:
+        """A size without its unit: `12.50`, or the whole number in bytes."""
+        return f"{size:,.0f}" if self.bytes == 1 else f"{size / self.bytes:,.2f}"
+
+    def tell(self, size: float) -> str:
+        """A size with its unit."""
+        return f"{self.show(size)} {self.name}"
+
+
+def size_told(size: float) -> str:
+    """A size in its own unit: `4.94 GiB`, `512 B`."""
+    return Unit.for_bytes([size]).tell(size)
