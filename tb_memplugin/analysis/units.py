@@ -1,4 +1,4 @@
-"""The unit in which bytes are told: one rule for commands, reports and the tab (frontend/src/state/bytes.ts)."""
+"""The unit in which bytes are told: one rule for commands, reports and the tab (its state/bytes.ts)."""
 
 from __future__ import annotations
 

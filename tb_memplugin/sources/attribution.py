@@ -9,6 +9,7 @@ import numpy as np
 
 from tb_memplugin.sources.calls import Calls, by_thread, calls_from, crossings_from_spans
 from tb_memplugin.sources.memory_events import MemoryEvents
+from tb_memplugin.sources.node_owners import ForwardThreads, node_modules, thread_running, unseen_threads
 from tb_memplugin.sources.phases import phase_at, phase_spans
 from tb_memplugin.sources.profiler_tree import MODULE_PREFIX, NODE_PREFIX, ProfilerTree, Role
 from tb_memplugin.sources.tables import Names, Owners
@@ -22,7 +23,8 @@ class Attribution:
     """Columns for the allocs of a window (not the frees), in time order, and the tables they point into.
 
     `row` is the place of each alloc among the memory events. `operator_end_ns` is 0 where no operator
-    encloses the birth. `recomputing`: born in a module call that ran during backward.
+    encloses the birth. `recomputing`: born in a module call that ran during backward. `unseen_calls` counts
+    module calls on threads that the profiler does not see.
     """
 
     row: Int64
@@ -35,6 +37,7 @@ class Attribution:
     owners: Owners
     phases: Spans
     calls: Spans
+    unseen_calls: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,12 @@ class _Forward:
 
 
 def attribute(
-    tree: ProfilerTree, memory: MemoryEvents, window: Window, logged: Logged, steps: Sequence[Step]
+    tree: ProfilerTree,
+    memory: MemoryEvents,
+    window: Window,
+    logged: Logged,
+    steps: Sequence[Step],
+    made_by: ForwardThreads = dict,
 ) -> Attribution:
     """Attribute every alloc of a window.
 
@@ -72,11 +80,15 @@ def attribute(
     main = main_thread(tree)
     node_start, node_end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
     operator_end = np.array(tree.operator_end, np.int64)
-    optimizer = tree.range_spans(Role.OPTIMIZER)
-    forward = _forward_operators(tree, calls, hooked, optimizer)
+    optimizer = _with(tree.range_spans(Role.OPTIMIZER), window.optimizer_steps)
+    forward = _forward_operators(tree, calls, hooked)
     node_sequence = np.array(tree.node_sequence, np.int64)
     maker = forward.creator(node_sequence)
-    owner_call = calls.owning(node_sequence) if hooked else _call_of_maker(calls, forward, maker)
+    node_module = (
+        node_modules(tree, threads, window.thread, main, made_by)
+        if hooked
+        else calls.module_of(_call_of_maker(calls, forward, maker))
+    )
     root_node = np.array(tree.node_parent, np.int64) < 0
     marks = _forward_marks(calls, forward)
     step_starts = np.array([step.start_ns for step in steps], np.int64)
@@ -89,13 +101,10 @@ def attribute(
         memory.node[row],
         memory.thread[row],
     )
-    running, call_start = _running_calls(
-        time, thread, main, window.thread, threads, tree, node_start, node_end
-    )
+    running, call_start = _running_calls(time, thread, main, window.thread, threads, tree)
     in_node = node >= 0
     recomputing = in_node & (running >= 0) & (call_start >= np.append(node_start, 0)[node])
-    node_module = np.append(calls.module_of(owner_call), -1)
-    module = np.where(in_node & ~recomputing, node_module[node], running)
+    module = np.where(in_node & ~recomputing, np.append(node_module, -1)[node], running)
 
     operators = Names()
     operator_id = np.append(operators.add_all(tree.operator_names), operators.add(NO_OPERATOR))
@@ -106,7 +115,8 @@ def attribute(
     outside_id = np.where(
         in_node & ~recomputing, _node_names(forward, maker, operator_id, node_id)[node], named
     )
-    phase = np.where(in_node, Phase.BACKWARD, phase_at(phases, time)).astype(np.uint8)
+    phase = phase_at(phases, time)
+    phase[in_node & (phase != Phase.OPTIMIZER)] = Phase.BACKWARD
     ends = np.where(
         (operator < 0) & in_node, np.append(node_end, 0)[node], np.append(operator_end, 0)[operator]
     )
@@ -120,7 +130,8 @@ def attribute(
         operators=operators,
         owners=owners,
         phases=phases,
-        calls=_call_spans(calls, phases, owners, node_module[:-1], node_start, node_end),
+        calls=_call_spans(calls, phases, owners, node_module, node_start, node_end),
+        unseen_calls=sum(len(threads[ident]) for ident in unseen_threads(tree, threads, window.thread, main)),
     )
 
 
@@ -188,15 +199,11 @@ def main_thread(tree: ProfilerTree) -> int:
     return int(found[np.argmax(count)])
 
 
-def _forward_operators(
-    tree: ProfilerTree, calls: Calls, hooked: bool, optimizer: tuple[Int64, Int64]
-) -> _Forward:
-    """Operators that no autograd node and no optimizer step encloses; if hooks ran, only outside modules."""
+def _forward_operators(tree: ProfilerTree, calls: Calls, hooked: bool) -> _Forward:
+    """Operators that no autograd node encloses, nor are an optimizer's own; if hooks ran, outside modules."""
     sequence = np.array(tree.operator_sequence, np.int64)
     row = np.flatnonzero(sequence > -2)
     start, end = np.array(tree.operator_start, np.int64), np.array(tree.operator_end, np.int64)
-    step = np.searchsorted(optimizer[0], start[row], side="right") - 1
-    row = row[~((step >= 0) & (start[row] < np.append(optimizer[1], 0)[step]))]
     row = row[np.argsort(start[row], kind="stable")]
     sequence = sequence[row]
     times = np.concatenate((start[row], calls.boundary_ns if hooked else calls.boundary_ns[:0]))
@@ -207,6 +214,12 @@ def _forward_operators(
     following = np.full(len(known), -1, np.int64)
     following[numbered] = np.append(known[numbered[1:]], last)[: len(numbered)]
     return _Forward(row, start[row], end[row], sequence, (following > known)[: len(row)] & (sequence >= 0))
+
+
+def _with(ranges: tuple[Int64, Int64], spans: Sequence[tuple[int, int]]) -> tuple[Int64, Int64]:
+    """The profiler's ranges, and what our hooks saw: a step in a hook of backward is no range of the tree."""
+    seen = np.array(spans, np.int64).reshape(-1, 2)
+    return np.concatenate((ranges[0], seen[:, 0])), np.concatenate((ranges[1], seen[:, 1]))
 
 
 def _call_of_maker(calls: Calls, forward: _Forward, maker: Int64) -> Int64:
@@ -229,30 +242,18 @@ def _running_calls(
     main_ident: int,
     threads: dict[int, Calls],
     tree: ProfilerTree,
-    node_start: Int64,
-    node_end: Int64,
 ) -> tuple[Int64, Int64]:
     """The module's row of the innermost call at each birth on its own thread, and when it was entered."""
     module, entered = np.full(len(time), -1, np.int64), np.zeros(len(time), np.int64)
-    node_thread = tree.thread_of(3)
     for ident, calls in threads.items():
         if not len(calls):
             continue
-        number = main if ident == main_ident else _thread_running(calls, node_thread, node_start, node_end)
+        number = main if ident == main_ident else thread_running(calls, tree, main)
         mine = np.flatnonzero(thread == number) if number is not None else np.empty(0, np.intp)
         call = calls.at(time[mine])
         module[mine] = calls.module_of(call)
         entered[mine] = np.append(calls.start_ns, 0)[call]
     return module, entered
-
-
-def _thread_running(calls: Calls, node_thread: Int64, node_start: Int64, node_end: Int64) -> int | None:
-    """The profiler's number of an autograd thread, from the node during which it called its first module.
-
-    None for threads that the profiler does not see.
-    """
-    around = np.flatnonzero((node_start <= calls.start_ns[0]) & (calls.start_ns[0] < node_end))
-    return int(node_thread[around[-1]]) if len(around) else None
 
 
 def _node_names(forward: _Forward, maker: Int64, operator_id: Int64, node_id: Int64) -> Int64:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.sources.phases import phase_at
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.trace import Allocations, Category, Phase, Spans
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
@@ -50,9 +51,10 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
 
     - freed before its operator ended: temporary;
     - born in forward: activation; in a module call during backward: recomputed;
-    - born in backward: a gradient if it outlives the backward, else autograd detail;
-    - born in an optimizer step: temporary if it does not outlive it, else optimizer state, unless the
-      optimizer's state is known by pointer: then what is left is unknown;
+    - born in backward: autograd detail if it is freed in this backward or in a later one (which
+      `create_graph` made it for), else a gradient;
+    - born in an optimizer step: temporary if it does not outlive it, with the closures that it calls,
+      else optimizer state, unless the optimizer's state is known by pointer: then what is left is unknown;
     - born elsewhere: input if it is alive when a forward begins, temporary if it is freed before the
       next phase, else unknown.
 
@@ -67,11 +69,12 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
     outlives = born.freed_ns > here
     forward, backward = born.phase == Phase.FORWARD, born.phase == Phase.BACKWARD
     category[forward] = Category.ACTIVATION
-    category[backward] = np.where(outlives[backward], Category.GRADIENT, Category.AUTOGRAD_DETAIL)
+    kept = outlives[backward] & (phase_at(phases, born.freed_ns[backward]) != Phase.BACKWARD)
+    category[backward] = np.where(kept, Category.GRADIENT, Category.AUTOGRAD_DETAIL)
     category[backward & born.recomputing] = Category.RECOMPUTED
     optimizer = born.phase == Phase.OPTIMIZER
-    kept = Category.UNKNOWN if knows_optimizer else Category.OPTIMIZER_STATE
-    category[optimizer] = np.where(outlives[optimizer], kept, Category.TEMPORARY)
+    left = Category.UNKNOWN if knows_optimizer else Category.OPTIMIZER_STATE
+    category[optimizer] = np.where(outlives[optimizer], left, Category.TEMPORARY)
     other = born.phase == Phase.OTHER
     category[other & ~outlives] = Category.TEMPORARY
     category[other & (born.freed_ns > following)] = Category.INPUT
@@ -129,11 +132,17 @@ def match_sightings(
 
 
 def _stretch_end(born: Born, phases: Spans) -> Int64:
-    """When the stretch of each birth's phase ends; in `other`, when the next stretch begins."""
+    """When the stretch of each birth's phase ends; in `other`, when the next stretch begins.
+
+    An optimizer's step ends with the last of the stretches that follow it without a gap: a closure cuts it.
+    """
     forever = np.iinfo(np.int64).max - 1
     ends, starts = np.append(phases.end_ns, forever), np.append(phases.start_ns, forever)
     row = np.searchsorted(phases.start_ns, born.time_ns, side="right")
-    return np.where(born.phase == Phase.OTHER, starts[row], ends[row - 1])
+    lasts = np.flatnonzero(starts[1:] != ends[:-1])
+    whole = ends[np.append(lasts, len(ends) - 1)[np.searchsorted(lasts, row - 1)]]
+    end = np.where(born.phase == Phase.OPTIMIZER, whole, ends[row - 1])
+    return np.where(born.phase == Phase.OTHER, starts[row], end)
 
 
 def _next_forward(born: Born, phases: Spans) -> Int64:

@@ -130,6 +130,7 @@ class ModuleRecorder:
                 pending.extend(module.children())
 
     def _hook(self, module: nn.Module, row: int) -> None:
+        """Ours are the first and the last hook: what the module's own hooks allocate belongs to it."""
         log, ident, compiling = self.log, threading.get_ident, torch.compiler.is_compiling
 
         def entered(*_: object) -> None:
@@ -140,7 +141,7 @@ class ModuleRecorder:
             if not compiling():
                 log.append((time_ns(), -1 - row, _sequence_number(), ident()))
 
-        self._handles.append(module.register_forward_pre_hook(PassingHook(entered)))
+        self._handles.append(module.register_forward_pre_hook(PassingHook(entered), prepend=True))
         self._handles.append(module.register_forward_hook(PassingHook(left), always_call=True))
 
     def _wrap_compiled(self, module: nn.Module, row: int) -> None:

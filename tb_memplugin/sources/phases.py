@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tb_memplugin.trace import Phase, Spans
@@ -9,6 +11,9 @@ from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 Stretch = tuple[Int64, Int64]
 """Starts and ends, epoch nanoseconds."""
+
+_Pieces = tuple[Int64, Int64, UInt8]
+"""Starts, ends and phases of disjoint spans, in time order."""
 
 
 def phase_spans(forward: Stretch, backward: Stretch, optimizer: Stretch, step_starts: Int64) -> Spans:
@@ -22,47 +27,19 @@ def phase_spans(forward: Stretch, backward: Stretch, optimizer: Stretch, step_st
 
     Autograd nodes that follow one another are one stretch of backward. Forward marks that lead to a
     backward are one stretch up to its start: the loss belongs to it. Others (inference) stay as they
-    are, so what happens between two calls is `other`.
+    are, so what happens between two calls is `other`. Where one phase runs inside another, the inner
+    one counts: the closure of `optimizer.step(closure)`, an optimizer's step in a hook of backward,
+    `autograd.grad` in a module's forward. But what a backward recomputes is backward.
     """
-    start = np.concatenate((forward[0], backward[0], optimizer[0]))
-    end = np.concatenate((forward[1], backward[1], optimizer[1]))
-    phase = np.repeat(
-        np.array([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER], np.uint8),
-        [len(forward[0]), len(backward[0]), len(optimizer[0])],
-    )
-    if not len(start):
-        return Spans()
-    order = np.argsort(start, kind="stable")
-    start, end, phase = start[order], end[order], phase[order]
-    outer = _outermost(end)
-    start, end, phase = start[outer], end[outer], phase[outer]
-    step = np.searchsorted(step_starts, start, side="right")
-    new_run = np.concatenate(([True], (phase[1:] != phase[:-1]) | (step[1:] != step[:-1])))
-    run = np.cumsum(new_run) - 1
-    first = np.flatnonzero(new_run)
-    run_end = np.maximum.reduceat(end, first)
-    leads = np.zeros(len(first), bool)
-    leads[:-1] = (
-        (phase[first[:-1]] == Phase.FORWARD)
-        & (phase[first[1:]] == Phase.BACKWARD)
-        & (step[first[:-1]] == step[first[1:]])
-    )
-    run_end[:-1] = np.where(leads[:-1], start[first[1:]], run_end[:-1])
-    joined = (phase == Phase.BACKWARD) | leads[run]
-    keep = new_run | ~joined
-    return Spans(
-        start[keep],
-        np.where(joined, run_end[run], end)[keep],
-        phase[keep].astype(np.int32),
-        np.zeros(int(keep.sum()), np.int32),
-        phase[keep],
-    )
-
-
-def _outermost(end: Int64) -> Bool:
-    """Mask of spans (sorted by start) that do not lie inside an earlier one."""
-    reach = np.maximum.accumulate(end)
-    return np.concatenate(([True], end[1:] > reach[:-1]))
+    calls, nodes = _pieces(forward, Phase.FORWARD), _pieces(backward, Phase.BACKWARD)
+    steps = _pieces(optimizer, Phase.OPTIMIZER)
+    node = _covering(nodes, calls[0])
+    first_hand = (node < 0) | (np.append(nodes[0], 0)[node] >= calls[0])
+    calls = calls[0][first_hand], calls[1][first_hand], calls[2][first_hand]
+    nodes = _joined(nodes, (*calls[:2], *steps[:2]), step_starts)
+    stretches = _joined(_innermost(calls, nodes), steps[:2], step_starts)
+    start, end, phase = _innermost(stretches, steps)
+    return Spans(start, end, phase.astype(np.int32), np.zeros(len(start), np.int32), phase)
 
 
 def phase_at(spans: Spans, time_ns: Int64) -> UInt8:
@@ -72,3 +49,63 @@ def phase_at(spans: Spans, time_ns: Int64) -> UInt8:
     row = np.searchsorted(spans.start_ns, time_ns, side="right") - 1
     inside = (row >= 0) & (time_ns < spans.end_ns[row])
     return np.where(inside, spans.phase[row], Phase.OTHER).astype(np.uint8)
+
+
+def _pieces(marks: Stretch, phase: Phase) -> _Pieces:
+    """Marks of one phase; what overlaps or lies inside another is one."""
+    order = np.argsort(marks[0], kind="stable")
+    start, end = marks[0][order], marks[1][order]
+    reach = np.maximum.accumulate(end)
+    first = np.flatnonzero(np.append(True, start[1:] >= reach[:-1])[: len(start)])
+    last = np.append(first, len(start))[1:] - 1
+    return start[first], reach[last], np.full(len(first), phase, np.uint8)
+
+
+def _covering(pieces: _Pieces, time_ns: Int64) -> Int64:
+    """The row of the piece that runs at each time, -1 for none."""
+    row = np.searchsorted(pieces[0], time_ns, side="right") - 1
+    return np.where(time_ns < np.append(pieces[1], 0)[row], row, -1)
+
+
+def _innermost(some: _Pieces, others: _Pieces) -> _Pieces:
+    """Both, cut where they overlap: there what began later counts."""
+    if not len(some[0]) or not len(others[0]):
+        return others if len(others[0]) else some
+    bounds = np.unique(np.concatenate((some[0], some[1], others[0], others[1])))
+    one, other = _covering(some, bounds[:-1]), _covering(others, bounds[:-1])
+    later = np.where(one >= 0, some[0][one], -1) < np.where(other >= 0, others[0][other], -1)
+    piece = np.where(later, len(some[0]) + other, one)
+    first = np.flatnonzero(np.append(True, piece[1:] != piece[:-1]))
+    end = bounds[np.append(first[1:], len(piece))]
+    runs = piece[first] >= 0
+    phase = np.concatenate((some[2], others[2]))[piece[first]]
+    return bounds[first][runs], end[runs], phase[runs]
+
+
+def _joined(pieces: _Pieces, edges: Sequence[Int64], step_starts: Int64) -> _Pieces:
+    """Nodes that follow one another as one piece, and what leads to a backward up to its start.
+
+    Nothing is joined across an edge (several arrays of times), nor across the beginning of a profiled step.
+    """
+    start, end, phase = pieces
+    if not len(start):
+        return pieces
+    apart: Bool = _cut(step_starts, start[:-1], start[1:])
+    for times in edges:
+        apart |= _cut(times, end[:-1], start[1:])
+    first = np.flatnonzero(np.append(True, apart | (phase[1:] != phase[:-1])))
+    run = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(start))))
+    run_end = np.maximum.reduceat(end, first)
+    leads = np.zeros(len(first), bool)
+    leads[:-1] = (phase[first[:-1]] == Phase.FORWARD) & ~apart[first[1:] - 1]
+    run_end[:-1] = np.where(leads[:-1], start[first[1:]], run_end[:-1])
+    joined = (phase == Phase.BACKWARD) | leads[run]
+    keep = ~joined
+    keep[first] = True
+    return start[keep], np.where(joined, run_end[run], end)[keep], phase[keep]
+
+
+def _cut(edges: Int64, after: Int64, until: Int64) -> Bool:
+    """Whether one of the edges lies after one time and not after another."""
+    between: Bool = np.searchsorted(edges, until, side="right") > np.searchsorted(edges, after, side="right")
+    return between

@@ -10,6 +10,7 @@ from tb_memplugin.sources.attribution import Attribution, Logged, attribute, mai
 from tb_memplugin.sources.categories import Born, by_lifetime, match_sightings, workspaces
 from tb_memplugin.sources.dtypes import dtype_properties
 from tb_memplugin.sources.memory_events import MemoryEvents, read_memory_events
+from tb_memplugin.sources.node_owners import forward_threads
 from tb_memplugin.sources.optimizer_order import temporaries_in_order
 from tb_memplugin.sources.profiler_stacks import ProfiledStacks, stacks_of
 from tb_memplugin.sources.profiler_tree import STEP_PREFIX, ProfilerTree, Role, walk
@@ -56,7 +57,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         )
     memory = read_memory_events(tree)
     steps = _steps(tree, window, number)
-    found = attribute(tree, memory, window, logged, steps)
+    found = attribute(tree, memory, window, logged, steps, lambda: forward_threads(results.events()))
     devices = _all_devices(memory, window)
     labels = Names()
     start, notes = start_state(window, memory, devices, found.owners, labels)
@@ -76,7 +77,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         stacks=called.stacks,
         phases=found.phases,
         calls=found.calls,
-        notes=(*window.problems, *notes, *_notes(blocks, full, tree, called)),
+        notes=(*window.problems, *notes, *_notes(blocks, full, tree, called, found.unseen_calls)),
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
     )
 
@@ -190,7 +191,9 @@ def _own_temporaries(module: Int32, born: Born, found: Attribution, window: Wind
             module[mine[owner >= 0]] = owner[owner >= 0]
 
 
-def _notes(blocks: Allocations, full: Events, tree: ProfilerTree, called: ProfiledStacks) -> list[str]:
+def _notes(
+    blocks: Allocations, full: Events, tree: ProfilerTree, called: ProfiledStacks, unseen_calls: int
+) -> list[str]:
     notes = []
     reported = blocks.unmatched_frees[full.kind[blocks.unmatched_frees] == Kind.FREE_COMPLETED]
     if len(reported):
@@ -204,6 +207,11 @@ def _notes(blocks: Allocations, full: Events, tree: ProfilerTree, called: Profil
         notes.append(
             f"{blocks.unseen_frees:,} blocks were freed on a thread that the profiler does not see; "
             "they count as freed when their address was used again."
+        )
+    if unseen_calls:
+        notes.append(
+            f"{unseen_calls:,} module calls ran on threads that the profiler does not see: what they "
+            "allocated is not in the curve."
         )
     if called.cut:
         notes.append(note_on_cut(called.cut))

@@ -8,6 +8,7 @@ time is an operator or a range; one that took none is an allocation, until its f
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ _get_total = getter(_Allocation, "total_allocated")
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 STEP_PREFIX = "ProfilerStep#"
+_STEP = re.compile(r"ProfilerStep#[0-9]{1,18}\Z")
+"""People open ranges, too: `ProfilerStep#warmup` is one of theirs."""
 OPTIMIZER_PREFIX = "Optimizer.step#"
 MODULE_PREFIX = "nn.Module: "
 _PLAIN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
@@ -252,11 +255,13 @@ def _walk_thread(
                 if inner:
                     pending.append((inner, operator, node, where, called(name, frame)))
             else:
+                below_it = where
                 if role is not _RANGE:
                     start = _get_start(event)
                     tree.ranges.setdefault(role, []).append((name, start, start + duration))
+                    if role is _OPTIMIZER and not _calls_closure(start, duration, inner, outer_calls[0]):
+                        below_it = _IN_OPTIMIZER
                 if inner:
-                    below_it = _IN_OPTIMIZER if role is _OPTIMIZER else where
                     pending.append((inner, operator, node, below_it, frame))
 
 
@@ -312,6 +317,13 @@ def _inside(time_ns: int, calls: tuple[Sequence[int], Sequence[int]]) -> bool:
     return place >= 0 and time_ns < calls[1][place]
 
 
+def _calls_closure(start: int, duration: int, inside: list[Event], entries: Sequence[int]) -> bool:
+    """Whether an optimizer's step runs a model: a module was entered in it; if none ever was, a node ran."""
+    if entries:
+        return _entered(start, start + duration, entries)
+    return any(_get_name(event).startswith(NODE_PREFIX) for event in inside)
+
+
 def _entered(start: int, end: int, module_entries: Sequence[int]) -> bool:
     """Whether a module was entered between two times."""
     following = bisect_left(module_entries, start)
@@ -321,7 +333,7 @@ def _entered(start: int, end: int, module_entries: Sequence[int]) -> bool:
 def _role(name: str, event: Event) -> Role:
     if name.startswith(NODE_PREFIX):
         return Role.NODE
-    if name.startswith(STEP_PREFIX):
+    if _STEP.match(name):
         return Role.STEP
     if name.startswith(OPTIMIZER_PREFIX):
         return Role.OPTIMIZER

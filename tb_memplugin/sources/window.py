@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from time import time_ns
@@ -23,8 +23,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.storages import (
+    Changes,
+    Purpose,
     Sighting,
     gradients,
+    held_parameters,
     model_storages,
     optimizer_parameters,
     optimizer_storages,
@@ -47,6 +50,7 @@ class Window:
         crossings: see `ModuleRecorder.log`.
         sightings: gradients and optimizer state seen during the window and at its end.
         parameter_bytes: per optimizer, (module row, label, bytes) of parameters in its order.
+        optimizer_steps: (start, end) of every step of an optimizer that returned.
         blocks: what the device allocators themselves say is alive at the start:
             (device name, address, bytes) per block. Empty on the CPU, whose allocator cannot tell.
         problems: what could not be recorded, as sentences.
@@ -60,6 +64,7 @@ class Window:
     crossings: list[tuple[int, int, int, int]] = field(default_factory=list)
     sightings: list[Sighting] = field(default_factory=list)
     parameter_bytes: list[list[tuple[int, str, int]]] = field(default_factory=list)
+    optimizer_steps: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[tuple[str, int, int]] = field(default_factory=list)
     stop_ns: int = 0
     has_models: bool = False
@@ -84,7 +89,9 @@ class WindowRecorder:
         self._handles: list[Any] = []
         self._deaths: list[weakref.ref[torch.UntypedStorage]] = []
         self._window: Window | None = None
-        self._stepped: set[int] = set()
+        self._changes = Changes()
+        self._stepping: dict[int, int] = {}
+        self._round: set[int] = set()
 
     def start(self) -> None:
         """Begin a window: take the start state, put hooks on. Never raises."""
@@ -121,6 +128,7 @@ class WindowRecorder:
         except Exception as error:  # see start
             self._failed("stop", error)
         self._deaths.clear()
+        self._changes.clear()
 
     def take(self) -> Window | None:
         """The finished window, once; None if none was recorded since the last call."""
@@ -133,7 +141,9 @@ class WindowRecorder:
             handle.remove()
         self._handles.clear()
         self._deaths.clear()
-        self._stepped.clear()
+        self._changes.clear()
+        self._stepping.clear()
+        self._round.clear()
 
     def _alive_models(self) -> dict[str, nn.Module]:
         models = {name: reference() for name, reference in self._models.items()}
@@ -157,10 +167,9 @@ class WindowRecorder:
         kept: list[torch.UntypedStorage] = []
         tensors = list(model_storages(models, window.names))
         for optimizer in self._alive_optimizers():
-            tensors += gradients(optimizer, window.names)
-            tensors += optimizer_storages(optimizer, window.names)
+            tensors += _of_optimizer(optimizer, window.names)
             window.parameter_bytes.append(_parameter_bytes(optimizer, window.names))
-        window.start = sight(tensors, keep=kept)
+        window.start = sight(self._changes.among(tensors), keep=kept)
         died = window.died
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
             if sighting.device in ("cpu", "shared"):
@@ -169,7 +178,7 @@ class WindowRecorder:
     def _take_end(self, window: Window) -> None:
         tensors = list(model_storages(self._alive_models(), window.names))
         for optimizer in self._alive_optimizers():
-            tensors += optimizer_storages(optimizer, window.names)
+            tensors += _of_optimizer(optimizer, window.names)
         window.sightings += sight(tensors)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -177,18 +186,26 @@ class WindowRecorder:
         if window is None:
             return
         try:
+            self._stepping[id(optimizer)] = time_ns()
             self._meet(optimizer, window)
-            window.sightings += sight(gradients(optimizer, window.names))
+            tensors = list(gradients(optimizer, window.names))
+            if not self._round or id(optimizer) in self._round:
+                self._round.clear()
+                tensors += model_storages(self._alive_models(), window.names)
+            self._round.add(id(optimizer))
+            window.sightings += sight(self._changes.among(tensors))
         except Exception as error:  # see start
             self._failed("optimizer step", error)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         window = self._window
-        if window is None or id(optimizer) in self._stepped:
+        if window is None:
             return
         try:
-            self._stepped.add(id(optimizer))
-            window.sightings += sight(optimizer_storages(optimizer, window.names))
+            began = self._stepping.pop(id(optimizer), None)
+            if began is not None:
+                window.optimizer_steps.append((began, time_ns()))
+            window.sightings += sight(self._changes.among(optimizer_storages(optimizer, window.names)))
         except Exception as error:  # see start
             self._failed("optimizer step", error)
 
@@ -208,11 +225,25 @@ class WindowRecorder:
                 "memory_trace_handler. Its state is recorded from here on; state it held before this window "
                 "is not named in it."
             )
+            return
+        before = sum(seen.bytes for seen in sight(optimizer_storages(optimizer, window.names)))
+        if window.has_models and before:
+            window.problems.append(
+                f"{type(optimizer).__name__} was not given to memory_trace_handler: the {before:,} bytes of "
+                "state that it held before this window are not in its curve. Later windows have them; pass "
+                "optimizer=... to have them in the first."
+            )
 
     def _failed(self, moment: str, error: Exception) -> None:
         logger.debug("recording failed at %s", moment, exc_info=error)
         if self._window is not None:
             self._window.problems.append(f"Recording at {moment} failed ({type(error).__name__}: {error}).")
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
+    yield from held_parameters(optimizer, names)
+    yield from gradients(optimizer, names)
+    yield from optimizer_storages(optimizer, names)
 
 
 def _parameter_bytes(optimizer: torch.optim.Optimizer, names: ModuleNames) -> list[tuple[int, str, int]]:

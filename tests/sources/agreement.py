@@ -1,13 +1,17 @@
 """Our categories beside those of torch's `_memory_profile()`, block by block at the peak.
 
-python -m tests.sources.agreement     # prints the table of docs/categories.md
+python -m tests.sources.agreement     # prints the tables of docs/categories.md
+
+Where the two differ, evidence from neither decides: `Evidence`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from time import time_ns
 from typing import Any
 
 import torch
@@ -16,7 +20,9 @@ from torch import nn
 from torch.profiler._memory_profiler import Action
 
 from tb_memplugin.analysis.steps import step_stats
+from tb_memplugin.sources.profiler_tree import NODE_PREFIX, OPTIMIZER_PREFIX
 from tb_memplugin.trace import Category
+from tests.sources.untuned import MORE_UNTUNED
 from tests.training import CNN, MODELS, Transformer, train
 
 
@@ -86,41 +92,149 @@ UNTUNED = {"gru": GRU, "unet": UNet, "mlp": MLP, "experts": MixtureOfExperts}
 
 @dataclass
 class Agreement:
-    """Bytes at the peak: all, those torch gives a category, those it gives the same one, and the rest."""
+    """Bytes at the peak: all, those torch gives a category, those it gives the same one, and the rest.
+
+    `differ` and `unnamed` count bytes by (ours, torch's, operator) and (ours, operator). Of these,
+    `torch_wrong` counts those where the evidence says that torch is wrong, or silent on what is proven.
+    """
 
     total: int = 0
     named_by_torch: int = 0
     same: int = 0
     differ: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     unnamed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    torch_wrong: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+    open: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     @property
-    def share(self) -> float:
+    def of_all(self) -> float:
+        """Of all bytes at the peak, how many torch names as we do; its silence counts as a difference."""
+        return self.same / self.total
+
+    @property
+    def of_named(self) -> float:
         """Of the bytes that torch names, how many it names as we do."""
         return self.same / self.named_by_torch
+
+    @property
+    def of_undecided(self) -> float:
+        """Of all bytes but those where torch is proven wrong or silent, how many it names as we do."""
+        return self.same / (self.total - self.torch_wrong.total())
+
+
+@dataclass
+class Evidence:
+    """What pointers, the autograd graph and the profiler's own events say, taken beside the training.
+
+    `notes` are (ns, address -> category): parameters, buffers, gradients and optimizer state by pointer,
+    and what the autograd graph has saved just before a backward: if it is none of these, an activation.
+    `spans` are the operators, autograd nodes and optimizer steps: (start ns, end ns).
+    """
+
+    notes: list[tuple[int, dict[int, str]]] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, _: bool) -> None:
+        """A training step with notes."""
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        self._note(model, optimizer, None if getattr(model, "checkpointing", None) else loss)
+        loss.backward()
+        self._note(model, optimizer)
+        optimizer.step()
+        self._note(model, optimizer)
+
+    def look_up(self, tree: Any) -> None:
+        """Take the spans from the profiler's event tree."""
+        pending = list(tree)
+        while pending:
+            event = pending.pop()
+            if event.name.startswith((NODE_PREFIX, OPTIMIZER_PREFIX, "aten::")):
+                self.spans.append((event.start_time_ns, event.end_time_ns))
+            pending += event.children
+
+    def against(self, address: int, born: int, freed: int, ours: str, theirs: str | None) -> str | None:
+        """What shows that torch is wrong on a block, or silent where it need not be; None: nothing does."""
+        seen = {note[address] for when, note in self.notes if born <= when < freed and address in note}
+        if ours in seen:
+            return "the graph has saved it" if ours == "activation" else "its pointer"
+        if ours == "temporary" and any(start <= born and freed <= end for start, end in self.spans):
+            return "born and freed within one operator, node or optimizer step"
+        if theirs in ("parameter", "gradient") and theirs not in seen:  # they live until they are noted
+            return f"it is no {theirs}: no pointer"
+        return None
+
+    def _note(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor | None = None
+    ) -> None:
+        found = dict.fromkeys(_addresses(_saved(loss)), "activation")
+        found |= dict.fromkeys(_addresses(model.parameters()), "parameter")
+        found |= dict.fromkeys(_addresses(model.buffers()), "buffer")
+        gradients = (p.grad for p in model.parameters() if p.grad is not None)
+        found |= dict.fromkeys(_addresses(gradients), "gradient")
+        state = (value for mine in optimizer.state.values() for value in mine.values())
+        found |= dict.fromkeys(_addresses(state), "optimizer_state")
+        self.notes.append((time_ns(), found))
+
+
+def _addresses(tensors: Any) -> list[int]:
+    return [one.untyped_storage().data_ptr() for one in tensors if isinstance(one, torch.Tensor)]
+
+
+def _saved(loss: torch.Tensor | None) -> Iterator[torch.Tensor]:
+    """What the operators of a forward made and the autograd graph saved for the backward."""
+    pending = [] if loss is None else [loss.grad_fn]
+    seen = set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        pending += [following for following, _ in node.next_functions]
+        for name in dir(node):
+            value = getattr(node, name) if name.startswith("_saved_") else None
+            for one in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(one, torch.Tensor) and one.grad_fn is not None:
+                    yield one
 
 
 def agreement(model: nn.Module, optimizer: Any = torch.optim.AdamW) -> Agreement:
     """Train a model and compare at the highest peak."""
+    evidence = Evidence()
     (cycle,) = train(
-        model, optimizer=optimizer, with_memory_profile=True, record_shapes=True, with_stack=True
+        model,
+        optimizer=optimizer,
+        step=evidence.step,
+        with_memory_profile=True,
+        record_shapes=True,
+        with_stack=True,
     )
+    evidence.look_up(cycle.tree)
     trace, blocks = cycle.trace, cycle.trace.allocations
     top = max(step_stats(trace, 0), key=lambda step: step.peak_bytes)
     theirs = _torch_state(cycle.memory_profile, top.peak_time_ns)
+    times = [*trace.events.time_ns.tolist(), sys.maxsize]
     found = Agreement(total=top.peak_bytes)
     for row in blocks.alive_at(top.peak_event, 0).tolist():
         size, ours = int(blocks.bytes[row]), Category(blocks.category[row]).key
         operator = trace.operators[blocks.operator[row]] if blocks.operator[row] >= 0 else "before the window"
-        other = theirs.get(int(blocks.address[row]))
-        if other is None:
-            found.unnamed[ours, operator] += size
-            continue
-        found.named_by_torch += size
+        address = int(blocks.address[row])
+        other = theirs.get(address)
+        found.named_by_torch += size if other is not None else 0
         if other == ours:
             found.same += size
+            continue
+        if other is None:
+            found.unnamed[ours, operator] += size
         else:
             found.differ[ours, other, operator] += size
+        born = times[blocks.born[row]] if blocks.born[row] >= 0 else 0
+        reason = evidence.against(address, born, times[blocks.freed[row]], ours, other)
+        if reason:
+            found.torch_wrong[ours, other or "nothing", operator, reason] += size
+        else:
+            found.open[ours, other or "nothing", operator] += size
     return found
 
 
@@ -141,20 +255,29 @@ def _torch_state(profile: Any, until_ns: int) -> dict[int, str]:
     return {address: name for address, name in live.values() if name is not None}
 
 
-def table() -> str:
-    """All models' agreement as a table in Markdown."""
-    lines = ["| model | bytes at the peak | torch names | the same | differences |", "|---|---|---|---|---|"]
-    models: dict[str, Any] = {**UNTUNED, **MODELS}
+def tables() -> str:
+    """All models' agreement as two tables in Markdown: the shares, and where torch is wrong."""
+    models: dict[str, Any] = {**UNTUNED, **MORE_UNTUNED, **MODELS}
+    shares = ["| model | optimizer | bytes at the peak | of all | of named | of undecided | left open |"]
+    shares += ["|" + "---|" * 7]
+    wrong: defaultdict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
     for name, make in models.items():
-        found = agreement(make())
-        rows = "; ".join(
-            f"{ours} (torch: {other}) in `{operator}` {size:,} B"
-            for (ours, other, operator), size in found.differ.most_common(4)
-        )
-        share = f"{found.named_by_torch / found.total:.1%} | {found.share:.1%}"
-        lines.append(f"| {name} | {found.total:,} | {share} | {rows or 'none'} |")
-    return "\n".join(lines)
+        for optimizer in (torch.optim.SGD, torch.optim.AdamW):
+            found = agreement(make(), optimizer)
+            left = "; ".join(
+                f"{ours} (torch: {other}) in `{operator}` {size:,} B"
+                for (ours, other, operator), size in found.open.most_common(3)
+            )
+            cells = f"{found.of_all:.1%} | {found.of_named:.1%} | {found.of_undecided:.1%} | {left or 'none'}"
+            shares.append(f"| {name} | {optimizer.__name__} | {found.total:,} | {cells} |")
+            for (ours, other, _, reason), size in found.torch_wrong.items():
+                of_model = wrong[ours, other, reason]
+                of_model[name] = max(of_model.get(name, 0), size)
+    rows = ["| ours | torch | what shows it | most bytes | models |", "|" + "---|" * 5]
+    for (ours, other, reason), sizes in sorted(wrong.items(), key=lambda item: -max(item[1].values())):
+        rows.append(f"| {ours} | {other} | {reason} | {max(sizes.values()):,} | {', '.join(sizes)} |")
+    return "\n".join([*shares, "", *rows])
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table() + "\n")
+    sys.stdout.write(tables() + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,23 @@ def test_every_level_of_a_real_trace_is_the_files_own_total(file: str, peaks: di
     assert level[device, np.arange(len(found))].tolist() == totals
     assert {one.name: int(trace.live(row).max()) for row, one in enumerate(trace.devices)} == peaks
     assert not any("apart" in note for note in trace.notes)
+
+
+def test_numbers_that_no_dict_can_look_up_are_threads_like_others() -> None:
+    """Multiples of 2**61 - 1 have one hash in Python: tens of thousands of them in a dict take minutes."""
+    events = [memory(f"{row} {8 * row + 8} 8 {8 * row + 8}") for row in range(20_000)]
+    for row, event in enumerate(events):
+        event["tid"] = row * ((1 << 61) - 1)
+    begin = time.process_time()
+    trace = trace_from_kineto({"traceEvents": events}, "x")
+    assert time.process_time() - begin < 10
+    assert trace.live(0)[-1] == 160_000
+
+
+def test_a_total_that_cannot_be_is_told() -> None:
+    events = [memory(f"{row} {8 * row + 8} 8 {8 * row + 8}") for row in range(4)]
+    events[1]["args"]["Total Allocated"] = "much"
+    events[2]["args"].pop("Total Allocated")
+    trace = trace_from_kineto({"traceEvents": events}, "x")
+    assert trace.live(0).tolist() == [0, 8, 16, 24, 32]
+    assert "2 memory events tell no total, or an impossible one; not held against it." in trace.notes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -71,3 +73,29 @@ def test_fsdp2s_gathered_parameters_come_and_go(alone):
     ]
     expected = np.cumsum([0, *(size for _, size in sorted(told))])
     assert (levels.max(), levels[-1], len(levels)) == (expected.max(), expected[-1], len(expected))
+
+
+def test_what_torch_load_reads_counts_and_goes():
+    layer, tracer, file = nn.Linear(64, 128), MemoryTracer(), io.BytesIO()
+    reads = torch._C.PyTorchFileReader.get_storage_from_record
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    with tracer.trace(layer):
+        state = torch.load(file)
+        layer.load_state_dict(state)
+        del state
+    size = 4 * (64 * 128 + 128)
+    live = tracer.trace_result().live(0)
+    assert int(live.max() - live[0]) == size
+    assert live[-1] == live[0]
+    assert torch._C.PyTorchFileReader.get_storage_from_record is reads
+
+
+def test_a_file_that_is_mapped_takes_no_memory_of_torchs(tmp_path):
+    layer, tracer = nn.Linear(64, 128), MemoryTracer()
+    torch.save(layer.state_dict(), tmp_path / "state.pt")
+    with tracer.trace(layer):
+        state = torch.load(tmp_path / "state.pt", mmap=True)
+        assert state["weight"].shape == (128, 64)
+    live = tracer.trace_result().live(0)
+    assert live.max() == live[0]
