@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.figures import Figure
 from tb_memplugin import MemoryMonitor
-from tb_memplugin.sources.shared_peaks import SharedPeaks
-from tb_memplugin.sources.step_counters import AllocatorCounters, Counters
+from tb_memplugin.sources.steps.counters import AllocatorCounters, Counters
+from tb_memplugin.sources.steps.shared_peaks import SharedPeaks
 from tests.counting_allocator import CountingAllocator, Handle
 
 ROUNDS, STEPS = 5, 400

@@ -13,12 +13,12 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.logs import instance_logger
-from tb_memplugin.sources.allocator_history import allocators
-from tb_memplugin.sources.history_window import HistoryWindowRecorder, window_recorder
-from tb_memplugin.sources.merge import merge_snapshot
-from tb_memplugin.sources.profiler import trace_from_profile
-from tb_memplugin.sources.snapshot import trace_from_snapshot
-from tb_memplugin.sources.window import watch
+from tb_memplugin.sources.history.merge import merge_snapshot
+from tb_memplugin.sources.history.recording import allocators
+from tb_memplugin.sources.history.window import HistoryWindowRecorder, window_recorder
+from tb_memplugin.sources.profiler.trace import trace_from_profile
+from tb_memplugin.sources.profiler.window import watch
+from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 

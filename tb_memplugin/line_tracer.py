@@ -30,8 +30,8 @@ from tb_memplugin.exports.line_text import as_text
 from tb_memplugin.handler import default_worker_name
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
-from tb_memplugin.sources.line_recording import HistoryLines, RecordedLines, StorageLines, recording_device
-from tb_memplugin.sources.tracer_history import has_history
+from tb_memplugin.sources.lines.recording import HistoryLines, RecordedLines, StorageLines, recording_device
+from tb_memplugin.sources.tracer.history import has_history
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 

@@ -18,10 +18,10 @@ from tb_memplugin.sources.content import (
     read_json,
     too_large,
 )
-from tb_memplugin.sources.kineto import trace_from_kineto
-from tb_memplugin.sources.safe_pickle import RefusedPickleError, collector_at_rest, load_plain
-from tb_memplugin.sources.snapshot import trace_from_snapshot
-from tb_memplugin.sources.snapshot_json import as_pickled, check_not_shared
+from tb_memplugin.sources.kineto.trace import trace_from_kineto
+from tb_memplugin.sources.snapshot.from_json import as_pickled, check_not_shared
+from tb_memplugin.sources.snapshot.safe_pickle import RefusedPickleError, collector_at_rest, load_plain
+from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.sources.timeline import is_timeline, trace_from_timeline
 from tb_memplugin.store import files
 from tb_memplugin.store.envelope import HEAD_MAGIC

@@ -17,9 +17,15 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.handler import default_worker_name
 from tb_memplugin.logs import instance_logger
-from tb_memplugin.sources.monitored_devices import counters_of
-from tb_memplugin.sources.step_columns import figures_of
-from tb_memplugin.sources.step_recording import DeviceStep, MonitoredStep, OpenPhase, PhaseStep, StepRecording
+from tb_memplugin.sources.steps.columns import figures_of
+from tb_memplugin.sources.steps.devices import counters_of
+from tb_memplugin.sources.steps.recording import (
+    DeviceStep,
+    MonitoredStep,
+    OpenPhase,
+    PhaseStep,
+    StepRecording,
+)
 from tb_memplugin.store.files import is_remote
 from tb_memplugin.store.steps_writer import StepsWriter
 

@@ -18,7 +18,7 @@ import torch
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.handler import default_worker_name
-from tb_memplugin.sources.allocator_history import (
+from tb_memplugin.sources.history.recording import (
     SWITCH,
     Allocator,
     HistorySwitch,
@@ -26,7 +26,7 @@ from tb_memplugin.sources.allocator_history import (
     Snapshot,
     allocators,
 )
-from tb_memplugin.sources.snapshot import trace_from_snapshot
+from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import folder_name
 from tb_memplugin.store.writer import RunWriter

@@ -23,9 +23,9 @@ from tb_memplugin.exports.output import replacing
 from tb_memplugin.handler import default_worker_name
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
-from tb_memplugin.sources.tracer import StorageRecording
-from tb_memplugin.sources.tracer_history import HistoryRecording, has_history
-from tb_memplugin.sources.tracer_results import (
+from tb_memplugin.sources.tracer.history import HistoryRecording, has_history
+from tb_memplugin.sources.tracer.recording import StorageRecording
+from tb_memplugin.sources.tracer.results import (
     LayerMemoryStats,
     MemoryEvent,
     PhaseMemoryStats,

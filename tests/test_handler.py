@@ -190,7 +190,7 @@ def test_a_dead_handler_leaves_nothing_behind(tmp_path, model):
     handler = memory_trace_handler(tmp_path, model=model)
     del handler
     gc.collect()
-    from tb_memplugin.sources import window
+    from tb_memplugin.sources.profiler import window
 
     assert len(window._recorders) == 0
     with profile(profile_memory=True):

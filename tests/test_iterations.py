@@ -18,7 +18,7 @@ from torch.utils import _python_dispatch as dispatch
 from tb_memplugin import IterationReport
 from tb_memplugin.iterations.figures import iteration_memory
 from tb_memplugin.iterations.watch import IterationWatch
-from tb_memplugin.sources.step_counters import Reading
+from tb_memplugin.sources.steps.counters import Reading
 from tb_memplugin.store.reader import load_window
 
 

@@ -354,7 +354,7 @@ def test_what_goes_wrong_on_our_side_is_a_note_and_the_training_goes_on(monkeypa
 
 
 def test_an_end_that_fails_is_a_warning_and_the_training_goes_on(monkeypatch, caplog):
-    from tb_memplugin.sources import tracer as source
+    from tb_memplugin.sources.tracer import recording as source
 
     monkeypatch.setattr(source, "trace_from_ledger", lambda _: 1 // 0)
     model, tracer = mlp(), MemoryTracer()

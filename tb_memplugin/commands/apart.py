@@ -57,7 +57,7 @@ def go_apart() -> None:
         os.close(told)
         raise SystemExit(_Guard(child, heard, limit).wait())
     os.close(heard)
-    from tb_memplugin.sources.safe_pickle import still_unpickling
+    from tb_memplugin.sources.snapshot.safe_pickle import still_unpickling
 
     still_unpickling.set(lambda going_on: _tell(told, going_on))
 

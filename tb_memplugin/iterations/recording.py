@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tb_memplugin.sources.tracer import StorageRecording
+from tb_memplugin.sources.tracer.recording import StorageRecording
 from tb_memplugin.trace import Category, Phase
 
 

@@ -18,10 +18,10 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.iterations.recording import IterationRecording
 from tb_memplugin.iterations.weights import divided, named_weights, stretches
 from tb_memplugin.logs import instance_logger
-from tb_memplugin.sources.monitored_devices import counters_of
 from tb_memplugin.sources.passing_hooks import PassingHook
-from tb_memplugin.sources.step_counters import Counters, Reading
-from tb_memplugin.sources.tracer_mode import StorageMode
+from tb_memplugin.sources.steps.counters import Counters, Reading
+from tb_memplugin.sources.steps.devices import counters_of
+from tb_memplugin.sources.tracer.mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
 
 _NAMES_TOLD = 3

@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from tb_memplugin.analysis.breakdown import DIVISIONS
 from tb_memplugin.analysis.moment import moment
 from tb_memplugin.analysis.steps import step_stats
-from tb_memplugin.sources.profiler import trace_from_profile
-from tb_memplugin.sources.window import WindowRecorder, watch
+from tb_memplugin.sources.profiler.trace import trace_from_profile
+from tb_memplugin.sources.profiler.window import WindowRecorder, watch
 from tb_memplugin.trace import MemoryTrace, Phase
 from tests.training import MODELS
 

@@ -16,7 +16,7 @@ from tb_memplugin.iterations.console import show, size
 from tb_memplugin.iterations.csv_files import ITERATION_COLUMNS, WEIGHT_COLUMNS
 from tb_memplugin.iterations.figures import iteration_memory
 from tb_memplugin.iterations.watch import Seen
-from tb_memplugin.sources.step_counters import Reading
+from tb_memplugin.sources.steps.counters import Reading
 
 
 def quiet() -> Console:

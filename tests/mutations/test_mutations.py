@@ -18,7 +18,7 @@ from tb_memplugin.analysis.breakdown import breakdown
 from tb_memplugin.analysis.peak import peak
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.loading import load
-from tb_memplugin.sources.snapshot import trace_from_snapshot
+from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store.windows import write_window
 from tb_memplugin.trace import MemoryTrace
 from tests.mutations.damage import bytes_damaged, story_damaged

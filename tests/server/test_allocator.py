@@ -16,7 +16,7 @@ from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BIGGER
 from tests.server.tab import Tab
 from tests.snapshots import block, entries, segment, snapshot
-from tests.sources.test_snapshot_real import path_of, real
+from tests.sources.snapshot.test_real import path_of, real
 
 M = 1 << 20
 BASE = 16 * M

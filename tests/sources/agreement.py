@@ -20,7 +20,7 @@ from torch import nn
 from torch.profiler._memory_profiler import Action
 
 from tb_memplugin.analysis.steps import step_stats
-from tb_memplugin.sources.profiler_tree import NODE_PREFIX, OPTIMIZER_PREFIX
+from tb_memplugin.sources.profiler.tree import NODE_PREFIX, OPTIMIZER_PREFIX
 from tb_memplugin.trace import Category
 from tests.sources.untuned import MORE_UNTUNED
 from tests.training import CNN, MODELS, Transformer, train

@@ -1,0 +1,335 @@
+"""A profile and the allocator's history of the same window, as one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.sources.history.matching import Match, match_events
+from tb_memplugin.trace import (
+    Annotations,
+    Device,
+    Events,
+    Kind,
+    MemoryTrace,
+    Module,
+    OutOfMemory,
+    Segments,
+    StartState,
+)
+from tb_memplugin.trace.tables import EVENT_DTYPES, MODULE_MARK, START_DTYPES, Int64
+
+MOST_MISSING = 0.1
+"""With a larger share of a device's profiled events absent from its history, the two are not of one time."""
+
+HISTORY = " (allocator history)"
+"""What the name of a device ends with where its history is kept beside its profile."""
+
+SOURCE = "torch.profiler and allocator history"
+
+Key = TypeVar("Key")
+
+
+def merge_snapshot(profile_trace: MemoryTrace, snapshot_trace: MemoryTrace) -> MemoryTrace:
+    """One trace that knows what the profiler saw and what the allocator recorded meanwhile.
+
+    A device that both tell has the snapshot's events: requested bytes, requested and completed frees,
+    segments, stacks, streams, pools, annotations, out-of-memory entries, and the start state to the
+    byte. Allocs that the profile tells too get its module, operator, category, phase and label, its
+    time, its stacks where the history has none, and as `rounded` the bytes that the profiler counted: it
+    reports rounded block sizes, the history requested ones (torch: c10/cuda/CUDACachingAllocator.cpp).
+    Steps, phases and calls are the profile's. What contradicts, and what only one of the two knows, is
+    counted in the notes.
+
+    Where a device's history does not reach back to the profile's first event there, or more than
+    `MOST_MISSING` of the profile's events are not in it, both are kept: the profile as it was, and the
+    history as a device of its own, named with `HISTORY`; a note says why.
+
+    Args:
+        profile_trace: from torch.profiler; it has no segments or annotations.
+        snapshot_trace: of the same process, with entries from the profiled window alone.
+    """
+    pairs = [_pair(profile_trace, snapshot_trace, row) for row in range(len(snapshot_trace.devices))]
+    return _Merger(profile_trace, snapshot_trace, pairs).merged()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A device of the snapshot: its row there and in the profile (-1: not there), and how they match."""
+
+    row: int
+    profiled: int
+    match: Match
+    reason: str = ""
+    """Why the two cannot be one; empty where they can."""
+
+    @property
+    def is_merged(self) -> bool:
+        return self.profiled >= 0 and not self.reason
+
+
+def _pair(profile: MemoryTrace, snapshot: MemoryTrace, row: int) -> _Pair:
+    names = [device.name for device in profile.devices]
+    name = snapshot.devices[row].name
+    profiled = names.index(name) if name in names else -1
+    match = match_events(profile.events, profiled, snapshot.events, row)
+    missing, told = len(match.missing), len(match.missing) + len(match.profile)
+    reason = ""
+    if missing > MOST_MISSING * told:
+        reason = f"{missing:,} of {told:,} profiled events are not in it"
+    elif missing and (not len(match.profile) or match.missing[0] < match.profile[0]):
+        reason = "it does not reach back to the first profiled event (its oldest entries were overwritten)"
+    return _Pair(row, profiled, match, reason)
+
+
+class _Merger:
+    """Puts the columns of both traces together: rows of the profile first, then all of the snapshot's."""
+
+    def __init__(self, profile: MemoryTrace, snapshot: MemoryTrace, pairs: Sequence[_Pair]) -> None:
+        self.profile, self.snapshot, self.pairs = profile, snapshot, pairs
+        replaced = [pair.profiled for pair in pairs if pair.is_merged]
+        self.kept = np.flatnonzero(~np.isin(profile.events.device, replaced))
+        self.kept_start = np.flatnonzero(~np.isin(profile.start.device, replaced))
+        self.devices, self.device_of = self._devices()
+        keys = [module.key for module in profile.modules]
+        _, self.module_of = _table(keys, [module.key for module in snapshot.modules])
+        self.labels, self.label_of = _labels(profile.labels, snapshot.labels)
+        self.notes: list[str] = []
+
+    def merged(self) -> MemoryTrace:
+        stacks, stack_of = _table(self.profile.stacks, self.snapshot.stacks)
+        operators, operator_of = _table(self.profile.operators, self.snapshot.operators)
+        rows_of = {
+            "device": self.device_of,
+            "module": self.module_of,
+            "label": self.label_of,
+            "stack": stack_of,
+            "forward": stack_of,
+            "operator": operator_of,
+        }
+        events, place = self._events(rows_of)
+        return replace(
+            self.profile,
+            source=SOURCE,
+            events=events,
+            start=self._start(rows_of),
+            devices=self.devices,
+            operators=operators,
+            modules=self._modules(),
+            labels=self.labels,
+            stacks=stacks,
+            segments=_moved(self.snapshot.segments, self.device_of),
+            annotations=self._annotations(place),
+            annotation_names=self.snapshot.annotation_names,
+            streams=self.snapshot.streams,
+            pools=self.snapshot.pools,
+            contexts=self.snapshot.contexts,
+            ooms=tuple(self._ooms(place)),
+            notes=(*self.profile.notes, *self.snapshot.notes, *self._told(), *self.notes),
+            properties={**self.snapshot.properties, **self.profile.properties},
+        )
+
+    def _devices(self) -> tuple[tuple[Device, ...], Int64]:
+        """The table of devices, and the row in it of each of the snapshot's."""
+        devices, rows = list(self.profile.devices), []
+        for pair in self.pairs:
+            known = self.snapshot.devices[pair.row]
+            if pair.is_merged:
+                rows.append(pair.profiled)
+                devices[pair.profiled] = replace(
+                    devices[pair.profiled], reserved_at_start=known.reserved_at_start
+                )
+            else:
+                rows.append(len(devices))
+                devices.append(replace(known, name=known.name + HISTORY) if pair.reason else known)
+        return tuple(devices), np.array([*rows, -1], np.int64)
+
+    def _modules(self) -> tuple[Module, ...]:
+        modules = list(self.profile.modules)
+        for row, module in zip(self.module_of.tolist(), self.snapshot.modules, strict=False):
+            if row >= len(modules):
+                modules.append(replace(module, parent=int(self.module_of[module.parent])))
+        return tuple(modules)
+
+    def _events(self, rows_of: dict[str, Int64]) -> tuple[Events, Int64]:
+        """All events in time order, and the place in it of each of the snapshot's."""
+        told = _columns(self.snapshot.events, EVENT_DTYPES, rows_of)
+        for pair in self.pairs:
+            if pair.is_merged:
+                self._attribute(told, pair)
+            self._set_times(told, pair)
+        kept = {name: getattr(self.profile.events, name)[self.kept] for name in EVENT_DTYPES}
+        both = {name: np.concatenate((kept[name], told[name])) for name in EVENT_DTYPES}
+        order = np.argsort(both["time_ns"], kind="stable")
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return Events(**{name: column[order] for name, column in both.items()}), place[len(self.kept) :]
+
+    def _attribute(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+        """Give the snapshot's allocs what the profile knows of them, in place."""
+        events = self.profile.events
+        is_alloc = events.kind[pair.match.profile] == Kind.ALLOC
+        mine, theirs = pair.match.profile[is_alloc], pair.match.snapshot[is_alloc]
+        self._check(told, pair, mine, theirs)
+        for name in ("operator", "phase", "category"):
+            told[name][theirs] = getattr(events, name)[mine]
+        rounded = told["rounded"][theirs]
+        told["rounded"][theirs] = np.where(rounded >= 0, rounded, events.bytes[mine])
+        for name in ("stack", "forward"):  # Python's frames alone, where the history was kept without any
+            recorded = told[name][theirs]
+            told[name][theirs] = np.where(recorded >= 0, recorded, getattr(events, name)[mine])
+        label, module = events.label[mine], events.module[mine]
+        told["label"][theirs] = np.where(label >= 0, label, told["label"][theirs])
+        marked = self._is_module(told["module"][theirs]) & ~self._is_module(module)
+        told["module"][theirs] = np.where(marked, told["module"][theirs], module)
+
+    def _check(self, told: dict[str, np.ndarray], pair: _Pair, mine: Int64, theirs: Int64) -> None:
+        """Count what the two say differently of the same alloc."""
+        counted, rounded = self.profile.events.bytes[mine], told["rounded"][theirs]
+        module, marked = self.profile.events.module[mine], told["module"][theirs]
+        both = self._is_module(module) & self._is_module(marked)
+        faults = {
+            "allocs ask for more than the profiler counts for their block": counted < told["bytes"][theirs],
+            "allocs have another rounded size in the history; it keeps the history's": (rounded >= 0)
+            & (rounded != counted),
+            "allocs are marked with another module than the profile finds; it keeps the profile's": both
+            & (module != marked),
+        }
+        for what, wrong in faults.items():
+            if wrong.any():
+                self._note(pair, f"{int(np.count_nonzero(wrong)):,} {what}.")
+
+    def _set_times(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+        """The profile's clock for a device's history, with the order of its entries as it was."""
+        time, here = told["time_ns"], np.flatnonzero(self.snapshot.events.device == pair.row)
+        if pair.is_merged:
+            time[here] += pair.match.later_ns
+            time[pair.match.snapshot] = self.profile.events.time_ns[pair.match.profile]
+        time[here] = np.maximum.accumulate(time[here])
+
+    def _start(self, rows_of: dict[str, Int64]) -> StartState:
+        told = _columns(self.snapshot.start, START_DTYPES, rows_of)
+        for pair in self.pairs:
+            if pair.is_merged:
+                self._name_start(told, pair)
+                self._round_start(told, pair)
+        kept = {name: getattr(self.profile.start, name)[self.kept_start] for name in START_DTYPES}
+        return StartState(**{name: np.concatenate((kept[name], told[name])) for name in START_DTYPES})
+
+    def _name_start(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+        """Owners of what was alive at the start, by address, in place."""
+        start = self.profile.start
+        rows = np.flatnonzero((start.device == pair.profiled) & (start.address != 0))
+        here = np.flatnonzero(self.snapshot.start.device == pair.row)
+        _, mine, theirs = np.intersect1d(start.address[rows], told["address"][here], return_indices=True)
+        for name in ("category", "module", "label"):
+            told[name][here[theirs]] = getattr(start, name)[rows[mine]]
+        lost = np.setdiff1d(rows, rows[mine])
+        if len(lost):
+            size = int(start.bytes[lost].sum())
+            self._note(
+                pair,
+                f"{len(lost):,} blocks ({size:,} bytes) that the profile calls alive at the start are not "
+                "in the allocator's history; they are left out.",
+            )
+
+    def _round_start(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+        """Rounded sizes of blocks of the start that were freed in the window: the profiler counts them."""
+        here = np.flatnonzero(self.snapshot.start.device == pair.row)
+        touched = np.sort(np.concatenate((pair.match.snapshot, pair.match.unseen)))
+        address, first = np.unique(self.snapshot.events.address[touched], return_index=True)
+        counted = np.full(len(self.snapshot.events), -1, np.int64)
+        frees = self.profile.events.kind[pair.match.profile] != Kind.ALLOC
+        freed = pair.match.snapshot[frees]
+        counted[freed] = self.profile.events.bytes[pair.match.profile[frees]]
+        _, mine, ended = np.intersect1d(told["address"][here], address, return_indices=True)
+        size = counted[touched[first[ended]]]
+        open_rows = (size >= 0) & (told["rounded"][here[mine]] < 0)
+        told["rounded"][here[mine[open_rows]]] = size[open_rows]
+
+    def _annotations(self, place: Int64) -> Annotations:
+        told = self.snapshot.annotations
+        later = np.array([pair.match.later_ns if pair.is_merged else 0 for pair in self.pairs], np.int64)
+        time = told.time_ns + later[told.device] if len(told) else told.time_ns
+        order = np.argsort(time, kind="stable")
+        event = np.append(place, -1)[told.event]  # -1 takes the last
+        return Annotations(
+            time_ns=time[order],
+            name=told.name[order],
+            ends=told.ends[order],
+            device=self.device_of[told.device][order].astype(np.uint8),
+            event=event[order],
+        )
+
+    def _ooms(self, place: Int64) -> Iterator[OutOfMemory]:
+        yield from (replace(oom, event=int(place[oom.event])) for oom in self.snapshot.ooms)
+
+    def _told(self) -> Iterator[str]:
+        """What the reader should know of each device's two records."""
+        for pair in self.pairs:
+            name, match = self.snapshot.devices[pair.row].name, pair.match
+            if pair.reason:
+                yield (
+                    f"{name}: the allocator's history could not be joined with the profile: {pair.reason}. "
+                    f"Both are kept; the history is the device {name + HISTORY!r}."
+                )
+            elif pair.is_merged:
+                if len(match.missing):
+                    size = int(self.profile.events.bytes[match.missing].sum())
+                    yield (
+                        f"{name}: {len(match.missing):,} profiled events ({size:,} bytes) are not in the "
+                        "allocator's history."
+                    )
+                if len(match.unseen):
+                    yield (
+                        f"{name}: {len(match.unseen):,} allocs and frees are in the allocator's history "
+                        "alone: other threads made them, or they lie outside the profiled steps."
+                    )
+                if match.out_of_order:
+                    yield f"{name}: {match.out_of_order:,} events stand in another order in its history."
+
+    def _note(self, pair: _Pair, text: str) -> None:
+        self.notes.append(f"{self.snapshot.devices[pair.row].name}: {text}")
+
+    def _is_module(self, rows: np.ndarray) -> npt.NDArray[np.bool_]:
+        known = np.array([module.is_module for module in self._modules()] + [False])
+        is_module: npt.NDArray[np.bool_] = known[rows]
+        return is_module
+
+
+def _table(first: Sequence[Key], second: Sequence[Key]) -> tuple[tuple[Key, ...], Int64]:
+    """The keys of both, the first ones where they are, and the row of each of the second; -1 stays -1."""
+    rows = {key: row for row, key in reversed(list(enumerate(first)))}
+    added: list[Key] = []
+    for key in second:
+        if key not in rows:
+            rows[key] = len(first) + len(added)
+            added.append(key)
+    return (*first, *added), np.array([*(rows[key] for key in second), -1], np.int64)
+
+
+def _labels(first: Sequence[str], second: Sequence[str]) -> tuple[tuple[str, ...], Int64]:
+    """As `_table`, without the marks that name modules: the events have the modules themselves."""
+    kept = [label for label in second if not label.startswith(MODULE_MARK)]
+    labels, rows = _table(first, kept)
+    place = dict(zip(kept, rows.tolist(), strict=False))
+    return labels, np.array([*(place.get(label, -1) for label in second), -1], np.int64)
+
+
+def _columns(
+    table: Events | StartState, dtypes: dict[str, np.dtype[np.generic]], rows_of: dict[str, Int64]
+) -> dict[str, np.ndarray]:
+    """Copies of a table's columns, with the rows of other tables put as they are now."""
+    columns = {}
+    for name, dtype in dtypes.items():
+        column = getattr(table, name)
+        columns[name] = (rows_of[name][column] if name in rows_of else column).astype(dtype)
+    return columns
+
+
+def _moved(segments: Segments, device_of: Int64) -> Segments:
+    return replace(segments, device=device_of[segments.device].astype(np.uint8))

@@ -1,0 +1,190 @@
+"""A recorded window that also has the allocators' history, with the modules' names on allocations."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.sources.history.recording import SWITCH, Allocator, HistorySwitch, Snapshot, since
+from tb_memplugin.sources.modules import clean_name
+from tb_memplugin.sources.passing_hooks import PassingHook
+from tb_memplugin.sources.profiler.window import WindowRecorder
+from tb_memplugin.trace.tables import MODULE_MARK
+
+logger = logging.getLogger("tb_memplugin")
+
+MOST_ENTRIES = 1_000_000
+"""Entries that the history of one window may hold for each device: 2.5 an allocation."""
+
+
+class HistoryWindowRecorder(WindowRecorder):
+    """Records windows as `WindowRecorder` does, and what the allocators say meanwhile.
+
+    Args:
+        models, optimizers: as for `WindowRecorder`.
+        allocators: whose history to record.
+        switch: where they are switched on and off.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        allocators: Sequence[Allocator],
+        switch: HistorySwitch = SWITCH,
+    ) -> None:
+        super().__init__(models, optimizers)
+        self._allocators = tuple(allocators)
+        self._switch = switch
+        self._using: list[tuple[Allocator, bool]] = []
+        self._marks = ModuleMarks()
+        self._began_ns = 0
+        self._snapshots: list[tuple[str, Snapshot]] = []
+
+    def start(self) -> None:
+        """Begin a window: the histories first, so that they reach back to its first event. Never raises."""
+        self._snapshots = []
+        self._end_histories()
+        self._began_ns = time_ns()
+        problems = [problem for one in self._allocators if (problem := self._begin(one))]
+        super().start()
+        if self._window is not None:
+            self._window.problems += problems
+
+    def stop(self) -> None:
+        """End the window; then take the histories as they stand. Never raises."""
+        self._marks.stop()
+        super().stop()
+        for allocator, is_fresh in self._using:
+            try:
+                taken = allocator.snapshot()
+                self._snapshots.append(
+                    (allocator.device_type, taken if is_fresh else since(taken, self._began_ns))
+                )
+            except Exception as error:  # the training goes on, whatever happens to us
+                self._failed(f"taking the history of {allocator.device_type}", error)
+        self._end_histories()
+
+    def take_snapshots(self) -> list[tuple[str, Snapshot]]:
+        """The finished window's histories, once: (device type, snapshot) each."""
+        taken, self._snapshots = self._snapshots, []
+        return taken
+
+    def _begin(self, allocator: Allocator) -> str:
+        """Switch one history on; a sentence where that was not possible."""
+        if not allocator.is_in_use():
+            return (
+                f"No {allocator.device_type} device was in use when this window began, so its allocator's "
+                "history was not recorded. Put the model on the device before the profiler starts."
+            )
+        try:
+            self._using.append((allocator, self._switch.on(allocator, max_entries=MOST_ENTRIES)))
+            self._marks.start(allocator, self._alive_models())
+        except Exception as error:  # see stop
+            logger.debug("switching the allocator's history on failed", exc_info=error)
+            return (
+                f"The allocator's history of {allocator.device_type} could not be recorded "
+                f"({type(error).__name__}: {error})."
+            )
+        return ""
+
+    def _end_histories(self) -> None:
+        self._marks.stop()
+        while self._using:
+            allocator, _ = self._using.pop()
+            try:
+                self._switch.off(allocator)
+            except Exception as error:  # see stop
+                self._failed(f"switching the history of {allocator.device_type} off", error)
+
+
+def window_recorder(
+    models: Mapping[str, nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    allocators: Sequence[Allocator] = (),
+) -> WindowRecorder:
+    """A recorder of windows, with the histories of the allocators that are given."""
+    if not allocators:
+        return WindowRecorder(models, optimizers)
+    return HistoryWindowRecorder(models, optimizers, allocators)
+
+
+class ModuleMarks:
+    """Marks what each thread allocates with the module that it runs, by hooks that `stop` takes off.
+
+    Marks are the thread's own (torch: `user_metadata` is thread_local), so what the autograd thread
+    allocates has none: there the profile names the owner. Nothing is hooked below a compiled module, and
+    nothing in one that `Module.compile` compiled: hooks would be compiled with it.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        self._before: dict[tuple[int, str], tuple[Callable[[str], None], list[str]]] = {}
+
+    def start(self, allocator: Allocator, models: Mapping[str, nn.Module]) -> None:
+        """Hook every module that runs as Python code. Does nothing where the allocator takes no marks."""
+        if allocator.set_mark is None or allocator.mark is None:
+            return
+        seen: set[int] = set()
+        for prefix, model in models.items():
+            closed: list[str] = []
+            for name, module in model.named_modules(prefix=prefix):
+                if id(module) in seen or any(name.startswith(above) for above in closed):
+                    continue
+                seen.add(id(module))
+                if _is_compiled(module):
+                    closed.append(f"{name}." if name else "")
+                if not isinstance(module, torch.jit.ScriptModule) and not _compiles_its_hooks(module):
+                    self._hook(module, MODULE_MARK + clean_name(name), allocator)
+
+    def stop(self) -> None:
+        """Take all hooks off, and this thread's mark back to what it was. Safe to call twice.
+
+        Another thread that is inside a module at this moment keeps its mark: only it could change it.
+        """
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for (thread, _), (set_mark, before) in self._before.items():
+            if before and thread == threading.get_ident():
+                set_mark(before[0])
+        self._before.clear()
+
+    def _hook(self, module: nn.Module, mark: str, allocator: Allocator) -> None:
+        set_mark, current = allocator.set_mark, allocator.mark
+        assert set_mark is not None
+        assert current is not None
+        marks, kind, compiling = self._before, allocator.device_type, torch.compiler.is_compiling
+
+        def entered(*_: object) -> None:
+            if not compiling():
+                stack = marks.setdefault((threading.get_ident(), kind), (set_mark, []))[1]
+                stack.append(current())
+                set_mark(mark)
+
+        def left(*_: object) -> None:
+            if not compiling():
+                stack = marks.get((threading.get_ident(), kind), (set_mark, []))[1]
+                if stack:
+                    set_mark(stack.pop())
+
+        self._handles.append(module.register_forward_pre_hook(PassingHook(entered)))
+        self._handles.append(module.register_forward_hook(PassingHook(left), always_call=True))
+
+
+def _compiles_its_hooks(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether what lies below does not run as Python code: `torch.compile(module)` or `module.compile()`."""
+    dynamo = sys.modules.get("torch._dynamo")  # loading it takes seconds, and without it nothing is compiled
+    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    return wrapped or _compiles_its_hooks(module)

@@ -1,0 +1,1 @@
+"""Kineto's JSON traces, of any era."""

@@ -1,0 +1,218 @@
+"""The `[memory]` and `[OutOfMemory]` instants of a Kineto trace as columns, in time order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.by_size import addresses_by_size
+from tb_memplugin.sources.kineto.fields import Column, time_column, whole_column
+from tb_memplugin.trace.tables import Bool, Int64, UInt8, UInt64
+
+DEVICE_TYPES = [
+    *("cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan"),
+    *("metal", "xpu", "mps", "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuseone"),
+]
+"""By number, as c10/core/DeviceType.h has them."""
+
+DEVICE_NAME = re.compile(r"[a-z_]{1,32}(:\d{1,4})?")
+SHARED = "shared"
+"""Memory of tensors that processes share: reported like the CPU's, but counted nowhere."""
+
+MOST_BYTES = 1 << 62
+"""The sum of all sizes; beyond it running sums in 64 bits would wrap."""
+
+MOST_DEVICES = 256
+FIX = "Export the trace again with torch.profiler, or load a whole copy of the file."
+
+Written = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRows:
+    """Columns of one length, in time order.
+
+    `time_ns`: since the file's base time, or the epoch. `bytes`: signed, negative for frees; the request
+    that failed where `oom`. `total`, `reserved`: the allocator's counters after the row, -1 where not
+    told. `thread`: a row of the threads. `named`: the file tells the address; the others are made up.
+    `faults`: what made no sense, and how often.
+    """
+
+    time_ns: Int64
+    address: UInt64
+    bytes: Int64
+    total: Int64
+    reserved: Int64
+    device: UInt8
+    thread: Int64
+    oom: Bool
+    named: Bool
+    devices: tuple[str, ...]
+    faults: dict[str, int]
+
+
+class Threads:
+    """Threads of the trace (process and thread, of whichever type), each once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+
+    def rows(self, events: Sequence[Written]) -> Int64:
+        """The thread of each event: int64.
+
+        Looked up as texts, once a distinct pair: numbers can be chosen so that looking them up takes hours.
+        """
+        process, thread = [event.get("pid") for event in events], [event.get("tid") for event in events]
+        (of_process, whole_process), (of_thread, whole_thread) = whole_column(process), whole_column(thread)
+        if not (whole_process.all() and whole_thread.all()):
+            return np.array([self._row(*pair) for pair in zip(process, thread, strict=True)], np.int64)
+        pairs, pair = np.unique(np.stack((of_process, of_thread)), axis=1, return_inverse=True)
+        rows = [self._row(*found) for found in pairs.T.tolist()]
+        return np.array(rows, np.int64)[pair.reshape(-1)]
+
+    def _row(self, process: object, thread: object) -> int:
+        return self._rows.setdefault(f"{str(process)[:100]} {str(thread)[:100]}", len(self._rows))
+
+
+def read_memory(
+    written: Sequence[Written], ooms: Sequence[Written], threads: Threads, where: str
+) -> MemoryRows:
+    """The columns of a trace's memory events, sorted by (`ts`, event index).
+
+    Rows without a time, a size or a device are left out and counted.
+
+    Raises:
+        UnreadableFileError: more devices or bytes than there can be.
+    """
+    both = [*written, *ooms]
+    arguments: list[Written] = [found if type(found := event.get("args")) is dict else {} for event in both]
+    time, timed = time_column([event.get("ts") for event in both])
+    size, sized = whole_column([found.get("Bytes") for found in arguments])
+    device, devices = _devices(arguments, where)
+    index = _indices(arguments)
+    faults = {
+        "memory events tell no time; left out": int(np.count_nonzero(~timed)),
+        "memory events tell no size; left out": int(np.count_nonzero(timed & ~sized)),
+        "memory events tell no device; left out": int(np.count_nonzero(timed & sized & (device < 0))),
+    }
+    good = np.flatnonzero(timed & sized & (device >= 0))
+    order = good[np.lexsort((index[good], time[good]))]
+    if float(np.sum(np.abs(size[order].astype(np.float64)))) >= MOST_BYTES:
+        raise UnreadableFileError("The memory events sum to no possible size.", where=where, fix=FIX)
+    oom = (np.arange(len(both)) >= len(written))[order]
+    total = _counter(arguments, "Total Allocated")[order]
+    if (total >= 0).any():
+        count = int(np.count_nonzero((total < 0) & ~oom))
+        faults["memory events tell no total, or an impossible one; not held against it"] = count
+    address, named = whole_column([found.get("Addr") for found in arguments])
+    address, named = address[order], (named & (address != 0))[order]
+    device, devices = _shared_apart(device[order], devices, size[order], total, address, oom)
+    loose = np.flatnonzero(~named & ~oom)
+    address[loose] = addresses_by_size(device[loose], size[order][loose]).view(np.int64)
+    address[oom] = 0
+    return MemoryRows(
+        time_ns=time[order],
+        address=address.view(np.uint64),
+        bytes=size[order],
+        total=np.where(np.array([*devices, ""])[device] == SHARED, -1, total),
+        reserved=_counter(arguments, "Total Reserved")[order],
+        device=device.astype(np.uint8),
+        thread=threads.rows(both)[order],
+        oom=oom,
+        named=named | oom,
+        devices=devices,
+        faults=faults,
+    )
+
+
+def _indices(arguments: Sequence[Written]) -> Int64:
+    """The order in which the profiler saw events; -1 where not told."""
+    number, there = whole_column(
+        [found.get("Ev Idx", found.get("Profiler Event Index", -1)) for found in arguments]
+    )
+    return np.where(there, number, -1)
+
+
+def _counter(arguments: Sequence[Written], name: str) -> Int64:
+    number, there = whole_column([found.get(name) for found in arguments])
+    return np.where(there & (number >= 0) & (number < MOST_BYTES), number, -1)
+
+
+def _devices(arguments: Sequence[Written], where: str) -> tuple[Int64, tuple[str, ...]]:
+    """Each event's device as a row of their names, sorted; -1 where it tells none."""
+    kind, has_kind = _types(arguments)
+    number, has_number = whole_column([found.get("Device Id", -1) for found in arguments])
+    pairs, pair = np.unique(
+        np.stack((np.where(has_kind, kind, -1), np.where(has_number, number, -1))),
+        axis=1,
+        return_inverse=True,
+    )
+    names = [_name(*found) for found in pairs.T.tolist()]
+    name_of = [names[row] for row in pair.reshape(-1).tolist()]
+    for place in np.flatnonzero(~has_kind).tolist():
+        name_of[place] = _spelled(arguments[place])
+    devices = tuple(sorted(set(name_of) - {""}))
+    if len(devices) >= MOST_DEVICES:
+        raise UnreadableFileError(f"The trace has {len(devices)} devices.", where=where, fix=FIX)
+    rows = {name: row for row, name in enumerate(devices)}
+    return np.array([rows.get(name, -1) for name in name_of], np.int64), devices
+
+
+def _types(arguments: Sequence[Written]) -> Column:
+    kinds = {name: number for number, name in enumerate(DEVICE_TYPES)}
+    written = [found.get("Device Type") for found in arguments]
+    return whole_column([kinds.get(kind.lower(), kind) if type(kind) is str else kind for kind in written])
+
+
+def _name(kind: int, number: int) -> str:
+    """A device as torch spells it; empty for none."""
+    if kind < 0:
+        return ""
+    if kind == 0:
+        return "cpu"
+    spelled = DEVICE_TYPES[kind] if kind < len(DEVICE_TYPES) else f"device{kind}"
+    return f"{spelled}:{max(number, 0)}"
+
+
+def _spelled(arguments: Written) -> str:
+    """The device of old traces: its name, or its number, -1 for the CPU."""
+    device = arguments.get("Device")
+    if type(device) is int and -1 <= device < MOST_DEVICES:
+        return "cpu" if device < 0 else f"cuda:{device}"
+    if isinstance(device, str) and DEVICE_NAME.fullmatch(device.lower()):
+        name = device.lower().partition(":")[0]
+        return name if name == "cpu" else device.lower() if ":" in device else f"{name}:0"
+    return ""
+
+
+def _shared_apart(
+    device: Int64, devices: tuple[str, ...], size: Int64, total: Int64, address: Int64, oom: Bool
+) -> tuple[Int64, tuple[str, ...]]:
+    """Give memory that processes share a device of its own: c10's MapAllocator reports a total of 0."""
+    if "cpu" not in devices:
+        return device, devices
+    on_cpu = (device == devices.index("cpu")) & ~oom
+    suspects = np.flatnonzero(on_cpu & (total == 0))
+    regular = np.flatnonzero(on_cpu & (total > 0))
+    born = np.isin(address[suspects], address[suspects[size[suspects] > 0]])
+    shared = []
+    emptied = -1
+    place = np.searchsorted(regular, suspects) - 1
+    for event, last, is_born in zip(suspects.tolist(), place.tolist(), born.tolist(), strict=True):
+        before = int(total[regular[last]]) if last >= 0 and regular[last] > emptied else None
+        before = 0 if before is None and emptied >= 0 else before
+        came_to_zero = before is not None and before + int(size[event]) == 0
+        if size[event] < 0 and (came_to_zero or (before is None and not is_born)):
+            emptied = event
+        elif size[event]:
+            shared.append(event)
+    if not shared:
+        return device, devices
+    device = device.copy()
+    device[shared] = len(devices)
+    return device, (*devices, SHARED)

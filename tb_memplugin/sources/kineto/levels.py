@@ -1,0 +1,116 @@
+"""What was alive before a Kineto trace begins, so that every level is what the profiler counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.sources.kineto.events import SHARED, MemoryRows
+from tb_memplugin.trace import MemoryTrace, StartState, start_state
+from tb_memplugin.trace.replay import address_order
+from tb_memplugin.trace.tables import Int64, UInt64
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """One device at the trace's start: blocks that are freed in it, and the bytes of all the others.
+
+    `counted` is what the device's counter stood at, None where the file tells no counter. `others` is
+    negative where the blocks sum to more than that.
+    """
+
+    address: UInt64
+    bytes: Int64
+    counted: int | None
+
+    @property
+    def others(self) -> int:
+        """Bytes of blocks that are not told apart."""
+        return 0 if self.counted is None else self.counted - int(self.bytes.sum())
+
+
+def beginnings(memory: MemoryRows) -> list[Beginning]:
+    """The beginning of each device. A block whose first event is a free was alive before the trace."""
+    return [_beginning(memory, device) for device in range(len(memory.devices))]
+
+
+def _beginning(memory: MemoryRows, device: int) -> Beginning:
+    here = np.flatnonzero((memory.device == device) & ~memory.oom & (memory.bytes != 0))
+    size = memory.bytes[here]
+    order = address_order(memory.address[here])
+    address = memory.address[here][order]
+    first = order[np.concatenate(([True], address[1:] != address[:-1]))[: len(address)]]
+    freed = first[size[first] < 0]
+    return Beginning(memory.address[here][freed], -size[freed], _counted(memory, device))
+
+
+def _counted(memory: MemoryRows, device: int) -> int | None:
+    """The counter before the first event: `Total Allocated` less all bytes up to there."""
+    here = np.flatnonzero(memory.device == device)
+    told = np.flatnonzero(memory.total[here] >= 0)
+    if not len(told):
+        return None
+    moved = np.where(memory.oom[here], 0, memory.bytes[here])[: told[0] + 1]
+    return int(memory.total[here[told[0]]]) - int(moved.sum())
+
+
+def start_of(found: Sequence[Beginning], not_named: int) -> StartState:
+    """The start state: the blocks of each device, then a row without address for its other bytes."""
+    others = np.array([max(one.others, 0) for one in found], np.int64)
+    device = [np.full(len(one.address), row, np.uint8) for row, one in enumerate(found)]
+    rest = np.flatnonzero(others).astype(np.uint8)
+    blocks = np.concatenate([*(one.bytes for one in found), others[rest]])
+    return start_state(
+        blocks,
+        device=np.concatenate([*device, rest]),
+        address=np.concatenate([*(one.address for one in found), np.zeros(len(rest), np.uint64)]),
+        module=np.full(len(blocks), not_named, np.int32),
+    )
+
+
+def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Beginning]) -> Iterator[str]:
+    """What in a trace's levels is not exact, and by how much."""
+    for device, (name, one) in enumerate(zip(memory.devices, found, strict=True)):
+        here = np.flatnonzero(memory.device == device)
+        if not memory.named[here].all():
+            count = int(np.count_nonzero(~memory.named[here]))
+            yield (
+                f"{name}: {count:,} events tell no address (PyTorch before 1.10): which of several blocks of "
+                "one size was freed is not known; no sum depends on it."
+            )
+        if one.counted is None and name != SHARED:
+            yield (
+                f"{name}: the file tells no totals (PyTorch before 1.10): what was alive before it and is "
+                "not freed in it is missing from every level."
+            )
+        if one.others < 0:
+            yield (
+                f"{name}: the blocks that were alive before the first event sum to {-one.others:,} bytes "
+                "more than the profiler's counter."
+            )
+        if name == "cpu" and one.others > 0:
+            yield (
+                f"cpu: the counter stands at {one.counted:,} bytes when the trace begins. It counts "
+                "only while a profiler is on, and keeps what was freed in between: these bytes may be too "
+                "many, and what was allocated before any profiler was on is not in them."
+            )
+        yield from _disagreement(name, trace.live(device)[here + 1], memory.total[here])
+    if trace.allocations.unseen_frees:
+        yield (
+            f"{trace.allocations.unseen_frees:,} blocks were freed without an event; they count as freed "
+            "when their address was used again."
+        )
+    if len(trace.allocations.unmatched_frees):
+        yield f"{len(trace.allocations.unmatched_frees):,} frees are of blocks that were not alive; ignored."
+
+
+def _disagreement(name: str, live: Int64, total: Int64) -> Iterator[str]:
+    apart = np.where(total >= 0, np.abs(live - total), 0)
+    wrong = int(np.count_nonzero(apart))
+    if wrong:
+        yield (
+            f"{name}: after {wrong:,} of {len(live):,} events the live blocks do not sum to the profiler's "
+            f"own counter; they are up to {int(apart.max()):,} bytes apart."
+        )

@@ -1,0 +1,174 @@
+"""The operators, annotations and Python frames of a Kineto trace, and what encloses what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.sources.kineto.events import MemoryRows, Threads, Written
+from tb_memplugin.sources.kineto.fields import time_column, whole_column
+from tb_memplugin.trace.tables import Bool, Int64
+
+OPERATOR_CATEGORIES = ("cpu_op", "Operator")
+ANNOTATION_CATEGORIES = ("user_annotation",)
+FRAME_CATEGORIES = ("python_function", "Python function")
+CATEGORIES = (*OPERATOR_CATEGORIES, *ANNOTATION_CATEGORIES, *FRAME_CATEGORIES)
+"""The second of each is of old traces."""
+
+STEP_PREFIX = "ProfilerStep#"
+OPTIMIZER_PREFIX = "Optimizer.step#"
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+MODULE_PREFIX = "nn.Module: "
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What ran from when to when: columns of one length, parents before what they enclose.
+
+    `parent` is the row of the innermost range around it on its thread, -1 for none. The masks tell
+    operators, annotations, steps, Python frames, modules' frames, autograd nodes and optimizer steps
+    apart; frames are without modules, annotations without steps and optimizer steps with them.
+    `sequence` is the autograd sequence number of operators, -1 for none; `of_forward` marks those of
+    them that an autograd node does not carry over from another thread.
+    """
+
+    name: list[str]
+    start_ns: Int64
+    end_ns: Int64
+    thread: Int64
+    parent: Int64
+    operator: Bool
+    annotation: Bool
+    step: Bool
+    frame: Bool
+    module: Bool
+    node: Bool
+    optimizer: Bool
+    sequence: Int64
+    faults: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+def read_ranges(written: Sequence[Written], threads: Threads, memory: MemoryRows) -> tuple[Ranges, Int64]:
+    """The ranges of a trace, and for each memory row the innermost range around it, -1 for none."""
+    start, started = time_column([event.get("ts") for event in written])
+    length, lasting = time_column([event.get("dur", 0) for event in written])
+    named = np.array([type(event.get("name")) is str for event in written], bool)
+    good = started & lasting & (length >= 0) & named
+    thread = threads.rows(written)
+    rows = np.flatnonzero(good)
+    rows = rows[np.lexsort((_begun(written)[rows], -length[rows], start[rows], thread[rows]))]
+    start, end, thread = start[rows], (start + length)[rows], thread[rows]
+    kept = [written[row] for row in rows.tolist()]
+    parent, around = nested(start, end, thread, memory)
+    ranges = _told_apart(kept, start, end, thread, parent)
+    ranges.faults["operators and ranges tell no name or time; left out"] = len(good) - len(rows)
+    return ranges, around
+
+
+def _arguments(event: Written) -> Written:
+    found = event.get("args")
+    return found if type(found) is dict else {}
+
+
+def _begun(written: Sequence[Written]) -> Int64:
+    """The order in which ranges began, for those that share a time and length."""
+    found = [_arguments(event) for event in written]
+    number, there = whole_column([one.get("Ev Idx", one.get("Profiler Event Index", -1)) for one in found])
+    return np.where(there, number, -1)
+
+
+def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple[Int64, Int64]:
+    """Each range's parent, and the innermost range around each memory row: one sweep over time.
+
+    Innermost is what began last and has not ended. Times of old traces are whole microseconds, so
+    both edges belong to a range.
+    """
+    count = len(start)
+    times = np.concatenate((start, memory.time_ns))
+    threads = np.concatenate((thread, memory.thread))
+    later = np.arange(len(times)) >= count  # a memory row comes after the ranges that begin with it
+    order = np.lexsort((later, times, threads))
+    found = np.empty(len(times), np.int64)
+    inner = []
+    until = end.tolist()
+    open_rows: list[int] = []
+    last_thread = -1
+    for row, time, where in zip(order.tolist(), times[order].tolist(), threads[order].tolist(), strict=True):
+        if where != last_thread:
+            open_rows, last_thread = [], where
+        while open_rows and until[open_rows[-1]] < time:
+            open_rows.pop()
+        inner.append(open_rows[-1] if open_rows else -1)
+        if row < count:
+            open_rows.append(row)
+    found[order] = inner
+    return found[:count], found[count:]
+
+
+def _told_apart(kept: list[Written], start: Int64, end: Int64, thread: Int64, parent: Int64) -> Ranges:
+    names: list[str] = [event["name"] for event in kept]
+    categories: list[Any] = [event.get("cat") for event in kept]
+    operator = np.array([category in OPERATOR_CATEGORIES for category in categories], bool)
+    python = np.array([category in FRAME_CATEGORIES for category in categories], bool)
+    step = _prefixed(names, STEP_PREFIX) & ~python
+    optimizer = _prefixed(names, OPTIMIZER_PREFIX) & ~python
+    module = _prefixed(names, MODULE_PREFIX) & python
+    operator &= ~step & ~optimizer
+    sequence = np.full(len(kept), -1, np.int64)
+    rows = np.flatnonzero(operator)
+    number, there = whole_column([_arguments(kept[row]).get("Sequence number", -1) for row in rows.tolist()])
+    sequence[rows] = np.where(there, number, -1)
+    return Ranges(
+        name=names,
+        start_ns=start,
+        end_ns=end,
+        thread=thread,
+        parent=parent,
+        operator=operator,
+        annotation=~operator & ~python & ~step,
+        step=step,
+        frame=python & ~module,
+        module=module,
+        node=_prefixed(names, NODE_PREFIX) & operator,
+        optimizer=optimizer,
+        sequence=sequence,
+        faults={},
+    )
+
+
+def _prefixed(names: Sequence[str], prefix: str) -> Bool:
+    return np.array([name.startswith(prefix) for name in names], bool)
+
+
+def innermost(parent: Int64, wanted: Bool) -> Int64:
+    """For each range the innermost wanted one at or around it, -1 for none: int64.
+
+    By pointer doubling: as many passes as the depth has bits.
+    """
+    none = len(parent)
+    up = np.append(np.where(wanted, np.arange(none), np.where(parent < 0, none, parent)), none)
+    return _followed(up, none)
+
+
+def outermost(parent: Int64, wanted: Bool) -> Int64:
+    """For each range the outermost wanted one at or around it, -1 for none: int64."""
+    none = len(parent)
+    inner = np.append(innermost(parent, wanted), -1)
+    above = inner[np.where(parent < 0, none, parent)]  # the innermost wanted one around, not at
+    up = np.append(np.where(above >= 0, above, np.arange(none)), none)
+    top = np.append(_followed(up, none), -1)
+    return top[np.where(inner[:-1] < 0, none, inner[:-1])]
+
+
+def _followed(up: Int64, none: int) -> Int64:
+    while True:
+        further = up[up]
+        if np.array_equal(further, up):
+            return np.where(up[:-1] == none, -1, up[:-1])
+        up = further

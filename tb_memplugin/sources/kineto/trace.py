@@ -1,0 +1,210 @@
+"""Kineto traces (`*.pt.trace.json`) of any PyTorch as memory traces.
+
+Read: allocs and frees of every device with the profiler's counters, out-of-memory events, steps,
+operators, named ranges, Python frames and `nn.Module` frames. Not read: kernels and other work on devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.kineto.annotations import annotations_of
+from tb_memplugin.sources.kineto.events import FIX, MemoryRows, Threads, read_memory
+from tb_memplugin.sources.kineto.fields import LATEST_US, whole_column
+from tb_memplugin.sources.kineto.levels import Beginning, beginnings, notes_on_levels, start_of
+from tb_memplugin.sources.kineto.owners import Owned, owned
+from tb_memplugin.sources.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, read_ranges
+from tb_memplugin.sources.python_frames import note_on_cut
+from tb_memplugin.trace import (
+    Allocations,
+    Category,
+    Device,
+    Events,
+    Kind,
+    MemoryTrace,
+    Module,
+    OutOfMemory,
+    StartState,
+    Step,
+    events,
+)
+from tb_memplugin.trace.replay import pair
+from tb_memplugin.trace.tables import NOT_NAMED, UInt8
+
+SOURCE = "kineto"
+EPOCH_FROM_NS = 10**18
+"""Times at or after this (September 2001) count from the epoch already."""
+
+LONGEST_STEP_NUMBER = 9
+TOLD_PROPERTIES = (
+    "schemaVersion",
+    "record_shapes",
+    "profile_memory",
+    "with_stack",
+    "with_modules",
+    "with_flops",
+)
+RECORD = "Record it with torch.profiler.profile(profile_memory=True)."
+
+
+def trace_from_kineto(content: object, source: str) -> MemoryTrace:
+    """The memory trace in a Kineto trace that is in memory.
+
+    Events are in the order of (`ts`, event index). The start state of each device is such that the level
+    after every event is the file's `Total Allocated`; where it is not, a note says how often and how far.
+    What made no sense is left out and counted in notes.
+
+    Args:
+        content: the file's JSON: a dict with `traceEvents`, or the list of events alone.
+        source: where it is from, for messages.
+
+    Raises:
+        UnreadableFileError: it is no Kineto trace, holds no memory events, or numbers that cannot be.
+    """
+    written = content.get("traceEvents") if isinstance(content, dict) else content
+    if not isinstance(written, list):
+        raise UnreadableFileError("The file holds no list of traceEvents.", where=source, fix=FIX)
+    head: dict[str, Any] = content if isinstance(content, dict) else {}
+    happened = [event for event in written if type(event) is dict]
+    threads = Threads()
+    memory = read_memory(
+        [event for event in happened if event.get("name") == "[memory]"],
+        [event for event in happened if event.get("name") == "[OutOfMemory]"],
+        threads,
+        source,
+    )
+    if not len(memory.time_ns):
+        raise UnreadableFileError("The trace holds no memory events.", where=source, fix=RECORD)
+    ranges, around = read_ranges(
+        [event for event in happened if event.get("cat") in CATEGORIES and event.get("ph") == "X"],
+        threads,
+        memory,
+    )
+    base = _base(head, memory)
+    memory = replace(memory, time_ns=memory.time_ns + base)
+    ranges = replace(ranges, start_ns=ranges.start_ns + base, end_ns=ranges.end_ns + base)
+    steps = _steps(ranges)
+    found = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
+    beginning = beginnings(memory)
+    trace = _trace(memory, found, beginning, steps or (_window(memory),), _properties(head))
+    foreign = {"traceEvents are no objects; left out": len(written) - len(happened)}
+    annotations, names = annotations_of(ranges, len(trace.devices), trace.events)
+    trace = replace(trace, annotations=annotations, annotation_names=names)
+    notes = (
+        *_notes({**foreign, **memory.faults, **ranges.faults}, found, stepless=not steps),
+        *notes_on_levels(trace, memory, beginning),
+    )
+    return _noted(trace, notes)
+
+
+def _base(head: dict[str, Any], memory: MemoryRows) -> int:
+    """Epoch nanoseconds at which the file's times begin; 0 where they count from the epoch."""
+    number, there = whole_column([head.get("baseTimeNanoseconds")])
+    base = int(number[0])
+    usable = there[0] and 0 <= base < LATEST_US * 1_000 and memory.time_ns[0] < EPOCH_FROM_NS
+    return base if usable else 0
+
+
+def _steps(ranges: Ranges) -> tuple[Step, ...]:
+    """The profiled steps in time order; of several with one number, the first."""
+    found: dict[int, Step] = {}
+    rows = np.flatnonzero(ranges.step)
+    for row in rows[np.argsort(ranges.start_ns[rows], kind="stable")].tolist():
+        number = ranges.name[row].removeprefix(STEP_PREFIX)
+        if number.isascii() and number.isdigit() and len(number) <= LONGEST_STEP_NUMBER:
+            step = Step(int(number), int(ranges.start_ns[row]), int(ranges.end_ns[row]))
+            found.setdefault(step.number, step)
+    return tuple(found.values())
+
+
+def _window(memory: MemoryRows) -> Step:
+    return Step(0, int(memory.time_ns[0]), int(memory.time_ns[-1]) + 1)
+
+
+def _trace(
+    memory: MemoryRows,
+    found: Owned,
+    beginning: Sequence[Beginning],
+    steps: tuple[Step, ...],
+    properties: dict[str, str],
+) -> MemoryTrace:
+    modules = (*found.modules, Module(NOT_NAMED))
+    start = start_of(beginning, len(modules) - 1)
+    return MemoryTrace(
+        source=SOURCE,
+        events=_events(memory, found, start),
+        start=start,
+        devices=tuple(Device(name) for name in memory.devices),
+        steps=steps,
+        operators=found.operators,
+        modules=modules,
+        stacks=found.stacks,
+        phases=found.phases,
+        calls=found.calls,
+        ooms=tuple(
+            OutOfMemory(event, int(memory.bytes[event])) for event in np.flatnonzero(memory.oom).tolist()
+        ),
+        properties=properties,
+    )
+
+
+def _events(memory: MemoryRows, found: Owned, start: StartState) -> Events:
+    kind = np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED)
+    kind[memory.bytes == 0] = Kind.MARK
+    kind[memory.oom] = Kind.OOM
+    names = np.array([Device(name).has_reserved for name in memory.devices], bool)
+    columns = {
+        "kind": kind,
+        "device": memory.device,
+        "address": memory.address,
+        "bytes": np.abs(memory.bytes),
+        "operator": found.operator,
+        "module": found.module,
+        "stack": found.stack,
+        "phase": found.phase,
+        "reserved": np.where(names[memory.device], memory.reserved, -1),
+    }
+    bare = events(memory.time_ns, **columns)
+    return events(memory.time_ns, **columns, category=_categories(memory, found, pair(bare, start)))
+
+
+def _categories(memory: MemoryRows, found: Owned, blocks: Allocations) -> UInt8:
+    """Temporary is what an operator allocates and frees on its own thread before it ends."""
+    count = len(memory.bytes)
+    lived = np.flatnonzero((blocks.born >= 0) & (blocks.freed < count))
+    born, freed = blocks.born[lived], blocks.freed[lived]
+    inside = (
+        (memory.bytes[freed] < 0)
+        & (memory.thread[freed] == memory.thread[born])
+        & (memory.time_ns[freed] <= found.operator_end_ns[born])
+    )
+    category = np.full(count, Category.UNKNOWN, np.uint8)
+    category[born[inside]] = Category.TEMPORARY
+    return category
+
+
+def _properties(head: dict[str, Any]) -> dict[str, str]:
+    told = {name: head[name] for name in TOLD_PROPERTIES if type(head.get(name)) in (int, bool)}
+    return {name: str(value) for name, value in told.items() if abs(value) < 1 << 32}
+
+
+def _notes(faults: dict[str, int], found: Owned, *, stepless: bool) -> Iterator[str]:
+    yield from (f"{count:,} {what}." for what, count in faults.items() if count)
+    if stepless:
+        yield "The trace has no steps (no schedule, or no prof.step()): the whole window is shown as one."
+    if found.cut_stacks:
+        yield note_on_cut(found.cut_stacks)
+
+
+def _noted(trace: MemoryTrace, notes: tuple[str, ...]) -> MemoryTrace:
+    """The trace with its notes; what was derived from it so far is kept."""
+    told = replace(trace, notes=notes)
+    for name in ("allocations", "_live"):
+        if name in vars(trace):
+            vars(told)[name] = vars(trace)[name]
+    return told

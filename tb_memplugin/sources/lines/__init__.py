@@ -1,0 +1,1 @@
+"""The source line of every allocation, thread by thread."""

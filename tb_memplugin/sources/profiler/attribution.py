@@ -1,0 +1,282 @@
+"""Where each allocation was born: step's phase, operator, module. By time and by autograd, with numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.sources.phases import phase_at, phase_spans
+from tb_memplugin.sources.profiler.calls import Calls, by_thread, calls_from, crossings_from_spans
+from tb_memplugin.sources.profiler.memory_events import MemoryEvents
+from tb_memplugin.sources.profiler.node_owners import (
+    ForwardThreads,
+    node_modules,
+    thread_running,
+    unseen_threads,
+)
+from tb_memplugin.sources.profiler.tree import MODULE_PREFIX, NODE_PREFIX, ProfilerTree, Role
+from tb_memplugin.sources.profiler.window import Window
+from tb_memplugin.sources.tables import Names, Owners
+from tb_memplugin.trace import Module, Phase, Spans, Step
+from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Columns for the allocs of a window (not the frees), in time order, and the tables they point into.
+
+    `row` is the place of each alloc among the memory events. `operator_end_ns` is 0 where no operator
+    encloses the birth. `recomputing`: born in a module call that ran during backward. `unseen_calls` counts
+    module calls on threads that the profiler does not see.
+    """
+
+    row: Int64
+    phase: UInt8
+    operator: Int32
+    module: Int32
+    operator_end_ns: Int64
+    recomputing: Bool
+    operators: Names
+    owners: Owners
+    phases: Spans
+    calls: Spans
+    unseen_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """Operators outside autograd nodes and optimizer steps, in time order, with their sequence numbers.
+
+    `creates` marks those that made autograd nodes: the counter stood higher afterwards.
+    """
+
+    row: Int64
+    start_ns: Int64
+    end_ns: Int64
+    sequence: Int64
+    creates: Bool
+
+    def creator(self, sequence: Int64) -> Int64:
+        """The place (in these columns) of the operator that made each node, -1 if none did."""
+        makers = np.flatnonzero(self.creates)
+        place = np.searchsorted(self.sequence[makers], sequence, side="right") - 1
+        return np.where((sequence >= 0) & (place >= 0), np.append(makers, -1)[place], -1).astype(np.int64)
+
+
+def attribute(
+    tree: ProfilerTree,
+    memory: MemoryEvents,
+    window: Window,
+    logged: Logged,
+    steps: Sequence[Step],
+    made_by: ForwardThreads = dict,
+) -> Attribution:
+    """Attribute every alloc of a window.
+
+    Forward: the innermost module call at that time on that thread. Backward: the module whose call
+    held the autograd node's sequence number, or, during recomputation, the call that runs. What no
+    module owns goes to `outside:<operator>`, nodes to the operator that made them.
+    """
+    logged = logged if logged.hooked or not tree.ranges.get(Role.MODULE) else _from_frames(tree, window)
+    owners, hooked, threads = logged.owners, logged.hooked, logged.threads
+    calls = threads[window.thread]
+    main = main_thread(tree)
+    node_start, node_end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
+    operator_end = np.array(tree.operator_end, np.int64)
+    optimizer = _with(tree.range_spans(Role.OPTIMIZER), window.optimizer_steps)
+    forward = _forward_operators(tree, calls, hooked)
+    node_sequence = np.array(tree.node_sequence, np.int64)
+    maker = forward.creator(node_sequence)
+    node_module = (
+        node_modules(tree, threads, window.thread, main, made_by)
+        if hooked
+        else calls.module_of(_call_of_maker(calls, forward, maker))
+    )
+    root_node = np.array(tree.node_parent, np.int64) < 0
+    marks = _forward_marks(calls, forward)
+    step_starts = np.array([step.start_ns for step in steps], np.int64)
+    phases = phase_spans(marks, (node_start[root_node], node_end[root_node]), optimizer, step_starts)
+
+    row = np.flatnonzero(memory.bytes > 0)
+    time, operator, node, thread = (
+        memory.time_ns[row],
+        memory.operator[row],
+        memory.node[row],
+        memory.thread[row],
+    )
+    running, call_start = _running_calls(time, thread, main, window.thread, threads, tree)
+    in_node = node >= 0
+    recomputing = in_node & (running >= 0) & (call_start >= np.append(node_start, 0)[node])
+    module = np.where(in_node & ~recomputing, np.append(node_module, -1)[node], running)
+
+    operators = Names()
+    operator_id = np.append(operators.add_all(tree.operator_names), operators.add(NO_OPERATOR))
+    node_id = operators.add_all([name.removeprefix(NODE_PREFIX) for name in tree.node_names])
+    named = np.where((operator < 0) & in_node, np.append(node_id, 0)[node], operator_id[operator]).astype(
+        np.int32
+    )
+    outside_id = np.where(
+        in_node & ~recomputing, _node_names(forward, maker, operator_id, node_id)[node], named
+    )
+    phase = phase_at(phases, time)
+    phase[in_node & (phase != Phase.OPTIMIZER)] = Phase.BACKWARD
+    ends = np.where(
+        (operator < 0) & in_node, np.append(node_end, 0)[node], np.append(operator_end, 0)[operator]
+    )
+    return Attribution(
+        row=row,
+        phase=phase,
+        operator=named,
+        module=owners.with_outside(module, outside_id, operators),
+        operator_end_ns=ends,
+        recomputing=recomputing,
+        operators=operators,
+        owners=owners,
+        phases=phases,
+        calls=_call_spans(calls, phases, owners, node_module, node_start, node_end),
+        unseen_calls=sum(len(threads[ident]) for ident in unseen_threads(tree, threads, window.thread, main)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """The owners of bytes, and the module calls of each thread ident.
+
+    `hooked` is False where no model was given: then there are no calls, or those of Python frames.
+    """
+
+    owners: Owners
+    hooked: bool
+    threads: dict[int, Calls]
+
+    @classmethod
+    def of(cls, window: Window) -> Logged:
+        """The calls that the hooks logged during a window."""
+        logs = by_thread(window.crossings, window.thread)
+        calls = {ident: calls_from(log, window.stop_ns) for ident, log in logs.items()}
+        return cls(Owners(window.names.modules), window.has_models, calls)
+
+    def outer_calls(self, thread: int) -> tuple[list[int], list[int]]:
+        """Starts and ends of a thread's outermost calls."""
+        calls = self.threads[thread]
+        outer = calls.depth == 0
+        return calls.start_ns[outer].tolist(), calls.end_ns[outer].tolist()
+
+
+def _from_frames(tree: ProfilerTree, window: Window) -> Logged:
+    """The module calls of a profile with stacks but without a model, by their Python frames."""
+    frames = tree.ranges[Role.MODULE]
+    start = np.array([begin for _, begin, _ in frames], np.int64)
+    end = np.array([finish for _, _, finish in frames], np.int64)
+    modules, rows = _modules_from_frames([name for name, _, _ in frames], start, end)
+    log = crossings_from_spans(rows, start, end)
+    return Logged(Owners(modules), False, {window.thread: calls_from(log, window.stop_ns)})
+
+
+def _modules_from_frames(names: Sequence[str], start: Int64, end: Int64) -> tuple[list[Module], list[int]]:
+    """Name modules by how their Python frames nest: `TransformerLM_0.Block_1.Linear_5`."""
+    modules: list[Module] = []
+    row_of: dict[str, int] = {}
+    rows = [0] * len(names)
+    open_frames: list[tuple[int, int]] = []
+    for frame in np.lexsort((-end, start)).tolist():
+        while open_frames and open_frames[-1][0] <= start[frame]:
+            open_frames.pop()
+        parent = open_frames[-1][1] if open_frames else -1
+        name = names[frame].removeprefix(MODULE_PREFIX)
+        key = f"{modules[parent].key}.{name}" if parent >= 0 else name
+        if key not in row_of:
+            row_of[key] = len(modules)
+            modules.append(Module(key, parent, name.rpartition("_")[0] or name))
+        rows[frame] = row_of[key]
+        open_frames.append((int(end[frame]), rows[frame]))
+    return modules, rows
+
+
+def main_thread(tree: ProfilerTree) -> int:
+    """The profiler's number of the thread that runs the training loop: most operators outside nodes."""
+    threads = tree.thread_of(2)[np.array(tree.operator_node, np.int64) < 0]
+    if not len(threads):
+        return tree.threads[0][0]
+    found, count = np.unique(threads, return_counts=True)
+    return int(found[np.argmax(count)])
+
+
+def _forward_operators(tree: ProfilerTree, calls: Calls, hooked: bool) -> _Forward:
+    """Operators that no autograd node encloses, nor are an optimizer's own; if hooks ran, outside modules."""
+    sequence = np.array(tree.operator_sequence, np.int64)
+    row = np.flatnonzero(sequence > -2)
+    start, end = np.array(tree.operator_start, np.int64), np.array(tree.operator_end, np.int64)
+    row = row[np.argsort(start[row], kind="stable")]
+    sequence = sequence[row]
+    times = np.concatenate((start[row], calls.boundary_ns if hooked else calls.boundary_ns[:0]))
+    known = np.concatenate((sequence, calls.boundary_sequence if hooked else calls.boundary_sequence[:0]))
+    last = max(max(tree.node_sequence, default=-1) + 1, int(known.max(initial=-1)))
+    numbered = np.flatnonzero(known >= 0)
+    numbered = numbered[np.argsort(times[numbered], kind="stable")]
+    following = np.full(len(known), -1, np.int64)
+    following[numbered] = np.append(known[numbered[1:]], last)[: len(numbered)]
+    return _Forward(row, start[row], end[row], sequence, (following > known)[: len(row)] & (sequence >= 0))
+
+
+def _with(ranges: tuple[Int64, Int64], spans: Sequence[tuple[int, int]]) -> tuple[Int64, Int64]:
+    """The profiler's ranges, and what our hooks saw: a step in a hook of backward is no range of the tree."""
+    seen = np.array(spans, np.int64).reshape(-1, 2)
+    return np.concatenate((ranges[0], seen[:, 0])), np.concatenate((ranges[1], seen[:, 1]))
+
+
+def _call_of_maker(calls: Calls, forward: _Forward, maker: Int64) -> Int64:
+    started = np.append(forward.start_ns, 0)[maker]
+    return np.where(maker >= 0, calls.at(started), -1)
+
+
+def _forward_marks(calls: Calls, forward: _Forward) -> tuple[Int64, Int64]:
+    outer = calls.depth == 0
+    return (
+        np.concatenate((calls.start_ns[outer], forward.start_ns[forward.creates])),
+        np.concatenate((calls.end_ns[outer], forward.end_ns[forward.creates])),
+    )
+
+
+def _running_calls(
+    time: Int64,
+    thread: Int64,
+    main: int,
+    main_ident: int,
+    threads: dict[int, Calls],
+    tree: ProfilerTree,
+) -> tuple[Int64, Int64]:
+    """The module's row of the innermost call at each birth on its own thread, and when it was entered."""
+    module, entered = np.full(len(time), -1, np.int64), np.zeros(len(time), np.int64)
+    for ident, calls in threads.items():
+        if not len(calls):
+            continue
+        number = main if ident == main_ident else thread_running(calls, tree, main)
+        mine = np.flatnonzero(thread == number) if number is not None else np.empty(0, np.intp)
+        call = calls.at(time[mine])
+        module[mine] = calls.module_of(call)
+        entered[mine] = np.append(calls.start_ns, 0)[call]
+    return module, entered
+
+
+def _node_names(forward: _Forward, maker: Int64, operator_id: Int64, node_id: Int64) -> Int64:
+    """The operator by which a node outside all modules goes: the one that made it, else its own name."""
+    made_by = operator_id[np.append(forward.row, -1)[maker]]
+    return np.append(np.where(maker >= 0, made_by, node_id), 0)
+
+
+def _call_spans(
+    calls: Calls, phases: Spans, owners: Owners, node_module: Int64, node_start: Int64, node_end: Int64
+) -> Spans:
+    """Forward calls, and autograd nodes under the module that owns them, sorted by start."""
+    owned = np.flatnonzero(node_module >= 0)
+    start = np.concatenate((calls.start_ns, node_start[owned]))
+    order = np.argsort(start, kind="stable")
+    depth = np.concatenate((calls.depth, owners.depth()[node_module[owned]].astype(np.int32)))
+    name = np.concatenate((calls.row, node_module[owned].astype(np.int32)))
+    forward = np.where(phase_at(phases, calls.start_ns) == Phase.BACKWARD, Phase.BACKWARD, Phase.FORWARD)
+    phase = np.concatenate((forward.astype(np.uint8), np.full(len(owned), Phase.BACKWARD, np.uint8)))
+    end = np.concatenate((calls.end_ns, node_end[owned]))
+    return Spans(start[order], end[order], name[order], depth[order], phase[order])

@@ -1,0 +1,87 @@
+"""The allocator events of a profile as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch._C import _profiler
+
+from tb_memplugin.sources.profiler.tree import ProfilerTree, getter
+from tb_memplugin.trace.tables import Bool, Int64, UInt8, UInt64
+
+_get_reserved = getter(_profiler._ExtraFields_Allocation, "total_reserved")
+
+SHARED = "shared"
+"""The memory of tensors that processes share: the profiler reports it, but counts it nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """Allocs and frees in time order, columns of one length.
+
+    `bytes` is signed: negative for frees. `total` and `reserved` are the reporting allocator's
+    counters after the event; `reserved` is -1 on devices that keep none. `operator`, `node` and `frame`
+    are rows and keys of the tree, -1 for none; `thread` is the profiler's number.
+    """
+
+    time_ns: Int64
+    address: UInt64
+    bytes: Int64
+    total: Int64
+    reserved: Int64
+    device: UInt8
+    operator: Int64
+    node: Int64
+    frame: Int64
+    thread: Int64
+    devices: tuple[str, ...]
+
+
+def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
+    """The memory events that the walk found, sorted by time, with their devices told apart."""
+    columns = tree.memory_columns()
+    order = np.argsort(columns[0], kind="stable")
+    time, address, size, total, operator, node, frame = (column[order] for column in columns)
+    if tree.fields:
+        found, device = np.unique([str(fields.device) for fields in tree.fields], return_inverse=True)
+        devices, device = [str(name) for name in found], device[order]
+        reserved = np.fromiter(map(_get_reserved, tree.fields), np.int64, len(order))[order]
+    else:
+        devices, device = ["cpu"], np.zeros(len(order), np.int64)
+        reserved = np.full(len(order), -1, np.int64)
+    shared = _shared(address, size, total, np.array(devices)[device] == "cpu")
+    if shared.any():
+        devices.append(SHARED)
+        device[shared] = len(devices) - 1
+    reserved[np.array([name in ("cpu", SHARED) for name in devices])[device]] = -1
+    return MemoryEvents(
+        time,
+        address.view(np.uint64),
+        size,
+        total,
+        reserved,
+        device.astype(np.uint8),
+        operator,
+        node,
+        frame,
+        tree.thread_of(1)[order],
+        tuple(devices),
+    )
+
+
+def _shared(address: Int64, size: Int64, total: Int64, on_cpu: Bool) -> Bool:
+    """Mask of events in shared memory: they carry a total of 0 (c10's MapAllocator counts nothing)."""
+    suspect: Bool = on_cpu & (total == 0)
+    if not suspect.any():
+        return suspect
+    allocs: Bool = suspect & (size > 0)
+    frees: Bool = suspect & (size < 0)
+    regular = np.flatnonzero(on_cpu & ~suspect)
+    for event in np.flatnonzero(frees):
+        place = np.searchsorted(regular, event) - 1
+        before = int(total[regular[place]]) if place >= 0 else None
+        came_down_to_zero = before is not None and before + int(size[event]) == 0
+        if came_down_to_zero or (before is None and not np.isin(address[event], address[allocs])):
+            frees[event] = False
+    return allocs | frees

@@ -1,0 +1,94 @@
+"""Which module made each autograd node: by sequence numbers, which every thread counts for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.sources.profiler.calls import Calls
+from tb_memplugin.sources.profiler.tree import NODE_PREFIX, ProfilerTree
+from tb_memplugin.trace.tables import Int64
+
+ForwardThreads = Callable[[], Mapping[int, int]]
+"""Asks for the start (epoch ns) of each autograd node -> the profiler's number of the thread that made it."""
+
+
+def forward_threads(events: Iterable[Any]) -> dict[int, int]:
+    """The threads that made the autograd nodes.
+
+    Args:
+        events: `prof.profiler.kineto_results.events()`; the tree's events do not tell.
+    """
+    return {
+        event.start_ns(): event.fwd_thread_id()
+        for event in events
+        if event.fwd_thread_id() and event.name().startswith(NODE_PREFIX)
+    }
+
+
+def node_modules(
+    tree: ProfilerTree, threads: Mapping[int, Calls], first: int, first_number: int, ask: ForwardThreads
+) -> Int64:
+    """The module's row of each node of the tree: int64, -1 for none.
+
+    Each thread numbers the nodes that it makes: a number belongs to a call of the thread that made the
+    node. Most often only one thread calls modules, and then nobody is asked. Others do where a forward
+    runs in threads (`nn.DataParallel`), and where a checkpoint is recomputed in one of autograd's.
+
+    Args:
+        tree: what the walk found.
+        threads: the module calls of each thread ident.
+        first: the ident of the thread that started the profiler, and
+        first_number: the profiler's number of it.
+        ask: see `forward_threads`.
+    """
+    sequence = np.array(tree.node_sequence, np.int64)
+    found = _owning(threads[first], sequence)
+    others = {ident: calls for ident, calls in threads.items() if ident != first and len(calls)}
+    numbers = {ident: thread_running(calls, tree, first_number) for ident, calls in others.items()}
+    if not others or (None not in numbers.values() and not _in_another(tree, first_number)):
+        return found
+    told = ask()
+    made_by = np.array([told.get(start, first_number) for start in tree.node_start], np.int64)
+    for number in np.unique(made_by[made_by != first_number]).tolist():
+        mine = np.flatnonzero(made_by == number)
+        own = [ident for ident, seen in numbers.items() if seen == number]
+        unseen = [ident for ident, seen in numbers.items() if seen is None]
+        modules = [_owning(others[ident], sequence[mine]) for ident in own or unseen]
+        found[mine] = max(modules, key=lambda rows: int((rows >= 0).sum()), default=np.int64(-1))
+    return found
+
+
+def thread_running(calls: Calls, tree: ProfilerTree, first_number: int) -> int | None:
+    """The profiler's number of an autograd thread, from the node during which it called its first module.
+
+    None for threads that the profiler does not see. It is never the number of the first thread: what
+    that one is doing meanwhile has nothing to do with another's calls.
+    """
+    start, end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
+    number = tree.thread_of(3)
+    around = (start <= calls.start_ns[0]) & (calls.start_ns[0] < end) & (number != first_number)
+    return int(number[np.flatnonzero(around)[-1]]) if around.any() else None
+
+
+def unseen_threads(
+    tree: ProfilerTree, threads: Mapping[int, Calls], first: int, first_number: int
+) -> list[int]:
+    """The idents of threads that called modules, but whose memory the profiler does not report."""
+    return [
+        ident
+        for ident, calls in threads.items()
+        if ident != first and len(calls) and thread_running(calls, tree, first_number) is None
+    ]
+
+
+def _owning(calls: Calls, sequence: Int64) -> Int64:
+    return calls.module_of(calls.owning(sequence))
+
+
+def _in_another(tree: ProfilerTree, first_number: int) -> bool:
+    """Whether a node ran within another, on a thread that is not the first: what was made there ran there."""
+    nested = np.array(tree.node_parent, np.int64) >= 0
+    return bool(np.any(nested & (tree.thread_of(3) != first_number)))

@@ -1,0 +1,76 @@
+"""The call stacks of a profile's allocations: Python's, and in backward those of the forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.sources.profiler.memory_events import MemoryEvents
+from tb_memplugin.sources.profiler.tree import ProfilerTree
+from tb_memplugin.trace.tables import Bool, Int32, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledStacks:
+    """Columns for the allocs of a window, in time order: rows of `stacks`, -1 for none.
+
+    `stack` is the Python frames around the alloc; `forward`, for what an autograd node allocated, those
+    around the operator that made the node. Autograd's own threads (on GPUs) run no Python: what they
+    allocate goes by its forward's stack. `cut` counts stacks of which the outer frames are left out.
+    """
+
+    stack: Int32
+    forward: Int32
+    stacks: tuple[tuple[str, ...], ...]
+    cut: int
+
+
+def stacks_of(tree: ProfilerTree, memory: MemoryEvents, main: int) -> ProfiledStacks:
+    """The stacks of every alloc; none where the profile recorded no Python frames.
+
+    Args:
+        tree: what the walk found.
+        memory: its memory events, in time order.
+        main: the profiler's number of the thread that runs the forward.
+    """
+    row = np.flatnonzero(memory.bytes > 0)
+    forward = np.append(_frames_of_makers(tree, main), -1)[memory.node[row]]
+    around = memory.frame[row]
+    around = np.where(around < 0, forward, around)
+    rows, stacks, cut = tree.frames.stacks(np.concatenate((around, forward)))
+    return ProfiledStacks(rows[: len(row)], rows[len(row) :], stacks, cut)
+
+
+def _frames_of_makers(tree: ProfilerTree, main: int) -> Int64:
+    """The frame around the operator that made each autograd node, -1 where that is not known.
+
+    Autograd counts nodes on each thread. A node within another one (checkpointing that is reentrant)
+    was made on its own thread, all others by the forward.
+    """
+    found = np.full(len(tree.node_names), -1, np.int64)
+    thread, of_maker = tree.thread_of(3), tree.thread_of(4)
+    made_on = np.where(np.array(tree.node_parent, np.int64) < 0, main, thread)
+    for number in np.unique(made_on).tolist():
+        nodes = made_on == number
+        found[nodes] = _made_by(tree, of_maker == number, nodes)
+    return found
+
+
+def _made_by(tree: ProfilerTree, makers: Bool, nodes: Bool) -> Int64:
+    """The same for some nodes, by operators of one thread.
+
+    An operator carries the number that the thread's next node will have: it made those from its own up
+    to where the counter stood when the next operator began.
+    """
+    start, sequence, frame = (column[makers] for column in tree.maker_columns())
+    order = np.argsort(start, kind="stable")
+    start, sequence, frame = start[order], np.maximum.accumulate(sequence[order]), frame[order]
+    wanted = np.array(tree.node_sequence, np.int64)[nodes]
+    following = np.append(sequence[1:], np.max(wanted, initial=-1) + 1)[: len(sequence)]
+    some = following > sequence
+    start, sequence, frame = start[some], sequence[some], frame[some]
+    place = np.searchsorted(sequence, wanted, side="right") - 1
+    known = (wanted >= 0) & (place >= 0)
+    known &= np.append(start, 0)[place] <= np.array(tree.node_start, np.int64)[nodes]
+    return np.where(known, np.append(frame, -1)[place], -1)

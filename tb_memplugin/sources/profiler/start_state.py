@@ -1,0 +1,128 @@
+"""What was alive when the window began: by storage pointer, and where the allocator tells, by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.sources.profiler.memory_events import SHARED, MemoryEvents
+from tb_memplugin.sources.profiler.window import Window
+from tb_memplugin.sources.storages import Sighting
+from tb_memplugin.sources.tables import Names, Owners
+from tb_memplugin.trace import Category, StartState
+from tb_memplugin.trace import start_state as as_start_state
+from tb_memplugin.trace.replay import match_frees
+
+
+@dataclass(slots=True)
+class _Row:
+    device: int
+    address: int
+    bytes: int
+    category: Category = Category.UNKNOWN
+    module: int = -1
+    label: int = -1
+
+
+def start_state(
+    window: Window, memory: MemoryEvents, devices: Sequence[str], owners: Owners, labels: Names
+) -> tuple[StartState, list[str]]:
+    """The start state of every device, and notes on what in it is not exact.
+
+    On the CPU it is the storages of parameters, buffers, gradients and optimizer state: its counter
+    counts only while a profiler is on, so nothing else can be known; in memory that processes share,
+    also what is freed in the window. Elsewhere the counter is the
+    allocator's own, and the rows sum to it: blocks of the allocator where it lists them, else the
+    storages, the blocks that are freed in the window, and one row for the rest.
+
+    Args:
+        window: the record of the window.
+        memory: its events.
+        devices: names of all devices of the trace.
+        owners: the table of owners.
+        labels: receives the names of tensors.
+    """
+    rows: list[_Row] = []
+    notes: list[str] = []
+    for device, name in enumerate(devices):
+        seen = [sighting for sighting in window.start if sighting.device == name]
+        if name in ("cpu", SHARED):
+            mine = [_named(device, sighting, owners, labels) for sighting in seen]
+            if name == SHARED:
+                mine += _proven(device, memory, seen, owners)
+        else:
+            mine = _counted(device, name, seen, window, memory, owners, labels, notes)
+        rows += mine
+    return _columns(rows), notes
+
+
+def _named(device: int, seen: Sighting, owners: Owners, labels: Names, size: int | None = None) -> _Row:
+    module = seen.module if seen.module >= 0 else owners.not_named
+    return _Row(device, seen.address, size or seen.bytes, seen.category, module, labels.add(seen.label))
+
+
+def _counted(
+    device: int,
+    name: str,
+    seen: Sequence[Sighting],
+    window: Window,
+    memory: MemoryEvents,
+    owners: Owners,
+    labels: Names,
+    notes: list[str],
+) -> list[_Row]:
+    """The start state of a device whose counter is the allocator's own: it sums to the counter."""
+    here = np.flatnonzero(memory.device == device) if name in memory.devices else np.empty(0, np.intp)
+    blocks = [(address, size) for where, address, size in window.blocks if where == name]
+    base = (
+        int(memory.total[here[0]] - memory.bytes[here[0]]) if len(here) else sum(size for _, size in blocks)
+    )
+    owner = {sighting.address: sighting for sighting in seen}
+    if not blocks:
+        blocks = [(sighting.address, sighting.bytes) for sighting in seen]
+        blocks += _freed_later(memory, here, {address for address, _ in blocks})
+    rows = [
+        _named(device, owner[address], owners, labels, size)
+        if address in owner
+        else _Row(device, address, size, module=owners.not_named)
+        for address, size in blocks
+    ]
+    rest = base - sum(row.bytes for row in rows)
+    if rest > 0:
+        rows.append(_Row(device, 0, rest, module=owners.not_named))
+    elif rest < 0:
+        notes.append(
+            f"{name}: the blocks alive at the window's start sum to {-rest:,} bytes more than the "
+            "allocator's counter at the first event: memory was freed in between."
+        )
+    return rows
+
+
+def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners: Owners) -> list[_Row]:
+    """Blocks of shared memory that are freed in the window: their sizes are reported exactly."""
+    if SHARED not in memory.devices:
+        return []
+    here = np.flatnonzero(memory.device == device)
+    freed = _freed_later(memory, here, {sighting.address for sighting in seen})
+    return [_Row(device, address, size, module=owners.not_named) for address, size in freed]
+
+
+def _freed_later(memory: MemoryEvents, here: np.ndarray, known: set[int]) -> list[tuple[int, int]]:
+    """Blocks that are freed in the window although nothing allocated them: alive at its start, proven."""
+    address, size = memory.address[here], memory.bytes[here]
+    unmatched = match_frees(address, memory.device[here], size > 0)[2]
+    freed = zip(address[unmatched].tolist(), (-size[unmatched]).tolist(), strict=True)
+    return [(where, count) for where, count in freed if where not in known]
+
+
+def _columns(rows: Sequence[_Row]) -> StartState:
+    return as_start_state(
+        [row.bytes for row in rows],
+        device=[row.device for row in rows],
+        address=[row.address for row in rows],
+        category=[row.category for row in rows],
+        module=[row.module for row in rows],
+        label=[row.label for row in rows],
+    )

@@ -1,0 +1,229 @@
+"""From a finished torch.profiler window to a `MemoryTrace`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.sources.categories import Born, by_lifetime, match_sightings, workspaces
+from tb_memplugin.sources.profiler.attribution import Attribution, Logged, attribute, main_thread
+from tb_memplugin.sources.profiler.dtypes import dtype_properties
+from tb_memplugin.sources.profiler.memory_events import MemoryEvents, read_memory_events
+from tb_memplugin.sources.profiler.node_owners import forward_threads
+from tb_memplugin.sources.profiler.optimizer_order import temporaries_in_order
+from tb_memplugin.sources.profiler.stacks import ProfiledStacks, stacks_of
+from tb_memplugin.sources.profiler.start_state import start_state
+from tb_memplugin.sources.profiler.tree import STEP_PREFIX, ProfilerTree, Role, walk
+from tb_memplugin.sources.profiler.window import Window
+from tb_memplugin.sources.python_frames import note_on_cut
+from tb_memplugin.sources.tables import Names
+from tb_memplugin.trace import Category, Device, Events, Kind, MemoryTrace, Phase, StartState, Step, events
+from tb_memplugin.trace.replay import Allocations, pair
+from tb_memplugin.trace.tables import Bool, Int32
+
+
+def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int = 0) -> MemoryTrace:
+    """Everything that a profile and the record of its window say about memory.
+
+    Reads the profile's event tree and leaves the profile as it is: other handlers can export it.
+
+    Args:
+        prof: a profile whose window has just ended (as `on_trace_ready` gets it).
+        window: the record of the same window.
+        number: the step's number where the profile has no steps.
+
+    Raises:
+        NotRecordedError: the profile holds no memory events.
+    """
+    results = getattr(prof.profiler, "kineto_results", None)
+    if results is None:
+        raise NotRecordedError(
+            "The profile has no results.", where="torch.profiler.profile", fix="Stop it first."
+        )
+    logged = Logged.of(window)
+    tree = walk(
+        results.experimental_event_tree(),
+        module_entries=[time for time, row, _, _ in window.crossings if row >= 0],
+        outer_calls=logged.outer_calls(window.thread),
+        keep_fields=torch.accelerator.is_available(),
+        with_stack=bool(getattr(prof, "with_stack", False)),
+    )
+    if not tree.memory:
+        raise NotRecordedError(
+            "The profile holds no memory events, so nothing was written.",
+            where="torch.profiler.profile(...)",
+            fix="Pass profile_memory=True, and let a profiled step allocate something.",
+        )
+    memory = read_memory_events(tree)
+    steps = _steps(tree, window, number)
+    found = attribute(tree, memory, window, logged, steps, lambda: forward_threads(results.events()))
+    devices = _all_devices(memory, window)
+    labels = Names()
+    start, notes = start_state(window, memory, devices, found.owners, labels)
+    called = stacks_of(tree, memory, main_thread(tree))
+    bare = _with_deaths(_bare_events(memory, found, called), window, devices)
+    blocks = pair(bare, start)
+    full = _categorised(bare, blocks, start, found, window, devices, labels)
+    return MemoryTrace(
+        source="torch.profiler",
+        events=full,
+        start=start,
+        devices=tuple(_device(name) for name in devices),
+        steps=steps,
+        operators=found.operators.as_tuple(),
+        modules=found.owners.as_tuple(),
+        labels=labels.as_tuple(),
+        stacks=called.stacks,
+        phases=found.phases,
+        calls=found.calls,
+        notes=(*window.problems, *notes, *_notes(blocks, full, tree, called, found.unseen_calls)),
+        properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
+    )
+
+
+def _steps(tree: ProfilerTree, window: Window, number: int) -> tuple[Step, ...]:
+    found = tree.ranges.get(Role.STEP)
+    if not found:
+        return (Step(number, window.start_ns, window.stop_ns),)
+    steps = (Step(int(name.removeprefix(STEP_PREFIX)), start, end) for name, start, end in found)
+    return tuple(sorted(steps, key=lambda step: step.start_ns))
+
+
+def _all_devices(memory: MemoryEvents, window: Window) -> tuple[str, ...]:
+    """Devices with events first (rows of `memory.device` point to them), then those with storages alone."""
+    quiet = sorted({seen.device for seen in window.start} - set(memory.devices))
+    return (*memory.devices, *quiet)
+
+
+def _bare_events(memory: MemoryEvents, found: Attribution, called: ProfiledStacks) -> Events:
+    """The profiler's own events, allocs with their attribution and stacks, no categories yet."""
+    none = np.full(len(memory.bytes), -1, np.int32)
+    phase = np.zeros(len(none), np.uint8)
+    operator, module, stack, forward = (none.copy() for _ in range(4))
+    phase[found.row], operator[found.row], module[found.row] = found.phase, found.operator, found.module
+    stack[found.row], forward[found.row] = called.stack, called.forward
+    return events(
+        memory.time_ns,
+        kind=np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED),
+        device=memory.device,
+        address=memory.address,
+        bytes=np.abs(memory.bytes),
+        operator=operator,
+        module=module,
+        stack=stack,
+        forward=forward,
+        phase=phase,
+        reserved=memory.reserved,
+    )
+
+
+def _with_deaths(bare: Events, window: Window, devices: tuple[str, ...]) -> Events:
+    """Add the deaths of start-state storages, each before the profiler's own word of it."""
+    if not window.died:
+        return bare
+    time = np.array([when for when, _ in window.died], np.int64)
+    seen = [window.start[row] for _, row in window.died]
+    deaths = events(
+        time,
+        kind=np.full(len(time), Kind.STORAGE_FREE),
+        device=[devices.index(sighting.device) for sighting in seen],
+        address=np.array([sighting.address for sighting in seen], np.uint64),
+        bytes=[sighting.bytes for sighting in seen],
+    )
+    order = np.argsort(np.concatenate((time, bare.time_ns)), kind="stable")
+    columns = {
+        name: np.concatenate((getattr(deaths, name), getattr(bare, name)))[order] for name in Events.__slots__
+    }
+    return Events(**columns)
+
+
+def _categorised(
+    bare: Events,
+    blocks: Allocations,
+    start: StartState,
+    found: Attribution,
+    window: Window,
+    devices: tuple[str, ...],
+    labels: Names,
+) -> Events:
+    """Fill in category and label, by identity first, then by lifetime; and the optimizer's owners."""
+    fresh = slice(len(start), None)
+    forever = np.iinfo(np.int64).max
+    rows = blocks.born[fresh]
+    born = Born(
+        time_ns=bare.time_ns[rows],
+        freed_ns=np.append(bare.time_ns, forever)[blocks.freed[fresh]],
+        device=blocks.device[fresh],
+        bytes=blocks.bytes[fresh],
+        phase=bare.phase[rows],
+        operator=bare.operator[rows],
+        operator_end_ns=found.operator_end_ns,
+        recomputing=found.recomputing,
+    )
+    names = found.operators.as_tuple()
+    category = by_lifetime(born, found.phases, names, knows_optimizer=bool(window.parameter_bytes))
+    category[workspaces(born, devices, names, window.stop_ns)] = Category.WORKSPACE
+    label = np.full(len(rows), -1, np.int32)
+    module = bare.module[rows].copy()
+    matched = match_sightings(window.sightings, devices, blocks, bare.time_ns) - len(start)
+    loose = ~found.owners.is_module(module)
+    for row, seen in zip(matched.tolist(), window.sightings, strict=True):
+        if row >= 0:
+            category[row], label[row] = seen.category, labels.add(seen.label)
+            if loose[row] and seen.module >= 0:
+                module[row] = seen.module
+    _own_temporaries(module, born, found, window, ~found.owners.is_module(module))
+    columns = {name: getattr(bare, name) for name in Events.__slots__}
+    columns["category"], columns["label"] = columns["category"].copy(), columns["label"].copy()
+    columns["module"] = columns["module"].copy()
+    columns["category"][rows], columns["label"][rows], columns["module"][rows] = category, label, module
+    return Events(**columns)
+
+
+def _own_temporaries(module: Int32, born: Born, found: Attribution, window: Window, loose: Bool) -> None:
+    """Owners of an optimizer's temporaries, in place."""
+    inside = found.phases.phase == Phase.OPTIMIZER
+    for begin, end in zip(found.phases.start_ns[inside], found.phases.end_ns[inside], strict=True):
+        mine = np.flatnonzero((born.time_ns >= begin) & (born.time_ns < end) & loose)
+        for parameters in window.parameter_bytes:
+            owner = temporaries_in_order(born.bytes[mine], born.operator[mine], parameters)
+            module[mine[owner >= 0]] = owner[owner >= 0]
+
+
+def _notes(
+    blocks: Allocations, full: Events, tree: ProfilerTree, called: ProfiledStacks, unseen_calls: int
+) -> list[str]:
+    notes = []
+    reported = blocks.unmatched_frees[full.kind[blocks.unmatched_frees] == Kind.FREE_COMPLETED]
+    if len(reported):
+        size = int(full.bytes[reported].sum())
+        notes.append(
+            f"{len(reported):,} blocks that were alive before the window were freed in it, with {size:,} "
+            "bytes by the profiler's count; they belong to no parameter, buffer, gradient or optimizer "
+            "state, and are not in the curve."
+        )
+    if blocks.unseen_frees:
+        notes.append(
+            f"{blocks.unseen_frees:,} blocks were freed on a thread that the profiler does not see; "
+            "they count as freed when their address was used again."
+        )
+    if unseen_calls:
+        notes.append(
+            f"{unseen_calls:,} module calls ran on threads that the profiler does not see: what they "
+            "allocated is not in the curve."
+        )
+    if called.cut:
+        notes.append(note_on_cut(called.cut))
+    if Role.STEP not in tree.ranges:
+        notes.append(
+            "The profile has no steps (no schedule, or no prof.step()): the whole window is shown as one."
+        )
+    return notes
+
+
+def _device(name: str) -> Device:
+    if name.startswith("cuda") and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(name)
+        return Device(name, int(properties.total_memory), str(properties.name))
+    return Device(name)

@@ -1,0 +1,186 @@
+"""The final state in a memory snapshot: reserved bytes and live blocks of every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.sources.snapshot.entries import MOST_BYTES
+from tb_memplugin.sources.snapshot.numbers import addresses, whole_numbers
+from tb_memplugin.sources.snapshot.tables import Tables
+from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
+
+LIVE_STATES = frozenset({"active_allocated", "active_pending_free", "active_awaiting_free"})
+"""A block whose free waits for another stream is still live. The third is in PyTorch's docstring only."""
+
+HIGHEST_DEVICE = 1 << 16
+"""A device of a higher number is none."""
+
+STATES = LIVE_STATES | {"inactive"}
+
+
+@dataclass(frozen=True, slots=True)
+class FinalSegments:
+    """The segments of one device when the snapshot was taken; `stream` and `pool` are rows, -1 if none."""
+
+    address: UInt64
+    bytes: Int64
+    stream: Int32
+    pool: Int32
+    expandable: UInt8
+
+
+@dataclass(frozen=True, slots=True)
+class FinalState:
+    """One device when the snapshot was taken.
+
+    `reserved`: bytes, the sum of all segments' `total_size`. The columns describe the live blocks:
+    `bytes` are REQUESTED, `rounded` what the allocator set aside; `pending` ones wait for a stream;
+    `stack` is where they were allocated, `stream` and `pool` are their segment's.
+    `faults`: what made no sense, and how often.
+    """
+
+    reserved: int
+    segments: FinalSegments
+    address: UInt64
+    bytes: Int64
+    rounded: Int64
+    pending: UInt8
+    stack: Int32
+    stream: Int32
+    pool: Int32
+    faults: dict[str, int]
+
+
+@dataclass(slots=True)
+class _Device:
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    address: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
+    rounded: list[int] = field(default_factory=list)
+    pending: list[bool] = field(default_factory=list)
+    frames: list[Any] = field(default_factory=list)
+    segment: list[int] = field(default_factory=list)
+    disagree: int = 0
+    without_request: int = 0
+    foreign_states: int = 0
+
+
+def no_state() -> FinalState:
+    """The final state of a device without segments."""
+    return _columns(_Device(), Tables())
+
+
+def final_states(segments: Sequence[dict[str, Any]], tables: Tables) -> dict[int, FinalState]:
+    """The final state of each device that has segments.
+
+    Blocks of old eras have no address: they lie in the segment one behind the other, without gaps.
+    Where no requested size is told (PyTorch before 2.0), the newest `history` entry has it as
+    `real_size`; where that is absent too, the rounded size stands in and is counted as a fault.
+
+    Args:
+        segments: as PyTorch writes them (schema: docstring of `torch.cuda.memory._snapshot`).
+        tables: receives the blocks' stacks, streams and pools.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is absent or of a wrong type.
+    """
+    shared = len(segments) - len({id(segment["blocks"]) for segment in segments if segment["blocks"]})
+    if shared > sum(not segment["blocks"] for segment in segments):
+        raise ValueError("segments share one list of blocks")
+    devices: dict[int, _Device] = {}
+    for segment in segments:
+        number = segment["device"]
+        if type(number) is not int or not 0 <= number < HIGHEST_DEVICE:
+            told = number if type(number) is int and abs(number) < MOST_BYTES else type(number).__name__
+            raise ValueError(f"the device of a segment is {told!r}")
+        _add(devices.setdefault(number, _Device()), segment)
+    return {number: _columns(device, tables) for number, device in sorted(devices.items())}
+
+
+def _add(device: _Device, segment: dict[str, Any]) -> None:
+    at: int = segment["address"]
+    before = len(device.requested)
+    for block in segment["blocks"]:
+        at = block.get("address", at)
+        state, size = block["state"], block["size"]
+        if type(state) is not str:
+            raise TypeError(f"the state of a block is {type(state).__name__}")
+        if state in LIVE_STATES:
+            device.address.append(at)
+            device.rounded.append(size)
+            device.requested.append(_requested(device, block))
+            device.pending.append(state != "active_allocated")
+            device.frames.append(_frames(block))
+            device.segment.append(len(device.segments))
+        elif state not in STATES:
+            device.foreign_states += 1
+        at += size
+    device.segments.append(segment)
+    told = segment.get("requested_size")
+    device.disagree += told is not None and told != sum(device.requested[before:])
+
+
+def _requested(device: _Device, block: dict[str, Any]) -> int:
+    size = block.get("requested_size")
+    if size is None and block.get("history"):
+        size = block["history"][0].get("real_size")
+    if size is None:
+        device.without_request += 1
+        size = block["size"]
+    return int(size) if type(size) is int else size  # another type is refused with the whole column
+
+
+def _frames(block: dict[str, Any]) -> Any:
+    history = block.get("history")
+    return history[0].get("frames") if history else block.get("frames")
+
+
+def _columns(device: _Device, tables: Tables) -> FinalState:
+    address, size = addresses(device.address), whole_numbers(device.requested)
+    rounded = whole_numbers(device.rounded)
+    segments = _segments(device.segments, tables)
+    reserved = sum(segments.bytes.tolist())
+    total = float(np.sum(np.abs(size), dtype=np.float64))
+    if bool((segments.bytes < 0).any()) or reserved >= MOST_BYTES or total >= MOST_BYTES:
+        raise OverflowError("the segments sum to no possible size")
+    order = np.argsort(address)
+    # Addresses are compared by distance: a sum near 2**64 would wrap.
+    gap = np.diff(address[order])
+    overlap = gap < np.maximum(rounded[order][:-1], 0).astype(np.uint64)
+    faults = {
+        "live blocks have a negative size; counted as 0": int(np.count_nonzero(size < 0)),
+        "live blocks overlap": int(np.count_nonzero(overlap)),
+        "live blocks are larger than what the allocator set aside for them": int(
+            np.count_nonzero(size > rounded)
+        ),
+        "segments do not tell the sum of their blocks' requested sizes": device.disagree,
+        "blocks are in an unknown state; taken as free": device.foreign_states,
+        "live blocks tell no requested size; their rounded size is used": device.without_request,
+    }
+    owner = np.asarray(device.segment, np.int64)
+    return FinalState(
+        reserved=reserved,
+        segments=segments,
+        address=address,
+        bytes=np.maximum(size, 0),
+        rounded=np.maximum(rounded, 0),
+        pending=np.asarray(device.pending, np.uint8),
+        stack=tables.stacks.rows(device.frames),
+        stream=segments.stream[owner],
+        pool=segments.pool[owner],
+        faults=faults,
+    )
+
+
+def _segments(segments: list[dict[str, Any]], tables: Tables) -> FinalSegments:
+    return FinalSegments(
+        address=addresses([segment["address"] for segment in segments]),
+        bytes=whole_numbers([segment["total_size"] for segment in segments]),
+        stream=tables.stream_rows([segment.get("stream") for segment in segments]),
+        pool=tables.pool_rows([segment.get("segment_pool_id") for segment in segments]),
+        expandable=np.asarray([bool(segment.get("is_expandable")) for segment in segments], np.uint8),
+    )

@@ -1,0 +1,279 @@
+"""What the blocks of a snapshot are for, and in which phase they were born.
+
+Labels (`user_metadata`) come first, then what frames name exactly, then the phase: from frames, else from
+annotations such as `Optimizer.step#AdamW.step`. Within a phase a block's lifetime tells, as in
+`categories.by_lifetime`; last of all, the sizes of others. What nothing tells stays unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tb_memplugin.sources.snapshot.frame_marks import Mark, judged, mark_of
+from tb_memplugin.sources.snapshot.same_sizes import by_sizes
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
+from tb_memplugin.trace.frames import distinct, read_frame
+from tb_memplugin.trace.tables import Bool, Int64, UInt8
+
+_LABEL_WORDS = {
+    "parameter": Category.PARAMETER,
+    "parameters": Category.PARAMETER,
+    "param": Category.PARAMETER,
+    "params": Category.PARAMETER,
+    "weight": Category.PARAMETER,
+    "weights": Category.PARAMETER,
+    "buffer": Category.BUFFER,
+    "buffers": Category.BUFFER,
+    "gradient": Category.GRADIENT,
+    "gradients": Category.GRADIENT,
+    "grad": Category.GRADIENT,
+    "grads": Category.GRADIENT,
+    "optimizer_state": Category.OPTIMIZER_STATE,
+    "optimizer state": Category.OPTIMIZER_STATE,
+    "optimizer states": Category.OPTIMIZER_STATE,
+    "activation": Category.ACTIVATION,
+    "activations": Category.ACTIVATION,
+    "input": Category.INPUT,
+    "inputs": Category.INPUT,
+    "temporary": Category.TEMPORARY,
+    "workspace": Category.WORKSPACE,
+    "communication": Category.COMMUNICATION,
+}
+"""Labels that are a category's name. Others say something else."""
+
+_STEP = re.compile(r"Optimizer\.step#|(^|[^a-z])optim(izer)?([ _-]?step)?([^a-z]|$)", re.IGNORECASE)
+_ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#|(^|[^a-z])zero_grad([^a-z]|$)", re.IGNORECASE)
+_FORWARD = re.compile(r"(^|[^a-z])(forward|fwd)([^a-z]|$)", re.IGNORECASE)
+_BACKWARD = re.compile(r"(^|[^a-z])(backward|bwd)([^a-z]|$)", re.IGNORECASE)
+
+
+class Classified(NamedTuple):
+    """`category` and `phase` of every event, and the category of every block of the start state."""
+
+    category: UInt8
+    phase: UInt8
+    start_category: UInt8
+
+
+def categorised(trace: MemoryTrace) -> MemoryTrace:
+    """The trace with the columns that `classify` finds in it; its blocks need not be paired again."""
+    found, blocks = classify(trace), trace.allocations
+    births = blocks.born[len(trace.start) :]
+    result = replace(
+        trace,
+        events=replace(trace.events, category=found.category, phase=found.phase),
+        start=replace(trace.start, category=found.start_category),
+    )
+    vars(result)["allocations"] = replace(  # where the cached property looks first
+        blocks,
+        category=np.concatenate((found.start_category, found.category[births])),
+        phase=np.concatenate((blocks.phase[: len(trace.start)], found.phase[births])),
+    )
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """Of each stack, and last of "no stack": what its frames say."""
+
+    category: UInt8
+    phase: UInt8
+    mark: UInt8
+
+
+def classify(trace: MemoryTrace) -> Classified:
+    """Category and phase of every event of a snapshot, from labels, annotations and frames.
+
+    Blocks are born into a category; categories of frees mean nothing. Cheap: the Python code in here runs
+    once a distinct frame and stack, not once an event.
+
+    Args:
+        trace: as read from a snapshot, with the columns that this replaces still empty.
+    """
+    said, blocks = _judgement(trace), trace.allocations
+    mark, phase = said.mark[trace.events.stack], said.phase[trace.events.stack]
+    phase = _with_annotations(trace, phase, mark)
+    phase = _with_threads_of_autograd(trace, phase, mark)
+    ends = _ends_of_backward(trace, phase, mark), (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
+    phase = _with_losses(trace, phase, mark)
+    births = blocks.born[len(trace.start) :]
+    born = _Judgement(
+        category=said.category[blocks.stack],
+        phase=np.concatenate((said.phase[trace.start.stack], phase[births])),
+        mark=np.concatenate((said.mark[trace.start.stack], mark[births])),
+    )
+    category = _by_phase(trace, born, phase, ends)
+    category = np.where(born.category != Category.UNKNOWN, born.category, category)
+    named = _named(trace.labels)[blocks.label]
+    category = np.where(named != Category.UNKNOWN, named, category)
+    category = by_sizes(trace, category.astype(np.uint8), phase, ends[1])
+    of_events = np.full(len(phase), Category.UNKNOWN, np.uint8)
+    of_events[births] = category[len(trace.start) :]
+    return Classified(of_events, phase, category[: len(trace.start)])
+
+
+def _judgement(trace: MemoryTrace) -> _Judgement:
+    marks = {text: mark for text in distinct(trace.stacks) if (mark := mark_of(text))}
+    found = [judged([marks[text] for text in stack if text in marks]) for stack in (*trace.stacks, ())]
+    columns = np.array(found, np.uint8).reshape(-1, 3)
+    return _Judgement(columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2].copy())
+
+
+def _named(labels: tuple[str, ...]) -> UInt8:
+    """The category that each label names, and last of "no label"."""
+    words = [_LABEL_WORDS.get(label.strip().lower(), Category.UNKNOWN) for label in labels]
+    return np.array([*words, Category.UNKNOWN], np.uint8)
+
+
+def _annotation_phase(name: str) -> Phase:
+    """The phase that an annotation's name tells; OTHER where it tells none, or two."""
+    if _ZERO_GRAD.search(name):
+        return Phase.OTHER
+    patterns = {Phase.OPTIMIZER: _STEP, Phase.FORWARD: _FORWARD, Phase.BACKWARD: _BACKWARD}
+    told = [phase for phase, pattern in patterns.items() if pattern.search(name)]
+    return told[0] if len(told) == 1 else Phase.OTHER
+
+
+def _with_annotations(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
+    """The phase of open annotations where an event's frames say nothing, and the annotations one thing."""
+    written = trace.annotations
+    if not len(written):
+        return phase
+    of_name = np.array([_annotation_phase(name) for name in trace.annotation_names], np.uint8)
+    noted, opened = np.full(len(phase), Phase.OTHER, np.uint8), np.zeros(len(phase), np.uint8)
+    for device in np.unique(written.device).tolist():
+        here = trace.events.device == device
+        for wanted in (Phase.OPTIMIZER, Phase.FORWARD, Phase.BACKWARD):
+            rows = np.flatnonzero((written.device == device) & (of_name[written.name] == wanted))
+            if len(rows):
+                is_open = here & _is_open(written.event[rows], written.ends[rows], len(phase))
+                noted[is_open] = wanted
+                opened += is_open
+    silent = (phase == Phase.OTHER) & (mark == Mark.NOTHING) & (opened == 1)
+    return np.where(silent, noted, phase).astype(np.uint8)
+
+
+def _is_open(event: Int64, ends: UInt8, events: int) -> Bool:
+    """Whether any of some annotations is open at each event. What only ends was open from the beginning."""
+    step = np.where(ends == 1, -1, 1)
+    change = np.zeros(events + 1, np.int64)
+    np.add.at(change, event + 1, step)  # an annotation stands behind its event
+    change[0] -= min(0, int(np.cumsum(step).min()))
+    mask: Bool = np.cumsum(change[:-1]) > 0
+    return mask
+
+
+def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
+    """Allocations without any frame are of the backward, where frames of Python alone were recorded.
+
+    Autograd runs on a thread of its own that no Python is on, so a history recorded with `stacks="python"`
+    has no frames of it. What comes before a known forward or after an optimizer's step is left alone.
+    """
+    if not trace.stacks or any(not read_frame(text).is_python for stack in trace.stacks for text in stack):
+        return phase
+    found: UInt8 = phase.copy()
+    silent = (trace.events.stack < 0) & (trace.events.kind == Kind.ALLOC) & (phase == Phase.OTHER)
+    told = (phase != Phase.OTHER) | (mark != Mark.NOTHING)
+    for device in range(len(trace.devices)):
+        here = trace.events.device == device
+        known, asked = np.flatnonzero(here & told), np.flatnonzero(here & silent)
+        before = np.searchsorted(known, asked)
+        asked, before = asked[before > 0], before[before > 0]
+        last = phase[known[before - 1]]
+        found[asked[(last == Phase.FORWARD) | (last == Phase.BACKWARD)]] = Phase.BACKWARD
+    return found
+
+
+def _ends_of_backward(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> Bool:
+    """Events at which no backward runs any more: of a forward, an optimizer step, or `zero_grad`."""
+    over: Bool = (phase == Phase.FORWARD) | (phase == Phase.OPTIMIZER) | (mark == Mark.ZERO_GRAD)
+    written = trace.annotations
+    names = [
+        _annotation_phase(name) == Phase.OPTIMIZER or bool(_ZERO_GRAD.search(name))
+        for name in trace.annotation_names
+    ]
+    starts = (written.ends == 0) & np.array([*names, False], bool)[written.name]
+    for device in np.unique(written.device[starts]).tolist():
+        here = np.flatnonzero(trace.events.device == device)
+        behind = _next(here, written.event[starts & (written.device == device)], len(over))
+        over[behind[behind < len(over)]] = True
+    return over
+
+
+def _with_losses(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
+    """What happens between a forward and the backward that follows it belongs to the forward: the loss."""
+    found: UInt8 = phase.copy()
+    loose = (phase == Phase.OTHER) & (mark == Mark.NOTHING)
+    for device in range(len(trace.devices)):
+        here = trace.events.device == device
+        known, asked = np.flatnonzero(here & ~loose), np.flatnonzero(here & loose)
+        after = np.searchsorted(known, asked)
+        inside = (after > 0) & (after < len(known))
+        asked, after = asked[inside], after[inside]
+        between = (phase[known[after - 1]] == Phase.FORWARD) & (phase[known[after]] == Phase.BACKWARD)
+        found[asked[between]] = Phase.FORWARD
+    return found
+
+
+def _by_phase(trace: MemoryTrace, born: _Judgement, phase_of_event: UInt8, ends: tuple[Bool, Bool]) -> UInt8:
+    """The category of each allocation that its phase and its lifetime tell."""
+    category = np.full(len(born.phase), Category.UNKNOWN, np.uint8)
+    category[born.phase == Phase.FORWARD] = Category.ACTIVATION
+    rules = (
+        (Phase.BACKWARD, ends[0], Category.AUTOGRAD_DETAIL, Category.GRADIENT),
+        (Phase.OPTIMIZER, ends[1], Category.TEMPORARY, Category.OPTIMIZER_STATE),
+    )
+    for phase, over, inside, outside in rules:
+        rows = np.flatnonzero(born.phase == phase)
+        fates = np.array([inside, outside, Category.UNKNOWN], np.uint8)
+        category[rows] = fates[_fate(trace, rows, over)]
+    category[born.mark == Mark.RECOMPUTE] = Category.RECOMPUTED
+    category[_saved_for_backward(trace, born, phase_of_event)] = Category.ACTIVATION
+    return category
+
+
+def _saved_for_backward(trace: MemoryTrace, born: _Judgement, phase: UInt8) -> Bool:
+    """Blocks of no known phase that autograd let go of while it ran: what a forward had kept for it.
+
+    A block from before the trace counts only where the backward began in the trace: in one that was
+    running already, autograd also lets go of its own intermediate results.
+    """
+    blocks, count = trace.allocations, len(trace.events)
+    of_free = np.append(phase, Phase.OTHER)[blocks.freed.clip(max=count)]
+    by_autograd = (of_free == Phase.BACKWARD) & (born.phase == Phase.OTHER) & (born.mark == Mark.NOTHING)
+    began = np.full(len(trace.devices), count, np.int64)
+    for device in range(len(trace.devices)):
+        began[device] = _next(
+            np.flatnonzero((trace.events.device == device) & (phase == Phase.FORWARD)), -1, count
+        )
+    mask: Bool = by_autograd & ((blocks.born >= 0) | (began[blocks.device] < blocks.freed))
+    return mask
+
+
+def _fate(trace: MemoryTrace, rows: Int64, ends: Bool) -> UInt8:
+    """Whether allocations outlived the phase that they were born in.
+
+    Returns:
+        0 where not, 1 where they did, 2 where an out-of-memory error came first: not known.
+    """
+    blocks, count = trace.allocations, len(trace.events)
+    fate = np.zeros(len(rows), np.uint8)
+    for device in range(len(trace.devices)):
+        mine = np.flatnonzero(blocks.device[rows] == device)
+        here = trace.events.device == device
+        born, freed = blocks.born[rows[mine]], blocks.freed[rows[mine]]
+        over = _next(np.flatnonzero(here & ends), born, count)
+        failed = _next(np.flatnonzero(here & (trace.events.kind == Kind.OOM)), born, count)
+        fate[mine] = freed >= over
+        fate[mine[(failed < over) & (freed > failed)]] = 2
+    return fate
+
+
+def _next(places: Int64, after: Int64 | int, otherwise: int) -> Int64:
+    """The first of some sorted places behind each event."""
+    found: Int64 = np.append(places, otherwise)[np.searchsorted(places, after, side="right")]
+    return found

@@ -1,0 +1,144 @@
+"""One device of a snapshot: its entries, what was there before them, and what made no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tb_memplugin.sources.snapshot.blocks import FinalState
+from tb_memplugin.sources.snapshot.entries import Entries
+from tb_memplugin.sources.snapshot.rewind import Beginning, reserved_levels, rewind
+from tb_memplugin.sources.snapshot.segments import first_segments, pools_of
+from tb_memplugin.trace import Device, Kind
+from tb_memplugin.trace.tables import Bool, UInt8
+
+TOLD_OOMS = 3
+"""Out-of-memory entries of one device that get a note of their own."""
+
+
+class SnapshotDevice:
+    """The columns of one device, before devices are merged.
+
+    Args:
+        row: the device's row in the trace.
+        name: "cuda:0".
+        entries: its trace.
+        final: its state when the snapshot was taken.
+    """
+
+    def __init__(self, row: int, name: str, entries: Entries, final: FinalState) -> None:
+        self.row = row
+        self.name = name
+        self.entries = entries
+        self.final = final
+        self.start: Beginning = rewind(entries, final)
+        self.reserved_at_start, self.reserved = reserved_levels(entries, final)
+        self.segments = first_segments(entries, final.segments)
+        self.pool = pools_of(entries, final.segments)
+
+    def __len__(self) -> int:
+        return len(self.entries.kind)
+
+    @property
+    def device(self) -> Device:
+        """The row of the trace's table."""
+        return Device(self.name, reserved_at_start=max(self.reserved_at_start, 0))
+
+    def event_columns(self) -> dict[str, np.ndarray]:
+        """The columns of `Events` that a snapshot tells."""
+        entries = self.entries
+        rounded = np.full(len(self), -1, np.int64)
+        known = self.start.made >= 0
+        rounded[self.start.made[known]] = self.final.rounded[known]
+        return {
+            "time_ns": entries.time_ns,
+            "kind": entries.kind,
+            "device": np.full(len(self), self.row, np.uint8),
+            "address": entries.address,
+            "bytes": entries.bytes,
+            "label": entries.label,
+            "stack": entries.stack,
+            "reserved": np.maximum(self.reserved, 0),
+            "stream": entries.stream,
+            "pool": self.pool,
+            "context": entries.context,
+            "forward": entries.forward,
+            "rounded": rounded,
+        }
+
+    def start_columns(self) -> dict[str, np.ndarray]:
+        """The columns of `StartState`; of freed blocks the entry that freed them tells the stream."""
+        start, final = self.start, self.final
+        kept, freed = start.final >= 0, start.freed >= 0
+        columns = {name: np.full(len(kept), -1, np.int64) for name in ("stack", "stream", "pool", "rounded")}
+        for name, column in columns.items():
+            column[kept] = getattr(final, name)[start.final[kept]]
+        columns["stream"][freed] = self.entries.stream[start.freed[freed]]
+        columns["pool"][freed] = self.pool[start.freed[freed]]
+        return {
+            "device": np.full(len(kept), self.row, np.uint8),
+            "address": start.address,
+            "bytes": start.bytes,
+            "pending": self._pending(),
+            **columns,
+        }
+
+    def segment_columns(self) -> dict[str, np.ndarray]:
+        """The columns of `Segments`: what was reserved before the first entry."""
+        ranges = list(self.segments.ranges)
+        return {
+            "device": np.full(len(ranges), self.row, np.uint8),
+            "address": np.array([part.start for part in ranges], np.uint64),
+            "bytes": np.array([part.end - part.start for part in ranges], np.int64),
+            "stream": np.array([part.owner.stream for part in ranges], np.int32),
+            "pool": np.array([part.owner.pool for part in ranges], np.int32),
+            "expandable": np.array([part.owner.expandable for part in ranges], np.uint8),
+        }
+
+    def notes(self) -> Iterator[str]:
+        """Sentences on what is contradictory or not known, and on failed requests."""
+        for faults in (self.final.faults, self.entries.faults, self.start.anomalies):
+            yield from (f"{self.name}: {count:,} {what}." for what, count in faults.items() if count)
+        below = int(np.count_nonzero(self.reserved < 0))
+        if below or self.reserved_at_start < 0:
+            yield f"{self.name}: the reserve falls below zero after {below:,} entries; shown as 0."
+        if self.segments.contradictions:
+            yield (
+                f"{self.name}: segment entries and final segments disagree on "
+                f"{self.segments.contradictions:,} bytes; where free blocks lay is not certain."
+            )
+        if len(self) and not self.entries.timed:
+            yield (
+                f"{self.name}: the snapshot tells no times (PyTorch before 2.2): an entry's index stands for "
+                "its time, in microseconds, and how entries of different devices interleave is not known."
+            )
+        yield from self._ooms()
+
+    def _ooms(self) -> Iterator[str]:
+        ooms = np.flatnonzero(self.entries.kind == Kind.OOM).tolist()
+        for index in ooms[:TOLD_OOMS]:
+            free = self.entries.free_bytes.get(index)
+            rest = f" with {free:,} bytes free on the device" if free is not None else ""
+            asked = f"{self.entries.bytes[index]:,} bytes asked for"
+            yield f"{self.name}: out of memory at entry {index}: {asked}{rest}."
+        if len(ooms) > TOLD_OOMS:
+            yield f"{self.name}: out of memory {len(ooms)} times in all."
+
+    def _pending(self) -> UInt8:
+        """Which blocks of the start had been given back already and waited for a stream."""
+        start = self.start
+        kept = start.final >= 0
+        waits: Bool = ~kept
+        waits[kept] = self.final.pending[start.final[kept]] != 0
+        requests = np.flatnonzero(self.entries.kind == Kind.FREE_REQUESTED)
+        if not len(requests):
+            waits[~kept] = False  # a source that tells no requests
+            return waits.astype(np.uint8)
+        address, first = np.unique(self.entries.address[requests], return_index=True)
+        place = np.searchsorted(address, start.address).clip(max=len(address) - 1)
+        asked = requests[first[place]]
+        seen = address[place] == start.address
+        seen &= kept | (asked < start.freed)
+        waits &= ~seen
+        return waits.astype(np.uint8)

@@ -1,0 +1,158 @@
+"""One device's trace in a memory snapshot, as columns. The entries are read a field at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.snapshot.numbers import addresses, whole_numbers
+from tb_memplugin.sources.snapshot.tables import Tables, check_texts
+from tb_memplugin.trace import Kind
+from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
+
+KINDS = {
+    "alloc": Kind.ALLOC,
+    "free_requested": Kind.FREE_REQUESTED,
+    "free_completed": Kind.FREE_COMPLETED,
+    "segment_alloc": Kind.SEGMENT_ALLOC,
+    "segment_free": Kind.SEGMENT_FREE,
+    "segment_map": Kind.SEGMENT_MAP,
+    "segment_unmap": Kind.SEGMENT_UNMAP,
+    "oom": Kind.OOM,
+    "snapshot": Kind.MARK,
+}
+"""Actions as torch/csrc/cuda/memory_snapshot.cpp writes them."""
+
+MOST_BYTES = 1 << 62
+"""The sum of all sizes in a trace; beyond it running sums in 64 bits would wrap."""
+
+LATEST_US = 1 << 53
+"""A later time than this (the year 287,000) is no time."""
+
+FIX = "Take the snapshot again, or load a whole copy of the file."
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The entries of one device, columns of one length in the order of the trace.
+
+    `bytes`: requested bytes for allocs and frees, reserved bytes for segment events, the request that
+    failed for `oom`; never negative. `time_ns`: not decreasing; epoch nanoseconds, or the entry's
+    index in microseconds where `timed` is false. `label`, `stack`, `stream`, `pool`, `context`,
+    `forward`: rows, -1 for none. `free_bytes`: what the device had left, by the index of an `oom` entry.
+    `faults`: what made no sense, and how often.
+    """
+
+    kind: UInt8
+    address: UInt64
+    bytes: Int64
+    time_ns: Int64
+    label: Int32
+    stack: Int32
+    stream: Int32
+    pool: Int32
+    context: Int32
+    forward: Int32
+    free_bytes: dict[int, int]
+    timed: bool
+    faults: dict[str, int]
+
+
+_DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+@contextmanager
+def damage_told(what: str, where: str) -> Iterator[None]:
+    """Turn whatever wrong types and absent fields raise into one clear error."""
+    try:
+        yield
+    except (*_DAMAGE, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise UnreadableFileError(
+            f"{what} are not as PyTorch writes them ({reason}).", where=where, fix=FIX
+        ) from error
+
+
+def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
+    """The columns of one device's trace.
+
+    Args:
+        trace: entries as PyTorch writes them (schema: docstring of `torch.cuda.memory._snapshot`).
+        tables: receives stacks, streams and whatever else the entries name.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is absent or of a wrong type.
+    """
+    faults: dict[str, int] = {}
+    kind = _kinds(list(map(itemgetter("action"), trace)), faults)
+    size = whole_numbers(list(map(itemgetter("size"), trace)))
+    negative = size < 0
+    faults["sizes are negative; counted as 0"] = int(np.count_nonzero(negative))
+    size[negative] = 0
+    if float(np.sum(size, dtype=np.float64)) >= MOST_BYTES:
+        raise OverflowError("the sizes sum to more than any device holds")
+    time_ns, timed = _times(trace, faults)
+    return Entries(
+        kind=kind,
+        address=_addresses(trace, kind),
+        bytes=size,
+        time_ns=time_ns,
+        label=tables.label_rows([entry.get("user_metadata") for entry in trace]),
+        stack=tables.stacks.rows([entry.get("frames") for entry in trace]),
+        stream=tables.stream_rows([entry.get("stream") for entry in trace]),
+        pool=tables.pool_rows([entry.get("pool_id") for entry in trace]),
+        context=tables.context_rows([entry.get("compile_context") for entry in trace]),
+        forward=tables.stacks.text_rows([entry.get("forward_frames") for entry in trace]),
+        free_bytes=_free_bytes(trace, kind),
+        timed=timed,
+        faults=faults,
+    )
+
+
+def _kinds(actions: list[str], faults: dict[str, int]) -> UInt8:
+    check_texts(actions, "action")
+    foreign = set(actions) - KINDS.keys()
+    for action in sorted(foreign):
+        count = actions.count(action)
+        faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = count
+    kinds = {**KINDS, **dict.fromkeys(foreign, Kind.MARK)}
+    return np.fromiter(map(kinds.__getitem__, actions), np.uint8, len(actions))
+
+
+def _addresses(trace: Sequence[dict[str, Any]], kind: UInt8) -> UInt64:
+    """Addresses; an `oom` entry has none (it has `device_free` in its place) and gets 0."""
+    try:
+        return addresses(list(map(itemgetter("addr"), trace)))
+    except KeyError:
+        loose = ((kind == Kind.OOM) | (kind == Kind.MARK)).tolist()
+        pairs = zip(trace, loose, strict=True)
+        return addresses([entry.get("addr", 0) if free else entry["addr"] for entry, free in pairs])
+
+
+def _times(trace: Sequence[dict[str, Any]], faults: dict[str, int]) -> tuple[Int64, bool]:
+    times = [entry.get("time_us") for entry in trace]
+    absent = times.count(None)
+    if absent == len(times):
+        return np.arange(len(times), dtype=np.int64) * 1_000, False
+    if absent:
+        faults["entries have no time; given the time of the one before"] = absent
+        times = [0 if time is None else time for time in times]
+    written = whole_numbers(times)
+    if written.max() >= LATEST_US:
+        raise OverflowError(f"the time {int(written.max())} µs is out of range")
+    risen = np.maximum.accumulate(np.maximum(written, 0))
+    faults["entries are earlier than the one before; moved to its time"] = (
+        int(np.count_nonzero(risen != written)) - absent
+    )
+    return risen * 1_000, True
+
+
+def _free_bytes(trace: Sequence[dict[str, Any]], kind: UInt8) -> dict[int, int]:
+    told = {entry: trace[entry].get("device_free") for entry in np.flatnonzero(kind == Kind.OOM).tolist()}
+    return {entry: free for entry, free in told.items() if type(free) is int and 0 <= free < MOST_BYTES}

@@ -1,0 +1,98 @@
+"""From a snapshot's final state back to its first entry: what was alive and reserved before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.sources.snapshot.blocks import FinalState
+from tb_memplugin.sources.snapshot.entries import Entries
+from tb_memplugin.trace import Kind
+from tb_memplugin.trace.replay import address_order
+from tb_memplugin.trace.tables import Bool, Int64, UInt64
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What was alive before the first entry, and which entries made what was alive at the end.
+
+    Columns of one length: `address`, `bytes` (requested), `final` (the row among the final blocks, -1
+    where the block was freed), `freed` (the entry that freed it, -1 where it is among the final blocks).
+    `made`: for each final block the entry that allocated it, -1 where it is older or unknown.
+    `anomalies`: where the entries and the final state contradict each other, and how often.
+    """
+
+    address: UInt64
+    bytes: Int64
+    final: Int64
+    freed: Int64
+    made: Int64
+    anomalies: dict[str, int]
+
+
+def rewind(entries: Entries, final: FinalState) -> Beginning:
+    """The blocks alive before the first entry of one device's trace.
+
+    The trace is the end of a longer history (a ring buffer drops the oldest entries), so only the
+    final state is the truth to start from; running backward from it, a completed free brings a block
+    to life and an alloc takes it away. At each address that needs the first row alone: where it is
+    not an alloc, a block was alive there from the start. A requested free changes nothing: the block
+    is live until its free is completed.
+    """
+    touched = np.flatnonzero((entries.kind == Kind.ALLOC) | (entries.kind == Kind.FREE_COMPLETED))
+    address = np.concatenate((entries.address[touched], final.address))
+    size = np.concatenate((entries.bytes[touched], final.bytes))
+    is_alloc = np.concatenate((entries.kind[touched] == Kind.ALLOC, np.zeros(len(final.address), bool)))
+    is_final = np.arange(len(address)) >= len(touched)
+
+    order = address_order(address)
+    address, size, is_alloc, is_final = address[order], size[order], is_alloc[order], is_final[order]
+    same = address[1:] == address[:-1]
+    first = np.concatenate(([True], ~same))[: len(address)]
+    last = np.concatenate((~same, [True]))[: len(address)]
+    ended = ~first
+    ended[1:] &= is_alloc[:-1]
+    resized = np.zeros(len(address), bool)
+    resized[1:] = ended[1:] & ~is_alloc[1:] & (size[1:] != size[:-1])
+    stray = ~first & ~is_alloc & ~ended
+    counts = {
+        "allocations at an address where a block was still live": ended & is_alloc,
+        "allocations neither freed nor among the final blocks": is_alloc & last,
+        "frees of blocks that were not live": stray & ~is_final,
+        "final blocks that were freed and not allocated again": stray & is_final,
+        "blocks whose size changed between allocation and end": resized,
+    }
+    anomalies = {what: int(np.count_nonzero(rows)) for what, rows in counts.items()}
+    source = np.concatenate((touched, np.arange(len(final.address))))[order]
+    alive = first & ~is_alloc
+    return Beginning(
+        address=address[alive],
+        bytes=size[alive],
+        final=np.where(is_final[alive], source[alive], -1),
+        freed=np.where(is_final[alive], -1, source[alive]),
+        made=_made(source, is_final, ended, len(final.address)),
+        anomalies=anomalies,
+    )
+
+
+def _made(source: Int64, is_final: Bool, ended: Bool, count: int) -> Int64:
+    """For each final block the entry before it at its address, where that is an alloc."""
+    made = np.full(count, -1, np.int64)
+    rows = np.flatnonzero(is_final & ended)
+    made[source[rows]] = source[rows - 1]
+    return made
+
+
+def reserved_levels(entries: Entries, final: FinalState) -> tuple[int, Int64]:
+    """The allocator's reserve: bytes before the first entry, and after each one (int64, shape (entries,)).
+
+    Anchored at the final sum of segment sizes and run backward. Segment allocs and frees and the maps
+    and unmaps of expandable segments all count (torch: c10/cuda/CUDACachingAllocator.cpp).
+    """
+    sign = np.zeros(len(Kind), np.int64)
+    sign[[Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP]] = 1
+    sign[[Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP]] = -1
+    change = np.cumsum(sign[entries.kind] * entries.bytes)
+    start = final.reserved - (int(change[-1]) if len(change) else 0)
+    return start, start + change

@@ -1,0 +1,201 @@
+"""Memory snapshots of `torch.cuda.memory` and `torch.xpu.memory` as traces, whatever PyTorch wrote them.
+
+Read: allocs, frees, segment events, out-of-memory and snapshot marks of every device; the blocks alive
+before the first entry; segments and reserved bytes; streams, pools, rounded sizes where they are told;
+stacks with forward and FX frames; annotations, compile contexts, user metadata; pinned host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.snapshot.annotated_steps import steps_of
+from tb_memplugin.sources.snapshot.annotations import read_annotations
+from tb_memplugin.sources.snapshot.blocks import final_states, no_state
+from tb_memplugin.sources.snapshot.categories import categorised
+from tb_memplugin.sources.snapshot.device import SnapshotDevice
+from tb_memplugin.sources.snapshot.entries import FIX, MOST_BYTES, damage_told, read_entries
+from tb_memplugin.sources.snapshot.marked_modules import marked_modules
+from tb_memplugin.sources.snapshot.safe_pickle import collector_at_rest, load_plain
+from tb_memplugin.sources.snapshot.tables import Tables
+from tb_memplugin.trace import MemoryTrace, OutOfMemory, Segments, Step, events, start_state
+from tb_memplugin.trace.kinds import Kind
+from tb_memplugin.trace.tables import Int64
+
+MOST_DEVICES = 256
+"""Rows that the trace's device column can tell apart."""
+
+PINNED = "pinned"
+"""The device of page-locked host memory, in snapshots of PyTorch after 2.13."""
+
+
+def load_snapshot(path: str | Path, device_type: str = "cuda") -> MemoryTrace:
+    """The trace in a snapshot's pickle. Nothing in the file is executed.
+
+    Args:
+        path: what `_dump_snapshot` wrote, or a pickle of `_snapshot()` or `memory_snapshot()`.
+        device_type: "cuda" or "xpu". The file does not tell.
+
+    Raises:
+        UnreadableFileError: no snapshot, damaged, or a pickle that wants to run code.
+        OSError: the file cannot be read.
+    """
+    with Path(path).open("rb") as stream:
+        snapshot = load_plain(stream, str(path))
+    return trace_from_snapshot(snapshot, str(path), device_type)
+
+
+def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda") -> MemoryTrace:
+    """The trace in a snapshot that is in memory.
+
+    Sizes of allocs and frees are requested bytes. An event's place among those of its own device is its
+    place in that device's trace; devices are merged by time. Steps are torch.profiler's where it was on,
+    else there is one, 0: the window. What is contradictory in the snapshot is counted in the trace's notes.
+
+    Args:
+        snapshot: the dict of `torch.cuda.memory._snapshot()` or the list of `memory_snapshot()`.
+        source: where it is from, for messages.
+        device_type: "cuda" or "xpu".
+
+    Raises:
+        UnreadableFileError: it is no snapshot, or fields have wrong types.
+    """
+    content = {"segments": snapshot} if isinstance(snapshot, list) else snapshot
+    if not isinstance(content, dict) or "segments" not in content:
+        raise UnreadableFileError(
+            "The file holds no memory snapshot: there are no segments in it.", where=source, fix=FIX
+        )
+    tables = Tables()
+    with damage_told("The segments of the snapshot", source):
+        final = final_states(content["segments"], tables)
+    traces = _traces(content, source)
+    numbers = sorted(final.keys() | traces.keys())
+    if len(numbers) > MOST_DEVICES:
+        raise UnreadableFileError(f"The snapshot has {len(numbers)} devices.", where=source, fix=FIX)
+    devices = []
+    for row, number in enumerate(numbers):
+        name = f"{device_type}:{number}"
+        with damage_told(f"The trace entries of {name}", source), collector_at_rest():
+            entries = read_entries(traces.get(number, []), tables)
+            devices.append(SnapshotDevice(row, name, entries, final.get(number) or no_state()))
+    notes = _pinned_memory(content, devices, tables)
+    with damage_told("The annotations of the snapshot", source):
+        trace = _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)})
+    return replace(trace, notes=(*trace.notes, *notes))
+
+
+def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[str]:
+    """Read pinned host memory as a device of its own, where a snapshot has it; say so where that fails."""
+    segments, traces = content.get("host_segments") or [], content.get("host_traces") or []
+    if not segments and not (any(traces) if isinstance(traces, list) else traces):
+        return []
+    try:
+        with damage_told("The pinned host memory", PINNED):
+            nested = bool(traces) and isinstance(traces[0], list)
+            entries = read_entries([entry for part in traces for entry in part] if nested else traces, tables)
+            final = final_states([{**segment, "device": 0} for segment in segments], tables)
+            devices.append(SnapshotDevice(len(devices), PINNED, entries, final.get(0) or no_state()))
+    except UnreadableFileError as error:
+        return [f"The snapshot also holds pinned host memory, which is not shown: {error.what}"]
+    return []
+
+
+def _traces(content: dict[str, Any], source: str) -> dict[int, list[dict[str, Any]]]:
+    """The trace of each device that has entries."""
+    traces = content.get("device_traces") or []
+    if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
+        raise UnreadableFileError("The device_traces are not lists.", where=source, fix=FIX)
+    return {number: trace for number, trace in enumerate(traces) if trace}
+
+
+def _merged(
+    devices: Sequence[SnapshotDevice], tables: Tables, content: dict[str, Any], device_rows: dict[int, int]
+) -> MemoryTrace:
+    if not devices:
+        return _empty(content)
+    columns = _joined([device.event_columns() for device in devices])
+    order = np.argsort(columns["time_ns"], kind="stable") if len(devices) > 1 else None
+    if order is not None:
+        columns = {name: values[order] for name, values in columns.items()}
+    labels = tables.labels.as_tuple()
+    modules, module_of = marked_modules(labels)
+    merged = events(**columns, module=module_of[columns["label"]])
+    start = _joined([device.start_columns() for device in devices])
+    found = read_annotations(content.get("external_annotations"), device_rows, merged)
+    time = merged.time_ns
+    span = (int(time[0]), int(time[-1]) + 1) if len(time) else (0, 1)
+    read = MemoryTrace(
+        source="snapshot",
+        events=merged,
+        start=start_state(start.pop("bytes"), **start, module=np.zeros(len(start["device"]))),
+        devices=tuple(device.device for device in devices),
+        steps=steps_of(found.table, found.names, span),
+        modules=modules,
+        labels=labels,
+        stacks=tables.stacks.as_tuple(),
+        segments=Segments(**_joined([device.segment_columns() for device in devices])),
+        annotations=found.table,
+        annotation_names=found.names,
+        streams=tuple(tables.streams),
+        pools=tuple(tables.pools),
+        contexts=tables.contexts.as_tuple(),
+        ooms=_ooms(devices, order),
+        notes=(
+            *_notes(devices, found.left_out),
+            *(note for device in devices for note in device.notes()),
+        ),
+        properties=dict(_settings(content.get("allocator_settings"))),
+    )
+    return categorised(read)
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The columns of all devices, one behind the other."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _empty(content: dict[str, Any]) -> MemoryTrace:
+    return MemoryTrace(
+        source="snapshot",
+        events=events([]),
+        start=start_state([]),
+        devices=(),
+        steps=(Step(0, 0, 1),),
+        notes=("The snapshot is empty: no device has a segment or a trace entry.",),
+        properties=dict(_settings(content.get("allocator_settings"))),
+    )
+
+
+def _ooms(devices: Sequence[SnapshotDevice], order: Int64 | None) -> tuple[OutOfMemory, ...]:
+    """Failed requests of all devices, at their places among the merged events."""
+    place = None if order is None else np.argsort(order, kind="stable")
+    found, before = [], 0
+    for device in devices:
+        for entry in np.flatnonzero(device.entries.kind == Kind.OOM).tolist():
+            event = before + entry if place is None else int(place[before + entry])
+            free = device.entries.free_bytes.get(entry)
+            found.append(OutOfMemory(event, int(device.entries.bytes[entry]), free))
+        before += len(device)
+    return tuple(sorted(found, key=lambda oom: oom.event))
+
+
+def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iterator[str]:
+    if not any(len(device) for device in devices):
+        yield "The snapshot has no trace, only the final state: no time passes in it."
+    if annotations_left_out:
+        yield f"{annotations_left_out:,} annotations are of no known device, stage or time; left out."
+
+
+def _settings(settings: object) -> Iterator[tuple[str, str]]:
+    """Settings of the allocator that are plain values."""
+    for key, value in settings.items() if isinstance(settings, dict) else ():
+        if isinstance(key, str) and (
+            isinstance(value, str | bool | float) or (isinstance(value, int) and abs(value) < MOST_BYTES)
+        ):
+            yield key, str(value)

@@ -1,0 +1,1 @@
+"""Figures of whole steps: counters, peaks and what they cost nothing to read."""

@@ -1,0 +1,254 @@
+"""Counters read where steps and named phases begin and end, and gathered until somebody takes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tb_memplugin.sources.steps.counters import NOTHING, Counters, Reading
+
+MOST_PHASES = 32
+"""Named phases that are told apart; the others are one, `OTHER_PHASES`."""
+
+OTHER_PHASES = "(other phases)"
+
+MOST_WAITING = 200_000
+"""Steps kept while they cannot be written: past that the oldest go."""
+
+_PHASE_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A device in one step; bytes, None where the device has no reserve.
+
+    Attributes:
+        device: as torch spells it; "process" for the memory of the process.
+        peak_allocated, allocated: highest within the step, and when it ended.
+        exact: whether the peak is known; else it may have been higher.
+        peak_reserved, reserved: the same of the allocator's reserve.
+        num_alloc_retries, num_ooms, allocations, allocated_bytes: within the step.
+    """
+
+    device: str
+    peak_allocated: int
+    exact: bool
+    allocated: int
+    peak_reserved: int | None = None
+    reserved: int | None = None
+    num_alloc_retries: int = 0
+    num_ooms: int = 0
+    allocations: int = 0
+    allocated_bytes: int = 0
+
+    @property
+    def fragmentation(self) -> float | None:
+        """(reserved - allocated) / reserved when the step ended; None without a reserve."""
+        if self.reserved is None:
+            return None
+        return (self.reserved - self.allocated) / self.reserved if self.reserved else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStep:
+    """A named phase in one step: nanoseconds of all its runs, and bytes by device.
+
+    `peak_bytes`: highest in any run; `end_bytes`: when the last one ended.
+    """
+
+    name: str
+    count: int
+    duration_ns: int
+    peak_bytes: tuple[int, ...]
+    exact: tuple[bool, ...]
+    end_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoredStep:
+    """One step. `duration_ns` runs from the end of the step before, on the host's clock."""
+
+    step: int
+    duration_ns: int
+    devices: tuple[DeviceStep, ...]
+    phases: tuple[PhaseStep, ...]
+
+
+class Highs:
+    """The highest of each device since some boundary."""
+
+    __slots__ = ("exact", "peaks", "reserved")
+
+    def __init__(self, now: Sequence[Reading]) -> None:
+        self.peaks = [one.allocated for one in now]
+        self.reserved = [one.reserved for one in now]
+        self.exact = [False] * len(now)
+
+    def add(self, readings: Sequence[Reading]) -> None:
+        """Another stretch, from the last boundary to this one."""
+        for row, one in enumerate(readings):
+            self.raise_to(row, one.peak, one.exact)
+            if one.peak_reserved > self.reserved[row]:
+                self.reserved[row] = one.peak_reserved
+
+    def raise_to(self, row: int, peak: int, exact: bool) -> None:
+        """The higher of two; a peak that is known is as high as any there ever was, so it settles both."""
+        if peak > self.peaks[row]:
+            self.peaks[row], self.exact[row] = peak, exact
+        elif peak == self.peaks[row]:
+            self.exact[row] |= exact
+
+
+@dataclass(slots=True)
+class OpenPhase:
+    """A phase that runs."""
+
+    name: str
+    begin_ns: int
+    highs: Highs
+
+
+@dataclass(slots=True)
+class _Ended:
+    highs: Highs
+    count: int = 0
+    duration_ns: int = 0
+    ends: tuple[int, ...] = ()
+
+
+class StepRecording:
+    """Figures of steps and phases, from the counters of some devices. Any thread may begin and end phases.
+
+    Nothing is read before `begin`. Every method may raise what reading the counters raises.
+
+    Args:
+        counters: of the devices.
+    """
+
+    def __init__(self, counters: Sequence[Counters]) -> None:
+        self.counters = tuple(counters)
+        self._lock = threading.RLock()
+        self._phases: list[OpenPhase] = []
+        self._ended: dict[str, _Ended] = {}
+        self._names: set[str] = set()
+        self._rows: deque[MonitoredStep] = deque()
+        self.dropped = 0
+        self.last: MonitoredStep | None = None
+        self._first = self._last = [NOTHING for _ in self.counters]
+        self._highs = Highs(self._last)
+        self._begin_ns = time.perf_counter_ns()
+
+    def begin_phase(self, name: str) -> OpenPhase:
+        """A phase begins."""
+        with self._lock:
+            self._boundary()
+            phase = OpenPhase(self._known(name), time.perf_counter_ns(), Highs(self._last))
+            self._phases.append(phase)
+            return phase
+
+    def end_phase(self, phase: OpenPhase) -> None:
+        """A phase ends: it counts to the step that runs now."""
+        with self._lock:
+            self._boundary()
+            self._phases = [one for one in self._phases if one is not phase]
+            ended = self._ended.setdefault(phase.name, _Ended(phase.highs))
+            for row, peak in enumerate(phase.highs.peaks):
+                ended.highs.raise_to(row, peak, phase.highs.exact[row])
+            ended.count += 1
+            ended.duration_ns += time.perf_counter_ns() - phase.begin_ns
+            ended.ends = tuple(one.allocated for one in self._last)
+
+    def end_step(self, number: int | None = None) -> MonitoredStep:
+        """A step ends; without a number it is the one after the last, from 0."""
+        with self._lock:
+            self._boundary()
+            now = time.perf_counter_ns()
+            before = self.last.step if self.last is not None else -1
+            rows = zip(self.counters, self._first, self._last, strict=True)
+            self.last = MonitoredStep(
+                step=before + 1 if number is None else number,
+                duration_ns=now - self._begin_ns,
+                devices=tuple(
+                    _device_step(counters, first, last, self._highs, row)
+                    for row, (counters, first, last) in enumerate(rows)
+                ),
+                phases=tuple(_phase_step(name, one) for name, one in self._ended.items()),
+            )
+            self._rows.append(self.last)
+            if len(self._rows) > MOST_WAITING:
+                self._rows.popleft()
+                self.dropped += 1
+            self._begin_ns, self._first, self._highs, self._ended = now, self._last, Highs(self._last), {}
+            return self.last
+
+    def begin(self) -> None:
+        """The first step begins now: what was highest before is none of its."""
+        with self._lock:
+            self._boundary()
+            self._begin_ns, self._first, self._highs = time.perf_counter_ns(), self._last, Highs(self._last)
+
+    def take(self) -> list[MonitoredStep]:
+        """The steps that ended since the last take."""
+        with self._lock:
+            rows, self._rows = list(self._rows), deque()
+            return rows
+
+    def put_back(self, rows: Sequence[MonitoredStep]) -> None:
+        """Steps that could not be written wait for the next take."""
+        with self._lock:
+            self._rows.extendleft(reversed(rows))
+            while len(self._rows) > MOST_WAITING:
+                self._rows.popleft()
+                self.dropped += 1
+
+    def close(self) -> None:
+        """The counters are read no more."""
+        with self._lock:
+            for one in self.counters:
+                one.close()
+
+    def _boundary(self) -> None:
+        """Read all counters: what was highest since the last boundary belongs to all that runs."""
+        self._last = self._read()
+        self._highs.add(self._last)
+        for phase in self._phases:
+            phase.highs.add(self._last)
+
+    def _read(self) -> list[Reading]:
+        return [one.read() for one in self.counters]
+
+    def _known(self, name: str) -> str:
+        name = str(name)[:_PHASE_NAME]
+        if name in self._names or len(self._names) < MOST_PHASES:
+            self._names.add(name)
+            return name
+        return OTHER_PHASES
+
+
+def _device_step(counters: Counters, first: Reading, last: Reading, highs: Highs, row: int) -> DeviceStep:
+    has_reserve = counters.kind == "allocator"
+    return DeviceStep(
+        device=counters.name,
+        peak_allocated=highs.peaks[row],
+        exact=highs.exact[row],
+        allocated=last.allocated,
+        peak_reserved=highs.reserved[row] if has_reserve else None,
+        reserved=last.reserved if has_reserve else None,
+        num_alloc_retries=_since(first.retries, last.retries),
+        num_ooms=_since(first.ooms, last.ooms),
+        allocations=_since(first.allocations, last.allocations),
+        allocated_bytes=_since(first.allocated_bytes, last.allocated_bytes),
+    )
+
+
+def _since(first: int, last: int) -> int:
+    """How far a counter rose; one that the user set back meanwhile counts from 0."""
+    return last - first if last >= first else last
+
+
+def _phase_step(name: str, ended: _Ended) -> PhaseStep:
+    highs = ended.highs
+    return PhaseStep(name, ended.count, ended.duration_ns, tuple(highs.peaks), tuple(highs.exact), ended.ends)

@@ -1,0 +1,306 @@
+"""Joins two tellers of one thread's memory: the allocator's reports, and the storages that came and went.
+
+The reports tell every byte in order, but not whose it is; results of operators and weak references tell
+whose. They are matched by size within one operator, so levels and peaks are the reports' own whatever is
+matched with what; only names can be mistaken between blocks of one size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tb_memplugin.sources.storage_lifetimes import Block, Buffer, Ledger
+from tb_memplugin.sources.tracer.cpu_allocations import AllocatorLog, Reported, allocator_log
+from tb_memplugin.sources.tracer.saved_numbers import SavedNumbers, numbers_in
+from tb_memplugin.trace import Category, Phase
+
+_Tensor, _Parameter, _strided = torch.Tensor, torch.nn.Parameter, torch.strided
+_TEMPORARY = Category.TEMPORARY
+_NEVER = 1 << 62
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an operator belongs: module's row or -1, phase, the operator, and whether it computes anew."""
+
+    row: int
+    phase: Phase
+    made_by: Any
+    recomputing: bool
+
+
+@dataclass(slots=True)
+class Made:
+    """A storage that a result shows for the first time, or at another size than its block (`was`) has."""
+
+    storage: torch.UntypedStorage
+    bytes: int
+    was: Block | Buffer | None = None
+
+
+@dataclass(slots=True)
+class Counted:
+    """What an operator did: allocations, their bytes, frees, the highest level (-1 for none)."""
+
+    allocations: int = 0
+    bytes: int = 0
+    frees: int = 0
+    top: int = -1
+
+
+_NOTHING = Counted()
+
+_QUIET = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view", "_unsafe_view", "_reshape_alias", "as_strided", "alias", "detach", "t", "transpose",
+        "permute", "expand", "select", "slice", "squeeze", "unsqueeze", "unbind", "split", "split_with_sizes",
+        "_local_scalar_dense",
+    )
+)  # fmt: skip
+"""Operators that allocate nothing where they get a plain tensor: views, and the number in a tensor."""
+
+_quiet: dict[Any, bool] = {}
+
+
+def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator allocates nothing, so that the allocator need not be asked."""
+    quiet = _quiet.get(operator)
+    if quiet is None:
+        schema = getattr(operator, "_schema", None)
+        quiet = _quiet[operator] = schema is not None and schema.name in _QUIET
+    if not (quiet and args):
+        return False
+    given = args[0]
+    kind = type(given)
+    return (kind is _Tensor or kind is _Parameter) and given.layout is _strided and not given.is_nested
+
+
+@dataclass(slots=True)
+class Unseen:
+    """What the reports do not tell, or nobody can place: shown in the trace's notes.
+
+    `operators` ran while another profiler recorded, or torch has none for us; `frees` are bytes given back
+    inside operators, of blocks that nobody knew; `kept` are bytes that an operator took, did not return in
+    a tensor and did not give back: they count for that operator alone. `sparse_gradients` are sparse
+    tensors of backwards: autograd copies gradients because a dispatch mode is on.
+    """
+
+    operators: int = 0
+    frees: int = 0
+    kept: int = 0
+    sparse_gradients: int = 0
+
+
+class KernelMemory:
+    """The memory of one thread, written into a ledger from both tellers. Made on the thread itself.
+
+    Args:
+        ledger: where it is written.
+        unseen: counts what is not seen.
+        numbers: the thread's numbers that autograd may have saved.
+    """
+
+    def __init__(self, ledger: Ledger, unseen: Unseen, numbers: SavedNumbers) -> None:
+        self._ledger, self._unseen, self._numbers = ledger, unseen, numbers
+        self._log: AllocatorLog | None = allocator_log() if ledger.device_type == "cpu" else None
+        self.reports: deque[Reported] = deque()
+        self.dead: list[tuple[int, Block | Buffer]] = []
+        self._number_bytes: list[int] = []
+
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Call an operator while the allocator reports."""
+        if _is_quiet(operator, args):
+            return operator(*args, **kwargs) if kwargs else operator(*args)
+        log = self._log
+        if log is None or not log.begin(self.reports):
+            self._unseen.operators += 1
+        done = False
+        try:
+            out = operator(*args, **kwargs) if kwargs else operator(*args)
+            done = True
+        finally:
+            if log is not None:
+                log.end(self.reports)
+            if not done:  # what it took it gave back
+                self.reports.clear()
+        if len(self.reports) > 2:  # a number comes and goes, beside the result
+            self._number_bytes = numbers_in(operator, args)
+            if self._number_bytes:
+                self._numbers.wait_for(out)
+        return out
+
+    def bury(self) -> None:
+        """Take the dead off the ledger's blocks, so that new storages may have their places."""
+        self.dead += self._ledger.dead()
+
+    def write(self, place: Place, made: Sequence[Made]) -> Counted:
+        """Write down what happened since the operator began. The caller holds the ledger's lock."""
+        if self._ledger.deaths:
+            self.bury()
+        if not (made or self.reports or self.dead):
+            return _NOTHING
+        reports = list(self.reports)
+        self.reports.clear()
+        if not (made or self.dead or self._number_bytes) and _comes_and_goes(reports):
+            return self._passed(reports, place)
+        dead, self.dead = self.dead, []
+        stretch = _Stretch(self._ledger, self._unseen, place, self._numbers, self._number_bytes)
+        if dead or self._number_bytes:
+            stretch.write(reports, dead, made)
+            self._number_bytes = []
+        elif len(reports) == len(made) == 1 and reports[0][1] == made[0].bytes and made[0].was is None:
+            stretch.born(made[0], reports[0][0])  # most operators
+        else:
+            stretch.write(reports, dead, made)
+        return stretch.counted
+
+    def _passed(self, reports: Sequence[Reported], place: Place) -> Counted:
+        top = self._ledger.pass_through(
+            reports, place.made_by, place.row, place.phase, recomputing=place.recomputing
+        )
+        frees = len(reports) // 2
+        return Counted(frees, sum(size for _, size in reports if size > 0), frees, top)
+
+
+def _comes_and_goes(reports: Sequence[Reported]) -> bool:
+    """Whether all that was taken was given back, the last taken first."""
+    taken: list[int] = []
+    for _, size in reports:
+        if size > 0:
+            taken.append(size)
+        elif not taken or taken.pop() != -size:
+            return False
+    return not taken
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Writes one operator."""
+
+    ledger: Ledger
+    unseen: Unseen
+    place: Place
+    numbers: SavedNumbers
+    number_bytes: list[int]
+    counted: Counted = field(default_factory=Counted)
+
+    def write(
+        self, reports: list[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
+    ) -> None:
+        """In the order of the reports; what they do not tell of, by its time, or at the end."""
+        ends, unreported, pairs, births = _matched(reports, dead, made)
+        buffers: dict[int, Buffer] = {}
+        waiting = deque(unreported)
+        for number, (time, size) in enumerate(reports):
+            while waiting and waiting[0][0] <= time:
+                died_ns, block = waiting.popleft()
+                self.end(block, died_ns)
+            if size > 0 and number in births:
+                self.born(births[number], time)
+            elif size > 0:
+                buffers[number] = self.taken(size, time)
+            elif number in ends:
+                self.end(ends[number], time)
+            elif number in pairs:
+                self.went(buffers.pop(pairs[number]), time)
+            else:
+                self.unseen.frees -= size
+        for died_ns, block in waiting:
+            self.end(block, died_ns)
+        for buffer in buffers.values():
+            self.unseen.kept += buffer.bytes
+            self.end(buffer, 0)
+        self._close(made, {id(one) for one in births.values()}, {id(block) for block in ends.values()})
+
+    def _close(self, made: Sequence[Made], reported: set[int], ended: set[int]) -> None:
+        """What was made and what it replaces, where the reports did not tell of it."""
+        for one in made:
+            if not one.bytes and one.was is not None:
+                self.ledger.blocks.pop(one.was.key, None)
+            elif id(one) not in reported:
+                self.born(one, 0)
+            if one.was is not None and id(one.was) not in ended:
+                self.end(one.was, 0)
+
+    def born(self, one: Made, time: int) -> None:
+        """An allocation that a result holds."""
+        place = self.place
+        block = self.ledger.born(
+            one.storage,
+            one.bytes,
+            place.made_by,
+            place.row,
+            place.phase,
+            recomputing=place.recomputing,
+            now=time,
+        )
+        if one.was is not None:
+            block.category, block.label, block.module = one.was.category, one.was.label, one.was.module
+        self.counts(block)
+
+    def taken(self, size: int, time: int) -> Buffer:
+        """An allocation that no result holds."""
+        place = self.place
+        buffer = self.ledger.taken(
+            size, place.made_by, place.row, place.phase, recomputing=place.recomputing, now=time
+        )
+        buffer.category = _TEMPORARY
+        self.counts(buffer)
+        return buffer
+
+    def went(self, buffer: Buffer, time: int) -> None:
+        """A free of what was allocated within, unless it may be a number that autograd keeps."""
+        if buffer.bytes in self.number_bytes:
+            self.number_bytes.remove(buffer.bytes)
+            self.numbers.waiting.append((buffer, time, self.place.row, self.place.phase))
+        else:
+            self.end(buffer, time)
+
+    def end(self, block: Block | Buffer, time: int) -> None:
+        """A free."""
+        self.ledger.end(block, self.place.row, self.place.phase, time)
+        self.counted.frees += 1
+
+    def counts(self, made: Block | Buffer) -> None:
+        """An allocation was written."""
+        self.counted.allocations += 1
+        self.counted.bytes += made.bytes
+        self.counted.top = max(self.counted.top, self.ledger.level)
+
+
+def _matched(
+    reports: Sequence[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
+) -> tuple[dict[int, Block | Buffer], list[tuple[int, Block | Buffer]], dict[int, int], dict[int, Made]]:
+    """Which report of one operator is which: all by size, first come first served.
+
+    Returns the frees of blocks; the dead that nobody reported; the frees of what was allocated within
+    (free -> its allocation: the last one not given back); and the births: what is left, oldest first.
+    """
+    mortal: defaultdict[int, deque[tuple[int, Block | Buffer]]] = defaultdict(deque)
+    for died_ns, block in dead:
+        mortal[block.bytes].append((died_ns, block))
+    for one in made:
+        if one.was is not None:
+            mortal[one.was.bytes].append((_NEVER, one.was))
+    ends: dict[int, Block | Buffer] = {}
+    pairs: dict[int, int] = {}
+    open_rows: defaultdict[int, list[int]] = defaultdict(list)
+    for number, (_, size) in enumerate(reports):
+        if size > 0:
+            open_rows[size].append(number)
+        elif mortal[-size]:
+            ends[number] = mortal[-size].popleft()[1]
+        elif open_rows[-size]:
+            pairs[number] = open_rows[-size].pop()
+    births: dict[int, Made] = {}
+    for one in made:
+        if open_rows[one.bytes]:
+            births[open_rows[one.bytes].pop(0)] = one
+    left = [found for same in mortal.values() for found in same if found[0] != _NEVER]
+    return ends, sorted(left, key=lambda found: found[0]), pairs, births

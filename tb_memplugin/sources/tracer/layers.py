@@ -1,0 +1,341 @@
+"""Which layer runs on which thread, forward and backward, and what each layer's figures are so far."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
+from tb_memplugin.sources.tracer.kernels import Counted, Unseen
+from tb_memplugin.sources.tracer.saved_numbers import SavedNumbers
+from tb_memplugin.trace import Phase
+
+logger = logging.getLogger("tb_memplugin")
+
+_sequence_number = torch._C._autograd._get_sequence_nr
+_MOST_BOUNDARIES = 400_000
+_NOT_OURS: tuple[None, int] = (None, -1)
+_NO_SEQUENCE = (1 << 64) - 1
+"""The sequence number of nodes that no operator made: those that put a gradient into its parameter."""
+
+
+@dataclass(slots=True)
+class LayerFigures:
+    """What one module did by itself, not counting modules inside it, but for `forward_ns` and `peak`.
+
+    `peak` is the highest live bytes while it ran, -1 if it never did.
+    """
+
+    calls: int = 0
+    peak: int = -1
+    allocations: int = 0
+    allocated_bytes: int = 0
+    frees: int = 0
+    forward_ns: int = 0
+    backward_ns: int = 0
+
+
+@dataclass(slots=True)
+class Frame:
+    """A call that runs."""
+
+    row: int
+    began_ns: int
+    peak: int
+    in_backward: bool
+    inner_ns: int = 0
+
+
+Stretch = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Layers:
+    """The layers of all threads: their figures, and where phases were, the newest ones at least."""
+
+    ledger: Ledger
+    names: ModuleNames
+    figures: list[LayerFigures]
+    forward: deque[Stretch]
+    backward: deque[Stretch]
+    optimizer: deque[Stretch]
+    in_optimizer: int = 0
+    on: bool = True
+    problems: list[str] = field(default_factory=list)
+    unseen: Unseen = field(default_factory=Unseen)
+    threads: dict[int, ThreadLayers] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ledger: Ledger, names: ModuleNames) -> Layers:
+        """No layer has run yet. As many stretches of a phase are kept as the ledger keeps entries."""
+        forward, backward, optimizer = (deque[Stretch](maxlen=ledger.entries.maxlen) for _ in range(3))
+        return cls(ledger, names, [LayerFigures() for _ in names.modules], forward, backward, optimizer)
+
+    def failed(self, error: Exception) -> None:
+        """Something of ours went wrong: stop looking, and say so in the trace."""
+        if self.on:
+            self.on = False
+            self.problems.append(
+                f"Tracing stopped early ({type(error).__name__}: {error}): what came later is not here."
+            )
+
+    def here(self) -> ThreadLayers:
+        """The layers of the calling thread."""
+        ident = threading.get_ident()
+        found = self.threads.get(ident)
+        if found is None:
+            found = self.threads.setdefault(ident, ThreadLayers(self))
+        return found
+
+
+class ThreadLayers:
+    """The calls that run on one thread, and which calls made which autograd nodes.
+
+    Attributes:
+        last_ns: when the last operator of a backward was done, epoch nanoseconds.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers, self.ledger = layers, layers.ledger
+        self.numbers = SavedNumbers(layers.ledger)
+        self.stack: list[Frame] = []
+        self.nodes_from: list[int] = [0]
+        self.node_rows: list[int] = [-1]
+        self.backward_row = -1
+        self.in_backward = False
+        self._began_ns = self._layer_began_ns = 0
+        self.last_ns = 0
+        self._sequence = _sequence_number()
+
+    def place(self) -> tuple[int, Phase]:
+        """The module's row (-1 for none) and the phase, as known without asking autograd."""
+        if self.stack:
+            frame = self.stack[-1]
+            return frame.row, Phase.BACKWARD if frame.in_backward else Phase.FORWARD
+        if self.in_backward:
+            return self.backward_row, Phase.BACKWARD
+        return -1, Phase.OPTIMIZER if self.layers.in_optimizer else Phase.OTHER
+
+    def settle(self) -> None:
+        """Write down the deaths since the last entry, as seen from here."""
+        if self.numbers.waiting:
+            for row in self.numbers.settle():
+                self.count(row, Counted(frees=1))
+        if self.ledger.deaths:
+            row, phase = self.place()
+            frees = self.ledger.settle(row, phase)
+            if row >= 0:
+                self.layers.figures[row].frees += frees
+
+    def count(self, row: int, counted: Counted) -> None:
+        """Add to the figures of what runs, and of a layer (-1 for none)."""
+        if self.stack and counted.top > self.stack[-1].peak:
+            self.stack[-1].peak = counted.top
+        if row >= 0:
+            figures = self.layers.figures[row]
+            figures.allocations += counted.allocations
+            figures.allocated_bytes += counted.bytes
+            figures.frees += counted.frees
+            if counted.top > figures.peak:
+                figures.peak = counted.top
+
+    def enter(self, row: int) -> None:
+        """A layer is called."""
+        with self.ledger.lock:
+            self.settle()
+            in_backward = torch._C._current_graph_task_id() != -1
+            if self.in_backward and not in_backward:
+                self.end_backward()
+            level = self.ledger.level
+            phase = Phase.BACKWARD if in_backward else Phase.FORWARD
+            now = self.ledger.write(Happened.ENTER, None, row, phase)
+            self.stack.append(Frame(row, now, level, in_backward))
+            self._boundary()
+
+    def leave(self, row: int) -> None:
+        """A layer's call ended, also by an exception; calls inside it that nobody ended, ended too."""
+        with self.ledger.lock:
+            if not any(frame.row == row for frame in self.stack):
+                return  # entered before the trace began
+            self.settle()
+            while self.stack:
+                frame = self.stack.pop()
+                self._ended(frame)
+                if frame.row == row:
+                    break
+            self._boundary()
+
+    def _ended(self, frame: Frame) -> None:
+        figures = self.layers.figures[frame.row]
+        phase = Phase.BACKWARD if frame.in_backward else Phase.FORWARD
+        now = self.ledger.write(Happened.EXIT, None, frame.row, phase, began=frame.began_ns)
+        frame.peak = max(frame.peak, self.ledger.level)
+        figures.peak = max(figures.peak, frame.peak)
+        if frame.in_backward:
+            figures.backward_ns += now - frame.began_ns - frame.inner_ns
+        else:
+            figures.forward_ns += now - frame.began_ns
+            figures.calls += 1
+        if self.stack:
+            self.stack[-1].peak = max(self.stack[-1].peak, frame.peak)
+            self.stack[-1].inner_ns += now - frame.began_ns
+        elif not frame.in_backward:
+            self.layers.forward.append((frame.began_ns, now))
+        elif self.backward_row >= 0:
+            outer = self.layers.figures[self.backward_row]
+            outer.peak = max(outer.peak, frame.peak)
+
+    def _boundary(self) -> None:
+        self._sequence = _sequence_number()
+        if self._sequence < self.nodes_from[-1]:  # a new thread with an old one's ident
+            self.nodes_from, self.node_rows = [0], [-1]
+        self.nodes_from.append(self._sequence)
+        self.node_rows.append(self.stack[-1].row if self.stack else -1)
+        if len(self.nodes_from) > _MOST_BOUNDARIES:
+            half = _MOST_BOUNDARIES // 2
+            del self.nodes_from[:half], self.node_rows[:half]
+
+    def in_node(self, node: Any, began_ns: int) -> tuple[int, bool]:
+        """Where an operator of a backward belongs: its module's row, and whether it computes anew."""
+        if self.stack and self.stack[-1].in_backward:
+            self._in_backward(began_ns, self.backward_row)
+            return self.stack[-1].row, True
+        # Between nodes autograd adds gradients up: as part of the node before.
+        row = self.backward_row if node is None else self._owner(node)
+        if row != self.backward_row or not self.in_backward:
+            self._in_backward(began_ns, row)
+        return self.backward_row, False
+
+    def _owner(self, node: Any) -> int:
+        sequence = node._sequence_nr()
+        if sequence == _NO_SEQUENCE:
+            variable = getattr(node, "variable", None)
+            return self.layers.names.owner_of.get(id(variable), (-1, ""))[0] if variable is not None else -1
+        return self.node_rows[bisect_right(self.nodes_from, sequence) - 1]
+
+    def _in_backward(self, began_ns: int, row: int) -> None:
+        if not self.in_backward:
+            self.in_backward, self._began_ns, self.backward_row = True, began_ns, -1
+        if row != self.backward_row:
+            self._leave_backward_layer(began_ns)
+            self.backward_row = row
+            if row >= 0:
+                self._layer_began_ns = self.ledger.write(
+                    Happened.ENTER, None, row, Phase.BACKWARD, now=began_ns
+                )
+                figures = self.layers.figures[row]
+                figures.peak = max(figures.peak, self.ledger.level)
+
+    def _leave_backward_layer(self, now: int) -> None:
+        if self.backward_row >= 0:
+            began = self._layer_began_ns
+            ended = self.ledger.write(
+                Happened.EXIT, None, self.backward_row, Phase.BACKWARD, began=began, now=now
+            )
+            self.layers.figures[self.backward_row].backward_ns += ended - began
+        self.backward_row = -1
+
+    def end_backward(self) -> None:
+        """The backward that ran on this thread is over. Call `settle` before."""
+        self._leave_backward_layer(self.last_ns)
+        self.layers.backward.append((self._began_ns, self.last_ns))
+        self.in_backward = False
+
+    def outside(self, began_ns: int) -> None:
+        """An operator outside all layers is done: if it made an autograd node, it is part of a forward."""
+        sequence = _sequence_number()
+        if sequence != self._sequence:
+            self._sequence = sequence
+            self.layers.forward.append((began_ns, time_ns()))
+
+    def stop(self) -> None:
+        """End what still runs."""
+        self.settle()
+        if self.in_backward:
+            self.end_backward()
+        while self.stack:
+            self._ended(self.stack.pop())
+
+
+class LayerHooks(ModuleRecorder):
+    """Tells `Layers` of every module call; around calls on other threads it also watches their operators.
+
+    The hooks are torch's own for all modules, none is on a module: a model with hooks cannot be pickled or
+    scripted, its copies keep them, and torch's encoder leaves its fast path for hooks.
+
+    Args:
+        layers: who is told.
+        watch: begins to watch the calling thread.
+        unwatch: ends that.
+    """
+
+    def __init__(self, layers: Layers, watch: Any, unwatch: Any) -> None:
+        super().__init__()
+        self._layers, self._watch, self._unwatch = layers, watch, unwatch
+        self._rows: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._compiling = torch.compiler.is_compiling
+
+    def entered(self, row: int) -> None:
+        """A module's call begins on this thread."""
+        here = self._layers.here()
+        if not here.stack:
+            self._watch()
+        here.enter(row)
+
+    def left(self, row: int) -> None:
+        """A module's call ended on this thread."""
+        here = self._layers.here()
+        here.leave(row)
+        if not here.stack:
+            self._unwatch()
+
+    def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
+        """Hook all calls of modules, and know which of them are the models'."""
+        super().start(models, names)
+        hooks = torch.nn.modules.module
+        self._handles.append(hooks.register_module_forward_pre_hook(self._enter))
+        self._handles.append(hooks.register_module_forward_hook(self._leave, always_call=True))
+
+    def stop(self) -> None:
+        """Remove both hooks. Safe to call at any time, and twice."""
+        super().stop()
+        self._rows.clear()
+
+    def _hook(self, module: nn.Module, row: int) -> None:
+        self._rows[id(module)] = weakref.ref(module), row
+
+    def _row(self, module: nn.Module) -> int:
+        """A module's row, -1 for those that are not told apart now."""
+        reference, row = self._rows.get(id(module), _NOT_OURS)
+        if reference is None or reference() is not module:
+            return -1
+        return row if self._layers.on and not self._compiling() else -1
+
+    def _enter(self, module: nn.Module, _: object) -> None:
+        row = self._row(module)
+        if row >= 0:
+            try:
+                self.entered(row)
+            except Exception as error:  # the training goes on, whatever happens to us
+                logger.debug("entering a layer failed", exc_info=error)
+                self._layers.failed(error)
+
+    def _leave(self, module: nn.Module, *_: object) -> None:
+        row = self._row(module)
+        if row >= 0:
+            try:
+                self.left(row)
+            except Exception as error:  # see _enter
+                logger.debug("leaving a layer failed", exc_info=error)
+                self._layers.failed(error)

@@ -1,0 +1,260 @@
+"""The dispatch mode that sees every operator while a tracer runs, and keeps the ledger."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from time import time_ns
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo, is_hidden
+from tb_memplugin.sources.storage_lifetimes import Ledger
+from tb_memplugin.sources.storages import storages
+from tb_memplugin.sources.tracer.kernels import KernelMemory, Made, Place
+from tb_memplugin.sources.tracer.layers import Layers, ThreadLayers
+from tb_memplugin.trace import Phase
+
+_current_task = torch._C._current_graph_task_id
+_current_node = torch._C._current_autograd_node
+_Tensor, _strided = torch.Tensor, torch.strided
+_BACKWARD, _OTHER = Phase.BACKWARD, Phase.OTHER
+
+
+logger = logging.getLogger("tb_memplugin")
+
+
+def _tensors(results: Any) -> Iterator[torch.Tensor]:
+    for one in results:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
+def _is_torchs(storage: torch.UntypedStorage) -> bool:
+    """Whether torch took the memory itself: not numpy's, say, and not what functorch's wrappers feign."""
+    if not storage.resizable() and not storage.is_shared():
+        return False
+    try:
+        return storage.data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
+class StorageMode(TorchDispatchMode):
+    """Writes the storages behind every operator's results into a ledger. One object a thread.
+
+    It calls each operator with what it was called with and hands on what that returned.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._layers = layers
+        self._ledger: Ledger = layers.ledger
+        self._is_told = False
+        self._on_cpu = layers.ledger.device_type == "cpu"
+        self._here: ThreadLayers = layers.here()
+        self._kernels = KernelMemory(layers.ledger, layers.unseen, self._here.numbers)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not hidden from dynamo: that would load it, which takes a second; see `storage_mode`."""
+        return False
+
+    @hidden_from_dynamo
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, then note what it made."""
+        if not self._layers.on:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        here, ledger, kernels = self._here, self._ledger, self._kernels
+        if ledger.deaths or here.numbers.waiting:
+            with ledger.lock:
+                here.settle()
+        began = time_ns()
+        out = kernels.run(func, args, kwargs)
+        try:
+            with ledger.lock:
+                self._note(out, func, began)
+        except Exception as error:  # the training goes on, whatever happens to us
+            logger.debug("noting an operator failed", exc_info=error)
+            self._layers.failed(error)
+        return out
+
+    @property
+    def is_on(self) -> bool:
+        """Whether its recording still runs."""
+        return self._layers.on
+
+    def keeps(self, layers: Layers) -> bool:
+        """Whether it writes for them."""
+        return self._layers is layers
+
+    def see(self, made: torch.Tensor | torch.UntypedStorage) -> None:
+        """A tensor that torch made, or a storage that it resized, on this thread without an operator."""
+        if self._layers.on:
+            with self._ledger.lock:
+                self._here.settle()
+                self._is_told = True
+                try:
+                    self._note(made, None, time_ns())
+                finally:
+                    self._is_told = False
+
+    def _note(self, out: Any, func: Any, began_ns: int) -> None:
+        here, ledger, kernels = self._here, self._ledger, self._kernels
+        in_backward = _current_task() != -1
+        recomputing = False
+        if in_backward:
+            row, recomputing = here.in_node(_current_node(), began_ns)
+            phase = _BACKWARD
+        else:
+            if here.in_backward:
+                here.end_backward()
+            row, phase = here.place()
+        if ledger.deaths:
+            kernels.bury()
+        made: list[Made] = []
+        kind = type(out)
+        if kind is _Tensor:
+            self._see(out, made)
+        elif kind is tuple or kind is list:
+            for one in _tensors(out):
+                self._see(one, made)
+        elif isinstance(out, torch.Tensor):
+            self._see(out, made)
+        elif isinstance(out, torch.UntypedStorage) and out.device.type == ledger.device_type:
+            self._see_storage(out, made)
+        if made or kernels.reports or kernels.dead or ledger.deaths:
+            here.count(row, kernels.write(Place(row, phase, func, recomputing), made))
+        if in_backward:
+            here.last_ns = time_ns()
+        elif row < 0 and phase is _OTHER:
+            here.outside(began_ns)
+
+    def _see(self, tensor: torch.Tensor, made: list[Made]) -> None:
+        if type(tensor) is _Tensor and tensor.layout is _strided and not tensor.is_nested:
+            if tensor.is_cpu if self._on_cpu else tensor.device.type == self._ledger.device_type:
+                try:
+                    storage = tensor.untyped_storage()
+                except (RuntimeError, NotImplementedError):
+                    return  # functorch's wrappers: the tensor inside comes by itself
+                self._see_storage(storage, made)
+            return
+        if tensor.layout is torch.sparse_coo and self._here.in_backward:
+            self._layers.unseen.sparse_gradients += 1
+        if getattr(tensor, "fake_mode", None) is not None:
+            return  # a FakeTensor holds no memory
+        for storage, _ in storages(tensor):
+            if storage.device.type == self._ledger.device_type:
+                self._see_storage(storage, made)
+
+    def _see_storage(self, storage: torch.UntypedStorage, made: list[Made]) -> None:
+        size = storage.nbytes()
+        block = self._ledger.blocks.get(storage._cdata)
+        if block is None:
+            if (
+                size
+                and not (made and any(one.storage._cdata == storage._cdata for one in made))
+                and (self._is_told or _is_torchs(storage))
+            ):
+                made.append(Made(storage, size))
+        elif block.bytes != size and not any(one.was is block for one in made):
+            made.append(Made(storage, size, block))
+
+    def enter(self) -> None:
+        """Begin on this thread."""
+        _drop_ended()
+        FLAGS.up()
+        dispatch._push_mode(self)
+
+    def leave(self) -> None:
+        """End on this thread, also where modes that began later have not ended (a generator's, say).
+
+        On another thread than the one it began on it cannot be taken off; there it does nothing from
+        here on, because the tracer is off, and goes when another begins or ends there.
+        """
+        above = []
+        while (top := dispatch._get_current_dispatch_mode()) is not None and top is not self:
+            above.append(dispatch._pop_mode())
+        if top is self:
+            dispatch._pop_mode()
+        for mode in reversed(above):
+            dispatch._push_mode(mode)
+        _drop_ended()
+        FLAGS.down()
+
+
+def _drop_ended() -> None:
+    """Take modes off this thread whose recording ended on another."""
+    while isinstance(top := dispatch._get_current_dispatch_mode(), StorageMode) and not top.is_on:
+        dispatch._pop_mode()
+
+
+class StorageModeBesideDynamo(StorageMode):
+    """The same, hidden from dynamo, which would else compile what runs inside of it."""
+
+    __torch_dispatch__ = StorageMode.__torch_dispatch__
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+
+def storage_mode(layers: Layers) -> StorageMode:
+    """A mode for the calling thread."""
+    return (StorageModeBesideDynamo if must_hide_from_dynamo() else StorageMode)(layers)
+
+
+def must_hide_from_dynamo() -> bool:
+    """Whether a mode needs a wrapper that keeps dynamo from compiling what runs inside of it.
+
+    Where this torch can mark a function, ours is, which costs nothing at each operator.
+    """
+    return "torch._dynamo" in sys.modules and not is_hidden(StorageMode.__torch_dispatch__)
+
+
+def modes_here(layers: Layers) -> Iterator[StorageMode]:
+    """The modes on the calling thread that keep these layers' ledger: at most one runs."""
+    for mode in dispatch._get_current_dispatch_mode_stack():
+        if isinstance(mode, StorageMode) and mode.keeps(layers):
+            yield mode
+
+
+class _Flags:
+    """torch's flags that say "a dispatch mode is on", which make compiled code step aside.
+
+    They are the process's, and modes save and restore them as if only one thread had any. So they go up
+    with the first mode of ours and down with the last, whichever thread that is on.
+    """
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._lock = threading.Lock()
+        self._holder: TorchDispatchMode | None = None
+
+    def up(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._holder is None:
+                self._holder = TorchDispatchMode()
+                self._holder.__enter__()
+                dispatch._pop_mode()
+
+    def down(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._holder is not None:
+                dispatch._push_mode(self._holder)
+                self._holder.__exit__(None, None, None)
+                self._holder = None
+
+
+FLAGS = _Flags()

@@ -1,0 +1,289 @@
+"""One recording of a tracer, on devices whose allocator keeps no record of its own: from start to stop."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.beside_dynamo import UncompiledHere
+from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
+from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages, storages
+from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
+from tb_memplugin.sources.tracer.layers import LayerHooks, Layers
+from tb_memplugin.sources.tracer.mode import StorageMode, modes_here, storage_mode
+from tb_memplugin.sources.tracer.results import (
+    NamedPhase,
+    PhaseMemoryStats,
+    TracerResult,
+    layer_names,
+    layer_stats,
+)
+from tb_memplugin.sources.tracer.trace import Recorded, trace_from_ledger
+from tb_memplugin.sources.tracer.without_operator import listen, stop_listening
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+
+logger = logging.getLogger("tb_memplugin")
+
+Named = tuple[torch.Tensor, Category, int, str]
+
+
+class StorageRecording:
+    """Watches the storages of one type of device until `stop`. Hooks, modes and weak references end there.
+
+    Args:
+        device_type: "cpu", say.
+        max_events: entries to keep.
+    """
+
+    def __init__(self, device_type: str, max_events: int) -> None:
+        self._device_type, self._max_events = device_type, max_events
+        self._handles: list[Any] = []
+        self._modes: dict[int, StorageMode] = {}
+        self._foreign_calls = 0
+        self._step_ns = time_ns()
+        self.phases: deque[NamedPhase] = deque(maxlen=max_events)
+
+    def start(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Take the start state, put hooks on, begin to watch.
+
+        Raises:
+            MemPluginError: a model is compiled.
+        """
+        _refuse_compiled(models)
+        self._uncompiled = UncompiledHere()
+        ledger = self._open_ledger()
+        self.layers = Layers.of(ledger, ModuleNames.of(models))
+        self.recorded = Recorded(self.layers, time_ns(), marks=deque(maxlen=self._max_events))
+        self._thread = threading.get_ident()
+        names = self.layers.names
+        self._name(model_storages(models, names), late=False)
+        for optimizer in optimizers:
+            self._name(gradients(optimizer, names), late=False)
+            self._name(optimizer_storages(optimizer, names), late=False)
+        self._beside_others = others_may_run()
+        alive = storages_alive(of_gradients=not self._beside_others)
+        ledger.take_in(storage for storage in alive if self._is_mine(storage))
+        ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
+        self._hooks = LayerHooks(self.layers, self._watch, self._unwatch)
+        try:
+            self._hooks.start(models, names)
+            self._handles = [
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ]
+            listen(self._see_made)
+            self._main = self._mode()
+            self._main.enter()
+        except BaseException:
+            self._unhook()
+            raise
+
+    def _open_ledger(self) -> Ledger:
+        return Ledger(self._max_events, self._device_type)
+
+    def _mode(self) -> StorageMode:
+        """A mode for the calling thread."""
+        return storage_mode(self.layers)
+
+    def stop(
+        self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> TracerResult:
+        """End it, also on another thread than the one that began, and say what was seen."""
+        self.layers.on = False
+        self._main.leave()
+        self._unhook()
+        ledger, recorded = self.recorded.ledger, self.recorded
+        with ledger.lock:
+            for thread in self.layers.threads.values():
+                thread.stop()
+            self._name(model_storages(models, self.layers.names))
+            for optimizer in optimizers:
+                self._name(optimizer_storages(optimizer, self.layers.names))
+            ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
+            recorded.stop_ns = time_ns()
+            recorded.notes += self._notes()
+            result = self._result(trace_from_ledger(recorded))
+            ledger.blocks.clear()  # with them the weak references go
+        return result
+
+    def _result(self, trace: MemoryTrace) -> TracerResult:
+        ledger, names = self.recorded.ledger, self.layers.names
+        rows = [
+            (time, what.value, block.bytes if block else 0, row, level, level)
+            for time, what, block, row, _, level, _ in ledger.entries
+        ]
+        return TracerResult(
+            trace=trace,
+            layers=layer_stats(names, self.layers.figures),
+            phases=[
+                PhaseMemoryStats(one.name, one.before_bytes, one.after_bytes, one.peak_bytes)
+                for one in self.phases
+            ],
+            rows=rows,
+            names=layer_names(names),
+            start_ns=self.recorded.start_ns,
+            stop_ns=self.recorded.stop_ns,
+            peak_allocated=ledger.peak,
+            peak_reserved=ledger.peak,
+            dropped=ledger.dropped,
+            total=ledger.written,
+        )
+
+    def begin_phase(self, name: str) -> NamedPhase:
+        """A phase with the user's name begins."""
+        with self.recorded.ledger.lock:
+            self.layers.here().settle()
+            level = self.recorded.ledger.level
+            phase = NamedPhase(name, level, level, level)
+            self.recorded.ledger.watched.append(phase)
+            self.recorded.marks.append((time_ns(), name, False))
+        return phase
+
+    def end_phase(self, phase: NamedPhase) -> None:
+        """It ends."""
+        ledger = self.recorded.ledger
+        with ledger.lock:
+            self.layers.here().settle()
+            phase.after_bytes = ledger.level
+            ledger.watched[:] = [one for one in ledger.watched if one is not phase]
+            self.recorded.marks.append((time_ns(), phase.name, True))
+            self.phases.append(phase)
+
+    def _unhook(self) -> None:
+        stop_listening(self._see_made)
+        self._hooks.stop()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._uncompiled.forget()
+
+    def _see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
+        try:
+            for mode in modes_here(self.layers):
+                mode.see(what)
+        except Exception as error:  # see _before_step
+            logger.debug("noting what no operator made failed", exc_info=error)
+            self.layers.failed(error)
+
+    def _watch(self) -> None:
+        """Another thread calls a layer: watch it until the call ends."""
+        ident = threading.get_ident()
+        if ident == self._thread:
+            return
+        self._foreign_calls += 1
+        mode = self._modes[ident] = self._mode()
+        mode.enter()
+
+    def _unwatch(self) -> None:
+        mode = self._modes.pop(threading.get_ident(), None)
+        if mode is not None:
+            mode.leave()
+
+    def _name(self, tensors: Iterable[Named], *, late: bool = True) -> None:
+        """Say what storages are for."""
+        ledger = self.recorded.ledger
+        with ledger.lock:
+            for tensor, category, module, label in tensors:
+                for block in ledger.take_in(self._mine([tensor]), late=late):
+                    if block.category is Category.UNKNOWN:
+                        block.category, block.label = category, label
+                        block.module = module if module >= 0 else block.module
+
+    def _mine(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+        for tensor in tensors:
+            for storage, _ in storages(tensor):
+                if self._is_mine(storage):
+                    yield storage
+
+    def _is_mine(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device.type == self._device_type and storage.nbytes() > 0
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        try:
+            self._name(gradients(optimizer, self.layers.names))
+        except Exception as error:  # the training goes on, whatever happens to us
+            logger.debug("naming gradients failed", exc_info=error)
+            self.layers.failed(error)
+        self.layers.in_optimizer += 1
+        self._step_ns = time_ns()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
+        self.layers.optimizer.append((self._step_ns, time_ns()))
+        try:
+            self._name(optimizer_storages(optimizer, self.layers.names))
+        except Exception as error:  # see _before_step
+            logger.debug("naming optimizer state failed", exc_info=error)
+            self.layers.failed(error)
+
+    def _notes(self) -> Iterator[str]:
+        ledger = self.recorded.ledger
+        yield from self.layers.problems
+        unseen = self.layers.unseen
+        if unseen.operators:
+            yield (
+                f"{unseen.operators:,} operators ran while another profiler recorded, or with a torch that "
+                "does not tell: what their kernels took and gave back within them is not in these numbers."
+            )
+        if unseen.kept or unseen.frees:
+            yield (
+                f"Operators kept {unseen.kept:,} bytes that are in no tensor, which count only while they "
+                f"ran, and gave back {unseen.frees:,} bytes that nobody knew."
+            )
+        if unseen.sparse_gradients:
+            yield (
+                f"{unseen.sparse_gradients:,} sparse tensors were made in backward. Autograd copies sparse "
+                "gradients while a dispatch mode is on: a training that nobody traces has no such copies."
+            )
+        if ledger.dropped:
+            yield (
+                f"{ledger.dropped:,} of {ledger.written:,} events went, the oldest first, because max_events "
+                f"is {self._max_events:,}. Peaks and layer statistics are those of all events."
+            )
+        if ledger.late:
+            yield (
+                f"{len(ledger.late):,} gradients or states, {sum(ledger.late):,} bytes, were made on a "
+                "thread that nobody watched; they count from when they were noticed."
+            )
+        if self._beside_others:
+            yield (
+                "Other threads ran when the block began: gradients that autograd alone held then, of models "
+                "other than the traced one, are not in the start state."
+            )
+        if threading.get_ident() != self._thread:
+            yield (
+                "The block ended on another thread than it began on (a generator's, say). A dispatch mode "
+                "that does nothing stays on that thread until it ends."
+            )
+        if self._foreign_calls:
+            yield (
+                f"Layers were called {self._foreign_calls:,} times on other threads. There, memory is seen "
+                "while a layer runs; what such a thread allocates between layers is not."
+            )
+
+
+def _refuse_compiled(models: Mapping[str, nn.Module]) -> None:
+    """Compiled code steps aside while a dispatch mode is on: the numbers would be those of another run."""
+    dynamo = sys.modules.get("torch._dynamo")
+    for prefix, model in models.items():
+        for name, module in model.named_modules(prefix=prefix):
+            wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+            if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
+                raise MemPluginError(
+                    "The model is compiled. Compiled code runs uncompiled while the tracer watches, so its "
+                    "memory would be another's.",
+                    where=f"module {name or '(root)'}",
+                    fix="Trace the model before torch.compile, or use torch.profiler with "
+                    "memory_trace_handler, which sees compiled code.",
+                )

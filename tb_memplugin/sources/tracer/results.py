@@ -1,0 +1,195 @@
+"""What a tracer hands out when it is done: figures by layer and by named phase, and the events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.tracer.layers import LayerFigures
+from tb_memplugin.trace import MemoryTrace
+
+ROOT = "(root)"
+"""The name of the outermost module, whose FQN is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMemoryStats:
+    """One layer: what happened while it, or a layer inside it, ran, in forward and in backward.
+
+    Attributes:
+        layer_name: its FQN, `(root)` for the model itself.
+        peak_allocated: highest live bytes on the device while it ran.
+        peak_reserved: highest bytes that the allocator had taken from the device meanwhile. Where an
+            allocator keeps no reserve (the CPU's), what is reserved is what is allocated.
+        total_allocations, total_deallocations: counts.
+        avg_fragmentation: mean of (reserved - allocated) / reserved at its enters and exits, 0 to 1.
+        duration_ms: time in its forward and backward, milliseconds.
+        allocated_bytes: bytes of its allocations in all.
+        calls: forward calls.
+        forward_ms, backward_ms: the parts of `duration_ms`.
+    """
+
+    layer_name: str
+    peak_allocated: int
+    peak_reserved: int
+    total_allocations: int
+    total_deallocations: int
+    avg_fragmentation: float
+    duration_ms: float
+    allocated_bytes: int
+    calls: int
+    forward_ms: float
+    backward_ms: float
+
+
+@dataclass(slots=True)
+class NamedPhase:
+    """A phase that the user named and that runs: live bytes before and after, and the highest in between."""
+
+    name: str
+    before_bytes: int = 0
+    after_bytes: int = 0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMemoryStats:
+    """A stretch that `track_phase` named: allocated bytes before and after it, and the peak in between."""
+
+    name: str
+    before_bytes: int
+    after_bytes: int
+    peak_bytes: int
+
+    @property
+    def delta_bytes(self) -> int:
+        """What it left behind, bytes; negative where it gave back more than it took."""
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvent:
+    """One event, with the device's levels after it.
+
+    Attributes:
+        timestamp: seconds since the trace began.
+        event_type: `alloc`, `free`, `layer_enter`, `layer_exit`, or `snapshot` (the trace's two ends).
+        size_bytes: of an alloc or free, else 0.
+        layer_name: the layer that ran, None outside of all.
+        allocated_bytes, reserved_bytes: live bytes, and what the allocator holds.
+        fragmentation_ratio: (reserved - allocated) / reserved, 0 where nothing is reserved.
+    """
+
+    timestamp: float
+    event_type: str
+    size_bytes: int
+    layer_name: str | None
+    allocated_bytes: int
+    reserved_bytes: int
+    fragmentation_ratio: float
+
+
+EVENT_TYPES = ("alloc", "free", "layer_enter", "layer_exit", "snapshot")
+
+Row = tuple[int, int, int, int, int, int]
+"""(epoch ns, place in `EVENT_TYPES`, bytes, module's row or -1, allocated, reserved)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracerResult:
+    """Everything that one `with tracer.trace(...)` block saw.
+
+    `rows` are the newest events, `dropped` counts the older ones that went; `peak_allocated` and
+    `peak_reserved` are of all of them, bytes.
+    """
+
+    trace: MemoryTrace
+    layers: Mapping[str, LayerMemoryStats]
+    phases: Sequence[PhaseMemoryStats]
+    rows: Sequence[Row]
+    names: Sequence[str]
+    start_ns: int
+    stop_ns: int
+    peak_allocated: int
+    peak_reserved: int
+    dropped: int
+    total: int
+
+    def events(self) -> Iterator[MemoryEvent]:
+        """The newest events, oldest first."""
+        for time_ns, kind, size, row, allocated, reserved in self.rows:
+            yield MemoryEvent(
+                timestamp=(time_ns - self.start_ns) / 1e9,
+                event_type=EVENT_TYPES[kind],
+                size_bytes=size,
+                layer_name=self.names[row] if row >= 0 else None,
+                allocated_bytes=allocated,
+                reserved_bytes=reserved,
+                fragmentation_ratio=fragmentation(allocated, reserved),
+            )
+
+
+def fragmentation(allocated: int, reserved: int) -> float:
+    """The share of the reserve that no live block uses, 0 to 1."""
+    return max(0.0, (reserved - allocated) / reserved) if reserved > 0 else 0.0
+
+
+def layer_names(names: ModuleNames) -> list[str]:
+    """What people call each row."""
+    return [module.key or ROOT for module in names.modules]
+
+
+def layer_stats(
+    names: ModuleNames,
+    figures: Sequence[LayerFigures],
+    reserved: Sequence[int] | None = None,
+    mean_fragmentation: Sequence[float] | None = None,
+) -> dict[str, LayerMemoryStats]:
+    """The layers that ran, parents before children, each with what is inside it.
+
+    Args:
+        names: the modules.
+        figures: of each row by itself; it is changed.
+        reserved: each row's highest reserve, bytes; None where it equals the peak.
+        mean_fragmentation: of each row; None where there is none.
+    """
+    whole = list(figures)
+    tops = list(reserved) if reserved is not None else []
+    called = [one.calls > 0 for one in whole]
+    for row in range(len(whole) - 1, 0, -1):
+        parent = names.modules[row].parent
+        if parent < 0:
+            continue
+        inner, outer = whole[row], whole[parent]
+        outer.peak = max(outer.peak, inner.peak)
+        outer.allocations += inner.allocations
+        outer.allocated_bytes += inner.allocated_bytes
+        outer.frees += inner.frees
+        outer.backward_ns += inner.backward_ns
+        if not called[parent]:
+            outer.forward_ns += inner.forward_ns
+        if tops:
+            tops[parent] = max(tops[parent], tops[row])
+    found = {}
+    for row, (name, one) in enumerate(zip(layer_names(names), whole, strict=True)):
+        if one.peak >= 0:
+            ratio = mean_fragmentation[row] if mean_fragmentation is not None else 0.0
+            found[name] = _stats(name, one, tops[row] if tops else one.peak, ratio)
+    return found
+
+
+def _stats(name: str, one: LayerFigures, reserved: int, ratio: float) -> LayerMemoryStats:
+    return LayerMemoryStats(
+        layer_name=name,
+        peak_allocated=one.peak,
+        peak_reserved=reserved,
+        total_allocations=one.allocations,
+        total_deallocations=one.frees,
+        avg_fragmentation=ratio,
+        duration_ms=(one.forward_ns + one.backward_ns) / 1e6,
+        allocated_bytes=one.allocated_bytes,
+        calls=one.calls,
+        forward_ms=one.forward_ns / 1e6,
+        backward_ms=one.backward_ns / 1e6,
+    )

@@ -1,0 +1,225 @@
+"""From a tracer's ledger to a `MemoryTrace`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tb_memplugin.sources.categories import Born, by_lifetime
+from tb_memplugin.sources.phases import phase_at, phase_spans
+from tb_memplugin.sources.storage_lifetimes import BEFORE, Block, Buffer, Entry, Happened, Ledger
+from tb_memplugin.sources.tables import Names, Owners
+from tb_memplugin.sources.tracer.layers import Layers, Stretch
+from tb_memplugin.trace import (
+    Annotations,
+    Category,
+    Device,
+    Events,
+    Kind,
+    MemoryTrace,
+    Phase,
+    Spans,
+    StartState,
+    Step,
+    events,
+    start_state,
+)
+from tb_memplugin.trace.tables import NO_OPERATOR, Int64
+
+SOURCE = "MemoryTracer"
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What a tracer saw between two times (epoch nanoseconds), and what it has to say of it.
+
+    `marks` are the beginnings and ends of named phases: (epoch ns, name, whether it ends).
+    """
+
+    layers: Layers
+    start_ns: int
+    stop_ns: int = 0
+    marks: deque[tuple[int, str, bool]] = field(default_factory=deque)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The storages that it saw."""
+        return self.layers.ledger
+
+
+@dataclass(slots=True)
+class _Tables:
+    operators: Names
+    labels: Names
+    owners: Owners
+
+
+def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
+    """The newest entries of the ledger; what was alive before them is the start state."""
+    ledger = recorded.ledger
+    entries = list(ledger.entries)
+    tables = _Tables(Names(), Names(), Owners(recorded.layers.names.modules))
+    memory = [entry for entry in entries if entry[1] <= Happened.FREE]
+    phases = _phases(recorded.layers)
+    start = _start(memory, ledger, tables)
+    full = _events(memory, tables, phases)
+    devices = tuple(Device(name) for name in ledger.devices) or (Device(ledger.device_type),)
+    names = Names()
+    return MemoryTrace(
+        source=SOURCE,
+        events=full,
+        start=start,
+        devices=devices,
+        steps=(Step(0, recorded.start_ns, recorded.stop_ns),),
+        operators=tables.operators.as_tuple(),
+        labels=tables.labels.as_tuple(),
+        phases=phases,
+        calls=_calls(entries, tables.owners),
+        annotations=_annotations(recorded, full, names),
+        annotation_names=names.as_tuple(),
+        modules=tables.owners.as_tuple(),
+        notes=tuple(recorded.notes),
+        properties={"torch": torch.__version__},
+    )
+
+
+def _stretches(spans: Sequence[Stretch]) -> tuple[Int64, Int64]:
+    columns = np.array(spans, np.int64).reshape(-1, 2)
+    return columns[:, 0], columns[:, 1]
+
+
+def _phases(layers: Layers) -> Spans:
+    marks = (list(spans) for spans in (layers.forward, layers.backward, layers.optimizer))
+    forward, backward, optimizer = (_stretches(spans) for spans in marks)
+    return phase_spans(forward, backward, optimizer, np.empty(0, np.int64))
+
+
+def _operator(made_by: Any) -> str:
+    schema = getattr(made_by, "_schema", None)
+    return str(getattr(schema, "name", NO_OPERATOR))
+
+
+def _start(memory: Sequence[Entry], ledger: Ledger, tables: _Tables) -> StartState:
+    """Blocks that no kept entry tells the birth of: those freed in kept entries, and those still alive."""
+    born = {id(entry[2]) for entry in memory if entry[1] is Happened.ALLOC}
+    ended = (entry[2] for entry in memory if entry[1] is Happened.FREE)
+    found = [block for block in (*ended, *ledger.blocks.values()) if block and id(block) not in born]
+    return _start_rows(found, tables)
+
+
+def _start_rows(blocks: Sequence[Block | Buffer], tables: _Tables) -> StartState:
+    nobody = tables.owners.not_named if any(block.module < 0 for block in blocks) else -1
+    return start_state(
+        [block.bytes for block in blocks],
+        device=[block.device for block in blocks],
+        address=np.array([block.address for block in blocks], np.uint64),
+        category=[_old_category(block) for block in blocks],
+        module=[block.module if block.module >= 0 else nobody for block in blocks],
+        label=[tables.labels.add(block.label) if block.label else -1 for block in blocks],
+        stack=[block.stack for block in blocks],
+    )
+
+
+def _old_category(block: Block | Buffer) -> Category:
+    """Of a block whose birth is no longer told."""
+    if block.category is Category.UNKNOWN and block.serial > BEFORE and block.phase is Phase.FORWARD:
+        return Category.ACTIVATION
+    return block.category
+
+
+def _events(memory: Sequence[Entry], tables: _Tables, phases: Spans) -> Events:
+    blocks = [entry[2] for entry in memory]
+    time = np.array([entry[0] for entry in memory], np.int64)
+    is_alloc = np.array([entry[1] is Happened.ALLOC for entry in memory], bool)
+    names: dict[Any, int] = {}
+    operator = np.full(len(memory), -1, np.int64)
+    for row in np.flatnonzero(is_alloc).tolist():
+        made_by = blocks[row].made_by
+        known = names.get(made_by)
+        if known is None:
+            known = names[made_by] = tables.operators.add(_operator(made_by))
+        operator[row] = known
+    columns = _columns(blocks)
+    # A block may get its owner after its birth (optimizer state): then that stands there, too.
+    module = np.where(is_alloc, columns["module"], [entry[3] for entry in memory])
+    loose = is_alloc & (module < 0)
+    module[loose] = tables.owners.with_outside(module[loose], operator[loose], tables.operators)
+    phase = np.array([entry[4] for entry in memory], np.uint8)
+    phase = np.where(phase == Phase.BACKWARD, phase, phase_at(phases, time))
+    category = columns["category"].copy()
+    unknown = np.flatnonzero(is_alloc & (category == Category.UNKNOWN))
+    category[unknown] = _by_lifetime(memory, unknown, columns, phase, operator, tables, phases)
+    category[~is_alloc] = Category.UNKNOWN
+    return events(
+        time,
+        kind=np.where(is_alloc, Kind.ALLOC, Kind.FREE_COMPLETED),
+        device=columns["device"],
+        address=columns["address"].view(np.uint64),
+        bytes=columns["bytes"],
+        operator=operator,
+        module=module,
+        label=[
+            tables.labels.add(block.label) if alloc and block is not None and block.label else -1
+            for block, alloc in zip(blocks, is_alloc.tolist(), strict=True)
+        ],
+        stack=np.where(is_alloc, columns["stack"], -1),
+        phase=phase,
+        category=category,
+    )
+
+
+def _columns(blocks: Sequence[Block | Buffer | None]) -> dict[str, Int64]:
+    names = ("device", "bytes", "address", "module", "category", "recomputing", "stack")
+    return {name: np.array([getattr(block, name) for block in blocks], np.int64) for name in names}
+
+
+def _by_lifetime(
+    memory: Sequence[Entry],
+    rows: np.ndarray,
+    columns: dict[str, Int64],
+    phase: np.ndarray,
+    operator: Int64,
+    tables: _Tables,
+    phases: Spans,
+) -> np.ndarray:
+    freed = {id(entry[2]): entry[0] for entry in memory if entry[1] is Happened.FREE}
+    forever = np.iinfo(np.int64).max
+    born = Born(
+        time_ns=np.array([memory[row][0] for row in rows.tolist()], np.int64),
+        freed_ns=np.array([freed.get(id(memory[row][2]), forever) for row in rows.tolist()], np.int64),
+        device=columns["device"][rows].astype(np.uint8),
+        bytes=columns["bytes"][rows],
+        phase=phase[rows],
+        operator=operator[rows].astype(np.int32),
+        operator_end_ns=np.zeros(len(rows), np.int64),
+        recomputing=columns["recomputing"][rows].astype(bool),
+    )
+    return by_lifetime(born, phases, tables.operators.as_tuple(), knows_optimizer=True)
+
+
+def _calls(entries: Sequence[Entry], owners: Owners) -> Spans:
+    """The layers' calls that ended, by when they began."""
+    ended = [(entry[6], entry[0], entry[3], entry[4]) for entry in entries if entry[1] is Happened.EXIT]
+    start, end, row, phase = np.array(sorted(ended), np.int64).reshape(-1, 4).T
+    depth = owners.depth()[row]
+    return Spans(start, end, row.astype(np.int32), depth.astype(np.int32), phase.astype(np.uint8))
+
+
+def _annotations(recorded: Recorded, full: Events, names: Names) -> Annotations:
+    """Named phases, on the first device."""
+    time = np.array([mark[0] for mark in recorded.marks], np.int64)
+    on_device = np.flatnonzero(full.device == 0)
+    last = np.searchsorted(full.time_ns[on_device], time, side="right") - 1
+    return Annotations(
+        time_ns=time,
+        name=names.add_all([mark[1] for mark in recorded.marks]).astype(np.int32),
+        ends=np.array([mark[2] for mark in recorded.marks], np.uint8),
+        device=np.zeros(len(time), np.uint8),
+        event=np.append(on_device, -1)[last],
+    )

@@ -1,0 +1,134 @@
+"""Snapshots that contradict themselves are told; what is no snapshot is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
+from tests.snapshots import block, entries, segment, snapshot
+
+
+@pytest.mark.parametrize(
+    ("lines", "blocks", "told"),
+    [
+        (["alloc 1000 1", "alloc 1000 2"], [block(1000, 2)], "1 allocations at an address where"),
+        (["alloc 1000 1"], [], "1 allocations neither freed nor among the final blocks"),
+        (["free_completed 1000 1", "free_completed 1000 1"], [], "1 frees of blocks that were not live"),
+        (
+            ["free_completed 1000 1"],
+            [block(1000, 1)],
+            "1 final blocks that were freed and not allocated again",
+        ),
+        (
+            ["alloc 1000 1", "free_completed 1000 9"],
+            [],
+            "1 blocks whose size changed between allocation and end",
+        ),
+        (["alloc 1000 -5", "free_completed 1000 0"], [], "1 sizes are negative; counted as 0"),
+        (["alloc 1000 1 50", "free_completed 1000 1 40"], [], "1 entries are earlier than the one before"),
+        (["segment_unmap 1 50", "segment_map 1 50", "segment_map 1 9"], [], "below zero after 2 entries"),
+        (["teleport 1000 1"], [], "1 entries have the unknown action 'teleport'; kept as marks"),
+        ([], [block(1000, 1), block(1100, 1)], "1 live blocks overlap"),
+        ([], [block(1000, 1, "melting")], "1 blocks are in an unknown state"),
+        ([], [block(1000, -1)], "1 live blocks have a negative size"),
+    ],
+)
+def test_contradictions_are_counted_and_told(
+    lines: list[str], blocks: list[dict[str, Any]], told: str
+) -> None:
+    segments = [segment(*blocks, total=512)] if blocks else []
+    trace = trace_from_snapshot(snapshot(segments, entries(*lines)), "x")
+    assert any(told in note for note in trace.notes)
+
+
+def test_a_segment_that_disagrees_with_its_blocks_is_told() -> None:
+    trace = trace_from_snapshot([{**segment(block(1000, 5)), "requested_size": 6}], "x")
+    assert any("do not tell the sum" in note for note in trace.notes)
+
+
+@pytest.mark.parametrize(
+    "content", [None, 3, "text", {}, {"a": 1}, {"segments": [], "device_traces": 3}, [3], [{}]]
+)
+def test_what_is_no_snapshot_is_refused(content: object) -> None:
+    with pytest.raises(UnreadableFileError):
+        trace_from_snapshot(content, "x")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("size", "12"),
+        ("size", 1.5),
+        ("size", 1 << 70),
+        ("size", 1 << 62),
+        ("addr", None),
+        ("addr", 1 << 65),
+        ("action", []),
+        ("time_us", 1 << 60),
+        ("time_us", "now"),
+        ("frames", 3),
+        ("frames", [{"name": "f"}]),
+        ("frames", "text"),
+        ("user_metadata", 3),
+        ("user_metadata", []),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_refused(field: str, value: object) -> None:
+    written = entries("alloc 1000 1", "free_completed 1000 1")
+    written[0][field] = value
+    with pytest.raises(UnreadableFileError, match="trace entries of cuda:0"):
+        trace_from_snapshot(snapshot([], written), "x")
+    del written[0][field]
+    if field in ("size", "addr", "action"):
+        with pytest.raises(UnreadableFileError, match=f"KeyError: '{field}'"):
+            trace_from_snapshot(snapshot([], written), "x")
+
+
+def without_end(kind: type = tuple) -> Any:
+    """A pair of one pair, and so on, 60 deep: to hash, compare or print it takes for ever."""
+    value = kind()
+    for _ in range(60):
+        value = kind((value, value))
+    return value
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+@pytest.mark.parametrize(
+    "field", ["action", "user_metadata", "compile_context", "stream", "pool_id", "frames", "forward_frames"]
+)
+def test_a_value_without_end_is_refused_before_it_is_hashed_or_printed(field: str, kind: type) -> None:
+    written = entries("alloc 1000 1")
+    for value in (without_end(kind), [without_end(kind), without_end(kind)]):
+        written[0][field] = value
+        with pytest.raises(UnreadableFileError):
+            trace_from_snapshot(snapshot([], written), "x")
+    written[0].pop(field)
+    written[0].update(entries("alloc 1000 1")[0], frames=[{"name": without_end(kind)}])
+    with pytest.raises(UnreadableFileError, match="frame"):
+        trace_from_snapshot(snapshot([], written), "x")
+
+
+def test_a_block_in_a_state_without_end_is_refused() -> None:
+    for field in ("state", "frames"):
+        with pytest.raises(UnreadableFileError):
+            trace_from_snapshot([segment({**block(1000, 1), field: without_end()})], "x")
+    with pytest.raises(UnreadableFileError, match="device of a segment"):
+        trace_from_snapshot([{**segment(block(1000, 1)), "device": without_end()}], "x")
+
+
+def test_more_streams_than_any_program_has_are_refused() -> None:
+    """Python's dicts can be made slow by numbers chosen for that."""
+    rows = [{**entries("alloc 1000 1")[0], "stream": 7 * row} for row in range(1 << 15)]
+    with pytest.raises(UnreadableFileError, match="different streams"):
+        trace_from_snapshot(snapshot([], rows), "x")
+
+
+def test_a_stack_that_many_entries_share_is_read_once() -> None:
+    shared = ["f"] * 100_000
+    rows = [{**entries(f"alloc {512 * row} 1")[0], "forward_frames": shared} for row in range(5000)]
+    trace = trace_from_snapshot(snapshot([], rows), "x")
+    assert len(trace.stacks) == 1
+    assert set(trace.events.forward.tolist()) == {0}

@@ -1,0 +1,174 @@
+"""Small snapshots, a dict in a line or two, with values that a person can work out."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tb_memplugin.analysis.peak import peak
+from tb_memplugin.sources.snapshot.trace import load_snapshot, trace_from_snapshot
+from tb_memplugin.trace import Category, Kind, Phase
+from tests.snapshots import block, entries, segment, snapshot
+
+
+def test_what_was_alive_before_the_window_and_freed_in_it_is_known() -> None:
+    trace = trace_from_snapshot(
+        snapshot(
+            [segment(block(5000, 30))],
+            entries(
+                "alloc 1000 100",
+                "free_requested 3000 70",
+                "free_completed 3000 70",
+                "free_requested 1000 100",
+                "free_completed 1000 100",
+            ),
+        ),
+        "x",
+    )
+    assert trace.live(0).tolist() == [100, 200, 200, 130, 130, 30]
+    assert sorted(zip(trace.start.address.tolist(), trace.start.bytes.tolist(), strict=True)) == [
+        (3000, 70),
+        (5000, 30),
+    ]
+    assert {trace.modules[row].key for row in trace.start.module} == {"(not named)"}
+    assert set(trace.start.category.tolist()) == {Category.UNKNOWN}
+    assert set(trace.allocations.phase[:2].tolist()) == {Phase.BEFORE}
+    assert trace.notes == ()
+    assert trace.events.time_ns.tolist() == [0, 10_000, 20_000, 30_000, 40_000]
+    assert [(step.number, step.start_ns, step.end_ns) for step in trace.steps] == [(0, 0, 40_001)]
+
+
+def test_a_block_is_live_until_its_free_is_completed() -> None:
+    pending = block(1000, 100, "active_pending_free")
+    trace = trace_from_snapshot(
+        snapshot([segment(pending)], entries("alloc 1000 100", "free_requested 1000 100")), "x"
+    )
+    assert trace.live(0).tolist() == [0, 100, 100]
+    assert trace.events.kind.tolist() == [Kind.ALLOC, Kind.FREE_REQUESTED]
+    assert trace.notes == ()
+
+
+def test_an_oom_changes_nothing_and_is_told() -> None:
+    trace = trace_from_snapshot(
+        snapshot([segment(block(1000, 100))], entries("alloc 1000 100", "oom 64 4096")), "x"
+    )
+    assert trace.live(0).tolist() == [0, 100, 100]
+    assert (trace.events.kind[1], trace.events.bytes[1], trace.events.address[1]) == (Kind.OOM, 4096, 0)
+    assert trace.notes == (
+        "cuda:0: out of memory at entry 1: 4,096 bytes asked for with 64 bytes free on the device.",
+    )
+
+
+def test_segments_and_maps_both_move_the_reserve() -> None:
+    trace = trace_from_snapshot(
+        snapshot(
+            [segment(block(1000, 0, "inactive"), total=700)],
+            entries(
+                "segment_free 9000 50",
+                "segment_map 1000 600",
+                "segment_alloc 7000 200",
+                "segment_map 2000 400",
+                "segment_unmap 2000 300",
+                "segment_free 7000 200",
+                "snapshot 0 0",
+            ),
+        ),
+        "x",
+    )
+    assert trace.devices[0].reserved_at_start == 50
+    assert trace.events.reserved.tolist() == [0, 600, 800, 1200, 900, 700, 700]
+    assert trace.live(0).tolist() == [0] * 8
+
+
+def test_devices_are_merged_by_time_and_never_mixed() -> None:
+    trace = trace_from_snapshot(
+        snapshot(
+            [segment(block(1000, 100)), segment(block(1000, 7), total=512, device=2)],
+            entries("alloc 1000 100 10", "snapshot 0 0 30"),
+            [],
+            entries("alloc 1000 7 20", "alloc 2000 5 40", "free_completed 2000 5 50"),
+        ),
+        "x",
+        "xpu",
+    )
+    assert [device.name for device in trace.devices] == ["xpu:0", "xpu:2"]
+    assert trace.events.device.tolist() == [0, 1, 0, 1, 1]
+    assert trace.live(0).tolist() == [0, 100, 100, 100, 100, 100]
+    assert trace.live(1).tolist() == [0, 0, 7, 7, 12, 7]
+    assert trace.events.reserved.tolist() == [2048, 512, 2048, 512, 512]
+
+
+def test_stacks_and_metadata_are_tables() -> None:
+    written = entries("alloc 1000 1", "alloc 2000 2", "alloc 3000 3", "alloc 4000 4")
+    frames = [
+        {"name": "f", "filename": "C:\\run\\a.py", "line": 3},
+        {"name": "main", "filename": "??", "line": 0},
+    ]
+    written[0]["frames"], written[1]["frames"], written[2]["frames"] = (
+        frames,
+        copy.deepcopy(frames),
+        frames[1:],
+    )
+    written[1]["user_metadata"], written[2]["user_metadata"] = "layer.0", ""
+    blocks = [block(1000 * n, n) for n in (1, 2, 3, 4)]
+    trace = trace_from_snapshot(snapshot([segment(*blocks)], written), "x")
+    assert trace.stacks == (("f C:\\run\\a.py:3", "main ??:0"), ("main ??:0",))
+    assert trace.events.stack.tolist() == [0, 0, 1, -1]
+    assert (trace.labels, trace.events.label.tolist()) == (("layer.0",), [-1, 0, -1, -1])
+
+
+def test_without_times_the_index_stands_for_them() -> None:
+    written = entries("alloc 1000 1", "free_completed 1000 1", "snapshot 0 0")
+    for entry in written:
+        del entry["time_us"]
+    trace = trace_from_snapshot(snapshot([], written), "x")
+    assert trace.events.time_ns.tolist() == [0, 1000, 2000]
+    assert "tells no times" in trace.notes[0]
+
+
+def test_legacy_blocks_lie_one_behind_the_other_and_history_has_the_request() -> None:
+    blocks = [
+        {"size": 512, "state": "inactive"},
+        {
+            "size": 1024,
+            "state": "active_allocated",
+            "history": [
+                {"addr": 1512, "real_size": 900, "frames": []},
+                {"addr": 1512, "real_size": 12, "frames": []},
+            ],
+        },
+        {"size": 512, "state": "active_allocated"},
+    ]
+    trace = trace_from_snapshot([segment(*blocks)], "x")
+    assert trace.start.address.tolist() == [1512, 2536]
+    assert trace.start.bytes.tolist() == [900, 512]
+    assert trace.notes == (
+        "The snapshot has no trace, only the final state: no time passes in it.",
+        "cuda:0: 1 live blocks tell no requested size; their rounded size is used.",
+    )
+    assert peak(trace).bytes == 1412
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_every_protocol_loads(protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps(snapshot([segment(block(1000, 100))], entries("alloc 1000 100")), protocol))
+    assert load_snapshot(path).live(0).tolist() == [0, 100]
+
+
+def test_addresses_above_the_half_are_the_same_signed_or_not() -> None:
+    high = 0xFF00_0000_0020_0000
+    trace = trace_from_snapshot(
+        snapshot(
+            [segment(block(high, 100))],
+            entries(
+                f"alloc {high - (1 << 64)} 100", f"alloc {high + 512} 5", f"free_completed {high + 512} 5"
+            ),
+        ),
+        "x",
+    )
+    assert trace.live(0).tolist() == [0, 100, 105, 100]
+    assert trace.notes == ()

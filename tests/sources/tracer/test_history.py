@@ -1,0 +1,169 @@
+"""Layers' figures from an allocator's history: a stand-in keeps it, the model itself runs on the CPU."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.history.recording import HistorySwitch
+from tb_memplugin.sources.tracer.history import HistoryRecording
+from tests.allocators import StandIn
+from tests.snapshots import block, segment
+
+KIB = 1024
+
+
+class Asks(torch.autograd.Function):
+    """Asks the stand-in for memory in forward and in backward, as a kernel would ask a GPU's allocator."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        ctx.layer = layer
+        layer.ask(layer.forward_bytes)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        layer = ctx.layer
+        layer.ask(layer.backward_bytes)
+        layer.give_back()
+        return gradient * 1, None
+
+
+class Layer(nn.Module):
+    def __init__(self, gpu, forward_bytes, backward_bytes):
+        super().__init__()
+        self.gpu, self.forward_bytes, self.backward_bytes = gpu, forward_bytes, backward_bytes
+        self.mine: list[tuple[int, int]] = []
+
+    def ask(self, size):
+        self.gpu.count += 1
+        address = 0x10000 * self.gpu.count
+        self.mine.append((address, size))
+        self.gpu.note("alloc", address, size, time.time_ns() // 1000)
+        time.sleep(0.0002)  # the history's clock counts microseconds
+
+    def give_back(self):
+        while self.mine:
+            address, size = self.mine.pop()
+            for action in ("free_requested", "free_completed"):
+                self.gpu.note(action, address, size, time.time_ns() // 1000)
+        time.sleep(0.0002)
+
+    def forward(self, x):
+        time.sleep(0.0002)
+        return Asks.apply(x, self)
+
+
+class Gpu(StandIn):
+    count = 0
+
+
+@pytest.fixture
+def gpu():
+    return Gpu(segments=[segment(block(0x1000, 400), total=64 * KIB)])
+
+
+def recording(gpu, max_events=1000, peaks=(0, 0)):
+    found = iter(peaks)
+    return HistoryRecording(
+        torch.device("cuda", 0),
+        max_events,
+        allocator=gpu.as_allocator(),
+        levels=lambda: (0, next(found)),
+        switch=HistorySwitch(),
+    )
+
+
+def traced(gpu, model, run, **options):
+    made = recording(gpu, **options)
+    made.start({"": model}, [])
+    phase = made.begin_phase("all")
+    run()
+    made.end_phase(phase)
+    return made.stop({}, [])
+
+
+def train(model):
+    model(torch.ones(1, requires_grad=True)).sum().backward()
+
+
+def test_layers_own_what_their_forward_and_their_backward_ask_for(gpu):
+    model = nn.Sequential(Layer(gpu, 1000, 10), Layer(gpu, 2000, 20))
+    result = traced(gpu, model, lambda: train(model))
+    stats = result.layers
+    assert list(stats) == ["(root)", "0", "1"]
+    assert {name: one.allocated_bytes for name, one in stats.items()} == {
+        "(root)": 3030,
+        "0": 1010,
+        "1": 2020,
+    }
+    assert {name: one.total_allocations for name, one in stats.items()} == {"(root)": 4, "0": 2, "1": 2}
+    assert {name: one.total_deallocations for name, one in stats.items()} == {"(root)": 4, "0": 2, "1": 2}
+    assert all(one.calls == 1 for one in stats.values())
+    # 400 alive before; at the peak both forwards and the second backward
+    assert stats["1"].peak_allocated == 400 + 3000 + 20
+    assert stats["0"].peak_allocated == 400 + 1000 + 10
+    assert stats["(root)"].peak_allocated == result.peak_allocated == 3420
+    assert stats["1"].backward_ms > 0.1
+    (phase,) = result.phases
+    assert (phase.before_bytes, phase.peak_bytes, phase.after_bytes) == (400, 3420, 400)
+
+
+def test_reserve_and_fragmentation_are_the_allocators(gpu):
+    model = nn.Sequential(Layer(gpu, 1000, 10))
+    result = traced(gpu, model, lambda: train(model))
+    assert result.peak_reserved == result.layers["0"].peak_reserved == 64 * KIB
+    reserve = 64 * KIB
+    # forward: 400 when it begins and 1400 when it ends; backward: 1400 and 400
+    expected = ((reserve - 400) + (reserve - 1400) + (reserve - 1400) + (reserve - 400)) / 4 / reserve
+    assert result.layers["0"].avg_fragmentation == pytest.approx(expected)
+
+
+def test_events_carry_the_layer_that_ran(gpu):
+    model = nn.Sequential(Layer(gpu, 1000, 10), Layer(gpu, 2000, 20))
+    events = list(traced(gpu, model, lambda: train(model)).events())
+    asked = [(one.layer_name, one.size_bytes) for one in events if one.event_type == "alloc"]
+    assert asked == [("0", 1000), ("1", 2000), ("1", 20), ("0", 10)]
+    entered = [one.layer_name for one in events if one.event_type == "layer_enter"]
+    assert entered == ["(root)", "0", "1", "1", "0"]
+
+
+def test_the_trace_has_calls_modules_and_sums_to_the_history(gpu):
+    model = nn.Sequential(Layer(gpu, 1000, 10))
+    trace = traced(gpu, model, lambda: train(model)).trace
+    assert trace.live(0).max() == 1410
+    assert {trace.modules[row].key for row in trace.calls.name} == {"", "0"}
+    assert {trace.modules[row].key for row in trace.events.module} == {"0"}
+
+
+def test_what_the_history_overwrote_is_told_and_the_peak_is_the_counters(gpu):
+    model = nn.Sequential(Layer(gpu, 1000, 10))
+    counted = traced(gpu, model, lambda: train(model), max_events=6, peaks=(500, 9999))
+    assert counted.peak_allocated == 9999
+    assert "The peak is the allocator's own counter's." in counted.trace.notes[-1]
+    gpu.entries.clear()
+    unknown = traced(gpu, model, lambda: train(model), max_events=6, peaks=(9999, 9999))
+    assert unknown.peak_allocated == 1410
+    assert "The peak is that of what is kept" in unknown.trace.notes[-1]
+
+
+def test_history_and_hooks_are_as_they_were_when_it_ends(gpu):
+    model = nn.Sequential(Layer(gpu, 1000, 10))
+    kept = []
+    traced(gpu, model, lambda: kept.append(model(torch.ones(1, requires_grad=True))))
+    assert not gpu.recording
+    assert gpu.mark == ""
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    kept[0].sum().backward()  # the graph of the block lives on, without hooks
+
+
+def test_a_device_that_is_not_in_use_is_told(gpu):
+    gpu.in_use = False
+    with pytest.raises(MemPluginError, match="No cuda device is in use yet"):
+        recording(gpu).start({}, [])
+    assert not gpu.recording
