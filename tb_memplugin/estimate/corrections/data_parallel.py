@@ -82,11 +82,14 @@ class FakeReducer:
         use_python_reducer: bool = False,
         limits_for_rebuilding: Sequence[int] = (),
         batched_grad_copy: bool = False,
+        lazy_bucket_allocation: bool = False,
     ) -> None:
         if any(expect_sparse_gradients):
             raise _refusal("with sparse gradients", "Use nn.Embedding(sparse=False).")
         if batched_grad_copy:
             raise _refusal("with batched_grad_copy=True", "Leave it out.")
+        if lazy_bucket_allocation:
+            raise _refusal("with lazy_bucket_allocation=True", "Leave it out.")
         self._name = name
         self._parameters = list(parameters)
         self._limits = list(limits_for_rebuilding) or [first_bucket_bytes_cap, bucket_bytes_cap]

@@ -111,21 +111,19 @@ def _cudnn(
     stride = len(params) // (num_layers * (2 if bidirectional else 1))
     data, params, *states = _autocast(data, params, *states)
     sizes = [hidden, result if result != hidden else 0, num_layers, batch_first]
-    out = aten._cudnn_rnn(
-        *(data, params, stride, None, *states, kind, *sizes, dropout, train, bidirectional, batch_sizes, None)
-    )
+    with torch.autocast("cuda", enabled=False):  # just done; that of a build with CUDA would start kernels
+        out = aten._cudnn_rnn(
+            *(data, params, stride, None, *states, kind, *sizes),
+            *(dropout, train, bidirectional, batch_sizes, None),
+        )
     return out[: 3 if kind == LSTM else 2]
 
 
 def _autocast(
     data: torch.Tensor, params: Sequence[torch.Tensor], *states: torch.Tensor | None
 ) -> tuple[Any, ...]:
-    """Input, weights (into one buffer) and states in autocast's type (cudnn/RNN.cpp, cast_reflatten).
-
-    Where PyTorch was built with CUDA, it does so itself.
-    """
-    own = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_cudnn_rnn", "AutocastCUDA")
-    if own or not torch.is_autocast_enabled("cuda"):
+    """Input, weights (into one buffer) and states in autocast's type (cudnn/RNN.cpp, cast_reflatten)."""
+    if not torch.is_autocast_enabled("cuda"):
         return data, params, *states
     dtype = torch.get_autocast_dtype("cuda")
     flat = torch.cat([one.to(dtype).reshape(-1) for one in params])

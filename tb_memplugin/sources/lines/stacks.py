@@ -27,7 +27,7 @@ _MOST_NODES = 400_000
 _NO_SEQUENCE = (1 << 64) - 1
 """The sequence number of nodes that no operator made: those that put a gradient into its parameter."""
 
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 _DISPATCH = frozenset(
     str(Path(torch.__file__).parent / name)
     for name in (
