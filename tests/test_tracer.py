@@ -37,8 +37,8 @@ def is_clean(*models: nn.Module) -> bool:
         not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
         and dispatch._get_current_dispatch_mode() is None
         and not dispatch.is_in_torch_dispatch_mode()
-        and not dispatch.is_in_any_mode_without_ignore_compile_internals()
-        and not torch.nn.modules.module._has_any_global_hook()
+        and not getattr(dispatch, "is_in_any_mode_without_ignore_compile_internals", bool)()  # not in 2.6
+        and not (nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks)
     )
 
 

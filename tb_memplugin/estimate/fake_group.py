@@ -17,6 +17,9 @@ from tb_memplugin.estimate.patches import Patches
 from tb_memplugin.estimate.plugins.distributed import Done
 from tb_memplugin.estimate.post import Post
 
+OLDEST_TORCH = "2.13"
+"""In 2.6 the fake process group, meshes and FSDP2 do not go together; what lies between was not tried."""
+
 _KEPT = ("group_desc", "use_local_synchronization")
 """What `new_group` is told of a program's wishes; not the backend, nor its options."""
 
@@ -30,7 +33,7 @@ def fake_group(rank: int, world_size: int, post: Post) -> Iterator[None]:
         post: where objects that ranks send each other go, and come from.
 
     Raises:
-        MemPluginError: PyTorch has no torch.distributed, or a process group exists already.
+        MemPluginError: PyTorch has no torch.distributed or is too old, or a process group exists already.
         Waiting: inside the block, for an object of a rank that has not sent it yet.
     """
     if not dist.is_available():
@@ -38,6 +41,12 @@ def fake_group(rank: int, world_size: int, post: Post) -> Iterator[None]:
             "Several ranks need torch.distributed, which this PyTorch is built without.",
             where="estimate_ranks",
             fix="Use a build with it, or estimate one rank with MemoryEstimator.",
+        )
+    if torch.torch_version.TorchVersion(torch.__version__) < OLDEST_TORCH:
+        raise MemPluginError(
+            f"Several ranks are estimated with PyTorch {OLDEST_TORCH} or newer; this is {torch.__version__}.",
+            where="estimate_ranks",
+            fix="Estimate with a newer one, or one rank with MemoryEstimator.",
         )
     if dist.is_initialized():
         raise MemPluginError(
