@@ -239,6 +239,7 @@ def in_threads(target, count=10):
 
 def test_ten_threads_in_one_block_lose_no_call_and_no_byte_of_a_layer():
     model, tracer = mlp(), MemoryTracer()
+    gc.collect()  # what earlier tests left
     with tracer.trace(model):
         in_threads(lambda: [model(torch.ones(16, 64)) for _ in range(5)])
     assert is_clean(model)
@@ -246,7 +247,8 @@ def test_ten_threads_in_one_block_lose_no_call_and_no_byte_of_a_layer():
     assert first.calls == first.total_allocations == 50
     assert first.allocated_bytes == 50 * 4 * 16 * 128
     trace = tracer.trace_result()
-    assert int(trace.live(0)[-1]) == int(trace.live(0)[0])  # all is given back
+    blocks = trace.allocations
+    assert all(blocks.freed[blocks.born >= 0] < len(trace.events))  # all is given back
     assert any("called 50 times on other threads" in note for note in trace.notes)
 
 

@@ -61,7 +61,8 @@ def test_two_ranks_allocate_what_two_real_processes_do(tmp_path: Path) -> None:
     real = really({kind: partial(train, kind, pause=0.1) for kind in KINDS}, 2, tmp_path)
     for kind in KINDS:
         found = on_cpu(lambda *_, kind=kind: train(kind), 2).ranks
-        sent = 2 * COMPRESSED if kind == HALF else max(size for size in sizes(found[0]) if size < 3 * MIB)
+        # In half precision, what was sent in the step before may still be held, too.
+        sent = 4 * COMPRESSED if kind == HALF else max(size for size in sizes(found[0]) if size < 3 * MIB)
         assert not differences(found, real[kind], late=sent), kind
 
 
