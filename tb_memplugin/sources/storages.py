@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from time import time_ns
 from typing import Any
 
@@ -128,6 +129,17 @@ def optimizer_parameters(
             yield parameter, *names.owner_of.get(id(parameter), (-1, f"group {index} parameter {place}"))
 
 
+def state_identities(optimizer: torch.optim.Optimizer) -> tuple[int, ...] | None:
+    """Which objects an optimizer's state holds for its parameters, by identity; None where that is not told.
+
+    All within calls into C: each call in Python would be an event of a profile with stacks.
+    """
+    try:
+        return tuple(map(id, chain.from_iterable(map(dict.values, optimizer.state.values()))))
+    except TypeError:  # state that is kept in another way
+        return None
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
@@ -137,6 +149,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _tensors(inner)
+
+
+_ONE_STORAGE = (torch.Tensor, nn.Parameter)
+"""Others may stand for several storages, or for none: they are looked at each time."""
 
 
 class Changes:
@@ -155,7 +171,10 @@ class Changes:
         for purpose in tensors:
             tensor = purpose[0]
             seen = known.get(id(tensor))
-            address = _address(tensor)
+            try:  # here, not in a function: each call would be an event of a profile with stacks
+                address = tensor.data_ptr() if type(tensor) in _ONE_STORAGE else 0
+            except (RuntimeError, NotImplementedError):
+                address = 0
             if seen is None or seen[0]() is not tensor or seen[1] != address or not address:
                 known[id(tensor)] = weakref.ref(tensor), address
                 yield purpose
@@ -163,14 +182,6 @@ class Changes:
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where its data begin, 0 for tensors that stand for several storages, or for none."""
-    try:
-        return tensor.data_ptr() if type(tensor) in (torch.Tensor, nn.Parameter) else 0
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 def sight(

@@ -32,6 +32,7 @@ from tb_memplugin.sources.storages import (
     optimizer_parameters,
     optimizer_storages,
     sight,
+    state_identities,
 )
 
 logger = logging.getLogger("tb_memplugin")
@@ -90,6 +91,7 @@ class WindowRecorder:
         self._deaths: list[weakref.ref[torch.UntypedStorage]] = []
         self._window: Window | None = None
         self._changes = Changes()
+        self._states: dict[int, tuple[int, ...] | None] = {}
         self._stepping: dict[int, int] = {}
         self._round: set[int] = set()
 
@@ -129,6 +131,7 @@ class WindowRecorder:
             self._failed("stop", error)
         self._deaths.clear()
         self._changes.clear()
+        self._states.clear()
 
     def take(self) -> Window | None:
         """The finished window, once; None if none was recorded since the last call."""
@@ -142,6 +145,7 @@ class WindowRecorder:
         self._handles.clear()
         self._deaths.clear()
         self._changes.clear()
+        self._states.clear()
         self._stepping.clear()
         self._round.clear()
 
@@ -205,6 +209,10 @@ class WindowRecorder:
             began = self._stepping.pop(id(optimizer), None)
             if began is not None:
                 window.optimizer_steps.append((began, time_ns()))
+            held = state_identities(optimizer)
+            if held is not None and self._states.get(id(optimizer)) == held:
+                return  # as after the step before
+            self._states[id(optimizer)] = held
             window.sightings += sight(self._changes.among(optimizer_storages(optimizer, window.names)))
         except Exception as error:  # see start
             self._failed("optimizer step", error)
