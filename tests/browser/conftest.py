@@ -66,7 +66,14 @@ def new_context(chromium: Browser) -> BrowserContext:
 
 
 @pytest.fixture
-def open_tab(chromium: Browser) -> Iterator[Callable[[str], Tab]]:
+def start_tensorboard() -> Iterator[Callable[..., TensorBoard]]:
+    """A server of the test's own, which outlives the test's pages: these go on asking until they close."""
+    with contextlib.ExitStack() as running:
+        yield lambda *arguments: running.enter_context(tensorboard(*arguments))
+
+
+@pytest.fixture
+def open_tab(chromium: Browser, start_tensorboard: object) -> Iterator[Callable[[str], Tab]]:
     """A page of a browser that remembers nothing; at the end it must not have done what no page may do."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []

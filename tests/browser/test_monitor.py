@@ -65,29 +65,31 @@ def peaks_of(told):
     return [step["devices"][0]["peak_allocated"] for step in told]
 
 
-def test_steps_of_a_training_that_runs_show_after_each_reload(training, load_fast, open_tab, tmp_path):
-    with tensorboard(tmp_path, load_fast) as server:
-        tab = open_tab(server.url)
-        tab.page.goto(f"{tab.home}/#tb_memplugin")
-        tab("empty-state").wait_for()
-        told: list[dict] = []
-        for steps in (10, 15):
-            told = training(steps)
-            server.wait_for("runs", partial(has_watched, len(told)))
-            reload_tensorboard(tab)
-            tab("headline").wait_for()
-            expect(tab("among")).to_contain_text(f"{len(told)} steps")
-            highest = max(peaks_of(told))
-            expect(tab("headline").locator(".amount")).to_have_attribute("title", f"{highest:,} bytes")
-        for step in (0, 12, len(told) - 1):
-            shows(tab.open_anew(run="live", step=step), told[step])
-        take_pictures(tab, Path(os.environ.get("TB_MEMPLUGIN_PICTURES") or tmp_path))
-        _, body, _ = server.fetch("data/plugin/scalars/tags")
-        assert json.loads(body)["live/rank0.steps"].keys() == {"memory/peak_resident"}
-        query = {"run": "live/rank0.steps", "tag": "memory/peak_resident"}
-        points = json.loads(server.fetch("data/plugin/scalars/scalars", **query)[1])
-        assert [step for _, step, _ in points] == list(range(len(told)))
-        assert [value for _, _, value in points] == [np.float32(peak) for peak in peaks_of(told)]
+def test_steps_of_a_training_that_runs_show_after_each_reload(
+    training, load_fast, start_tensorboard, open_tab, tmp_path
+):
+    server = start_tensorboard(tmp_path, load_fast)
+    tab = open_tab(server.url)
+    tab.page.goto(f"{tab.home}/#tb_memplugin")
+    tab("empty-state").wait_for()
+    told: list[dict] = []
+    for steps in (10, 15):
+        told = training(steps)
+        server.wait_for("runs", partial(has_watched, len(told)))
+        reload_tensorboard(tab)
+        tab("headline").wait_for()
+        expect(tab("among")).to_contain_text(f"{len(told)} steps")
+        highest = max(peaks_of(told))
+        expect(tab("headline").locator(".amount")).to_have_attribute("title", f"{highest:,} bytes")
+    for step in (0, 12, len(told) - 1):
+        shows(tab.open_anew(run="live", step=step), told[step])
+    take_pictures(tab, Path(os.environ.get("TB_MEMPLUGIN_PICTURES") or tmp_path))
+    _, body, _ = server.fetch("data/plugin/scalars/tags")
+    assert json.loads(body)["live/rank0.steps"].keys() == {"memory/peak_resident"}
+    query = {"run": "live/rank0.steps", "tag": "memory/peak_resident"}
+    points = json.loads(server.fetch("data/plugin/scalars/scalars", **query)[1])
+    assert [step for _, step, _ in points] == list(range(len(told)))
+    assert [value for _, _, value in points] == [np.float32(peak) for peak in peaks_of(told)]
 
 
 def take_pictures(tab, folder):

@@ -90,31 +90,31 @@ def test_without_its_side_file_a_step_still_shows_and_the_file_is_named(hurt, lo
 
 
 def test_an_empty_logdir_says_what_to_do_and_shows_what_is_written_while_it_runs(
-    logdir, load_fast, open_tab, tmp_path
+    logdir, load_fast, start_tensorboard, open_tab, tmp_path
 ):
-    with tensorboard(tmp_path, load_fast) as server:
-        tab = open_tab(server.url)
-        tab.page.goto(f"{tab.home}/#tb_memplugin")
-        expect(tab("empty-state")).to_contain_text("No memory has been recorded here yet.")
-        code = tab("record-code").inner_text()
-        assert f'memory_trace_handler("{tmp_path}/first", model=model, optimizer=optimizer)' in code
-        for line in (
-            "from tb_memplugin import memory_trace_handler",
-            "profile_memory=True",
-            "on_trace_ready=handler",
-        ):
-            assert line in code
-        compile(code, "what the page says", "exec")
-        writer = RunWriter(str(tmp_path / "first"), "rank0")
-        for window, steps in enumerate(([2, 3], [5, 6])):
-            writer.write(load_window(recorded(logdir, step=steps[0]).side_file))
-            server.wait_for("runs", partial(has_steps, 2 * window + 2))
-            reload_tensorboard(tab)
-            expect(tab("picker-step").locator("option:not([value=window])")).to_have_count(2 * window + 2)
-            tab.pick("step", str(steps[1]))
-            expect(tab("headline")).to_contain_text(f"Step {steps[1]} peaked")
-            peak = recorded(logdir, step=steps[1]).stats.peak_bytes
-            assert exact(tab("headline").locator(".amount")) == peak
+    server = start_tensorboard(tmp_path, load_fast)
+    tab = open_tab(server.url)
+    tab.page.goto(f"{tab.home}/#tb_memplugin")
+    expect(tab("empty-state")).to_contain_text("No memory has been recorded here yet.")
+    code = tab("record-code").inner_text()
+    assert f'memory_trace_handler("{tmp_path}/first", model=model, optimizer=optimizer)' in code
+    for line in (
+        "from tb_memplugin import memory_trace_handler",
+        "profile_memory=True",
+        "on_trace_ready=handler",
+    ):
+        assert line in code
+    compile(code, "what the page says", "exec")
+    writer = RunWriter(str(tmp_path / "first"), "rank0")
+    for window, steps in enumerate(([2, 3], [5, 6])):
+        writer.write(load_window(recorded(logdir, step=steps[0]).side_file))
+        server.wait_for("runs", partial(has_steps, 2 * window + 2))
+        reload_tensorboard(tab)
+        expect(tab("picker-step").locator("option:not([value=window])")).to_have_count(2 * window + 2)
+        tab.pick("step", str(steps[1]))
+        expect(tab("headline")).to_contain_text(f"Step {steps[1]} peaked")
+        peak = recorded(logdir, step=steps[1]).stats.peak_bytes
+        assert exact(tab("headline").locator(".amount")) == peak
 
 
 def has_steps(count, answer):
@@ -126,13 +126,13 @@ def reload_tensorboard(tab):
     tab.page.locator("app-header-reload").get_by_role("button").click()
 
 
-def test_under_a_path_prefix_everything_works(logdir, open_tab):
-    with tensorboard(logdir, "--path_prefix", "/tb") as server:
-        tab = open_tab(f"{server.url}/tb")
-        route = "tb/data/plugin/tb_memplugin/runs"
-        tab.wait_until(lambda: b"checkpointed" in server.fetch(route)[1], "the runs")
-        for view in ("overview", "timeline", "modules", "compare"):
-            tab.open(view, run="baseline", step=2)
-        tab("tab-overview").click()
-        assert exact(tab("headline").locator(".amount")) == recorded(logdir).stats.peak_bytes
-        assert tab.page.url.startswith(f"{server.url}/tb/#tb_memplugin&")
+def test_under_a_path_prefix_everything_works(logdir, start_tensorboard, open_tab):
+    server = start_tensorboard(logdir, "--path_prefix", "/tb")
+    tab = open_tab(f"{server.url}/tb")
+    route = "tb/data/plugin/tb_memplugin/runs"
+    tab.wait_until(lambda: b"checkpointed" in server.fetch(route)[1], "the runs")
+    for view in ("overview", "timeline", "modules", "compare"):
+        tab.open(view, run="baseline", step=2)
+    tab("tab-overview").click()
+    assert exact(tab("headline").locator(".amount")) == recorded(logdir).stats.peak_bytes
+    assert tab.page.url.startswith(f"{server.url}/tb/#tb_memplugin&")
