@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
+from itertools import chain
 from time import time_ns
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.sources.profiler.held import HeldByModels, HeldByOptimizer, Seen, told_once
 from tb_memplugin.sources.storages import (
     Changes,
     Purpose,
@@ -91,6 +93,9 @@ class WindowRecorder:
         self._deaths: list[weakref.ref[torch.UntypedStorage]] = []
         self._window: Window | None = None
         self._changes = Changes()
+        self._held: HeldByModels | None = None
+        self._optimizers_held: dict[int, HeldByOptimizer] = {}
+        self._seen: list[list[Seen]] = []
         self._states: dict[int, tuple[int, ...] | None] = {}
         self._stepping: dict[int, int] = {}
         self._round: set[int] = set()
@@ -129,9 +134,7 @@ class WindowRecorder:
                 self._take_end(window)
         except Exception as error:  # see start
             self._failed("stop", error)
-        self._deaths.clear()
-        self._changes.clear()
-        self._states.clear()
+        self._forget()
 
     def take(self) -> Window | None:
         """The finished window, once; None if none was recorded since the last call."""
@@ -143,9 +146,12 @@ class WindowRecorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._deaths.clear()
-        self._changes.clear()
-        self._states.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._held = None
+        for kept in (self._optimizers_held, self._seen, self._deaths, self._changes, self._states):
+            kept.clear()
         self._stepping.clear()
         self._round.clear()
 
@@ -170,9 +176,12 @@ class WindowRecorder:
         window = self._window
         kept: list[torch.UntypedStorage] = []
         tensors = list(model_storages(models, window.names))
+        self._held = HeldByModels(models, window.names)
+        self._held.look()  # what is there now is the start state
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
             window.parameter_bytes.append(_parameter_bytes(optimizer, window.names))
+            self._held_by(optimizer, window).look(optimizer)
         window.start = sight(self._changes.among(tensors), keep=kept)
         died = window.died
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
@@ -183,7 +192,8 @@ class WindowRecorder:
         tensors = list(model_storages(self._alive_models(), window.names))
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
-        window.sightings += sight(tensors)
+        self._seen.append([sight(tensors)])
+        window.sightings = list(chain.from_iterable(map(told_once, self._seen)))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         window = self._window
@@ -192,12 +202,12 @@ class WindowRecorder:
         try:
             self._stepping[id(optimizer)] = time_ns()
             self._meet(optimizer, window)
-            tensors = list(gradients(optimizer, window.names))
-            if not self._round or id(optimizer) in self._round:
+            seen = self._held_by(optimizer, window).look(optimizer)
+            if self._held is not None and (not self._round or id(optimizer) in self._round):
                 self._round.clear()
-                tensors += model_storages(self._alive_models(), window.names)
+                seen += self._held.look()
             self._round.add(id(optimizer))
-            window.sightings += sight(self._changes.among(tensors))
+            self._seen.append(seen)
         except Exception as error:  # see start
             self._failed("optimizer step", error)
 
@@ -213,9 +223,12 @@ class WindowRecorder:
             if held is not None and self._states.get(id(optimizer)) == held:
                 return  # as after the step before
             self._states[id(optimizer)] = held
-            window.sightings += sight(self._changes.among(optimizer_storages(optimizer, window.names)))
+            self._seen.append([sight(self._changes.among(optimizer_storages(optimizer, window.names)))])
         except Exception as error:  # see start
             self._failed("optimizer step", error)
+
+    def _held_by(self, optimizer: torch.optim.Optimizer, window: Window) -> HeldByOptimizer:
+        return self._optimizers_held.setdefault(id(optimizer), HeldByOptimizer(window.names))
 
     def _meet(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
         """An optimizer that was not given, or replaced the one that was: take it in."""

@@ -1,0 +1,216 @@
+"""What models and optimizers hold before each optimizer step, seen within a few calls into C.
+
+Gradients lie at new addresses in every step, and parameters may have been replaced. Where a profile
+records stacks, each call of ours is an event of the user's own profile: asking tensor by tensor would
+put thousands of events into every step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter, itemgetter
+from time import time_ns
+
+import torch
+from torch import nn
+
+from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.storages import Sighting, model_storages, optimizer_parameters, sight
+from tb_memplugin.trace import Category
+
+Owner = tuple[int, str]
+"""(owning module's row, label)"""
+
+_ONE_STORAGE = frozenset((torch.Tensor, nn.Parameter, nn.Buffer))
+_NOBODY: Owner = (-1, "")
+_alive = weakref.ref.__call__
+_parameters, _buffers, _children = map(attrgetter, ("_parameters", "_buffers", "_modules"))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Tensors of one purpose, each with one storage, at one moment: column by column."""
+
+    time_ns: int
+    category: Category
+    owners: list[Owner]
+    devices: list[torch.device]
+    dtypes: list[torch.dtype]
+    addresses: list[int]
+    sizes: list[int]
+    shared: list[bool]
+
+    @classmethod
+    def at(cls, tensors: list[torch.Tensor], owners: list[Owner], category: Category) -> Look:
+        """Look now.
+
+        Raises:
+            RuntimeError, NotImplementedError: a tensor has no memory of its own (functorch, meta).
+        """
+        behind = list(map(torch.Tensor.untyped_storage, tensors))
+        return cls(
+            time_ns(),
+            category,
+            owners,
+            [tensor.device for tensor in tensors],
+            [tensor.dtype for tensor in tensors],
+            list(map(torch.UntypedStorage.data_ptr, behind)),
+            list(map(torch.UntypedStorage.nbytes, behind)),
+            list(map(torch.UntypedStorage.is_shared, behind)),
+        )
+
+    def __iter__(self) -> Iterator[Sighting]:
+        """The storages that hold memory, each as often as it was seen."""
+        columns = (self.owners, self.devices, self.dtypes, self.addresses, self.sizes, self.shared)
+        for (module, label), device, dtype, address, size, shared in zip(*columns, strict=True):
+            if not address:
+                continue
+            name = str(device) if device.type != "cpu" else "shared" if shared else "cpu"
+            kind = str(dtype).removeprefix("torch.")
+            yield Sighting(self.time_ns, name, address, size, self.category, module, label, kind)
+
+
+Seen = Look | list[Sighting]
+
+
+@dataclass(slots=True)
+class Group:
+    """Tensors of one purpose, looked at again and again: what is as it was is not told again."""
+
+    category: Category
+    _refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    _addresses: list[int] | None = None
+
+    def look(self, tensors: Sequence[torch.Tensor | None], owners: Sequence[Owner]) -> list[Seen]:
+        """What is to be told of the tensors now; None stands for one that is not there.
+
+        Comprehensions here hold no call, and the calls around them no Python: see the module.
+        """
+        pairs = [(one, owner) for one, owner in zip(tensors, owners, strict=True) if one is not None]
+        plain = [
+            (one, owner)
+            for one, owner in pairs
+            if type(one) in _ONE_STORAGE and one.layout is torch.strided and not one.is_nested
+        ]
+        try:
+            seen = Look.at([one for one, _ in plain], [owner for _, owner in plain], self.category)
+        except (RuntimeError, NotImplementedError):
+            return [self._one_by_one(pairs)]
+        found: list[Seen] = [seen] if self._are_others([one for one, _ in plain], seen.addresses) else []
+        if len(plain) < len(pairs):
+            known = set(map(id, [one for one, _ in plain]))
+            found.append(self._one_by_one([pair for pair in pairs if id(pair[0]) not in known]))
+        return found
+
+    def _are_others(self, tensors: list[torch.Tensor], addresses: list[int]) -> bool:
+        """Whether any is another object, or at another place, than at the last look.
+
+        An object has one weak reference, which outlives it: another object at its address has another.
+        """
+        refs = list(map(weakref.ref, tensors))
+        same = self._addresses == addresses and list(map(id, self._refs)) == list(map(id, refs))
+        self._refs, self._addresses = refs, addresses
+        return not same
+
+    def _one_by_one(self, pairs: Iterable[tuple[torch.Tensor, Owner]]) -> list[Sighting]:
+        """Tensors that may stand for several storages, or for none."""
+        return sight((one, self.category, *owner) for one, owner in pairs)
+
+
+class HeldByModels:
+    """Parameters, buffers and gradients of models, also of modules that are put in or taken out meanwhile.
+
+    Args:
+        models: name -> module; held weakly, as all else here.
+        names: their modules and who owns which tensor.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
+        self._models = [weakref.ref(model) for model in models.values()]
+        self._names = names
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._below: list[int] = []
+        self._groups = [Group(one) for one in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT)]
+
+    def look(self) -> list[Seen]:
+        """What is new since the last look."""
+        try:
+            return self._new()
+        except (AttributeError, TypeError):  # a scripted module keeps its parameters elsewhere
+            alive = {
+                str(row): model for row, model in enumerate(map(_alive, self._models)) if model is not None
+            }
+            return [sight(model_storages(alive, self._names))]
+
+    def _new(self) -> list[Seen]:
+        modules = self._now()
+        parameters = _values(map(_parameters, modules))
+        tensors = (parameters, _values(map(_buffers, modules)), _gradients(parameters))
+        owners = [self._owners(parameters), self._owners(tensors[1])]
+        found = map(Group.look, self._groups, tensors, (*owners, _of_gradients(owners[0])))
+        return list(chain.from_iterable(found))
+
+    def _now(self) -> list[nn.Module]:
+        """The modules, found anew where any is another than before."""
+        modules = list(map(_alive, self._modules))
+        if modules and None not in modules:
+            known = [module for module in modules if module is not None]
+            if list(map(id, _values(map(_children, known)))) == self._below:
+                return known
+        models = [model for model in map(_alive, self._models) if model is not None]
+        found = list(dict.fromkeys(chain.from_iterable(map(nn.Module.modules, models))))
+        self._modules = list(map(weakref.ref, found))
+        self._below = list(map(id, _values(map(_children, found))))
+        return found
+
+    def _owners(self, tensors: list[torch.Tensor | None]) -> list[Owner]:
+        found = map(self._names.owner_of.get, map(id, tensors))
+        return [owner or _NOBODY for owner in found]
+
+
+@dataclass(slots=True)
+class HeldByOptimizer:
+    """The gradients that an optimizer is about to use.
+
+    Attributes:
+        names: the models' modules, for who owns which parameter.
+    """
+
+    names: ModuleNames
+    _identities: list[int] = field(default_factory=list)
+    _owners: list[Owner] = field(default_factory=list)
+    _group: Group = field(default_factory=lambda: Group(Category.GRADIENT))
+
+    def look(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+        """What is new since the last look."""
+        held = list(chain.from_iterable(map(itemgetter("params"), optimizer.param_groups)))
+        identities = list(map(id, held))
+        if identities != self._identities:
+            owners = [(row, label) for _, row, label in optimizer_parameters(optimizer, self.names)]
+            self._identities, self._owners = identities, _of_gradients(owners)
+        return self._group.look(_gradients(held), self._owners)
+
+
+def _values(dicts: Iterable[dict[str, object]]) -> list[torch.Tensor | None]:
+    return list(chain.from_iterable(map(dict.values, dicts)))  # type: ignore[arg-type]
+
+
+def _gradients(parameters: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    return [None if one is None else one.grad for one in parameters]
+
+
+def _of_gradients(owners: Iterable[Owner]) -> list[Owner]:
+    return [(module, f"{label} (gradient)") for module, label in owners]
+
+
+def told_once(seen: Iterable[Seen]) -> Iterator[Sighting]:
+    """The sightings of one moment; a storage seen under two purposes keeps the first."""
+    met: set[tuple[str, int]] = set()
+    for sighting in chain.from_iterable(seen):
+        place = (sighting.device, sighting.address)
+        if place not in met:
+            met.add(place)
+            yield sighting

@@ -1,0 +1,143 @@
+"""What models and optimizers hold is seen before each step, within few calls, and told where it changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.profiler.held import HeldByModels, HeldByOptimizer, told_once
+from tb_memplugin.sources.profiler.window import WindowRecorder, watch
+from tb_memplugin.sources.storages import Sighting
+from tb_memplugin.trace import Category
+
+
+def held_by(model: nn.Module) -> HeldByModels:
+    return HeldByModels({"": model}, ModuleNames.of({"": model}))
+
+
+def looked(held: HeldByModels) -> list[tuple[Category, str, int]]:
+    return [(seen.category, seen.label, seen.bytes) for seen in told_once(held.look())]
+
+
+def step(model: nn.Module) -> None:
+    model(torch.ones(1, 2)).sum().backward()
+
+
+WEIGHT = (Category.PARAMETER, "weight", 24)
+BIAS = (Category.PARAMETER, "bias", 12)
+
+
+def test_a_model_is_told_once_and_again_where_it_changed():
+    model = nn.Linear(2, 3)
+    held = held_by(model)
+    assert looked(held) == [WEIGHT, BIAS]
+    assert looked(held) == []
+    step(model)
+    assert looked(held) == [
+        (Category.GRADIENT, "weight (gradient)", 24),
+        (Category.GRADIENT, "bias (gradient)", 12),
+    ]
+    step(model)  # adds to the gradients where they lie
+    assert looked(held) == []
+
+
+def test_a_gradient_at_the_place_of_the_one_before_is_another():
+    model = nn.Linear(2, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held = HeldByOptimizer(ModuleNames.of({"": model}))
+    for _ in range(5):
+        step(model)
+        gradient = model.weight.grad
+        assert gradient is not None
+        seen = list(told_once(held.look(optimizer)))
+        assert [(one.address, one.label) for one in seen] == [(gradient.data_ptr(), "weight (gradient)")]
+        del gradient
+        optimizer.zero_grad()  # the allocator gives the next one the same place
+
+
+def test_parameters_moved_replaced_and_put_in_are_seen():
+    model = nn.Sequential(nn.Linear(2, 3, bias=False))
+    held = held_by(model)
+    held.look()
+    model[0].weight.data = torch.zeros(5, 2)
+    assert looked(held) == [(Category.PARAMETER, "0.weight", 40)]
+    model[0].weight = nn.Parameter(torch.zeros(7, 2))
+    assert [size for _, _, size in looked(held)] == [56]
+    model.append(nn.Linear(7, 2, bias=False))
+    assert sorted(size for _, _, size in looked(held)) == [56, 56]
+    del model[1]
+    model.register_buffer("mask", torch.zeros(9))
+    assert (Category.BUFFER, "", 36) in looked(held)
+
+
+def test_memory_shared_by_two_names_is_told_once():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    assert looked(held_by(model)) == [(Category.PARAMETER, "0.weight", 64)]
+
+
+def test_tensors_of_several_storages_are_told_beside_plain_ones():
+    model = nn.ParameterList([nn.Parameter(torch.zeros(3))])
+    model.register_buffer("sparse", torch.eye(2).to_sparse())  # 2 values of 4 bytes, 2 x 2 indices of 8
+    held = held_by(model)
+    assert sorted(looked(held)) == sorted(
+        [(Category.PARAMETER, "0", 12), (Category.BUFFER, "sparse", 32), (Category.BUFFER, "sparse", 8)]
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_scripted_model_is_told_too():
+    assert looked(held_by(torch.jit.script(nn.Linear(2, 3)))) == [WEIGHT, BIAS]
+
+
+def test_nothing_is_held_alive():
+    model = nn.Linear(2, 3)
+    held = held_by(model)
+    step(model)
+    held.look()
+    del model
+    assert looked(held) == []
+
+
+def calls_before_a_step(layers: int) -> int:
+    """Events of a profile with stacks that our look before an optimizer's step makes."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = WindowRecorder({"": model}, [optimizer])
+    watch(recorder)
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recorded:
+        step(model)
+        optimizer.step()
+    window = recorder.take()
+    assert window is not None
+    assert sum(seen.category == Category.GRADIENT for seen in window.sightings) == 2 * 2 * layers
+    pending, found = list(recorded.profiler.kineto_results.experimental_event_tree()), 0
+    while pending:
+        event = pending.pop()
+        pending += event.children
+        found += "_before_step" in event.name
+        if "_before_step" in event.name:
+            inside = list(event.children)
+            while inside:
+                inner = inside.pop()
+                inside += inner.children
+                found += 1
+    return found
+
+
+def test_a_profile_with_stacks_has_as_few_calls_of_ours_for_many_parameters_as_for_few():
+    few, many = calls_before_a_step(2), calls_before_a_step(20)
+    assert 0 < few < 150
+    assert many == few
+
+
+def test_what_is_told_is_what_the_tensors_are():
+    model = nn.Linear(2, 3, bias=False).to(torch.bfloat16)
+    (seen,) = told_once(held_by(model).look())
+    weight = model.weight
+    assert seen == Sighting(
+        seen.time_ns, "cpu", weight.data_ptr(), 12, Category.PARAMETER, 0, "weight", "bfloat16"
+    )
