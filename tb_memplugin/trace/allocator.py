@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
+from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64, column
 
 DEFAULT_POOL = (0, 0)
 """The id of the pool that serves all but CUDA graphs and `torch.cuda.MemPool`."""
@@ -21,12 +21,12 @@ class Segments:
     here: their `address` and `bytes` are the range's.
     """
 
-    device: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
-    address: UInt64 = field(default_factory=lambda: np.empty(0, np.uint64))
-    bytes: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    stream: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    pool: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    expandable: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
+    device: UInt8 = column(np.uint8)
+    address: UInt64 = column(np.uint64)
+    bytes: Int64 = column(np.int64)
+    stream: Int32 = column(np.int32)
+    pool: Int32 = column(np.int32)
+    expandable: UInt8 = column(np.uint8)
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -41,11 +41,11 @@ class Annotations:
     -1 where there is none: the state at the annotation is the state after that event.
     """
 
-    time_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    name: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    ends: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
-    device: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
-    event: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    time_ns: Int64 = column(np.int64)
+    name: Int32 = column(np.int32)
+    ends: UInt8 = column(np.uint8)
+    device: UInt8 = column(np.uint8)
+    event: Int64 = column(np.int64)
 
     def __len__(self) -> int:
         return len(self.time_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,12 @@ Int32 = npt.NDArray[np.int32]
 UInt64 = npt.NDArray[np.uint64]
 UInt8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
+
+
+def column(kind: type[np.generic]) -> Any:
+    """A column of a table of arrays: one value a row, no row unless given."""
+    return field(default_factory=lambda: np.empty(0, kind))
+
 
 OUTSIDE = "outside:"
 """Prefix of the key of bytes that no module owns; the operator's name follows."""
@@ -81,11 +87,11 @@ class Spans:
     `depth` counts from the outermost, `phase` is a `Phase`.
     """
 
-    start_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    end_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    name: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    depth: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    phase: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
+    start_ns: Int64 = column(np.int64)
+    end_ns: Int64 = column(np.int64)
+    name: Int32 = column(np.int32)
+    depth: Int32 = column(np.int32)
+    phase: UInt8 = column(np.uint8)
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -101,17 +107,17 @@ class StartState:
     `pending` says that its free was requested before the window and not yet completed.
     """
 
-    device: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
-    address: UInt64 = field(default_factory=lambda: np.empty(0, np.uint64))
-    bytes: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    category: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
-    module: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    label: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    stack: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    stream: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    pool: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    rounded: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    pending: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
+    device: UInt8 = column(np.uint8)
+    address: UInt64 = column(np.uint64)
+    bytes: Int64 = column(np.int64)
+    category: UInt8 = column(np.uint8)
+    module: Int32 = column(np.int32)
+    label: Int32 = column(np.int32)
+    stack: Int32 = column(np.int32)
+    stream: Int32 = column(np.int32)
+    pool: Int32 = column(np.int32)
+    rounded: Int64 = column(np.int64)
+    pending: UInt8 = column(np.uint8)
 
     def __len__(self) -> int:
         return len(self.bytes)
