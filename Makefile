@@ -50,8 +50,10 @@ ifneq ($(SERVE),0)
 	$(bin)/tensorboard --logdir $(LOGDIR) --host localhost --port $(PORT)
 endif
 
+# Tests drive browsers, servers and threads of other programs: what fails runs once more, and is listed as RERUN with
+# its first error. A test that needs it has a fault of its own, to be mended.
 test: lint ## lint, then every test, those in a real browser included
-	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(bin)/python -m pytest $(ARGS)
+	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(bin)/python -m pytest --reruns 1 --rerun-show-tracebacks -raR $(ARGS)
 
 lint: bundle ## ruff, mypy --strict, generated protobuf code, TypeScript and its unit tests
 	$(bin)/ruff check .
