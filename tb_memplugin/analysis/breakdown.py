@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.annotations import innermost_at_birth
+from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
@@ -30,6 +31,9 @@ BEFORE_WINDOW = "(before the window)"
 NONE = "(none)"
 """Key of blocks born in the window in no annotation, and with no compile context."""
 
+Divided = By | Rules | ModuleGroups
+"""What memory can be divided by."""
+
 _CATEGORY_KEYS = tuple(category.key for category in Category)
 
 Rows = npt.NDArray[np.intp] | slice
@@ -46,7 +50,7 @@ class Part:
     categories: dict[str, int] = field(default_factory=dict)
 
 
-def codes(trace: MemoryTrace, by: By | Rules, rows: Rows = _ALL) -> tuple[Int64, tuple[str, ...]]:
+def codes(trace: MemoryTrace, by: Divided, rows: Rows = _ALL) -> tuple[Int64, tuple[str, ...]]:
     """The part to which allocations belong.
 
     Args:
@@ -63,6 +67,8 @@ def codes(trace: MemoryTrace, by: By | Rules, rows: Rows = _ALL) -> tuple[Int64,
     """
     if isinstance(by, Rules):
         return by.rows(trace)[trace.allocations.stack[rows]], by.keys
+    if isinstance(by, ModuleGroups):
+        return by.part[_by_module(trace, rows)[0]], by.keys
     if by not in _CODES:
         choices = ", ".join(ALL_DIVISIONS)
         raise MemPluginError(f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {choices}.")
@@ -140,7 +146,7 @@ def _known_from_birth(trace: MemoryTrace, rows: Rows, table_row: npt.NDArray[np.
     return np.where(trace.allocations.born[rows] < 0, 0, table_row.astype(np.int64) + 2)
 
 
-def breakdown(trace: MemoryTrace, device: int, event: int, by: By | Rules) -> tuple[Part, ...]:
+def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> tuple[Part, ...]:
     """The live bytes on a device after an event, in parts that sum to them, largest first.
 
     Args:
@@ -155,7 +161,7 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: By | Rules) -> tu
     return parts_of(trace, trace.allocations.alive_at(event, device), by)
 
 
-def parts_of(trace: MemoryTrace, rows: npt.NDArray[np.intp], by: By | Rules) -> tuple[Part, ...]:
+def parts_of(trace: MemoryTrace, rows: npt.NDArray[np.intp], by: Divided) -> tuple[Part, ...]:
     """The bytes of some allocations (rows of `trace.allocations`), in parts, largest first.
 
     Raises:

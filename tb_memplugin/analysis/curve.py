@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import By, codes, sums
+from tb_memplugin.analysis.breakdown import Divided, codes, sums
+from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, ModuleGroups
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
-OTHER_MODULES = "(other modules)"
 OTHERS = "(others)"
-SHOWN_MODULES = 11
+SHOWN_MODULES = MOST_GROUPS
 """Modules (stacks, lines, ...) that get a band of their own; the rest share one exact band."""
 
 
@@ -39,7 +39,7 @@ class Curve:
 
 
 def curve(
-    trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int, by: By | Rules = "category"
+    trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int, by: Divided = "category"
 ) -> Curve:
     """Reduce a device's live bytes to pixel columns without losing the peak.
 
@@ -126,7 +126,7 @@ def _reserved(trace: MemoryTrace, device: int, cuts: Int64) -> Int64 | None:
     return highest(level, np.searchsorted(here, cuts))
 
 
-def _stacks(trace: MemoryTrace, device: int, at: Int64, by: By | Rules) -> tuple[tuple[str, ...], Int64]:
+def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tuple[str, ...], Int64]:
     """The live bytes of each key at each place (an index into `live`)."""
     blocks = trace.allocations
     part, names = codes(trace, by)
@@ -144,15 +144,16 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: By | Rules) -> tuple
     delta = sums(part[seen] * width + enter[seen], size[seen], len(names) * width)
     delta -= sums(part[seen] * width + leave[seen], size[seen], len(names) * width)
     stacks[:, order] = np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1]
-    used = np.flatnonzero(stacks.any(axis=1)) if by != "module" else np.arange(len(names))
+    keeps_all = by == "module" or isinstance(by, ModuleGroups)
+    used = np.arange(len(names)) if keeps_all else np.flatnonzero(stacks.any(axis=1))
     return tuple(names[row] for row in used), stacks[used]
 
 
 def _folded(
-    trace: MemoryTrace, device: int, part: Int64, names: tuple[str, ...], event: int, by: By | Rules
+    trace: MemoryTrace, device: int, part: Int64, names: tuple[str, ...], event: int, by: Divided
 ) -> tuple[Int64, tuple[str, ...]]:
     """Keep the largest modules (stacks, lines, ...) at an event, and give all others one key."""
-    if isinstance(by, Rules) or by in ("category", "phase") or len(names) <= SHOWN_MODULES:
+    if isinstance(by, (Rules, ModuleGroups)) or by in ("category", "phase") or len(names) <= SHOWN_MODULES:
         return part, names
     alive = trace.allocations.alive_at(event, device)
     total = sums(part[alive], trace.allocations.bytes[alive], len(names))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.breakdown import By, Part, parts_of
-from tb_memplugin.analysis.rules import Rules
+from tb_memplugin.analysis.breakdown import Divided, Part, parts_of
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 
 
@@ -50,7 +49,7 @@ class Moment:
     _trace: MemoryTrace
     _alive: npt.NDArray[np.intp]
 
-    def parts(self, by: By | Rules) -> tuple[Part, ...]:
+    def parts(self, by: Divided) -> tuple[Part, ...]:
         """The live bytes divided into parts that sum to them, largest first."""
         return parts_of(self._trace, self._alive, by)
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """Allocations of a device: alive after `event`, or for None all that the step made."""
+    """Allocations of a device: alive after `event`, or for None all that the step or window made."""
 
     opened: Opened
     of: str
@@ -38,14 +38,14 @@ class Allocated:
     def kept(self, what: Hashable, make: Callable[[], T]) -> T:
         """Something derived of these allocations, kept for the next request."""
         opened = self.opened
-        return KEPT.of(opened.trace, (opened.device, opened.step, self.event, what), make)
+        return KEPT.of(opened.trace, (opened.device, opened.step, opened.whole, self.event, what), make)
 
     def rows(self) -> npt.NDArray[np.intp]:
         """Rows of `trace.allocations`."""
         trace, device = self.opened.trace, self.opened.device
         if self.event is not None:
             return trace.allocations.alive_at(self.event, device)
-        first, end = trace.step_events(self.opened.step)
+        first, end = self.opened.events()
         blocks = trace.allocations
         return np.flatnonzero((blocks.device == device) & (blocks.born >= first) & (blocks.born < end))
 
@@ -83,6 +83,9 @@ def allocated(request: Request, opened: Opened) -> Allocated:
 
 def _peak_event(opened: Opened) -> int:
     trace, device = opened.trace, opened.device
+    if opened.whole:
+        first, end = opened.events()
+        return first - 1 + int(np.argmax(trace.live(device)[first : end + 1]))
     stats = KEPT.of(trace, ("steps", device), partial(step_stats, trace, device))
     return stats[opened.step].peak_event
 

@@ -26,6 +26,8 @@ class Chosen:
 
     entry: Entry
     device: str
+    whole: bool = False
+    """Whether all steps of its window are meant, as one."""
 
     @property
     def epoch_ns(self) -> int:
@@ -35,16 +37,26 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A window in memory, and the rows in it of the step and device that a request named."""
+    """A window in memory, and the rows in it of the step and device that a request named.
+
+    `whole`: the request means all steps of the window as one.
+    """
 
     trace: MemoryTrace
     step: int
     device: int
     epoch_ns: int
+    whole: bool = False
 
     def span(self) -> tuple[int, int]:
-        """The step's span, epoch nanoseconds."""
-        return step_span(self.trace, self.step)
+        """The span of what the request means, epoch nanoseconds."""
+        return self.window_span() if self.whole else step_span(self.trace, self.step)
+
+    def events(self) -> tuple[int, int]:
+        """The first event of what the request means, and the one behind its last."""
+        if self.whole:
+            return self.trace.step_events(0)[0], self.trace.step_events(len(self.trace.steps) - 1)[1]
+        return self.trace.step_events(self.step)
 
     def window_span(self) -> tuple[int, int]:
         """The whole window's span, epoch nanoseconds."""
@@ -95,7 +107,7 @@ class Session:
                 where=f"{prefix}device",
                 fix=f"Choose one of: {', '.join(entry.devices)}.",
             )
-        return Chosen(entry, device)
+        return Chosen(entry, device, whole=request.text(f"{prefix}span", "step") == "window")
 
     def summary(self, request: Request, chosen: Chosen) -> StepSummary:
         """The step's summary; made anew from the window where it had to be shortened. Do not change it."""
@@ -137,7 +149,8 @@ class Session:
             raise UnreadableFileError(
                 "The side file is of another window.", where=where, fix="Record the window again."
             )
-        return Opened(trace, trace.step_row(chosen.entry.metadata.step), rows[0], chosen.epoch_ns)
+        step = trace.step_row(chosen.entry.metadata.step)
+        return Opened(trace, step, rows[0], chosen.epoch_ns, chosen.whole)
 
 
 def error_body(error: Exception) -> dict[str, dict[str, str]]:

@@ -30,14 +30,14 @@ class Stretch:
 
 
 def step_events(opened: Opened) -> tuple[int, int]:
-    """The step's first and last event on the device, -1 and -1 where it has none."""
-    first, end = opened.trace.step_events(opened.step)
+    """The first and last event on the device of the step or window, -1 and -1 where it has none."""
+    first, end = opened.events()
     mine = np.flatnonzero(opened.trace.events.device[first:end] == opened.device)
     return (first + int(mine[0]), first + int(mine[-1])) if len(mine) else (-1, -1)
 
 
 def stretch(request: Request, opened: Opened) -> Stretch:
-    """What `over`, `t0` and `t1` mean; without them the whole step, over time.
+    """What `over`, `t0` and `t1` mean; without them the whole step or window, over time.
 
     Raises:
         MemPluginError: a parameter is wrong, or the stretch is empty.

@@ -144,7 +144,7 @@ def test_tables_are_sorted_and_walked_by_keys(tab):
     tab.page.keyboard.press("Enter")
     expect(tab("sort-allocations").locator("..")).to_have_attribute("aria-sort", "descending")
     assert focused(tab) == "sort-allocations"
-    root = tab("module-row").first.get_by_role("button")
+    root = tab("module-row", key="").get_by_role("button")
     root.focus()
     tab.page.keyboard.press("ArrowDown")
     key = "() => document.activeElement.closest('tr')?.dataset.key"

@@ -148,6 +148,16 @@ def test_a_click_keeps_an_allocation_through_a_reload(tab, made):
     expect(panel).to_have_attribute("data-row", "")
 
 
+def test_until_one_is_picked_the_panel_tells_of_the_largest_at_the_peak(tab, made):
+    ready(tab)
+    panel = tab("allocation-panel")
+    expect(panel).to_have_attribute("data-largest", re.compile(r"^\d+$"))
+    expect(panel).to_have_attribute("data-exact", "true")
+    live = made.allocations.alive_at(int(np.argmax(made.live(0))) - 1, 0)
+    assert exact(tab("allocation-bytes")) == made.allocations.bytes[live].max()
+    expect(panel).to_contain_text("the largest at the peak")
+
+
 def test_the_panel_tells_all_that_is_known(tab, made):
     blocks = made.allocations
     row = int(np.flatnonzero((blocks.stack >= 0) & (blocks.freed < len(made.events)))[-1])

@@ -81,6 +81,19 @@ def test_the_curves_stand_side_by_side_or_one_over_the_other(tab):
     expect(tab("curve-side")).to_have_count(0)
 
 
+def test_folds_that_were_opened_are_in_the_address(tab):
+    ready(tab, what="module")
+    fold = tab("compare-row", key="blocks.*.mlp.up").get_by_role("button")
+    fold.click()
+    tab("compare-row", key="blocks.3.mlp.up").wait_for()
+    tab.wait_until(lambda: "opened=blocks.*.mlp.up" in tab.page.url, "the open fold in the address")
+    tab.page.reload()
+    tab("compare-row", key="blocks.3.mlp.up").wait_for()
+    fold.click()
+    expect(tab("compare-row", key="blocks.3.mlp.up")).to_have_count(0)
+    tab.wait_until(lambda: "opened=" not in tab.page.url, "the closed fold gone from the address")
+
+
 def test_only_what_changed_is_shown_on_demand(tab, logdir):
     ready(tab, what="category")
     there = wanted(recorded(logdir, "baseline"), recorded(logdir, "checkpointed"), "category")

@@ -89,6 +89,17 @@ def test_layers_fold_into_one_row_that_opens_on_its_parts(tab, logdir):
         assert exact(tab("module-row", key=key).locator("td.number")) == size
 
 
+def test_findings_stand_in_the_overview_and_lead_to_where_they_show(tab):
+    tab.open_anew(run="baseline", worker="rank0", step=6)
+    line = tab("finding-line", key="checkpointing")
+    expect(line).to_contain_text("less at the peak")
+    size = exact(line.locator("td").first)
+    line.get_by_role("link", name="Modules").click()
+    tab("view-modules").wait_for()
+    tab("tab-advice").click()
+    assert exact(tab("finding", key="checkpointing").get_by_test_id("finding-bytes")) == size
+
+
 def test_a_click_on_the_curve_of_peaks_picks_that_step(tab):
     tab.open_anew(step=2)
     plot = tab("peak-of-each-step").locator(".u-over")

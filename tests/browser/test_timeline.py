@@ -152,7 +152,7 @@ def test_a_zoomed_curve_shows_what_is_highest_there(tab, logdir):
 @pytest.mark.parametrize("by", ["category", "module", "phase"])
 def test_colouring_by_another_division_divides_the_same_bytes(each_tab, logdir, by):
     there = recorded(logdir)
-    ready(each_tab)
+    ready(each_tab, fold="off")
     each_tab(f"by-{by}").click()
     expect(each_tab(f"by-{by}")).to_have_attribute("aria-pressed", "true")
     event, total, parts = moment_shown(each_tab)
@@ -161,6 +161,27 @@ def test_colouring_by_another_division_divides_the_same_bytes(each_tab, logdir, 
     assert total == there.stats.peak_bytes == sum(parts.values())
     assert {key: wanted[key] for key in named} == named
     assert by == "module" or named == wanted
+
+
+def test_repeated_layers_fold_on_the_timeline_and_a_click_opens_them(each_tab, logdir):
+    there = recorded(logdir)
+    ready(each_tab, run="baseline", worker="rank0", by="module")
+    own = there.parts("module")
+    layers = {key: size for key, size in own.items() if re.fullmatch(r"blocks\.\d\.mlp\.up", key)}
+    parts = moment_shown(each_tab)[2]
+    assert parts["blocks.*.mlp.up"] == sum(layers.values())
+    assert sum(parts.values()) == there.stats.peak_bytes
+    each_tab("moment-row", key="blocks.*.mlp.up").get_by_test_id("open-group").click()
+    each_tab("moment-row", key="blocks.0.mlp.up").wait_for()
+    opened = moment_shown(each_tab)[2]
+    assert {key: opened[key] for key in layers} == layers
+    assert sum(opened.values()) == there.stats.peak_bytes
+    each_tab.wait_until(
+        lambda: "opened=blocks.*.mlp.up" in each_tab.page.url, "the opened group in the address"
+    )
+    each_tab("close-group").click()
+    each_tab("moment-row", key="blocks.*.mlp.up").wait_for()
+    assert moment_shown(each_tab)[2] == parts
 
 
 def test_a_click_on_a_lane_zooms_to_it(tab, logdir):

@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 from tb_memplugin.analysis.breakdown import By
 from tb_memplugin.analysis.moment import moment
 from tests.browser.recorded import recorded
+from tests.browser.tab import bytes_in, exact
 from tests.browser.test_timeline import moment_shown, point, span
 
 WINDOW = "5 to 6, the whole window"
@@ -63,6 +64,27 @@ def test_every_moment_of_it_is_exact_and_names_its_step(tab, logdir, share):
     time = there.trace.events.time_ns[event]
     step = next(step for step in there.trace.steps if step.start_ns <= time <= step.end_ns)
     expect(tab("moment-panel").locator("h2")).to_contain_text(f"step {step.number}")
+
+
+@pytest.mark.parametrize("view", ["allocations", "stacks"])
+def test_other_views_of_time_show_the_window_too(tab, logdir, view):
+    there = recorded(logdir, step=6)
+    tab.open_anew(view, run="baseline", worker="rank0", step=6, span="window")
+    assert tab.picked()["step"] == WINDOW
+    tab.settle()
+    if view == "stacks":  # nothing of them is recorded here; what the peak held is
+        assert sum(map(bytes_in, titles(tab, "division-row"))) == there.trace.live(0).max()
+        return
+    expect(tab("headline")).to_contain_text("at the peak of steps 5 to 6")
+    assert exact(tab("headline").locator("strong").first) == there.trace.live(0).max()
+    born = there.trace.allocations.born
+    expect(tab("allocations-sum")).to_contain_text(f"{len(born):,} allocations")
+    tab.pick("step", "6")
+    expect(tab("headline")).to_contain_text("at the peak of step 6")
+
+
+def titles(tab, row):
+    return tab(row).locator("td.strong").evaluate_all("cells => cells.map((cell) => cell.title)")
 
 
 def test_a_click_on_a_step_of_the_lanes_zooms_to_it(tab, logdir):

@@ -29,6 +29,18 @@ def test_with_the_side_file_every_row_is_shown(written, tmp_path):
     assert all(row["highest"] is not None for row in rows)
 
 
+def test_thousands_of_modules_are_all_compared_and_other_rows_are_cut_with_their_sum_kept(tmp_path):
+    lines = [f"alloc {row + 1} b{row} module=layers.{row} operator=op{row}" for row in range(2_100)]
+    RunWriter(str(tmp_path / "run"), "rank0").write(trace(*lines))
+    tab = Tab(tmp_path)
+    asked = {**CHOSEN, **{f"base_{key}": value for key, value in CHOSEN.items()}}
+    whole = 2_100 * 2_101 // 2
+    for by, count in (("module", 2_100), ("operator", 2_001)):
+        rows = tab.get("compare", by=by, **asked)["rows"]
+        assert len(rows) == count
+        assert sum(row["other_bytes"] for row in rows) == sum(row["base_bytes"] for row in rows) == whole
+
+
 def test_without_it_the_rows_that_are_left_sum_to_the_whole_and_a_note_tells(written, tmp_path):
     (tmp_path / "run/rank0/plugins/tb_memplugin/window-000000.mem").unlink()
     tab = Tab(tmp_path)

@@ -131,6 +131,8 @@ export interface CurveAnswer {
   keys: string[];
   /** What the keys go by: a stack by its leading line. */
   labels?: string[];
+  /** Of folded modules, for each key: how many it stands for, and whether it can be opened. */
+  groups?: { modules: number; opens: boolean }[];
   stacks: number[][];
   peak: { time_ns: number; bytes: number; column: number; event: number };
   exact: boolean;
@@ -149,7 +151,6 @@ export interface MomentAnswer {
   previous_event: number | null;
   next_event: number | null;
   by_category: Part[];
-  by_module: Part[];
   by_phase: Part[];
   /** By the division that was asked for. */
   parts?: LabelledPart[];
@@ -193,7 +194,7 @@ export interface ModuleRow {
   inclusive: Categories;
   own_bytes: number;
   inclusive_bytes: number;
-  highest: Categories;
+  highest: Categories | null;
   peak_inside_bytes: number | null;
   calls: number;
   allocations: number;

@@ -74,6 +74,7 @@ export function drawLanes(context: CanvasRenderingContext2D, lanes: Lane[], x: S
     context.fillText(lane.label, x.range[0] - 8, lane.top + lane.height / 2 + 0.5);
     context.textAlign = "left";
     lane.spans.forEach((span, index) => drawSpan(context, lane, span, index, x, palette));
+    lane.spans.forEach((_, index) => labelSpan(context, lane, index, x, palette));
   }
   context.textBaseline = "alphabetic";
 }
@@ -97,6 +98,29 @@ function drawSpan(
     context.roundRect(left, lane.top, width, lane.height, 2.5);
     context.fill();
   } else context.fillRect(left, lane.top, width, lane.height);
+}
+
+/** Where a span can be read: its longest stretch that no later one in the lane lies on, as recomputed calls do. */
+export function openStretch(spans: Span[], index: number): [number, number] {
+  const span = spans[index]!;
+  let [best, from]: [[number, number], number] = [[span.start_ns, span.start_ns], span.start_ns];
+  const close = (to: number): void => {
+    if (to - from > best[1] - best[0]) best = [from, to];
+  };
+  for (let at = index + 1; at < spans.length && spans[at]!.start_ns < span.end_ns; at++) {
+    close(Math.max(from, spans[at]!.start_ns));
+    from = Math.max(from, spans[at]!.end_ns);
+  }
+  close(span.end_ns);
+  return best;
+}
+
+function labelSpan(context: CanvasRenderingContext2D, lane: Lane, index: number, x: Scale, palette: Palette): void {
+  const span = lane.spans[index]!;
+  if (x(span.end_ns) - x(span.start_ns) < 24) return;
+  const [from, to] = openStretch(lane.spans, index);
+  const left = Math.max(x.range[0], x(from));
+  const width = Math.min(x.range[1], x(to)) - left - 1;
   if (width < 24) return;
   context.font =
     lane.kind === "module"

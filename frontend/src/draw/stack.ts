@@ -73,6 +73,18 @@ export function panned(
   return kept([window[0] + far, window[1] + far], whole);
 }
 
+/** Where a turn of the wheel leads: nearer or further about a place, with Shift along the axis. */
+export function turned(
+  event: Pick<WheelEvent, "shiftKey" | "deltaX" | "deltaY">,
+  window: readonly [number, number],
+  at: number,
+  whole: readonly [number, number],
+  least = 100,
+): [number, number] {
+  if (event.shiftKey) return panned(window, (event.deltaY || event.deltaX) / 800, whole);
+  return zoomed(window, at, Math.exp(event.deltaY / 400), whole, least);
+}
+
 /** The same width, moved inside `whole`, in whole nanoseconds. */
 export function kept(window: readonly [number, number], whole: readonly [number, number]): [number, number] {
   const width = Math.min(window[1] - window[0], whole[1] - whole[0]);

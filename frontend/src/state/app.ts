@@ -8,6 +8,7 @@ import { GET_URL_DATA, type Host } from "../host/messages";
 import { onDataChanged, onShown } from "../host/refresh";
 import { patched, type Route, type RoutePatch } from "./route";
 import { type Pick, resolveBase, resolveSelection } from "./selection";
+import { type Stretch, stretchOf } from "./stretch";
 
 export const route = signal<Route>({ view: "overview" });
 export const runs = signal<RunsAnswer | undefined>(undefined);
@@ -32,6 +33,11 @@ export const picked = computed(() => {
   const s = selection.value;
   return s && { run: s.run, worker: s.worker, step: s.step, device: s.device };
 });
+
+/** What views of time show: the picked step, or where the address says so its whole window. */
+export const stretch = computed<Stretch | null>(() =>
+  selection.value ? stretchOf(selection.value, route.value, alone.value) : null,
+);
 
 /** Changes the route. What was picked for want of a word is spelt out, so that the address means the same tomorrow. */
 export function navigate(patch: RoutePatch): void {

@@ -11,7 +11,9 @@ export function foldChanges(rows: CompareRow[]): FoldedChange[] {
   const groups = new Map<string, CompareRow[]>();
   for (const row of rows) {
     const group = pattern(row.key) ?? `=${row.key}`;
-    groups.set(group, [...(groups.get(group) ?? []), row]);
+    const known = groups.get(group);
+    if (known) known.push(row);
+    else groups.set(group, [row]);
   }
   return [...groups.values()]
     .map((group) => (group.length === 1 ? unfolded(group[0]!) : together(group)))

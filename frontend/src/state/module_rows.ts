@@ -1,10 +1,12 @@
 /** Which rows of a module tree a table shows: what is open, what matches, in which order. */
-import type { ModuleNode } from "./module_tree";
+import { type ModuleNode, ownPart } from "./module_tree";
 
 export interface VisibleRow {
   node: ModuleNode;
   depth: number;
   open: boolean;
+  /** What the row above holds itself, so that the rows inside it sum to it. */
+  own?: true;
 }
 
 export interface Order {
@@ -51,6 +53,7 @@ export function visibleRows(
   isOpen: (node: ModuleNode, depth: number) => boolean,
   order: Order | null,
   filter: ((node: ModuleNode) => boolean) | null,
+  withOwn = false,
 ): VisibleRow[] {
   const keep = filter ? matching(roots, filter) : null;
   const rows: VisibleRow[] = [];
@@ -60,7 +63,10 @@ export function visibleRows(
       const below = keep !== null && node.children.some((child) => keep.has(child));
       const open = node.children.length > 0 && (below || isOpen(node, depth));
       rows.push({ node, depth, open });
-      if (open) walk(node.children, depth + 1);
+      if (!open) continue;
+      const own = withOwn && !keep ? ownPart(node) : null;
+      if (own) rows.push({ node: own, depth: depth + 1, open: false, own: true });
+      walk(node.children, depth + 1);
     }
   };
   walk(roots, 0);

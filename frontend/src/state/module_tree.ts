@@ -36,8 +36,44 @@ export function buildTree(rows: ModuleRow[], fold: boolean): ModuleNode[] {
     const parent = row.parent === null ? undefined : nodes.get(row.parent);
     (parent ? parent.children : roots).push(node);
   }
-  if (fold) for (const node of nodes.values()) foldChildren(node);
-  return roots;
+  if (!fold) return roots;
+  for (const node of nodes.values()) foldChildren(node);
+  return foldOutside(roots);
+}
+
+/** Fewest operators outside of all modules that make a row of their own. */
+const FEWEST_OUTSIDE = 4;
+
+/** What no module owns, an operator a row, stands under one row after the modules. */
+function foldOutside(roots: ModuleNode[]): ModuleNode[] {
+  const outside = roots.filter((node) => node.kind === "outside");
+  if (outside.length < FEWEST_OUTSIDE || outside.length === roots.length) return roots;
+  const folded = { ...together("outside:", outside), label: "outside the modules", className: null };
+  return [...roots.filter((node) => node.kind !== "outside"), folded];
+}
+
+/** What an open row holds beyond the rows inside it; null where these sum to it. */
+export function ownPart(node: ModuleNode): ModuleNode | null {
+  const rest = (of: (one: ModuleNode) => number): number =>
+    node.children.reduce((left, child) => left - of(child), of(node));
+  if (rest((one) => one.bytes) === 0 && rest((one) => one.allocations) <= 0) return null;
+  const atPeak: Categories = {};
+  for (const key of Object.keys(node.atPeak)) atPeak[key] = rest((one) => one.atPeak[key] ?? 0);
+  return {
+    ...node,
+    id: `o${node.id}`,
+    label: "itself",
+    layers: null,
+    bytes: rest((one) => one.bytes),
+    atPeak,
+    highest: {},
+    peakInside: null,
+    allocations: rest((one) => one.allocations),
+    allocatedBytes: rest((one) => one.allocatedBytes),
+    forwardNs: 0,
+    backwardNs: 0,
+    children: [],
+  };
 }
 
 /** Every module by its own bytes, so that the rows sum to the peak; with `fold`, layers in one row. */
@@ -65,7 +101,7 @@ function treeNode(row: ModuleRow): ModuleNode {
     className: row.class_name,
     bytes: row.inclusive_bytes,
     atPeak: row.inclusive,
-    highest: row.highest,
+    highest: row.highest ?? {}, // not known without the side file
     peakInside: row.peak_inside_bytes,
     calls: row.calls,
     allocations: row.allocations,

@@ -30,8 +30,9 @@ export const KEYS = [
   "t", // timeline: zoom and cursor, ns since the window's start
   "find", // modules: filter
   "shape", // modules: tree | flat
-  "fold", // modules: on | off
+  "fold", // modules, compare, timeline: on | off
   "at", // modules: peak | highest
+  "opened", // timeline, compare: folded modules that were opened, one a line
   "flipped", // modules: rows that were opened or closed
   "sort", // modules: column, with a leading "-" for ascending
   "what", // compare: module | category | operator | phase

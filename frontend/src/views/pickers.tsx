@@ -3,6 +3,7 @@ import { navigate, pick, route, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
 import { grouped } from "../state/numbers";
 import type { Selection } from "../state/selection";
+import { showsWindows } from "../state/stretch";
 import { BasePicker } from "./base_picker";
 
 /** Run, worker, device, step and what to compare with: always here, in this order; picking keeps the view. */
@@ -70,8 +71,12 @@ export function Picker({ label, testid, value, options, onPick, name = (v) => v 
 }
 
 const WINDOW = "window";
-/** The one view that shows all steps of a recorded window as one. */
-const THE_WINDOW = { view: "timeline", span: WINDOW, t0: undefined, t1: undefined, t: undefined } as const;
+/** Another stretch of time: what was zoomed to and pinned within the old one is left behind. */
+const ANEW = { t0: undefined, t1: undefined, e0: undefined, e1: undefined, t: undefined, event: undefined } as const;
+
+function showWindow(): void {
+  navigate({ ...ANEW, span: WINDOW, ...(showsWindows(route.value.view) ? {} : { view: "timeline" }) });
+}
 
 function StepPicker({ s }: { s: Selection }) {
   const recorded = s.steps.map((choice) => choice.step);
@@ -106,19 +111,19 @@ function StepPicker({ s }: { s: Selection }) {
 }
 
 function go(to: number | undefined): void {
-  if (to !== undefined) navigate({ step: String(to), span: undefined });
+  if (to !== undefined) navigate({ ...(route.value.span === undefined ? {} : ANEW), step: String(to), span: undefined });
 }
 
 /** The recorded steps, and where several were recorded in one window, all of them as one. */
 function Recorded({ s }: { s: Selection }) {
   const together = s.window.steps.map((one) => one.step);
-  const whole = together.length > 1 && route.value.span === "window" && route.value.view === "timeline";
+  const whole = together.length > 1 && route.value.span === WINDOW && showsWindows(route.value.view);
   return (
     <select
       id="step-select"
       data-testid="picker-step"
       value={whole ? WINDOW : String(s.step)}
-      onChange={(e) => (e.currentTarget.value === WINDOW ? navigate(THE_WINDOW) : go(Number(e.currentTarget.value)))}
+      onChange={(e) => (e.currentTarget.value === WINDOW ? showWindow() : go(Number(e.currentTarget.value)))}
     >
       {together.length > 1 && (
         <option value={WINDOW}>

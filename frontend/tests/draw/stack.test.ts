@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import type { CurveAnswer, LanesAnswer } from "../../src/api/types";
-import { laneRows, lanesHeight, spanAt } from "../../src/draw/lanes";
-import { ceiling, columnAt, columnParts, columnStart, kept, layerTops, panned, reserveFits, zoomed } from "../../src/draw/stack";
+import { laneRows, lanesHeight, openStretch, spanAt } from "../../src/draw/lanes";
+import { ceiling, columnAt, columnParts, columnStart, kept, layerTops, panned, reserveFits, turned, zoomed } from "../../src/draw/stack";
 
 const curve: CurveAnswer = {
   t0: 100,
@@ -58,6 +58,12 @@ describe("a window", () => {
   it("never gets narrower than the least", () => expect(zoomed([0, 1000], 500, 0.0001, [0, 1000])).toEqual([450, 550]));
 });
 
+it("turning the wheel zooms about a place, and moves along with Shift, whichever way the browser tells it", () => {
+  expect(turned({ shiftKey: false, deltaX: 0, deltaY: -400 * Math.LN2 }, [0, 800], 200, [0, 1000])).toEqual([100, 500]);
+  expect(turned({ shiftKey: true, deltaX: 80, deltaY: 0 }, [100, 300], 0, [0, 1000])).toEqual([120, 320]);
+  expect(turned({ shiftKey: true, deltaX: 0, deltaY: -80 }, [100, 300], 0, [0, 1000])).toEqual([80, 280]);
+});
+
 describe("lanes", () => {
   const span = (start_ns: number, end_ns: number, name = "") => ({ start_ns, end_ns, name, phase: null });
   const answer: LanesAnswer = {
@@ -75,6 +81,12 @@ describe("lanes", () => {
       ["module", 21, 17],
     ]));
   it("are as high as the last one's end", () => expect(lanesHeight(lanes)).toBe(38));
+  it("name a span where no later one lies on it", () => {
+    const within = [span(0, 100, "backward"), span(5, 40, "again"), span(60, 70, "again"), span(120, 130)];
+    expect(openStretch(within, 0)).toEqual([70, 100]);
+    expect(openStretch(within, 1)).toEqual([5, 40]);
+    expect(openStretch([span(0, 10), span(0, 10)], 0)).toEqual([0, 0]);
+  });
   it("know the span under a point", () => {
     expect(spanAt(lanes, 25, 60)?.span.name).toBe("b");
     expect(spanAt(lanes, 25, 45)).toBeNull();

@@ -44,6 +44,34 @@ const rows = [
 const keys = (list: { node: { key: string } }[]) => list.map((r) => r.node.key);
 
 describe("the tree", () => {
+  it("shows what an open row holds itself, so that the rows inside sum to it", () => {
+    const shown = visibleRows(buildTree(rows, false), () => true, null, null, true);
+    const inside = (key: string, depth: number): number => {
+      const at = shown.findIndex((r) => r.node.key === key && !r.own);
+      const end = shown.findIndex((r, i) => i > at && r.depth < depth);
+      return shown.slice(at + 1, end < 0 ? undefined : end).filter((r) => r.depth === depth).reduce((s, r) => s + r.node.bytes, 0);
+    };
+    expect(inside("", 1)).toBe(15);
+    expect(inside("blocks.1", 3)).toBe(5);
+    expect(shown.filter((r) => r.own).map((r) => [r.node.key, r.node.bytes, r.node.atPeak])).toEqual([
+      ["", 1, { parameter: 1 }],
+      ["blocks.0", 1, { parameter: 1 }],
+      ["blocks.1", 1, { parameter: 1 }],
+    ]);
+  });
+  it("puts many operators outside of all modules under one row", () => {
+    const outside = ["a", "b", "c", "d"].map((name, i) => ({
+      ...row(10 + i, null, `outside:${name}`, i, i, "", 0),
+      kind: "outside" as const,
+    }));
+    const roots = buildTree([...rows, ...outside], true);
+    expect(roots.map((node) => [node.key, node.bytes, node.children.length])).toEqual([
+      ["", 15, 2],
+      ["outside:", 6, 4],
+    ]);
+    expect(buildTree([...rows, ...outside.slice(1)], true)).toHaveLength(4);
+    expect(buildTree(outside, true)).toHaveLength(4);
+  });
   it("says on a list of equal layers how many there are", () => {
     const blocks = buildTree(rows, true)[0]!.children[0]!;
     expect([blocks.key, blocks.layers, blocks.children.length, blocks.bytes]).toEqual(["blocks", 2, 2, 10]);
@@ -117,4 +145,14 @@ describe("a wildcard", () => {
     expect(wildcard("b?d", "bd")).toBe(false);
   });
   it("cannot hang the page", () => expect(wildcard("*a*a*a*a*a*a*a*b", "a".repeat(5000))).toBe(false));
+});
+
+it("is built without the highest of each category too, as where the side file is missing", () => {
+  const bare = rows.map((one) => ({ ...one, highest: null }));
+  const outside = ["a", "b", "c", "d"].map((name, i) => ({
+    ...row(10 + i, null, `outside:${name}`, 1, 1),
+    kind: "outside" as const,
+    highest: null,
+  }));
+  expect(buildTree([...bare, ...outside], true).map((node) => node.highest)).toEqual([{}, {}]);
 });

@@ -54,7 +54,7 @@ def _span(request: Request, opened: Opened, over: str) -> tuple[int, int]:
     if over == "time":
         start, end = (edge - opened.epoch_ns for edge in opened.span())
     else:
-        start, end = opened.trace.step_events(opened.step)
+        start, end = opened.events()
         mine = _mine(opened)
         start, end = (int(mine[0]), int(mine[-1]) + 1) if len(mine) else (start, max(end, start + 1))
     t0, t1 = request.number("t0", start), request.number("t1", end)
@@ -66,8 +66,8 @@ def _span(request: Request, opened: Opened, over: str) -> tuple[int, int]:
 
 
 def _mine(opened: Opened) -> Int64:
-    """The step's events of the device."""
-    first, end = opened.trace.step_events(opened.step)
+    """The events of the device in the step or window."""
+    first, end = opened.events()
     mine: Int64 = first + np.flatnonzero(opened.trace.events.device[first:end] == opened.device)
     return mine
 
@@ -96,8 +96,8 @@ def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[list[float]
 
 
 def _marks_shape(opened: Opened, now: Levels) -> Json:
-    """The step's highest moments: entry 0 of what is looked at is the state on the step's entry."""
-    first, end = opened.trace.step_events(opened.step)
+    """The highest moments of the step or window: entry 0 of what is looked at is the state on its entry."""
+    first, end = opened.events()
     ratio = unused_levels(now)
     mine = _mine(opened)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tb_memplugin.analysis.breakdown import Part
-from tb_memplugin.analysis.oom import OomReport, oom_report
+from tb_memplugin.analysis.oom import OomReport, oom_reports
 from tb_memplugin.server.routes.allocator_curve import ooms_shape
 from tb_memplugin.server.routes.allocator_segments import stack_labels
 from tb_memplugin.server.selection import Request
@@ -34,11 +34,9 @@ _TOLD = (
 def answer(session: Session, request: Request) -> Json:
     """From the side file."""
     opened = session.opened(session.chosen(request))
-    return {
-        "reports": [
-            {**failed, **_shape(oom_report(opened.trace, failed["number"]))} for failed in ooms_shape(opened)
-        ]
-    }
+    failed = ooms_shape(opened)
+    reports = oom_reports(opened.trace, opened.device, max(len(failed), 1))
+    return {"reports": [{**told, **_shape(report)} for told, report in zip(failed, reports, strict=True)]}
 
 
 def _shape(report: OomReport) -> Json:

@@ -15,7 +15,8 @@ from tb_memplugin.server.session import Chosen, Opened, Session
 from tb_memplugin.server.shapes import Json
 from tb_memplugin.store.reader import peak_parts
 
-MOST_ROWS = 2_000
+MOST_ROWS, MOST_MODULES = 2_000, 20_000
+"""The page folds modules, so it must have each: a layer among `(others)` would be missing in its row."""
 
 
 def answer(session: Session, request: Request) -> Json:
@@ -32,7 +33,7 @@ def answer(session: Session, request: Request) -> Json:
     else:
         sides = _parts(session.opened(base_chosen), base, by), _parts(session.opened(chosen), other, by)
         rows = compare_parts(*sides)
-    rows = _shortened(rows)
+    rows = _shortened(rows, MOST_MODULES if by == "module" else MOST_ROWS)
     labels = labels_of([row.key for row in rows], by)
     return {
         "base": _side(base_chosen, base),
@@ -46,9 +47,9 @@ def _parts(opened: Opened, device: DeviceSummary, by: By) -> Sequence[Part]:
     return breakdown(opened.trace, opened.device, device.stats.peak_event, by)
 
 
-def _shortened(rows: tuple[Delta, ...]) -> tuple[Delta, ...]:
+def _shortened(rows: tuple[Delta, ...], most: int) -> tuple[Delta, ...]:
     """The largest changes; what a person would not scroll to as one row, so that all still sum up."""
-    shown, rest = rows[:MOST_ROWS], rows[MOST_ROWS:]
+    shown, rest = rows[:most], rows[most:]
     if not rest:
         return shown
     base, other = sum(row.base_bytes for row in rest), sum(row.other_bytes for row in rest)

@@ -9,6 +9,7 @@ from tb_memplugin.analysis.curve import Curve, curve
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.server.frames import labels_of
+from tb_memplugin.server.grouping import divided, groups_shape
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import CATEGORIES, Json
@@ -24,8 +25,9 @@ def answer(session: Session, request: Request) -> Json:
             f"Cannot divide a curve by {by[:40]!r}.", where="by", fix=f"Choose one of: {ALL_DIVISIONS}."
         )
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
-    whole = request.text("step") == "all"
-    chosen = session.chosen(request, step=_any_step(session, request) if whole else None)
+    every = request.text("step") == "all"
+    chosen = session.chosen(request, step=_any_step(session, request) if every else None)
+    whole = every or chosen.whole
     try:
         opened = session.opened(chosen)
     except UnreadableFileError:
@@ -33,8 +35,10 @@ def answer(session: Session, request: Request) -> Json:
             raise
         return _coarse(session.device_summary(request, chosen)[1].curve)
     t0, t1 = _span(request, opened, whole)
-    drawn = curve(opened.trace, opened.device, t0, t1, columns, by)
-    return _shape(drawn, opened.epoch_ns) | {"labels": labels_of(drawn.keys, by)}
+    division = divided(request, opened, by)
+    drawn = curve(opened.trace, opened.device, t0, t1, columns, division)
+    labels = labels_of(drawn.keys, by)
+    return _shape(drawn, opened.epoch_ns) | {"labels": labels, **groups_shape(division)}
 
 
 def _any_step(session: Session, request: Request) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.curve import OTHER_MODULES
+from tb_memplugin.analysis.module_groups import OTHER_MODULES
 from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary

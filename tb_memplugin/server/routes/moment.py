@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, Part
+from tb_memplugin.analysis.breakdown import Part
 from tb_memplugin.analysis.curve import OTHERS
 from tb_memplugin.analysis.moment import Moment, moment
-from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.frames import labels_of
+from tb_memplugin.server.grouping import divided
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json, allocation_shape, parts_shape
@@ -33,22 +33,19 @@ def answer(session: Session, request: Request) -> Json:
         "operator": state.operator,
         **neighbours_shape(opened, event),
         "by_category": parts_shape(state.parts("category")),
-        "by_module": parts_shape(state.parts("module")),
+        **({} if request.given("by") else {"by_module": parts_shape(state.parts("module"))}),
         "by_phase": parts_shape(state.parts("phase")),
-        **_asked_parts(request, state),
+        **_asked_parts(request, opened, state),
         "largest": [allocation_shape(block, epoch) for block in state.largest],
     }
 
 
-def _asked_parts(request: Request, state: Moment) -> Json:
+def _asked_parts(request: Request, opened: Opened, state: Moment) -> Json:
     """By the division that a request names: the largest parts, and all others as one."""
     by = request.text("by", "")
     if not by:
         return {}
-    if by not in ALL_DIVISIONS:
-        fix = f"Choose one of: {', '.join(ALL_DIVISIONS)}."
-        raise MemPluginError(f"Cannot divide memory by {by[:40]!r}.", where="by", fix=fix)
-    parts = state.parts(by)
+    parts = state.parts(divided(request, opened, by))
     shown, rest = parts[:MOST_PARTS], parts[MOST_PARTS:]
     if rest:
         shown += (Part(OTHERS, sum(part.bytes for part in rest), sum(part.count for part in rest)),)

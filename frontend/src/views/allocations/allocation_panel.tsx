@@ -14,12 +14,15 @@ import { FrameList } from "../stacks/frame_list";
 interface Props {
   one: Remote<AllocationAnswer>;
   row: number | null;
-  pinned: boolean;
+  shown: Shown;
   origin: number;
 }
 
-/** Everything about the allocation that is pointed at, else about the one that was kept. */
-export function AllocationPanel({ one, row, pinned, origin }: Props) {
+/** Why this one: someone points at it, keeps it, or nothing is picked and it is the largest at the peak. */
+export type Shown = "pointed at" | "kept" | "largest";
+
+/** Everything about the allocation that is pointed at, else about the one that was kept, else about the largest. */
+export function AllocationPanel({ one, row, shown, origin }: Props) {
   if (row === null || (!one.data && !one.failure))
     return (
       <aside class="card side allocation-panel" data-testid="allocation-panel" data-row="" aria-busy={row !== null}>
@@ -35,22 +38,24 @@ export function AllocationPanel({ one, row, pinned, origin }: Props) {
         <p class="muted">{titleText(one.failure!.what)}</p>
       </aside>
     );
-  return <Details one={one.data} stale={one.stale} pinned={pinned} origin={origin} />;
+  return <Details one={one.data} stale={one.stale} shown={shown} origin={origin} />;
 }
 
-function Details({ one, stale, pinned, origin }: { one: AllocationAnswer; stale: boolean; pinned: boolean; origin: number }) {
+function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: boolean; shown: Shown; origin: number }) {
   const lived = one.last_ns - one.first_ns;
   return (
     <aside
       class={stale ? "card side allocation-panel stale" : "card side allocation-panel"}
       data-testid="allocation-panel"
-      data-row={one.row}
+      data-row={shown === "largest" ? "" : one.row}
+      data-largest={shown === "largest" ? one.row : undefined}
       data-exact={stale ? "false" : "true"}
     >
       <h2 class="flexed">
         <Swatch of={one.category} />
         {categoryLabel(one.category)}
-        {pinned && (
+        {shown === "largest" && <span class="approx let-go">the largest at the peak</span>}
+        {shown === "kept" && (
           <button type="button" class="quiet let-go" data-testid="let-go" onClick={() => navigate({ block: undefined })}>
             let go
           </button>

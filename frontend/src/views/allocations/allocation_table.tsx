@@ -1,13 +1,12 @@
 import { useEffect, useState } from "preact/hooks";
 import type { Listed } from "../../api/stacks";
-import { navigate, route } from "../../state/app";
+import { navigate, route, stretch } from "../../state/app";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
-import type { Pick } from "../../state/selection";
+import type { Stretch } from "../../state/stretch";
 import { duration, exactTime } from "../../state/time";
-import { selection } from "../../state/app";
 import { Swatch } from "../category";
 import { Name } from "../name";
 import { FailureState } from "../states";
@@ -29,17 +28,19 @@ const COLUMNS = [
 ] as const;
 
 interface Props {
-  pick: Pick;
+  pick: Stretch["query"];
   over: string;
   range: { t0?: number; t1?: number };
   zoomed: boolean;
   selected: number | null;
+  /** Whether lines of code are known that tell allocations apart. */
+  withCode: boolean;
   /** Bytes of the largest that is drawn: the table's unit. */
   largest: number;
 }
 
 /** Every allocation that lived in what is shown; the server sorts, searches and hands out pages. */
-export function AllocationTable({ pick, over, range, zoomed, selected, largest }: Props) {
+export function AllocationTable({ pick, over, range, zoomed, selected, withCode, largest }: Props) {
   const { search = "", listed = "bytes" } = route.value;
   const [count, setCount] = useState(0);
   const { box, sight } = useRowsInSight(Math.min(count, MOST), ROW);
@@ -53,13 +54,13 @@ export function AllocationTable({ pick, over, range, zoomed, selected, largest }
     if (box.current) box.current.scrollTop = 0;
   }, [search, listed, range.t0, range.t1]);
   if (failure) return <FailureState failure={failure} onRetry={pages.any.retry} />;
-  const stats = selection.value!.stats!;
-  const unit = unitWithin(unitFor(stats.peak_bytes), largest);
+  const { peak, from, whole } = stretch.value!;
+  const unit = unitWithin(unitFor(peak.bytes), largest);
   const shown = Math.min(sight.last, Math.min(count, MOST));
   return (
     <section class={stale ? "card allocation-table stale" : "card allocation-table"} aria-busy={stale}>
       <div class="tools">
-        <h2 style={{ margin: 0 }}>{zoomed ? "Alive in what is shown" : "Alive in the step"}</h2>
+        <h2 style={{ margin: 0 }}>{zoomed ? "Alive in what is shown" : `Alive in the ${whole ? "window" : "step"}`}</h2>
         <input
           class="search"
           type="search"
@@ -83,8 +84,8 @@ export function AllocationTable({ pick, over, range, zoomed, selected, largest }
         <table class="grid" style={{ minWidth: "900px" }} aria-rowcount={count + 1}>
           <colgroup>
             <col style={{ width: "96px" }} />
-            <col />
-            <col style={{ width: "17%" }} />
+            {withCode && <col />}
+            <col style={withCode ? { width: "17%" } : undefined} />
             <col style={{ width: "128px" }} />
             <col style={{ width: "100px" }} />
             <col style={{ width: "100px" }} />
@@ -93,7 +94,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, largest }
           <thead>
             <tr>
               <Sorts column={COLUMNS[0]} now={listed} label={unit.name} />
-              <th scope="col">code</th>
+              {withCode && <th scope="col">code</th>}
               <th scope="col">what</th>
               <th scope="col">category</th>
               {COLUMNS.slice(1).map((column) => (
@@ -104,7 +105,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, largest }
           <tbody onKeyDown={walkRows}>
             {sight.above > 0 && (
               <tr class="spacer" aria-hidden="true">
-                <td colSpan={7} style={{ height: `${sight.above}px` }} />
+                <td colSpan={withCode ? 7 : 6} style={{ height: `${sight.above}px` }} />
               </tr>
             )}
             {Array.from({ length: Math.max(0, shown - sight.first) }, (_, i) => (
@@ -113,13 +114,14 @@ export function AllocationTable({ pick, over, range, zoomed, selected, largest }
                 one={pages.at(sight.first + i)}
                 index={sight.first + i}
                 unit={unit}
-                origin={stats.step_start_ns}
+                withCode={withCode}
+                origin={from}
                 selected={selected}
               />
             ))}
             {sight.below > 0 && (
               <tr class="spacer" aria-hidden="true">
-                <td colSpan={7} style={{ height: `${sight.below}px` }} />
+                <td colSpan={withCode ? 7 : 6} style={{ height: `${sight.below}px` }} />
               </tr>
             )}
           </tbody>
@@ -153,19 +155,24 @@ function Sorts({ column: [id, , title], now, label }: { column: (typeof COLUMNS)
   );
 }
 
+function What({ name }: { name: string | null }) {
+  return name === null ? <span class="muted">–</span> : <Name text={name} />;
+}
+
 interface RowProps {
   one: Listed | undefined;
   index: number;
   unit: Unit;
+  withCode: boolean;
   origin: number;
   selected: number | null;
 }
 
-function Row({ one, index, unit, origin, selected }: RowProps) {
+function Row({ one, index, unit, withCode, origin, selected }: RowProps) {
   if (!one)
     return (
       <tr aria-rowindex={index + 2}>
-        <td colSpan={7} class="muted">
+        <td colSpan={withCode ? 7 : 6} class="muted">
           …
         </td>
       </tr>
@@ -188,10 +195,20 @@ function Row({ one, index, unit, origin, selected }: RowProps) {
       </td>
       <th scope="row">
         <button type="button" class="fold" aria-pressed={chosen}>
-          {one.line === null ? <span class="muted">no stack</span> : <Line line={one.line} kind={one.kind} />}
+          {!withCode ? (
+            <What name={what} />
+          ) : one.line === null ? (
+            <span class="muted">no stack</span>
+          ) : (
+            <Line line={one.line} kind={one.kind} />
+          )}
         </button>
       </th>
-      <td>{what === null ? <span class="muted">–</span> : <Name text={what} />}</td>
+      {withCode && (
+        <td>
+          <What name={what} />
+        </td>
+      )}
       <td>
         <Swatch of={one.category} />
         {categoryLabel(one.category)}

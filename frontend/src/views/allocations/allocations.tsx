@@ -4,11 +4,11 @@ import { useRemote } from "../../api/remote";
 import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
 import { halfOf } from "../../draw/bands";
 import { sharpness } from "../../draw/surface";
-import { alone, navigate, picked, route, selection } from "../../state/app";
+import { navigate, route, stretch } from "../../state/app";
 import { asPartOf, withUnit } from "../../state/bytes";
-import { cellText, NOT_NAMED } from "../../state/names";
+import { cellText, moduleLabel, NOT_NAMED } from "../../state/names";
 import { grouped } from "../../state/numbers";
-import { type Piece, stepName } from "../../state/sentences";
+import type { Piece } from "../../state/sentences";
 import { divisionLabel, useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
@@ -28,8 +28,8 @@ const OVERS = [
 
 /** Each large allocation as a band over its life, everything else as one, and all of them in a table. */
 export function Allocations() {
-  const pick = picked.value!;
-  const stats = selection.value!.stats!;
+  const shown = stretch.value!;
+  const pick = shown.query;
   const [width, setWidth] = useState(0);
   const [hovered, setHovered] = useState<number | null>(null);
   const over = route.value.over === "event" ? "event" : "time";
@@ -44,14 +44,15 @@ export function Allocations() {
     sameStep,
   );
   const block = rowOf(route.value.block);
-  const row = hovered ?? block;
+  const largest = answer.data && !answer.stale ? largestAtPeak(answer.data) : null;
+  const row = hovered ?? block ?? largest;
   const one = useRemote<AllocationAnswer>(
     row === null ? null : address("allocation", { ...pick, row }),
     hovered === null ? 0 : 40,
     (p) => p.replace(/&row=[^&]*/, ""),
   );
   const data = answer.data;
-  const whole = wholeOf(over, stats.step_start_ns, stats.step_end_ns, data);
+  const whole = wholeOf(over, shown.from, shown.to, data);
   const zoomTo = ([t0, t1]: [number, number]): void => {
     const all = !whole || (t0 <= whole[0] && t1 >= whole[1]);
     const [a, b] = all ? [undefined, undefined] : [String(t0), String(t1)];
@@ -62,7 +63,7 @@ export function Allocations() {
     <>
       {data && (
         <h1 class="headline" data-testid="headline">
-          <Sentence pieces={headline(data, zoom !== undefined, pick.step)} />
+          <Sentence pieces={headline(data, zoom !== undefined, shown.name)} />
         </h1>
       )}
       <div class="tools">
@@ -83,7 +84,7 @@ export function Allocations() {
         </label>
         {zoom && (
           <button type="button" class="toggle" data-testid="reset-zoom" onClick={() => whole && zoomTo(whole)}>
-            Whole step
+            Whole {shown.whole ? "window" : "step"}
           </button>
         )}
         <span class="hint">click keeps an allocation · drag or wheel to zoom · double-click or Esc to reset</span>
@@ -95,7 +96,7 @@ export function Allocations() {
             colour={colour}
             window={zoom ?? whole}
             whole={whole}
-            origin={stats.step_start_ns}
+            origin={shown.from}
             selected={block}
             life={block !== null && one.data && one.data.row === block && !one.stale ? one.data : undefined}
             onWidth={setWidth}
@@ -106,18 +107,18 @@ export function Allocations() {
           {!data && <Loading what="the allocations" />}
           {data && <BandsKey answer={data} colour={colour} />}
         </section>
-        <AllocationPanel one={one} row={row} pinned={hovered === null} origin={stats.step_start_ns} />
+        <AllocationPanel one={one} row={row} shown={hovered !== null ? "pointed at" : block !== null ? "kept" : "largest"} origin={shown.from} />
       </div>
-      <AllocationTable pick={pick} over={over} range={range} zoomed={zoom !== undefined} selected={block} largest={Math.max(0, ...(data?.bands.bytes ?? []))} />
+      <AllocationTable pick={pick} over={over} range={range} zoomed={zoom !== undefined} selected={block} withCode={divisions.includes("line")} largest={Math.max(0, ...(data?.bands.bytes ?? []))} />
     </>
   );
 }
 
 /** "14 allocations make half of the 8.48 GiB at the peak of step 0; the largest is 512 MiB." */
-function headline(data: BandsAnswer, zoomed: boolean, step: number): Piece[] {
+function headline(data: BandsAnswer, zoomed: boolean, name: string): Piece[] {
   const { peak, bands } = data;
   const size = { strong: withUnit(peak.bytes), exact: peak.bytes };
-  const when = zoomed ? "at the highest moment shown" : `at the peak of ${stepName(step, alone.value)}`;
+  const when = zoomed ? "at the highest moment shown" : `at the peak of ${name}`;
   const half = halfOf(data, peak.column);
   const alive = bands.bytes.filter((_, i) => bands.first[i]! <= peak.column && bands.last[i]! >= peak.column);
   const largest = alive.reduce((top, bytes) => Math.max(top, bytes), 0);
@@ -126,6 +127,16 @@ function headline(data: BandsAnswer, zoomed: boolean, step: number): Piece[] {
   const pieces: Piece[] = [`${few} half of the `, size, ` alive ${when}`];
   if (half.count === 1) return [...pieces, "."];
   return [...pieces, "; the largest is ", { strong: asPartOf(peak.bytes, largest), exact: largest }, "."];
+}
+
+/** Until someone points at another one. */
+function largestAtPeak({ bands, peak }: BandsAnswer): number | null {
+  let best = -1;
+  bands.bytes.forEach((bytes, i) => {
+    const alive = bands.first[i]! <= peak.column && bands.last[i]! >= peak.column;
+    if (alive && bytes > (bands.bytes[best] ?? 0)) best = i;
+  });
+  return bands.row[best] ?? null;
 }
 
 function zoomOf(over: string): [number, number] | undefined {
@@ -152,7 +163,7 @@ function sameStep(path: string): string {
 
 /** What an allocation goes by: the name of a parameter, its module, its operator, else its source line. */
 export function allocationTitle(a: { name: string | null; module: string | null; operator: string | null }): string | null {
-  const module = a.module === NOT_NAMED ? null : a.module;
+  const module = a.module === null || a.module === NOT_NAMED ? null : moduleLabel(a.module);
   const name = a.name ?? module ?? a.operator;
   return name === null || name === "" ? null : cellText(name);
 }

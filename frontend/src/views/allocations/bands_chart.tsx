@@ -3,7 +3,7 @@ import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
 import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { NOTHING, ownerAt, ownersOf } from "../../draw/bands";
 import { linear } from "../../draw/scale";
-import { kept, panned, zoomed } from "../../draw/stack";
+import { kept, panned, turned, zoomed } from "../../draw/stack";
 import { sharpness, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { exactBytes, withUnit } from "../../state/bytes";
@@ -82,7 +82,7 @@ export function BandsChart(props: Props) {
   const least = over === "event" ? 8 : 1000;
   useWheel(canvas, (event) => {
     if (!window || !whole || width === 0) return;
-    onZoom(zoomed(window, x.invert(event.offsetX), Math.exp(event.deltaY / 400), whole, least));
+    onZoom(turned(event, window, x.invert(event.offsetX), whole, least));
   });
   const keys = (event: KeyboardEvent): void => {
     if (!answer || !window || !whole) return;

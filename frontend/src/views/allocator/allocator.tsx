@@ -3,7 +3,7 @@ import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { OomReport, Over, ReserveCurve } from "../../api/allocator";
 import { sharpness } from "../../draw/surface";
-import { navigate, picked, route, selection } from "../../state/app";
+import { navigate, route, stretch } from "../../state/app";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
@@ -26,8 +26,8 @@ const OVERS = [
 
 /** What the allocator held at any moment: its reserve, the blocks in it, what lies free, and why a request failed. */
 export function Allocator() {
-  const pick = picked.value!;
-  const stats = selection.value!.stats!;
+  const part = stretch.value!;
+  const pick = part.query;
   const [width, setWidth] = useState(0);
   const over: Over = route.value.over === "event" ? "event" : "time";
   const window = zoomOf(over);
@@ -39,12 +39,12 @@ export function Allocator() {
     window ? 70 : 0,
     sameWindow,
   );
-  const oom = useRemote<{ reports: OomReport[] }>(address("allocator_oom", pick), 0, sameDevice);
+  const oom = useRemote<{ reports: OomReport[] }>(address("allocator_oom", { ...pick }), 0, sameDevice);
   const shown = oom.loading && !oom.data ? undefined : curve.data; // a report stands above the curve and would push it down
   const moment = useMoment(pick, shown);
   const state = moment.state.data;
-  const origin = stats.step_start_ns;
-  const whole = wholeOf(over, stats.step_start_ns, stats.step_end_ns, shown);
+  const origin = part.from;
+  const whole = wholeOf(over, part.from, part.to, shown);
   const zoom = ([t0, t1]: [number, number]): void => {
     const all = !whole || (t0 <= whole[0] && t1 >= whole[1]);
     const [a, b] = all ? [undefined, undefined] : [String(t0), String(t1)];
@@ -65,7 +65,7 @@ export function Allocator() {
               pieces={headline(
                 pick.device,
                 shown,
-                oom.data?.reports.find((one) => one.step === pick.step),
+                oom.data?.reports.find((one) => part.whole || one.step === pick.step),
               )}
             />
           </h1>
@@ -81,7 +81,7 @@ export function Allocator() {
           origin={origin}
           shown={state?.event === report.event}
           onShow={() =>
-            report.step === pick.step
+            part.whole || report.step === pick.step
               ? moment.show(report.event, report.time_ns)
               : navigate({ step: String(report.step), t: String(report.time_ns), event: String(report.event) })
           }
@@ -97,7 +97,7 @@ export function Allocator() {
         />
         {window && (
           <button type="button" class="toggle" data-testid="reset-zoom" onClick={() => whole && zoom(whole)}>
-            Whole step
+            Whole {part.whole ? "window" : "step"}
           </button>
         )}
         <Key curve={shown} />

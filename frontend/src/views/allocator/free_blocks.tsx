@@ -10,7 +10,7 @@ export function FreeBlocks({ state }: { state: AllocatorState }) {
   const unit = unitFor(most);
   return (
     <section class="card" data-testid="free-blocks" aria-label="Free blocks by size">
-      <h2>
+      <h2 title={exactBytes(total)}>
         {count === 0
           ? "Nothing is free in the reserve"
           : `${grouped(count)} free ${count === 1 ? "block" : "blocks"}, ${withUnit(total)}`}

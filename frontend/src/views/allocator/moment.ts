@@ -3,7 +3,7 @@ import { address } from "../../api/request";
 import { type Remote, useRemote } from "../../api/remote";
 import type { AllocatorState, FailedRequest, Over, ReserveCurve } from "../../api/allocator";
 import { navigate, route } from "../../state/app";
-import type { Pick } from "../../state/selection";
+import type { Stretch } from "../../state/stretch";
 
 export interface ShownMoment {
   /** The query that names it, once it is known. */
@@ -18,8 +18,8 @@ export interface ShownMoment {
   step: (by: 1 | -1) => void;
 }
 
-export function useMoment(pick: Pick, curve: ReserveCurve | undefined): ShownMoment {
-  const failed = curve?.ooms.find((one) => one.step === pick.step);
+export function useMoment(pick: Stretch["query"], curve: ReserveCurve | undefined): ShownMoment {
+  const failed = curve?.ooms.find((one) => pick.span === "window" || one.step === pick.step);
   const { event, t } = route.value;
   const chosen = event !== undefined ? { event: whole(event) } : t !== undefined ? { t: whole(t) } : null;
   const first = failed?.event ?? curve?.peak.event;

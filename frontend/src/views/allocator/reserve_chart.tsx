@@ -3,7 +3,7 @@ import type { Over, ReserveCurve } from "../../api/allocator";
 import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { CHART_HEIGHT, paintReserve } from "../../draw/reserve";
 import { linear } from "../../draw/scale";
-import { columnAt, panned, zoomed } from "../../draw/stack";
+import { columnAt, panned, turned, zoomed } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { percent, unitFor, withUnit } from "../../state/bytes";
@@ -48,7 +48,7 @@ export function ReserveChart(props: Props) {
   useWheel(canvas, (event) => {
     if (!window || !whole || width === 0) return;
     const least = over === "event" ? 8 : 1000;
-    props.onZoom(zoomed(window, x.invert(event.offsetX), Math.exp(event.deltaY / 400), whole, least));
+    props.onZoom(turned(event, window, x.invert(event.offsetX), whole, least));
   });
   const inside = (px: number): number => Math.min(Math.max(px, MARGIN.left), width - MARGIN.right);
   const scrub = useThrottled(props.onScrub);

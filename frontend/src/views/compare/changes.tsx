@@ -1,10 +1,11 @@
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import type { CompareAnswer, CompareBy, Status } from "../../api/types";
 import { navigate, route } from "../../state/app";
 import { deltaWithUnit, exactBytes, inUnit, type Unit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { categoryLabel } from "../../state/categories";
 import { type FoldedChange, foldChanges, unfolded } from "../../state/change_folding";
+import { openedGroups, withFlipped } from "../../state/module_groups";
 import { shortened, titleText, visible } from "../../state/names";
 import { sideName } from "../../state/sentences";
 import { Delta } from "../amount";
@@ -36,14 +37,10 @@ export function Changes({
 }) {
   const onlyChanged = route.value.changed === "1";
   const fold = by === "module" && route.value.fold !== "off";
-  const [open, setOpen] = useState<ReadonlySet<string>>(new Set());
+  const open = useMemo(() => new Set(openedGroups(route.value.opened)), [route.value.opened]);
   const folded = useMemo(() => (fold ? foldChanges(answer.rows) : answer.rows.map(unfolded)), [answer, fold]);
   const rows = useMemo(() => linesOf(folded, onlyChanged, open), [folded, onlyChanged, open]);
-  const flip = (key: string): void => {
-    const next = new Set(open);
-    if (!next.delete(key)) next.add(key);
-    setOpen(next);
-  };
+  const flip = (key: string): void => navigate({ opened: withFlipped(route.value.opened, key) });
   const changed = answer.rows.filter((row) => row.status !== "same").length;
   const { box, sight } = useRowsInSight(rows.length, ROW);
   const widest = rows.reduce((top, { row }) => Math.max(top, Math.abs(row.delta_bytes)), 0);

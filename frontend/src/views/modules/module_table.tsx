@@ -66,7 +66,8 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
               <tr
                 key={reusedKey(sight.first + i, sight)}
                 aria-rowindex={sight.first + i + 2}
-                data-testid="module-row"
+                data-testid={row.own ? "module-own" : "module-row"}
+                data-depth={row.depth}
                 data-key={row.node.key}
               >
                 <NameCell row={row} onFlip={onFlip} />
@@ -147,6 +148,16 @@ function Head({ id, label, title, sorting, onSort, number = false }: HeadProps) 
 function NameCell({ row, onFlip }: { row: VisibleRow; onFlip: (node: ModuleNode) => void }) {
   const { node, depth, open } = row;
   const indent = { paddingLeft: `${Math.min(depth, 24) * 16}px` };
+  if (row.own)
+    return (
+      <th scope="row">
+        <div style={indent}>
+          <span class="leaf muted" title="What it holds outside the modules inside it">
+            itself
+          </span>
+        </div>
+      </th>
+    );
   const inside = (
     <>
       <Name text={node.key === "" && node.className ? node.className : node.label} module={node.key !== ""} />

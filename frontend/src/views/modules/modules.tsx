@@ -3,7 +3,7 @@ import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { ModulesAnswer, StepAnswer } from "../../api/types";
 import { alone, navigate, picked, route } from "../../state/app";
-import { type Unit, unitFor, withUnit } from "../../state/bytes";
+import { exactBytes, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
 import { matcher, matches, type Order, visibleRows } from "../../state/module_rows";
@@ -45,7 +45,7 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
   const filter = useMemo(() => matcher(find), [find]);
   const rows = useMemo(() => {
     const order = sorting && orderBy(sorting.id, sorting.descending, at);
-    return visibleRows(roots, (node, depth) => opened(node, depth, flat) !== flipped.has(node.id), order, filter);
+    return visibleRows(roots, (node, depth) => opened(node, depth, flat) !== flipped.has(node.id), order, filter, at === "peak");
   }, [roots, flipped, sort, at, filter]);
   const unit = unitFor(answer.peak_bytes);
   const flip = (node: ModuleNode): void => {
@@ -109,7 +109,7 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
         onSort={(id) => navigate({ sort: nextSorting(sorting, id) })}
         onFlip={flip}
       />
-      <p class="foot" data-testid="modules-sum">
+      <p class="foot" data-testid="modules-sum" title={exactBytes(roots.reduce((s, n) => s + n.bytes, 0))}>
         {filter && found(matches(roots, filter), unit)}
         {grouped(answer.rows.length)} {answer.rows.length === 1 ? "row" : "rows"} · {flat ? "all rows" : "the outermost rows"} sum to{" "}
         {withUnit(

@@ -2,6 +2,7 @@ import { useMemo, useState } from "preact/hooks";
 import type { Part, StepAnswer } from "../../api/types";
 import { exactBytes, inUnit, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { type FoldedPart, foldParts } from "../../state/folding";
+import { grouped } from "../../state/numbers";
 import { CategoryBar } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
@@ -48,11 +49,8 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
                   </button>
                 )}
               </td>
-              <td class="number muted">
-                {inUnit(
-                  rest.reduce((s, r) => s + r.bytes, 0),
-                  unit,
-                )}
+              <td class="number muted" data-testid="module-rest" title={exactBytes(together(rest))}>
+                {inUnit(together(rest), unit)}
               </td>
             </tr>
           )}
@@ -65,6 +63,9 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
     </section>
   );
 }
+
+/** Of a folded row, members that are listed here. */
+const MOST_INNER = 200;
 
 function named(parts: Part[]): number {
   return parts.filter((p) => !p.key.startsWith("outside:") && p.key !== "(not named)").reduce((s, p) => s + p.bytes, 0);
@@ -101,7 +102,7 @@ function ModuleLine({ row, unit, full }: { row: FoldedPart; unit: Unit; full: nu
         </td>
       </tr>
       {open &&
-        row.members.slice(0, 200).map((part) => (
+        row.members.slice(0, MOST_INNER).map((part) => (
           <tr key={part.key} class="inner" data-testid="module-row" data-key={part.key}>
             <th scope="row">
               <RouteLink to={{ view: "modules", find: part.key }} class="indent">
@@ -116,6 +117,22 @@ function ModuleLine({ row, unit, full }: { row: FoldedPart; unit: Unit; full: nu
             </td>
           </tr>
         ))}
+      {open && row.members.length > MOST_INNER && (
+        <tr class="inner">
+          <td colSpan={2}>
+            <RouteLink to={{ view: "modules", find: row.key }} class="indent">
+              {grouped(row.members.length - MOST_INNER)} more in Modules
+            </RouteLink>
+          </td>
+          <td class="number muted" title={exactBytes(together(row.members.slice(MOST_INNER)))}>
+            {inUnit(together(row.members.slice(MOST_INNER)), unit)}
+          </td>
+        </tr>
+      )}
     </>
   );
+}
+
+function together(parts: { bytes: number }[]): number {
+  return parts.reduce((s, part) => s + part.bytes, 0);
 }

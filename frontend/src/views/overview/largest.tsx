@@ -4,7 +4,7 @@ import type { AllocationsAnswer, Listed } from "../../api/stacks";
 import type { Allocation, StepAnswer } from "../../api/types";
 import { exactBytes, inUnit, unitFor, unitWithin } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
-import { NOT_NAMED } from "../../state/names";
+import { moduleLabel, NOT_NAMED } from "../../state/names";
 import type { Pick } from "../../state/selection";
 import { duration } from "../../state/time";
 import { Swatch } from "../category";
@@ -66,11 +66,12 @@ export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }
 /** Where no allocation has a name, they go by the code that asked for them, where that is known. */
 function useWithCode(pick: Pick, peak: StepAnswer["peak"]): Listed[] | undefined {
   const named = peak.largest.some((a) => allocationName(a) !== NOT_NAMED);
-  const { event } = peak;
+  const event = Math.max(0, peak.event); // before the first event the list may hold what that one makes
   const at = { over: "event", t0: event, t1: event + 1, sort: "bytes", first: 0, count: MOST };
-  const asks = !named && peak.largest.length > 0 && event >= 0;
+  const asks = !named && peak.largest.length > 0;
   const rows = useRemote<AllocationsAnswer>(asks ? address("allocations", { ...pick, ...at }) : null).data?.rows;
-  return rows?.some((row) => row.line !== null) ? rows : undefined;
+  const same = rows?.every((row, i) => row.bytes === peak.largest[i]?.bytes);
+  return same && rows?.some((row) => row.line !== null) ? rows : undefined;
 }
 
 function Code({ one }: { one: Listed }) {
@@ -78,7 +79,7 @@ function Code({ one }: { one: Listed }) {
 }
 
 export function allocationName(a: Allocation): string {
-  return a.name ?? a.module ?? a.operator ?? NOT_NAMED;
+  return a.name ?? (a.module === null ? null : moduleLabel(a.module)) ?? a.operator ?? NOT_NAMED;
 }
 
 function lifetime(a: Allocation) {

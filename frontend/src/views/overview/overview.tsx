@@ -1,7 +1,7 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, StepAnswer } from "../../api/types";
-import { alone, picked, selection } from "../../state/app";
+import { alone, picked, runs, selection } from "../../state/app";
 import { unitFor } from "../../state/bytes";
 import { cellText, titleText } from "../../state/names";
 import { changeSince, headline } from "../../state/sentences";
@@ -14,6 +14,7 @@ import { Cards } from "./cards";
 import { ByCategory } from "./by_category";
 import { ByLine, namesModules } from "./by_line";
 import { ByModule } from "./by_module";
+import { Findings } from "./findings";
 import { Largest } from "./largest";
 import { OutOfMemory } from "./out_of_memory";
 import { PeakOfEachStep } from "./peak_of_each_step";
@@ -39,7 +40,10 @@ export function Overview() {
         <PeakOfEachStep selection={selection.value!} />
       )}
       <div class="pair">
-        <ByCategory peak={answer.peak} />
+        <div class="column">
+          <ByCategory peak={answer.peak} />
+          {isReadable(answer.source) && <Findings pick={pick} />}
+        </div>
         {namesModules(answer.peak.by_module) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
       </div>
       <Largest pick={pick} peak={answer.peak} />
@@ -47,6 +51,11 @@ export function Overview() {
       <Source answer={answer} />
     </div>
   );
+}
+
+/** Whether the events are there, as far as a look at the file told. */
+function isReadable({ side_file, side_file_present }: StepAnswer["source"]): boolean {
+  return side_file_present && !runs.value?.problems.some((problem) => problem.file.replaceAll("\\", "/").endsWith(side_file));
 }
 
 /** The old step stays on show, dimmed, while another step of the same run loads. */
@@ -92,6 +101,7 @@ const IMPORTED: Record<string, string> = {
   snapshot: "Read from a snapshot of the allocator",
   kineto: "Read from a trace of torch.profiler",
   "memory timeline": "Read from a memory timeline of torch.profiler",
+  MemoryEstimator: "Estimated by MemoryEstimator",
 };
 
 function Source({ answer }: { answer: StepAnswer }) {

@@ -24,7 +24,7 @@ export function FrameList({ title, frames }: { title: string; frames: Frame[] })
         )}
         <CopyStack frames={frames} />
       </h3>
-      <ol class="stack" data-testid="frames">
+      <ol class="stack" data-testid="frames" tabIndex={0} aria-label={title}>
         {shown.map((frame, i) => (
           <li key={i} class={`frame ${frame.kind}`} title={titleText(frame.text)}>
             <span class={`swatch flame-${frame.kind}`} aria-hidden="true" />

@@ -8,7 +8,7 @@ import { linear } from "../../draw/scale";
 import { ceiling } from "../../draw/stack";
 import { prepare, sharpness, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
-import { navigate, selection } from "../../state/app";
+import { navigate, stretch } from "../../state/app";
 import { withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import type { Pick } from "../../state/selection";
@@ -22,17 +22,17 @@ export function MomentStrip({ pick, event, time }: { pick: Pick; event: number |
   const canvas = useRef<HTMLCanvasElement>(null);
   const dragging = useRef(false);
   const [width, setWidth] = useState(0);
-  const stats = selection.value!.stats!;
+  const { from, to, peak } = stretch.value!;
   const px = Math.min(4000, Math.max(1, Math.round(width * sharpness())));
   const curve = useRemote<CurveAnswer>(width > 0 ? address("curve", { ...pick, by: "category", px }) : null);
-  const near = useRemote<MomentAnswer>(event === null ? null : address("moment", { ...pick, event }), 120, (p) =>
+  const near = useRemote<MomentAnswer>(event === null ? null : address("moment", { ...pick, event, by: "category" }), 120, (p) =>
     p.replace(/&event=[^&]*/, ""),
   );
   const theme = dark.value;
-  const x = linear([stats.step_start_ns, stats.step_end_ns], [0, Math.max(1, width)]);
+  const x = linear([from, to], [0, Math.max(1, width)]);
   useEffect(() => watchWidth(stage.current!, setWidth), []);
   useEffect(() => {
-    if (canvas.current && curve.data) paint(canvas.current, curve.data, x, width, stats.peak_time_ns);
+    if (canvas.current && curve.data) paint(canvas.current, curve.data, x, width, peak.time);
   }, [curve.data, width, theme]);
   const choose = (pointer: PointerEvent): void => {
     const at = Math.min(Math.max(pointer.offsetX, 0), width);
@@ -43,18 +43,18 @@ export function MomentStrip({ pick, event, time }: { pick: Pick; event: number |
     else if (key.key === "ArrowLeft" || key.key === "ArrowRight") {
       const now = near.data;
       if (!now || near.stale) return key.preventDefault();
-      const [to, when] =
+      const [next, when] =
         key.key === "ArrowLeft"
           ? [now.previous_event, now.previous_event_ns]
           : [now.next_event, now.next_event_ns];
-      if (to !== null && when !== null) navigate({ of: undefined, t: String(when), event: String(to) });
+      if (next !== null && when !== null) navigate({ of: undefined, t: String(when), event: String(next) });
     } else return;
     key.preventDefault();
   };
   const words =
     time === null
       ? "The step's memory."
-      : `${duration(time - stats.step_start_ns)}${event === null || event < 0 ? "" : `, event ${grouped(event)}`}`;
+      : `${duration(time - from)}${event === null || event < 0 ? "" : `, event ${grouped(event)}`}`;
   return (
     <section class="card strip-card" aria-busy={near.loading || curve.loading}>
       <div ref={stage} class="stage moment-strip">
@@ -66,9 +66,9 @@ export function MomentStrip({ pick, event, time }: { pick: Pick; event: number |
           role="slider"
           aria-label="The moment whose stacks are shown. Arrow keys step through events, Escape goes to the peak."
           aria-valuetext={words}
-          aria-valuenow={time ?? stats.peak_time_ns}
-          aria-valuemin={stats.step_start_ns}
-          aria-valuemax={stats.step_end_ns}
+          aria-valuenow={time ?? peak.time}
+          aria-valuemin={from}
+          aria-valuemax={to}
           style={{ height: `${HEIGHT}px` }}
           onKeyDown={keys}
           onPointerDown={(e) => {
@@ -87,8 +87,8 @@ export function MomentStrip({ pick, event, time }: { pick: Pick; event: number |
         )}
       </div>
       <p class="hint">
-        <span title={time === null ? undefined : `${grouped(time - stats.step_start_ns)} ns`}>{words}</span>
-        {" · "}peak {withUnit(stats.peak_bytes)} · click or drag to choose a moment · ← → step through events
+        <span title={time === null ? undefined : `${grouped(time - from)} ns`}>{words}</span>
+        {" · "}peak {withUnit(peak.bytes)} · click or drag to choose a moment · ← → step through events
       </p>
     </section>
   );

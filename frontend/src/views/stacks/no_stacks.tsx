@@ -150,7 +150,7 @@ function Division({ pick }: { pick: Pick }) {
       </table>
       </div>
       {rest > 0 && (
-        <p class="foot" title={exactBytes(rest)}>
+        <p class="foot" data-testid="division-rest" title={exactBytes(rest)}>
           {grouped(parts.length - shown.length)} more with {inUnit(rest, unit)} {unit.name}
         </p>
       )}

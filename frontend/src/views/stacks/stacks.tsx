@@ -1,11 +1,11 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { LineTableAnswer, SourceLine, StacksAnswer } from "../../api/stacks";
-import { alone, navigate, picked, route, selection } from "../../state/app";
+import { navigate, route, stretch } from "../../state/app";
 import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { lineParts } from "../../state/frames";
 import { grouped } from "../../state/numbers";
-import { type Piece, stepName } from "../../state/sentences";
+import type { Piece } from "../../state/sentences";
 import { duration } from "../../state/time";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
@@ -16,11 +16,13 @@ import { MomentStrip } from "./moment_strip";
 import { NoStacks } from "./no_stacks";
 import { Tables } from "./tables";
 
-const WHENS = [
-  ["peak", "At the peak"],
-  ["moment", "At a moment"],
-  ["step", "Allocated in the step"],
-] as const;
+const WHENS = (whole: boolean) =>
+  [
+    ["peak", "At the peak"],
+    ["moment", "At a moment"],
+    ["step", `Allocated in the ${whole ? "window" : "step"}`],
+  ] as const;
+type When = ReturnType<typeof WHENS>[number][0];
 
 const FRAMES = [
   ["folded", "Folded"],
@@ -31,8 +33,8 @@ export type Frames = (typeof FRAMES)[number][0];
 
 /** Which code allocated what: a flame graph, and tables of stacks, source lines and custom rules. */
 export function Stacks() {
-  const pick = picked.value!;
-  const stats = selection.value!.stats!;
+  const shown = stretch.value!;
+  const pick = shown.query;
   const { search = "", node } = route.value;
   const chosen = choice();
   const frames = FRAMES.find(([key]) => key === route.value.frames)?.[0] ?? "folded";
@@ -48,19 +50,19 @@ export function Stacks() {
   if (!data) return <Loading what="the call stacks" />;
   if (!data.knows_stacks) return <NoStacks pick={pick} />;
   const when = chosen.of === "step" ? "step" : chosen.chosen ? "moment" : "peak";
-  const origin = stats.step_start_ns;
-  const pickWhen = (to: (typeof WHENS)[number][0]): void => {
-    const at = { t: String(data.time_ns ?? stats.peak_time_ns), event: String(data.event ?? -1) };
-    if (to === "moment") navigate(data.event === null ? { of: undefined, t: String(stats.peak_time_ns) } : { of: undefined, ...at });
+  const origin = shown.from;
+  const pickWhen = (to: When): void => {
+    const at = { t: String(data.time_ns ?? shown.peak.time), event: String(data.event ?? -1) };
+    if (to === "moment") navigate(data.event === null ? { of: undefined, t: String(shown.peak.time) } : { of: undefined, ...at });
     else navigate({ of: to === "step" ? "step" : undefined, t: undefined, event: undefined });
   };
   return (
     <>
       <h1 class="headline" data-testid="headline">
-        <Sentence pieces={headline(data, top.data, when, stepName(pick.step, alone.value), origin)} />
+        <Sentence pieces={headline(data, top.data, when, shown.name, origin)} />
       </h1>
       <div class="tools">
-        <Segmented label="Which allocations" testid="when" options={WHENS} value={when} onPick={pickWhen} />
+        <Segmented label="Which allocations" testid="when" options={WHENS(shown.whole)} value={when} onPick={pickWhen} />
         <Segmented
           label="Frames"
           testid="frames"

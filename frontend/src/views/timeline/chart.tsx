@@ -3,7 +3,7 @@ import type { CurveAnswer, LanesAnswer } from "../../api/types";
 import { type Axis, TIME_AXIS } from "../../draw/axes";
 import { type Lane, laneRows, lanesHeight, spanAt, spanLabel } from "../../draw/lanes";
 import { linear } from "../../draw/scale";
-import { columnAt, kept, panned, zoomed } from "../../draw/stack";
+import { columnAt, kept, panned, turned, zoomed } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { unitFor, withUnit } from "../../state/bytes";
@@ -71,11 +71,7 @@ export function Chart(props: ChartProps) {
   });
   useWheel(main, (event) => {
     if (!props.canZoom || width === 0) return;
-    const t = x.invert(event.offsetX);
-    const moved = event.shiftKey
-      ? panned(window, (event.deltaY || event.deltaX) / 800, whole)
-      : zoomed(window, t, Math.exp(event.deltaY / 400), whole);
-    onZoom(moved);
+    onZoom(turned(event, window, x.invert(event.offsetX), whole));
   });
   const keys = (event: KeyboardEvent): void => {
     if (props.canZoom && event.shiftKey && event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));

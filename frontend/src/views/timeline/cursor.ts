@@ -13,6 +13,8 @@ export interface Cursor {
   hovering: boolean;
   atPeak: boolean;
   pinned: boolean;
+  /** Of folded modules, how many a key stands for, and whether it can be opened. */
+  groups: Map<string, { modules: number; opens: boolean }>;
   /** The exact state, once the server has answered. */
   moment: Remote<MomentAnswer>;
   /** The curve's own column under the cursor: shown at once, until the exact state is there. */
@@ -23,9 +25,6 @@ export interface Cursor {
   step: (by: 1 | -1) => void;
 }
 
-/** Divisions that every moment tells. */
-const ALWAYS = ["category", "module", "phase"];
-
 function labelled(curve: CurveAnswer, column: number): Cursor["approximate"] {
   return columnParts(curve, column).map((part, k) => ({ ...part, label: curve.labels?.[k] ?? part.key }));
 }
@@ -34,6 +33,7 @@ export function useCursor(
   pick: Pick,
   of: string,
   by: string,
+  folding: { fold?: string; open?: string | undefined },
   curve: CurveAnswer | undefined,
   whole: CurveAnswer | undefined,
   coarse: boolean,
@@ -57,7 +57,7 @@ export function useCursor(
           ? { event: top.event }
           : null
         : { t: Math.round(hovered ?? pinnedTime ?? 0) };
-  const path = query && !coarse ? address("moment", { ...pick, ...query, by: ALWAYS.includes(by) ? undefined : by }) : null;
+  const path = query && !coarse ? address("moment", { ...pick, ...query, by, ...folding }) : null;
   const moment = useRemote<MomentAnswer>(path, hovered === undefined ? 0 : 90, (p) =>
     p.replace(/&(t|event)=[^&]*/, ""),
   );
@@ -70,6 +70,7 @@ export function useCursor(
     atPeak: top !== undefined && (shownEvent === top.event || time === top.time) && hovered === undefined,
     pinned: pinnedTime !== undefined || stepped !== undefined,
     moment,
+    groups: new Map(curve?.groups?.map((group, k) => [curve.keys[k]!, group])),
     approximate: curve && time !== undefined ? labelled(curve, columnAt(curve, time)) : [],
     hover: setHovered,
     pin: (at) => {

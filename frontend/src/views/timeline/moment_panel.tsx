@@ -1,11 +1,12 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, LabelledPart, MomentAnswer, Part, StepAnswer } from "../../api/types";
-import { base, isAlone, picked, route } from "../../state/app";
+import { base, isAlone, navigate, picked, route } from "../../state/app";
 import { exactBytes, inUnit, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { CATEGORIES, categoryLabel } from "../../state/categories";
-import { NOT_NAMED, shortened, visible } from "../../state/names";
+import { withOpened } from "../../state/module_groups";
+import { NOT_NAMED, shortened, titleText, visible } from "../../state/names";
 import { knownPhase, sideName } from "../../state/sentences";
 import { duration, exactTime } from "../../state/time";
 import { Delta } from "../amount";
@@ -98,11 +99,12 @@ export function MomentPanel({ by, cursor, origin, peakBytes, within }: Props) {
 
 function Where({ moment }: { moment: MomentAnswer }) {
   const phase = knownPhase(moment.phase, moment.by_phase);
-  const module = moment.module === NOT_NAMED ? null : moment.module;
   const { operator } = moment;
+  const told = moment.module === NOT_NAMED || moment.module === `outside:${operator}`; // the operator says it
+  const module = told ? null : moment.module;
   return (
     <>
-      {phase ?? (module === null ? "phase and module not known" : "phase not known")}
+      {phase ?? (module === null && !operator ? "phase and module not known" : "phase not known")}
       {module !== null && (
         <>
           {" "}
@@ -127,7 +129,7 @@ function Where({ moment }: { moment: MomentAnswer }) {
 
 function partsOf(moment: MomentAnswer, by: Props["by"]): LabelledPart[] {
   if (moment.parts) return moment.parts;
-  const parts = by === "module" ? moment.by_module : by === "phase" ? moment.by_phase : moment.by_category;
+  const parts = by === "phase" ? moment.by_phase : moment.by_category;
   return parts.map((part) => ({ ...part, label: part.key }));
 }
 
@@ -146,7 +148,8 @@ interface BreakdownProps {
 /** One row per part, in the curve's order from the top; beside it the change against the base or the peak. */
 function Breakdown({ by, parts, unit, cursor, alone }: BreakdownProps) {
   const pick = picked.value!;
-  const basis = alone ? null : meant(base.value, pick);
+  const folded = cursor.groups.size > 0;
+  const basis = alone || folded ? null : meant(base.value, pick);
   const query = basis && {
     base_run: basis.run,
     base_worker: basis.worker,
@@ -156,17 +159,19 @@ function Breakdown({ by, parts, unit, cursor, alone }: BreakdownProps) {
   const change = useRemote<CompareAnswer>(
     cursor.atPeak && query ? address("compare", { by, ...pick, ...query }) : null,
   );
-  const peak = useRemote<StepAnswer>(cursor.atPeak || alone ? null : address("step", pick));
+  const peak = useRemote<StepAnswer>(cursor.atPeak || alone || folded ? null : address("step", pick));
   const deltas = cursor.atPeak
     ? change.data && new Map(change.data.rows.map((row) => [row.key, row.delta_bytes]))
     : peak.data && deltasTo(parts, peak.data.peak, by);
-  const compared = cursor.atPeak ? basis !== null : !alone && (peak.loading || deltas !== undefined);
+  const compared = cursor.atPeak ? basis !== null : !alone && !folded && (peak.loading || deltas !== undefined);
   const against = basis && cursor.atPeak ? sideName({ ...basis, alone: isAlone(basis) }, pick) : "peak";
   const heading = compared ? `vs ${against}` : "share";
   const all = parts.reduce((s, p) => s + p.bytes, 0);
   const order = cursor.approximate.map((p) => p.key);
   const sorted =
-    by === "category"
+    folded
+      ? [...parts].sort((a, b) => order.indexOf(a.key) - order.indexOf(b.key))
+      : by === "category"
       ? [...parts].sort((a, b) => rank(b.key) - rank(a.key))
       : [...parts].sort((a, b) => b.bytes - a.bytes);
   const alive = sorted.filter((p) => p.bytes > 0);
@@ -176,7 +181,7 @@ function Breakdown({ by, parts, unit, cursor, alone }: BreakdownProps) {
   const many = by === "module" ? "modules" : "parts";
   const restBytes = rest.reduce((s, p) => s + p.bytes, 0);
   return (
-    <table class="plain">
+    <table class={folded ? "plain tight" : compared ? "plain compared" : "plain"}>
       <thead>
         <tr>
           <th scope="col">{divisionLabel(by).toLowerCase()}</th>
@@ -194,7 +199,9 @@ function Breakdown({ by, parts, unit, cursor, alone }: BreakdownProps) {
             <th scope="row">
               <span class="flexed">
                 <Swatch by={by} of={part.key} index={Math.max(0, order.indexOf(part.key))} />
-                {isOurs(by) ? categoryLabel(part.key) : <Name text={partLabel(by, part.label)} title={by === "stack" ? part.key : undefined} />}
+                {cursor.groups.has(part.key) ? (
+                  <Group part={part} {...cursor.groups.get(part.key)!} />
+                ) : isOurs(by) ? categoryLabel(part.key) : <Name text={partLabel(by, part.label)} title={by === "stack" ? part.key : undefined} />}
               </span>
             </th>
             <td class="number" title={exactBytes(part.bytes)}>
@@ -210,7 +217,7 @@ function Breakdown({ by, parts, unit, cursor, alone }: BreakdownProps) {
           <tr data-testid="moment-rest">
             <th scope="row" class="muted">
               {others && <Swatch by={by} of={OTHERS[0]!} />}
-              {rest.length === 1 && OTHERS.includes(rest[0]!.key)
+              {rest.some((p) => OTHERS.includes(p.key))
                 ? `other ${many}`
                 : others
                   ? `${grouped(rest.length)} other ${many}`
@@ -224,6 +231,26 @@ function Breakdown({ by, parts, unit, cursor, alone }: BreakdownProps) {
         )}
       </tbody>
     </table>
+  );
+}
+
+/** A group of modules: a click opens it into what is inside, or into its layers. */
+function Group({ part, modules, opens }: { part: LabelledPart; modules: number; opens: boolean }) {
+  const name = <Name text={partLabel("module", part.label)} module />;
+  if (!opens) return name;
+  return (
+    <button
+      type="button"
+      class="fold"
+      data-testid="open-group"
+      title={`${titleText(part.key)}: ${grouped(modules)} modules. Click to see them apart.`}
+      onClick={() => navigate({ opened: withOpened(route.value.opened, part.key) })}
+    >
+      <span class="caret" aria-hidden="true">
+        ▸
+      </span>
+      {name}
+    </button>
   );
 }
 

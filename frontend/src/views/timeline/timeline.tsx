@@ -5,7 +5,8 @@ import type { CurveAnswer, CurveBy, LanesAnswer, StepAnswer } from "../../api/ty
 import { kept, reserveFits } from "../../draw/stack";
 import { sharpness } from "../../draw/surface";
 import { alone, navigate, picked, route, selection } from "../../state/app";
-import { titleText } from "../../state/names";
+import { openedGroups, withClosed } from "../../state/module_groups";
+import { shortened, titleText, visible } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { stepName } from "../../state/sentences";
 import { duration } from "../../state/time";
@@ -32,6 +33,8 @@ export function Timeline() {
   const [width, setWidth] = useState(0);
   const divisions = useDivisions(pick, FEW, route.value.by);
   const by: CurveBy = divisions.find((one) => one === route.value.by) ?? "category";
+  const folds = by === "module" && route.value.fold !== "off";
+  const folding = folds ? { fold: "1", open: route.value.opened } : {};
   const whole: [number, number] = all ? [recorded.from, recorded.to] : [stats.step_start_ns, stats.step_end_ns];
   const window = windowOf(route.value.t0, route.value.t1, whole);
   const zoomed = window[0] !== whole[0] || window[1] !== whole[1];
@@ -40,7 +43,7 @@ export function Timeline() {
   const range = zoomed ? { t0: window[0], t1: window[1] } : {};
   const ready = width > 0;
   const curve = useRemote<CurveAnswer>(
-    ready ? address("curve", { ...drawn, by, ...range, px }) : null,
+    ready ? address("curve", { ...drawn, by, ...folding, ...range, px }) : null,
     zoomed ? 70 : 0,
     sameStep,
   );
@@ -63,7 +66,7 @@ export function Timeline() {
     const half = (window[1] - window[0]) / 2;
     if (t < window[0] || t > window[1]) zoom(kept([t - half, t + half], whole));
   };
-  const cursor = useCursor(pick, JSON.stringify(drawn), by, shown, strip, coarse, follow);
+  const cursor = useCursor(pick, JSON.stringify(drawn), by, folding, shown, strip, coarse, follow);
   const peak = all ? strip?.peak : { bytes: stats.peak_bytes, time_ns: stats.peak_time_ns };
   const reserves = strip?.reserved ? reserveFits([strip]) : true;
   const reserve = route.value.reserve === undefined ? reserves : route.value.reserve === "on";
@@ -80,6 +83,15 @@ export function Timeline() {
           value={by}
           onPick={(value) => navigate({ by: value })}
         />
+        {by === "module" && (
+          <Toggle
+            text="Fold layers"
+            testid="fold-layers"
+            on={folds}
+            onFlip={() => navigate({ fold: folds ? "off" : undefined, opened: undefined })}
+          />
+        )}
+        {folds && openedGroups(route.value.opened).map((key) => <Opened key={key} name={key} />)}
         {zoomed && (
           <button type="button" class="toggle" data-testid="reset-zoom" onClick={() => zoom(whole)}>
             Whole {all ? "window" : "step"}
@@ -149,6 +161,22 @@ export function Timeline() {
         />
       </div>
     </>
+  );
+}
+
+/** A group that was opened; a click folds it again. */
+function Opened({ name }: { name: string }) {
+  return (
+    <button
+      type="button"
+      class="toggle chip"
+      data-testid="close-group"
+      title={`Fold ${titleText(name)} again`}
+      onClick={() => navigate({ opened: withClosed(route.value.opened, name) })}
+    >
+      <span class="mono">{shortened(visible(name), 32)}</span> <span aria-hidden="true">×</span>
+      <span class="unseen"> fold again</span>
+    </button>
   );
 }
 

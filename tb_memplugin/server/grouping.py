@@ -1,0 +1,48 @@
+"""What a request divides memory by; modules that it wants folded, in the groups of the window's peak."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, Divided, codes, sums
+from tb_memplugin.analysis.module_groups import ModuleGroups, module_groups
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.server.kept import Kept
+from tb_memplugin.server.selection import Request
+from tb_memplugin.server.session import Opened
+from tb_memplugin.server.shapes import Json
+
+MOST_OPENED = 20
+KEPT = Kept(8)
+
+
+def divided(request: Request, opened: Opened, by: str) -> Divided:
+    """`by` itself, or for `module` with `fold=1` the groups, those that `open` names (one a line) divided.
+
+    The groups are those of the device's highest moment in the window, so that a zoom does not change them.
+
+    Raises:
+        MemPluginError: `by` is no division.
+    """
+    found = next((one for one in ALL_DIVISIONS if one == by), None)
+    if found is None:
+        fix = f"Choose one of: {', '.join(ALL_DIVISIONS)}."
+        raise MemPluginError(f"Cannot divide memory by {by[:40]!r}.", where="by", fix=fix)
+    if by != "module" or request.text("fold", "") != "1":
+        return found
+    names = tuple(request.text("open", "").split("\n")[:MOST_OPENED])
+    return KEPT.of(opened.trace, (opened.device, names), lambda: _groups(opened, names))
+
+
+def _groups(opened: Opened, names: tuple[str, ...]) -> ModuleGroups:
+    trace, device = opened.trace, opened.device
+    rows = trace.allocations.alive_at(int(np.argmax(trace.live(device))) - 1, device)
+    part, keys = codes(trace, "module", rows)
+    return module_groups(keys, sums(part, trace.allocations.bytes[rows], len(keys)), names)
+
+
+def groups_shape(by: Divided) -> Json:
+    """How many modules each of the curve's keys stands for, and whether it can be opened."""
+    if not isinstance(by, ModuleGroups):
+        return {}
+    return {"groups": [{"modules": n, "opens": o} for n, o in zip(by.modules, by.opens, strict=True)]}

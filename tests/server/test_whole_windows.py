@@ -1,0 +1,88 @@
+"""All steps of a window as one (`span=window`), and curves by folded modules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tb_memplugin.store.writer import RunWriter
+from tests.server.tab import Tab
+from tests.traces import trace
+
+TWO_STEPS = trace(
+    "start 400 w category=parameter module=layers.0",
+    "step 5",
+    "alloc 100 a module=layers.0.mlp",
+    "alloc 20 b module=layers.1.mlp",
+    "free b",
+    "step 6",
+    "alloc 300 c module=layers.1.mlp",
+    "alloc 7 d module=layers.2.mlp",
+    "free a",
+)
+"""Live: 400, 500, 520, 500 in step 5; 800, 807, 707 in step 6."""
+
+STEP = {"run": "r", "worker": "rank0", "step": 5, "device": "cpu"}
+WINDOW = {**STEP, "span": "window"}
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("logdir")
+    RunWriter(str(folder / "r"), "rank0").write(TWO_STEPS)
+    return Tab(folder)
+
+
+def test_bands_of_the_window_hold_its_peak_and_every_step(tab):
+    answer = tab.get("allocation_bands", **WINDOW, over="event", px=6)
+    assert answer["max"] == [500, 520, 520, 800, 807, 807]
+    assert (answer["first_event"], answer["last_event"], answer["peak"]["event"]) == (0, 5, 4)
+    assert tab.get("allocation_bands", **STEP, over="event", px=3)["max"] == [500, 520, 520]
+
+
+def test_the_list_of_the_window_has_what_either_step_made(tab):
+    assert tab.get("allocations", **WINDOW)["rows_found"] == 5
+    assert tab.get("allocations", **STEP)["rows_found"] == 3
+
+
+def test_stacks_of_the_window_are_of_its_peak_or_of_all_that_it_allocated(tab):
+    peak, made = tab.get("stack_table", **WINDOW), tab.get("stack_table", **WINDOW, of="step")
+    assert (peak["event"], peak["bytes"], peak["count"]) == (4, 807, 4)
+    assert (made["bytes"], made["count"]) == (427, 4)
+    assert tab.get("stack_table", **STEP, of="step")["bytes"] == 120  # not what was kept of the window
+    assert tab.get("stack_table", **STEP)["bytes"] == 520
+
+
+def test_the_allocators_curve_of_the_window_marks_its_peak(tab):
+    answer = tab.get("allocator_curve", **WINDOW, over="event", px=6)
+    assert (answer["t0"], answer["t1"], answer["peak"]["event"], answer["peak"]["bytes"]) == (0, 6, 4, 807)
+    assert tab.get("allocator_curve", **STEP, over="event", px=3)["peak"]["bytes"] == 520
+
+
+def test_the_curve_of_the_window_is_the_same_by_either_name(tab):
+    one = tab.get("curve", **WINDOW, px=50)
+    assert one == tab.get("curve", **{**STEP, "step": "all"}, window_step=5, px=50)
+    assert one["peak"]["bytes"] == 807
+
+
+def test_folded_modules_sum_to_the_curve_and_to_every_moment(tab):
+    asked = {"by": "module", "fold": 1}
+    curve = tab.get("curve", **WINDOW, **asked, px=9)
+    assert curve["keys"] == ["layers.0.mlp", "layers.1.mlp", "layers.2.mlp", "layers.*", "(other modules)"]
+    assert np.array(curve["stacks"]).sum(axis=0).tolist() == curve["max"]
+    assert [group["modules"] for group in curve["groups"]] == [1, 1, 1, 3, 2]
+    assert [group["opens"] for group in curve["groups"]] == [False, False, False, True, False]
+    for event in range(-1, 6):
+        moment = tab.get("moment", **STEP, **asked, event=event)
+        assert sum(part["bytes"] for part in moment["parts"]) == moment["bytes"]
+        assert "by_module" not in moment  # thousands of rows that nobody asked for
+
+
+def test_a_zoom_keeps_the_groups_and_opening_one_divides_it(tab):
+    asked = {**WINDOW, "by": "module", "fold": 1, "px": 9}
+    keys = tab.get("curve", **asked)["keys"]
+    assert tab.get("curve", **asked, t0=0, t1=1_500)["keys"] == keys
+    opened = tab.get("curve", **asked, open="layers.*\nno such group")
+    assert {"layers.0", "layers.1", "layers.2"} <= set(opened["keys"])
+    assert "layers.*" not in opened["keys"]
+    assert np.array(opened["stacks"]).sum(axis=0).tolist() == opened["max"]
