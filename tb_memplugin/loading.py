@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.sources.collector import collector_at_rest
 from tb_memplugin.sources.content import (
     GZIP_MAGIC,
     FileStream,
@@ -20,7 +21,7 @@ from tb_memplugin.sources.content import (
 )
 from tb_memplugin.sources.kineto.trace import trace_from_kineto
 from tb_memplugin.sources.snapshot.from_json import as_pickled, check_not_shared
-from tb_memplugin.sources.snapshot.safe_pickle import RefusedPickleError, collector_at_rest, load_plain
+from tb_memplugin.sources.snapshot.safe_pickle import RefusedPickleError, load_plain
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.sources.timeline import is_timeline, trace_from_timeline
 from tb_memplugin.store import files

@@ -166,13 +166,16 @@ def pools(trace: MemoryTrace, device: int, event: int) -> tuple[PoolState, ...]:
     return pools_of(trace, device, event, layout(trace, device, event))
 
 
-def pools_of(trace: MemoryTrace, device: int, event: int, found: Layout) -> tuple[PoolState, ...]:
-    """As `pools`, of a layout that is at hand."""
+def pools_of(
+    trace: MemoryTrace, device: int, event: int, found: Layout, since: Int64 | None = None
+) -> tuple[PoolState, ...]:
+    """As `pools`, of a layout that is at hand; `since` is `pending_since` of the device, if that is, too."""
     homes, of_segment, of_block = _homes(trace, found)
     rows, count = np.concatenate((found.rows, found.misfits)), len(homes)
     rounded = np.concatenate((found.extent, _rounded(trace, found.misfits)))
     rule = np.concatenate((found.by_rule, trace.allocations.rounded[found.misfits] < 0))
-    pending = pending_since(trace, device)[rows] <= event
+    since = pending_since(trace, device) if since is None else since
+    pending = since[rows] <= event
     size = trace.allocations.bytes[rows]
     columns = [
         sums(of_block, np.where(pending, 0, size), count),

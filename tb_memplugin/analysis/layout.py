@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,11 @@ class SegmentColumns:
         """Which serve only requests up to `SMALL_REQUEST`. Of those that expand it is not known."""
         told: Bool = ~self.expandable & (self.bytes == SMALL_SEGMENT)
         return told
+
+    def rows(self) -> Iterator[tuple[int, int, int, int, bool]]:
+        """Address, bytes, stream, pool and whether it expands, of each."""
+        columns = (self.address, self.bytes, self.stream, self.pool, self.expandable)
+        return zip(*(column.tolist() for column in columns), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import numpy as np
 
 from tb_memplugin.analysis.allocator import PoolState, knows_segments, levels, pools_of
 from tb_memplugin.analysis.breakdown import Part, parts_of
-from tb_memplugin.analysis.layout import SMALL_REQUEST, SMALL_SEGMENT, Layout, layout
+from tb_memplugin.analysis.layout import SMALL_REQUEST, SMALL_SEGMENT, Layout, Placement
+from tb_memplugin.analysis.pending import pending_since
 from tb_memplugin.analysis.pool_names import NOT_KNOWN
 from tb_memplugin.analysis.segments import pool_name, stream_name
 from tb_memplugin.analysis.units import size_told
@@ -105,11 +106,45 @@ def oom_report(trace: MemoryTrace, number: int = 0) -> OomReport:
             if trace.ooms
             else "No request failed while it recorded.",
         )
+    return _report(trace, number, _History(trace, int(trace.events.device[trace.ooms[number].event])))
+
+
+def oom_reports(trace: MemoryTrace, device: int, most: int) -> tuple[OomReport, ...]:
+    """The reports of a device's failed requests, in event order; where there are more than `most`, the last.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        most: how many, at least 1.
+
+    Raises:
+        UnreadableFileError: the segment events contradict each other beyond what can be replayed.
+    """
+    events = np.array([oom.event for oom in trace.ooms], np.int64)
+    rows = np.flatnonzero(trace.events.device[events] == device)[-most:].tolist()
+    history = _History(trace, device) if rows else None
+    return tuple(_report(trace, row, history) for row in rows if history is not None)
+
+
+class _History:
+    """A device's levels and places over time: what takes long, and serves all reports of the device."""
+
+    def __init__(self, trace: MemoryTrace, device: int) -> None:
+        self.levels = levels(trace, device)
+        self.placement = Placement(trace, device)
+        self.pending_since = pending_since(trace, device)
+        self.segments_known = knows_segments(trace, device)
+
+
+def _report(trace: MemoryTrace, number: int, history: _History) -> OomReport:
     failed = trace.ooms[number]
     event, device = failed.event, int(trace.events.device[failed.event])
-    now = levels(trace, device)
-    found = layout(trace, device, event)
-    room = _room(trace, event, found, failed.requested_bytes, failed.free_bytes)
+    now, found = history.levels, history.placement.at(event)
+    room = (
+        _room(trace, event, found, failed.requested_bytes, failed.free_bytes)
+        if history.segments_known
+        else _Room(failed.free_bytes)
+    )
     alive = trace.allocations.alive_at(event, device)
     active = int(now.active[event + 1])
     reserved = None if now.reserved is None else int(now.reserved[event + 1])
@@ -138,7 +173,7 @@ def oom_report(trace: MemoryTrace, number: int = 0) -> OomReport:
         why=_why(cause, failed.requested_bytes, new_segment, active, reserved, room, _home(pool, stream)),
         parts=parts_of(trace, alive, "category"),
         stacks=parts_of(trace, alive, "stack"),
-        pools=pools_of(trace, device, event, found),
+        pools=pools_of(trace, device, event, found, history.pending_since),
     )
 
 
@@ -155,8 +190,6 @@ def new_segment_bytes(request: int) -> int:
 
 
 def _room(trace: MemoryTrace, event: int, found: Layout, request: int, on_device: int | None) -> _Room:
-    if not knows_segments(trace, int(trace.events.device[event])):
-        return _Room(on_device)
     usable = found.free_bytes[_usable(trace, event, found, request)[found.free_segment]]
     return _Room(
         on_device,

@@ -69,21 +69,11 @@ def segments_at(trace: MemoryTrace, device: int, event: int) -> tuple[SegmentSta
     inside: list[list[BlockState]] = [[] for _ in range(len(found.segments))]
     for segment, block in blocks:
         inside[segment].append(block)
-    columns = found.segments
-    rows = zip(
-        columns.address.tolist(),
-        columns.bytes.tolist(),
-        columns.stream.tolist(),
-        columns.pool.tolist(),
-        columns.expandable.tolist(),
-        inside,
-        strict=True,
-    )
     return tuple(
         SegmentState(
             address, size, stream_name(trace, stream), pool_name(trace, pool), expandable, tuple(own)
         )
-        for address, size, stream, pool, expandable, own in rows
+        for (address, size, stream, pool, expandable), own in zip(found.segments.rows(), inside, strict=True)
     )
 
 

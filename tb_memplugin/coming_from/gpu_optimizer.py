@@ -1,5 +1,22 @@
-"""Memory Tracer's names: they are ours as well."""
+"""Memory Tracer's names: they are ours as well, but for what two of its arguments are called."""
 
-from tb_memplugin.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer
+from __future__ import annotations
+
+import os
+
+from tb_memplugin import tracer
+from tb_memplugin.tracer import LayerMemoryStats, MemoryEvent
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
+
+
+class MemoryTracer(tracer.MemoryTracer):
+    """Our `MemoryTracer`, whose exports take `output_path` by name."""
+
+    def export_flame_graph(self, output_path: str | os.PathLike[str]) -> None:
+        """See `tb_memplugin.MemoryTracer.export_flame_graph`."""
+        super().export_flame_graph(output_path)
+
+    def export_timeline(self, output_path: str | os.PathLike[str]) -> None:
+        """See `tb_memplugin.MemoryTracer.export_timeline`."""
+        super().export_timeline(output_path)

@@ -29,6 +29,9 @@ SUB_COMMANDS = {
 }
 """Sub-commands by name, with the line that `--help` shows. Each is `command` in the file of its name."""
 
+LONGEST_COMMAND = 200
+"""Characters of a command line that a message repeats."""
+
 FILES = {"import": "import_", "json": "json_"}
 """Files of sub-commands whose names Python uses itself."""
 
@@ -69,6 +72,14 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except MemPluginError as error:
             _refuse(error)
+        except MemoryError:
+            _refuse(
+                MemPluginError(
+                    "The command needs more memory than there is.",
+                    where=" ".join(sys.argv[1:])[:LONGEST_COMMAND],
+                    fix="Try it where there is more memory.",
+                )
+            )
 
 
 def _write_any_text() -> None:

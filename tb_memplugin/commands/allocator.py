@@ -62,6 +62,8 @@ def command(
         return
     trace = opened.trace
     states = [device_state(trace, row, event) for row, event in _moments(trace, device, moment)]
+    for state in states:
+        _tell_older_ooms(state)
     if as_json:
         document = {
             "source": opened.source,
@@ -74,6 +76,14 @@ def command(
         _show(state, top)
     if not states:
         click.echo(f"{printable(opened.source)} has no device: nothing was recorded in it.")
+
+
+def _tell_older_ooms(state: DeviceState) -> None:
+    older = state.failed_requests - len(state.ooms)
+    if older:
+        click.echo(
+            f"note: {printable(state.name)}: {older:,} earlier failed requests are not told.", err=True
+        )
 
 
 def _moments(trace: MemoryTrace, device: str | None, moment: str) -> Iterator[tuple[int, int]]:

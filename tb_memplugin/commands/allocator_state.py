@@ -18,10 +18,13 @@ from tb_memplugin.analysis.allocator import (
     pools_of,
 )
 from tb_memplugin.analysis.layout import layout
-from tb_memplugin.analysis.oom import OomReport, oom_report
+from tb_memplugin.analysis.oom import OomReport, oom_reports
 from tb_memplugin.analysis.segments import SegmentState, free_histogram, segments_at
 from tb_memplugin.commands.events import own_number
 from tb_memplugin.trace import MemoryTrace
+
+MOST_OOMS = 100
+"""Failed requests of one device that are told; a job that tries again and again has thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class DeviceState:
     `allocated_bytes` is what was requested, without what is pending. `rounded_bytes` is what the
     allocator set aside for blocks, None of a device that has no reserve, and so no rule of rounding; where
     not `rounded_exact`, a part of it follows from that rule.
+    `ooms` are the last `MOST_OOMS` of all `failed_requests`.
     `segments` are None where the source tells none. `free_blocks`: size from, count, bytes.
     """
 
@@ -50,6 +54,7 @@ class DeviceState:
     segments: tuple[SegmentState, ...] | None
     free_blocks: tuple[tuple[int, int, int], ...]
     ooms: tuple[OomReport, ...]
+    failed_requests: int
 
     @property
     def name(self) -> str:
@@ -73,6 +78,7 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
     now, found = levels(trace, device), layout(trace, device, event)
+    failed = np.array([oom.event for oom in trace.ooms], np.int64)
     pools = pools_of(trace, device, event, found)
     known, reserves = knows_segments(trace, device), trace.devices[device].has_reserved
     return DeviceState(
@@ -91,11 +97,8 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
         pools=pools,
         segments=segments_at(trace, device, event) if known else None,
         free_blocks=free_histogram(found) if known else (),
-        ooms=tuple(
-            oom_report(trace, row)
-            for row, oom in enumerate(trace.ooms)
-            if int(trace.events.device[oom.event]) == device
-        ),
+        ooms=oom_reports(trace, device, MOST_OOMS),
+        failed_requests=int(np.count_nonzero(trace.events.device[failed] == device)),
     )
 
 

@@ -121,14 +121,20 @@ class _Guard:
     def _code(self, code: int) -> int:
         if code >= 0:
             return code
-        if self.unpickling and signal.Signals(-code).name in CRASHES:
+        if signal.Signals(-code).name not in CRASHES:
+            return BY_SIGNAL - code
+        if self.unpickling:
             _refuse(
                 f"The pickle made its reader crash (signal {-code}): its keys are nested without end, or the "
                 "system's memory ran out.",
                 "Ask whoever sent it for the file that torch.cuda.memory._dump_snapshot() wrote.",
             )
-            return REFUSED
-        return BY_SIGNAL - code
+        else:
+            _refuse(
+                f"The command was ended from outside (signal {-code}): the system's memory may have run out.",
+                "Try it where there is more memory.",
+            )
+        return REFUSED
 
     def _end_it(self) -> int:
         self._kill()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from tb_memplugin.commands.refusals import refusal
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.store.paths import readable
@@ -23,7 +24,7 @@ def chosen_steps(
     """
     recordings = read_recordings(path)
     for problem in recordings.problems:
-        click.echo(f"warning: {printable(str(problem))}", err=True)
+        click.echo(refusal(problem, "warning"), err=True)
     steps = list(recordings.steps)
     if not steps and recordings.watched:
         count = sum(len(one.figures) for one in recordings.watched)

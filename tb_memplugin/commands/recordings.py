@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from tb_memplugin.commands.findings import Finding, fine, hint, problem
+from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
-from tb_memplugin.store.reader import RecordedStep, Recordings, read_recordings
+from tb_memplugin.store.reader import RecordedStep, Recordings, load_window, read_recordings
+
+READ_SECONDS = 10
+"""How long side files are read to their ends: a large logdir has gigabytes of them."""
 
 RECORD = "Record with torch.profiler.profile(profile_memory=True, on_trace_ready=memory_trace_handler(DIR))."
 
@@ -29,8 +34,10 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
         count = sum(len(one.figures) for one in recordings.watched)
         yield fine(f"{count:,} steps of {len(recordings.watched)} workers watched by MemoryMonitor")
     yield from _check_neighbours(events)
-    yield from _check_files(logdir, recordings)
-    yield from _check_side_files(recordings.steps)
+    broken = _unreadable(logdir, recordings)
+    for error in broken.values():
+        yield problem(f"{error.where}: {error.what}", error.fix)
+    yield from _check_side_files(recordings.steps, broken)
     yield from _check_access(logdir, recordings)
 
 
@@ -66,7 +73,8 @@ def _check_events(
         )
     if any(name.endswith(".mem") for _, name in names):
         return problem(
-            "Side files are here, but the event files that belong to them are not.", "Copy whole run folders."
+            "Side files are here, but the event files that belong to them are not.",
+            "Copy whole run folders. Of a process that ended while it wrote, record again.",
         )
     if any(name.endswith((".pt.trace.json", ".pt.trace.json.gz")) for _, name in names):
         return problem(
@@ -87,22 +95,39 @@ def _check_neighbours(events: list[tuple[str, str]]) -> Iterator[Finding]:
         yield hint(f"{folder} also holds another writer's event file.", fix)
 
 
-def _check_files(logdir: str, recordings: Recordings) -> Iterator[Finding]:
+def _unreadable(logdir: str, recordings: Recordings) -> dict[str, UnreadableFileError]:
+    """What is wrong with each file of which it shows at a quick look."""
     found = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
-    for error in {error.where: error for error in found}.values():
-        yield problem(f"{error.where}: {error.what}", error.fix)
+    return {error.where: error for error in found}
 
 
-def _check_side_files(steps: tuple[RecordedStep, ...]) -> Iterator[Finding]:
+def _check_side_files(steps: tuple[RecordedStep, ...], broken: Container[str]) -> Iterator[Finding]:
     wanted = sorted({step.side_file for step in steps if step.side_file is not None})
-    missing = [path for path in wanted if not files.exists(path)]
+    there = {path for path in wanted if files.exists(path)}
+    missing = [path for path in wanted if path not in there]
     for path in missing[:10]:
         fix = "Copy plugins/ along with the event files; without it the timeline is coarse."
         yield problem(f"The side file {path} is absent.", fix)
     if len(missing) > 10:
         yield problem(f"{len(missing) - 10} more side files are absent.", "See above.")
-    if wanted and not missing:
-        yield fine(f"{len(wanted)} side files")
+    yield from _check_content([path for path in reversed(wanted) if path in there and path not in broken])
+
+
+def _check_content(paths: Sequence[str]) -> Iterator[Finding]:
+    """Whether side files are whole: they are read to their ends, as many as time allows."""
+    until, whole, read = time.monotonic() + READ_SECONDS, 0, 0
+    for path in paths:
+        read += 1
+        try:
+            load_window(path)
+            whole += 1
+        except UnreadableFileError as error:
+            yield problem(f"{error.where}: {error.what}", error.fix)
+        if time.monotonic() > until:
+            break
+    if whole:
+        left = f"; {len(paths) - read} more were not read" if read < len(paths) else ""
+        yield fine(f"{whole} side files are whole{left}")
 
 
 def _check_access(logdir: str, recordings: Recordings) -> Iterator[Finding]:

@@ -6,10 +6,10 @@ from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError
 
 
-def refusal(error: MemPluginError) -> str:
-    """An error in up to three lines: what, where, fix."""
+def refusal(error: MemPluginError, level: str = "error") -> str:
+    """An error, or a warning, in up to three lines: what, where, fix."""
     lines = [
-        f"error: {error.what}",
+        f"{level}: {error.what}",
         error.where and f"  where: {error.where}",
         error.fix and f"  fix: {error.fix}",
     ]

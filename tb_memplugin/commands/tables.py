@@ -10,18 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tb_memplugin.analysis.units import Unit
+from tb_memplugin.exports.terminal import printable
 
 __all__ = ("Unit", "console", "printable", "table")
 
 LONGEST = 160
 LEAST_WIDTH = 80
 """Columns for which tables are laid out on narrower terminals: there lines wrap, and no number is cut."""
-
-
-def printable(text: str, most: int | None = None) -> str:
-    """Text as a terminal may have it: what is not printable is written out, and long names are cut."""
-    clean = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return clean if most is None or len(clean) <= most else f"{clean[: most - 1]}…"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

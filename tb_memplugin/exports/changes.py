@@ -34,8 +34,9 @@ def changes_of(trace: MemoryTrace, device: int) -> Changes:
 
 
 def is_used(trace: MemoryTrace, device: int) -> bool:
-    """Whether anything was ever alive or happened on a device."""
-    return bool((trace.allocations.device == device).any() or (trace.events.device == device).any())
+    """Whether anything was ever alive, reserved, or happened on a device."""
+    tables = (trace.allocations, trace.events, trace.segments)
+    return any(bool((table.device == device).any()) for table in tables)
 
 
 def first_time(trace: MemoryTrace) -> int:

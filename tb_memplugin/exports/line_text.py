@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from tb_memplugin.analysis.line_report import LineReport, LineUse
 from tb_memplugin.analysis.units import size_told
+from tb_memplugin.exports.terminal import printable
 
 _LONGEST = 100
 _COLUMNS = ("Mem", "Cumulative Mem", "Median", "Count", "Location")
@@ -60,8 +61,3 @@ def _row(use: LineUse) -> tuple[str, str, str, str, str]:
 def _cut(location: str) -> str:
     """The end of a long location: that is where locations differ."""
     return location if len(location) <= _LONGEST else f"...{location[3 - _LONGEST :]}"
-
-
-def printable(text: str) -> str:
-    """Text as a terminal may have it: what could steer it is written out."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 from itertools import islice
 from typing import Any
 
@@ -101,25 +103,52 @@ def _annotated(trace: MemoryTrace, device: int, epoch: int) -> list[Span]:
 
 def _lanes(spans: Iterable[Span], process: int, thread: int, name: str) -> Iterator[str]:
     """Slices on as few threads as let them nest: viewers drop what overlaps without nesting."""
-    lanes: list[list[int]] = []
+    lanes = Lanes()
     for start, end, text in sorted(spans, key=lambda span: (span[0], -span[1])):
-        lane = _lane_with_room(lanes, start, end)
-        if lane == len(lanes):
-            lanes.append([])
+        known = len(lanes)
+        lane = lanes.take(start, end)
+        if lane == known:
             yield _meta("thread_name", process, thread + lane, f"{name} {lane + 1}" if lane else name)
-        lanes[lane].append(end)
         place = f'"pid":{process},"tid":{thread + lane},"ts":{_micros(start)},"dur":{_micros(end - start)}'
         yield f'{{"ph":"X",{place},"name":{_text(text)}}}'
 
 
-def _lane_with_room(lanes: list[list[int]], start: int, end: int) -> int:
-    """The first lane in which a span stands alone or inside what is open there; a lane is the open ends."""
-    for lane, open_until in enumerate(lanes):
-        while open_until and open_until[-1] <= start:
-            open_until.pop()
-        if not open_until or end <= open_until[-1]:
-            return lane
-    return len(lanes)
+class Lanes:
+    """Lanes of slices that stand alone or inside one another. Given spans by start, the longer one first."""
+
+    def __init__(self) -> None:
+        self._ends: list[list[int]] = []  # of what is open in each lane, innermost last
+        self._busy: list[tuple[int, int]] = []  # the innermost end and the lane, ascending
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def take(self, start: int, end: int) -> int:
+        """The lane of a span: where the slice around it is shortest, else a free one, else a new one."""
+        self._close(start)
+        place = bisect_left(self._busy, (end, -1))
+        if place < len(self._busy):
+            _, lane = self._busy.pop(place)
+        elif self._free:
+            lane = heappop(self._free)
+        else:
+            lane = len(self._ends)
+            self._ends.append([])
+        self._ends[lane].append(end)
+        insort(self._busy, (end, lane))
+        return lane
+
+    def _close(self, time: int) -> None:
+        while self._busy and self._busy[0][0] <= time:
+            _, lane = self._busy.pop(0)
+            ends = self._ends[lane]
+            while ends and ends[-1] <= time:
+                ends.pop()
+            if ends:
+                insort(self._busy, (ends[-1], lane))
+            else:
+                heappush(self._free, lane)
 
 
 def _levels(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterator[str]:

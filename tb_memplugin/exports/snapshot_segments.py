@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.analysis.layout import layout, rounded_by_rule
+from tb_memplugin.analysis.layout import Layout, layout, rounded_by_rule
 from tb_memplugin.analysis.pending import pending_since
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Bool, Int64
 
 Json = dict[str, Any]
 Frames = Callable[[int], list[Json]]
@@ -24,6 +24,9 @@ Frames = Callable[[int], list[Json]]
 
 MOST = 1 << 62
 """Room that no block fills, bytes."""
+
+ROOM_BEYOND = 1 << 46
+"""What must be left behind the highest known address, for gaps and a made-up reserve."""
 
 SLACK_GAP = 1 << 40
 """How far beyond all known addresses made-up ones lie: never within reach of one another."""
@@ -64,8 +67,10 @@ def addresses_of(trace: MemoryTrace, device: int) -> Addresses:
     known = mine & (blocks.address != 0)
     if not all(_lie_apart(trace, device, event) for event in (-1, len(trace.events) - 1)):
         known[:] = False
-    ends = blocks.address[known] + blocks.bytes[known].astype(np.uint64)
-    top = (int(ends.max()) if len(ends) else 0) // SLACK_GAP * SLACK_GAP + SLACK_GAP
+    others = int(rounded_by_rule(blocks.bytes[mine & ~known]).sum())
+    if _end(trace, known) + others > (1 << 64) - ROOM_BEYOND:
+        known[:] = False
+    top = _end(trace, known) // SLACK_GAP * SLACK_GAP + SLACK_GAP
     rows = np.flatnonzero(mine & ~known)
     behind = np.cumsum(rounded_by_rule(blocks.bytes[rows]))
     address = np.where(known, blocks.address, np.uint64(0))
@@ -73,6 +78,12 @@ def addresses_of(trace: MemoryTrace, device: int) -> Addresses:
     address[rows[1:]] = np.uint64(top) + behind[:-1].astype(np.uint64)
     beyond = top + (int(behind[-1]) if len(rows) else 0) + SLACK_GAP
     return Addresses(address.tolist(), beyond, len(rows))
+
+
+def _end(trace: MemoryTrace, rows: Bool) -> int:
+    """An address behind all of some blocks, 0 where there are none."""
+    blocks = trace.allocations
+    return int(blocks.address[rows].max(initial=0)) + int(blocks.bytes[rows].max(initial=0))
 
 
 def _lie_apart(trace: MemoryTrace, device: int, event: int) -> bool:
@@ -133,7 +144,7 @@ class _Writer:
         self._frames = frames
         self._pending = pending_since(trace, device) < len(trace.events)
 
-    def recorded(self, found: Any) -> list[Json]:
+    def recorded(self, found: Layout) -> list[Json]:
         """The allocator's own segments, with their free stretches."""
         inside: list[list[Json]] = [[] for _ in range(len(found.segments))]
         for at, row, extent in zip(
@@ -144,19 +155,9 @@ class _Writer:
             found.free_segment.tolist(), found.free_address.tolist(), found.free_bytes.tolist(), strict=True
         ):
             inside[at].append(_free(address, size))
-        columns = found.segments
-        rows = zip(
-            columns.address.tolist(),
-            columns.bytes.tolist(),
-            columns.stream.tolist(),
-            columns.pool.tolist(),
-            columns.expandable.tolist(),
-            inside,
-            strict=True,
-        )
         return [
-            self._segment(address, size, stream, pool, expandable, blocks)
-            for address, size, stream, pool, expandable, blocks in rows
+            self._segment(*segment, blocks)
+            for segment, blocks in zip(found.segments.rows(), inside, strict=True)
         ]
 
     def made_up(self, reserve: int | None, beyond: int) -> FinalSegments:

@@ -44,8 +44,8 @@ def read_frame(text: str) -> Frame:
     A Python file may have spaces in its path, a C++ function in its signature: where the text ends as a
     Python file does, the function is all before the first space, else all before the last.
     """
-    written, mark, fx = text.partition(FX) if text.endswith("]") else (text, "", "")
-    place = _PLACE.fullmatch(written)
+    written, mark, fx = text.rpartition(FX) if text.endswith("]") else ("", "", "")
+    place = _PLACE.fullmatch(written if mark else text)
     if place is None:
         return Frame(text, "", 0)
     function, _, file = place["text"].partition(" ")

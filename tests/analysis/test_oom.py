@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.analysis.oom import new_segment_bytes, oom_report
+from tb_memplugin.analysis.oom import new_segment_bytes, oom_report, oom_reports
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import OutOfMemory, Segments
 from tests.analysis.histories import M, allocator_trace
@@ -145,3 +145,10 @@ def test_a_failed_request_that_is_not_there_is_refused(number: int) -> None:
 def test_a_request_of_nothing_does_not_break_the_report() -> None:
     found = oom_report(allocator_trace("alloc 16M 5", "oom 0 0", ooms=(OutOfMemory(1, 0, None),)))
     assert found.requested_bytes == 0
+
+
+def test_the_reports_of_a_device_are_the_last_ones_each_as_if_asked_for_alone() -> None:
+    lines = (*STRIPED, "oom 3M 90M", "free_completed 100M 20M", "oom 3M 70M", "oom 30M 70M")
+    history = allocator_trace(*lines, stacks=STACKS)
+    assert oom_reports(history, 0, 9) == tuple(oom_report(history, number) for number in range(3))
+    assert [found.number for found in oom_reports(history, 0, 2)] == [1, 2]

@@ -1,8 +1,11 @@
+import json
+
 import pytest
 
 from tb_memplugin.store.writer import RunWriter
 from tests.analysis.histories import M, allocator_trace
 from tests.commands.files import failing_snapshot, real, refused, run, step_snapshot, stranger, told, write
+from tests.snapshots import block, entries, segment, snapshot
 from tests.traces import trace
 
 
@@ -73,6 +76,15 @@ def test_a_failed_request_with_the_state_then(tmp_path):
     assert (oom["event"], oom["requested_bytes"], oom["free_bytes"]) == (1, 9000, 77)
     assert sum(part["bytes"] for part in oom["parts"]) == oom["active_bytes"] == 300
     assert "out of memory at event 1" in run("allocator", path).stdout
+
+
+def test_of_very_many_failed_requests_the_last_are_told(tmp_path):
+    lines = entries("alloc 4096 300", *(f"oom 77 {9000 + row}" for row in range(103)))
+    path = write(tmp_path / "a.pickle", snapshot([segment(block(4096, 300))], lines))
+    result = run("allocator", path, "--json")
+    (device,) = json.loads(result.stdout)["devices"]
+    assert [oom["requested_bytes"] for oom in device["ooms"]] == list(range(9003, 9103))
+    assert "note: cuda:0: 3 earlier failed requests are not told." in result.stderr
 
 
 def test_people_get_pools_and_segments(step):

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from tb_memplugin.commands import SUB_COMMANDS
+from tb_memplugin.commands import SUB_COMMANDS, main
 from tb_memplugin.commands.apart import READ_FILES
 from tests.commands.files import step_snapshot, write
 
@@ -55,6 +56,23 @@ def test_a_key_without_end_is_refused(content, told, tmp_path):
     assert done.stdout == ""
     assert told in done.stderr
     assert str(path) in done.stderr
+
+
+def test_a_command_that_the_system_ends_says_so():
+    ended = "from tb_memplugin.commands.apart import go_apart; import os; go_apart(); os.kill(os.getpid(), 9)"
+    done = subprocess.run([sys.executable, "-c", ended], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "ended from outside (signal 9)" in done.stderr
+
+
+def test_a_command_without_memory_says_so(monkeypatch, tmp_path):
+    def load(*_arguments, **_options):
+        raise MemoryError
+
+    monkeypatch.setattr("tb_memplugin.commands.opening.load", load)
+    done = CliRunner().invoke(main, ["peak", str(write(tmp_path / "a.pickle", step_snapshot()))])
+    assert done.exit_code == 2
+    assert "needs more memory than there is" in done.stderr
 
 
 def test_the_limit_can_be_raised_and_is_checked(tmp_path):

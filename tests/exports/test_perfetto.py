@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 
 from tb_memplugin.exports import perfetto
+from tb_memplugin.exports.perfetto import Lanes
 from tb_memplugin.trace import Annotations, OutOfMemory
 from tests.traces import EPOCH, trace
 
@@ -92,6 +94,21 @@ def test_overlapping_annotations_get_lanes_of_their_own(tmp_path):
         event["name"]: (event["ts"], event["dur"], event["tid"]) for event in events if event["ph"] == "X"
     }
     assert (found["a"], found["b"]) == ((0, 2, 1), (1, 2, 2))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_slices_of_one_lane_stand_apart_or_inside_one_another(seed):
+    """Viewers drop what overlaps without nesting."""
+    random = Random(seed)
+    starts = [random.randrange(30) for _ in range(40)]
+    spans = sorted(((start, start + random.randrange(12)) for start in starts), key=lambda s: (s[0], -s[1]))
+    lanes = Lanes()
+    found: dict[int, list[tuple[int, int]]] = {}
+    for span in spans:
+        found.setdefault(lanes.take(*span), []).append(span)
+    for inside in found.values():
+        pairs = [(a, b) for row, a in enumerate(inside) for b in inside[row + 1 :]]
+        assert all(b[0] >= a[1] or b[1] <= a[1] for a, b in pairs)
 
 
 def test_running_out_of_memory_is_an_instant(tmp_path):

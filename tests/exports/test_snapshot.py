@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,26 @@ def test_blocks_tile_their_segments():
                 assert piece["address"] == at
                 at += piece["size"]
             assert at == one["address"] + one["total_size"]
+
+
+def test_addresses_are_made_up_anew_where_none_are_left_behind_the_known_ones(tmp_path):
+    made_of = trace("start 400 w device=cuda:0", "alloc 100 a device=cuda:0")
+    last = np.array([(1 << 64) - 512], np.uint64)
+    made_of = replace(
+        made_of,
+        events=replace(made_of.events, address=last),
+        start=replace(made_of.start, address=np.zeros(1, np.uint64)),
+    )
+    notes = snapshot.write(made_of, tmp_path / "a.pickle")
+    assert "cuda:0: blocks with made-up addresses: 2." in notes
+    assert load(tmp_path / "a.pickle").live(0).tolist() == [400, 500]
+
+
+def test_a_device_that_only_reserves_is_kept(tmp_path):
+    content = made([segment(block(1000, 5)), segment(block(9000, 0, "inactive", 2048), device=1)])
+    snapshot.write(trace_from_snapshot(content, "x"), tmp_path / "a.pickle")
+    again = load(tmp_path / "a.pickle")
+    assert [device.reserved_at_start for device in again.devices] == [2048, 2048]
 
 
 def test_the_same_stands_in_json(tmp_path):

@@ -50,3 +50,12 @@ def test_python_is_told_from_native_code():
 def test_the_lowest_rank_of_a_stack_is_found():
     rank = {"a": 2, "b": 0, "c": 1}
     assert lowest_in_stacks(rank, [("a", "b"), ("c", "a"), ()], 3).tolist() == [0, 1, 3]
+
+
+def test_a_function_whose_name_has_the_mark_of_torch_fx_is_read_whole() -> None:
+    assert read_frame("a [fx b] m.py:3 [fx add_1 call_function]") == (
+        "a",
+        "[fx b] m.py",
+        3,
+        "add_1 call_function",
+    )

@@ -12,6 +12,7 @@ import numpy as np
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.sources.by_size import addresses_by_size
 from tb_memplugin.sources.kineto.fields import Column, time_column, whole_column
+from tb_memplugin.sources.shared_memory import SHARED, in_shared_memory
 from tb_memplugin.trace.tables import Bool, Int64, UInt8, UInt64
 
 DEVICE_TYPES = [
@@ -21,8 +22,6 @@ DEVICE_TYPES = [
 """By number, as c10/core/DeviceType.h has them."""
 
 DEVICE_NAME = re.compile(r"[a-z_]{1,32}(:\d{1,4})?")
-SHARED = "shared"
-"""Memory of tensors that processes share: reported like the CPU's, but counted nowhere."""
 
 MOST_BYTES = 1 << 62
 """The sum of all sizes; beyond it running sums in 64 bits would wrap."""
@@ -197,21 +196,8 @@ def _shared_apart(
     if "cpu" not in devices:
         return device, devices
     on_cpu = (device == devices.index("cpu")) & ~oom
-    suspects = np.flatnonzero(on_cpu & (total == 0))
-    regular = np.flatnonzero(on_cpu & (total > 0))
-    born = np.isin(address[suspects], address[suspects[size[suspects] > 0]])
-    shared = []
-    emptied = -1
-    place = np.searchsorted(regular, suspects) - 1
-    for event, last, is_born in zip(suspects.tolist(), place.tolist(), born.tolist(), strict=True):
-        before = int(total[regular[last]]) if last >= 0 and regular[last] > emptied else None
-        before = 0 if before is None and emptied >= 0 else before
-        came_to_zero = before is not None and before + int(size[event]) == 0
-        if size[event] < 0 and (came_to_zero or (before is None and not is_born)):
-            emptied = event
-        elif size[event]:
-            shared.append(event)
-    if not shared:
+    shared = in_shared_memory(address, size, total, on_cpu)
+    if not shared.any():
         return device, devices
     device = device.copy()
     device[shared] = len(devices)

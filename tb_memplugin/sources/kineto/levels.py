@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.sources.kineto.events import SHARED, MemoryRows
+from tb_memplugin.sources.kineto.events import MemoryRows
+from tb_memplugin.sources.shared_memory import SHARED
 from tb_memplugin.trace import MemoryTrace, StartState, start_state
 from tb_memplugin.trace.replay import address_order
 from tb_memplugin.trace.tables import Int64, UInt64

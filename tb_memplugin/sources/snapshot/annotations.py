@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.sources.snapshot.entries import LATEST_US
+from tb_memplugin.sources.snapshot.tables import cut
 from tb_memplugin.sources.tables import Names
 from tb_memplugin.trace import Annotations, Events
 
@@ -46,7 +47,7 @@ def read_annotations(written: Any, device_rows: dict[int, int], events: Events) 
     device = np.array([device_rows[one["device"]] for one in placed], np.uint8)[order]
     table = Annotations(
         time_ns=time[order],
-        name=names.add_all(one["name"] for one in placed)[order].astype(np.int32),
+        name=names.add_all(cut(one["name"]) for one in placed)[order].astype(np.int32),
         ends=np.array([STAGES[one["stage"]] for one in placed], np.uint8)[order],
         device=device,
         event=event_before(time[order], device, sorted(device_rows.values()), events),

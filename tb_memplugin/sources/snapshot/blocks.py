@@ -21,6 +21,9 @@ HIGHEST_DEVICE = 1 << 16
 
 STATES = LIVE_STATES | {"inactive"}
 
+MOST_NUMBER = 1 << 63
+"""Addresses are below twice this, and at least its negative: the C++ pickler writes high ones with a sign."""
+
 
 @dataclass(frozen=True, slots=True)
 class FinalSegments:
@@ -65,6 +68,8 @@ class _Device:
     frames: list[Any] = field(default_factory=list)
     segment: list[int] = field(default_factory=list)
     disagree: int = 0
+    unfilled: int = 0
+    other_sizes: int = 0
     without_request: int = 0
     foreign_states: int = 0
 
@@ -102,26 +107,47 @@ def final_states(segments: Sequence[dict[str, Any]], tables: Tables) -> dict[int
 
 
 def _add(device: _Device, segment: dict[str, Any]) -> None:
-    at: int = segment["address"]
-    before = len(device.requested)
+    at = begin = _number(segment["address"])
+    requested: list[int] = []
+    of_state = dict.fromkeys(STATES, 0)
+    in_order = True
     for block in segment["blocks"]:
-        at = block.get("address", at)
-        state, size = block["state"], block["size"]
+        state, size, address = block["state"], _number(block["size"]), _number(block.get("address", at))
         if type(state) is not str:
             raise TypeError(f"the state of a block is {type(state).__name__}")
         if state in LIVE_STATES:
-            device.address.append(at)
+            device.address.append(address)
             device.rounded.append(size)
-            device.requested.append(_requested(device, block))
+            requested.append(_requested(device, block))
             device.pending.append(state != "active_allocated")
             device.frames.append(_frames(block))
             device.segment.append(len(device.segments))
         elif state not in STATES:
             device.foreign_states += 1
-        at += size
+        of_state[state] = of_state.get(state, 0) + size
+        in_order &= address == at and size >= 0
+        at = address + size
     device.segments.append(segment)
+    device.requested += requested
     told = segment.get("requested_size")
-    device.disagree += told is not None and told != sum(device.requested[before:])
+    device.disagree += told is not None and told != sum(requested)
+    if segment.get("active_size") is not None:  # as PyTorch writes it; blocks by hand need not be complete
+        device.unfilled += not in_order or segment["total_size"] != at - begin
+        device.other_sizes += not _sizes_agree(segment, of_state)
+
+
+def _sizes_agree(segment: dict[str, Any], of_state: dict[str, int]) -> bool:
+    """Whether a segment tells the sums of its blocks' sizes."""
+    allocated, active = of_state["active_allocated"], sum(of_state[state] for state in LIVE_STATES)
+    return bool(segment["active_size"] == active and segment.get("allocated_size", allocated) == allocated)
+
+
+def _number(value: Any) -> int:
+    """A size or address: sums of what is none could take for ever, or all memory."""
+    if type(value) is not int or not -MOST_NUMBER <= value < 2 * MOST_NUMBER:
+        told = "out of range" if type(value) is int else type(value).__name__
+        raise TypeError(f"a size or an address of a block is {told}")
+    return value
 
 
 def _requested(device: _Device, block: dict[str, Any]) -> int:
@@ -131,7 +157,7 @@ def _requested(device: _Device, block: dict[str, Any]) -> int:
     if size is None:
         device.without_request += 1
         size = block["size"]
-    return int(size) if type(size) is int else size  # another type is refused with the whole column
+    return _number(size)
 
 
 def _frames(block: dict[str, Any]) -> Any:
@@ -158,6 +184,8 @@ def _columns(device: _Device, tables: Tables) -> FinalState:
             np.count_nonzero(size > rounded)
         ),
         "segments do not tell the sum of their blocks' requested sizes": device.disagree,
+        "segments are not filled by their blocks, from end to end": device.unfilled,
+        "segments do not tell the sums of their blocks' sizes": device.other_sizes,
         "blocks are in an unknown state; taken as free": device.foreign_states,
         "live blocks tell no requested size; their rounded size is used": device.without_request,
     }

@@ -9,9 +9,9 @@ import numpy as np
 from tb_memplugin.sources.snapshot.blocks import FinalState
 from tb_memplugin.sources.snapshot.entries import Entries
 from tb_memplugin.sources.snapshot.rewind import Beginning, reserved_levels, rewind
-from tb_memplugin.sources.snapshot.segments import first_segments, pools_of
+from tb_memplugin.sources.snapshot.segments import RESERVES, first_segments, pools_of
 from tb_memplugin.trace import Device, Kind
-from tb_memplugin.trace.tables import Bool, UInt8
+from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 TOLD_OOMS = 3
 """Out-of-memory entries of one device that get a note of their own."""
@@ -86,15 +86,11 @@ class SnapshotDevice:
 
     def segment_columns(self) -> dict[str, np.ndarray]:
         """The columns of `Segments`: what was reserved before the first entry."""
-        ranges = list(self.segments.ranges)
-        return {
-            "device": np.full(len(ranges), self.row, np.uint8),
-            "address": np.array([part.start for part in ranges], np.uint64),
-            "bytes": np.array([part.end - part.start for part in ranges], np.int64),
-            "stream": np.array([part.owner.stream for part in ranges], np.int32),
-            "pool": np.array([part.owner.pool for part in ranges], np.int32),
-            "expandable": np.array([part.owner.expandable for part in ranges], np.uint8),
+        first = self.segments.segments
+        columns = {
+            name: getattr(first, name) for name in ("address", "bytes", "stream", "pool", "expandable")
         }
+        return {"device": np.full(len(first.address), self.row, np.uint8), **columns}
 
     def notes(self) -> Iterator[str]:
         """Sentences on what is contradictory or not known, and on failed requests."""
@@ -103,6 +99,12 @@ class SnapshotDevice:
         below = int(np.count_nonzero(self.reserved < 0))
         if below or self.reserved_at_start < 0:
             yield f"{self.name}: the reserve falls below zero after {below:,} entries; shown as 0."
+        beyond = self._beyond_reserve()
+        if len(beyond):
+            yield (
+                f"{self.name}: after {len(beyond):,} entries more is live than reserved, by up to "
+                f"{int(beyond.max()):,} bytes: entries are missing, or sizes are wrong."
+            )
         if self.segments.contradictions:
             yield (
                 f"{self.name}: segment entries and final segments disagree on "
@@ -114,6 +116,18 @@ class SnapshotDevice:
                 "its time, in microseconds, and how entries of different devices interleave is not known."
             )
         yield from self._ooms()
+
+    def _beyond_reserve(self) -> Int64:
+        """By how many bytes what is live exceeds the reserve, after each entry where it does."""
+        kind, size = self.entries.kind, self.entries.bytes
+        if not np.isin(kind, RESERVES).any():
+            return np.empty(
+                0, np.int64
+            )  # what does not tell how the reserve came about may not tell all of it
+        change = np.where(kind == Kind.ALLOC, size, np.where(kind == Kind.FREE_COMPLETED, -size, 0))
+        live = int(self.start.bytes.sum()) + np.cumsum(change)
+        beyond: Int64 = live - np.maximum(self.reserved, 0)
+        return beyond[beyond > 0]
 
     def _ooms(self) -> Iterator[str]:
         ooms = np.flatnonzero(self.entries.kind == Kind.OOM).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ KINDS = {
     "snapshot": Kind.MARK,
 }
 """Actions as torch/csrc/cuda/memory_snapshot.cpp writes them."""
+
+TOLD_ACTIONS = 5
+"""Unknown actions of one device that are told by name."""
 
 MOST_BYTES = 1 << 62
 """The sum of all sizes in a trace; beyond it running sums in 64 bits would wrap."""
@@ -117,10 +121,12 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
 
 def _kinds(actions: list[str], faults: dict[str, int]) -> UInt8:
     check_texts(actions, "action")
-    foreign = set(actions) - KINDS.keys()
-    for action in sorted(foreign):
-        count = actions.count(action)
-        faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = count
+    foreign = {action: count for action, count in Counter(actions).items() if action not in KINDS}
+    told = sorted(foreign)[:TOLD_ACTIONS]
+    for action in told:
+        faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = foreign[action]
+    rest = sum(foreign.values()) - sum(foreign[action] for action in told)
+    faults["entries have other unknown actions; kept as marks"] = rest
     kinds = {**KINDS, **dict.fromkeys(foreign, Kind.MARK)}
     return np.fromiter(map(kinds.__getitem__, actions), np.uint8, len(actions))
 

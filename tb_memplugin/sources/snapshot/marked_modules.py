@@ -13,6 +13,10 @@ DEEPEST = 100
 """Levels of a module tree. A mark with more dots is nobody's FQN; it is kept whole."""
 
 
+MOST_MODULES = 1 << 17
+"""From so many on, further marks are kept whole: real models have some thousands."""
+
+
 def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
     """The modules that labels name, and each label's module.
 
@@ -26,7 +30,7 @@ def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
 
     def row_of(fqn: str) -> int:
         row = -1
-        for key in _enclosing(fqn):
+        for key in _enclosing(fqn) if len(modules) < MOST_MODULES else (fqn,):
             if key not in rows:
                 rows[key] = len(modules)
                 modules.append(Module(key, row))

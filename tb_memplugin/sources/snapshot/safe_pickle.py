@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copyreg
-import gc
 import io
 import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.collector import collector_at_rest
 from tb_memplugin.sources.snapshot.pickle_reader import DAMAGED_FIX, PickleReader
 
 LONGEST_NAME = 200
@@ -107,18 +106,6 @@ def _diagnosis(size: int, error: BaseException) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
-
-
-@contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """Without the cycle collector, if it was on; whichever of several loads turned it off turns it on."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -14,6 +14,12 @@ Frames = Sequence[dict[str, Any]]
 
 LISTS_AT_ONCE = 1 << 14
 FRAME_FIELDS = ("name", "filename", "line", "fx_node_name", "fx_node_op", "fx_node_target")
+MOST_FRAMES = 1 << 17
+"""Of one stack: none is so deep, and a file may have one frame a million times in a few bytes."""
+
+MOST_CHARACTERS = 1 << 28
+"""Of all different frames: names may be shared in a file, and no longer be in their texts."""
+
 POINTER_BYTES = np.dtype(object).itemsize
 
 
@@ -28,6 +34,8 @@ class Stacks:
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
+        self._kept_texts: dict[str, str] = {}
+        self._characters = 0
         self._by_frames: dict[bytes, int] = {b"": -1}
         self._rows: dict[tuple[str, ...], int] = {}
 
@@ -58,6 +66,8 @@ class Stacks:
             return -1
         if not isinstance(frames, list | tuple) or not all(isinstance(frame, str) for frame in frames):
             raise TypeError("forward_frames are no list of texts")
+        if len(frames) > MOST_FRAMES:
+            raise ValueError(f"a stack has {len(frames):,} frames")
         return self._rows.setdefault(tuple(frames), len(self._rows))
 
     def _rows_of(self, lists: list[Frames]) -> list[int]:
@@ -65,7 +75,10 @@ class Stacks:
         known = self._by_frames
         for first in range(0, len(lists), LISTS_AT_ONCE):
             some = lists[first : first + LISTS_AT_ONCE]
-            ends = list(accumulate(map(len, some), initial=0))
+            lengths = list(map(len, some))
+            if max(lengths) > MOST_FRAMES:
+                raise ValueError(f"a stack has {max(lengths):,} frames")
+            ends = list(accumulate(lengths, initial=0))
             # The bytes of an array of objects are the objects' addresses: a stack's key is one slice of them.
             raw = np.fromiter(chain.from_iterable(some), object, ends[-1]).tobytes()
             keys = [raw[a * POINTER_BYTES : b * POINTER_BYTES] for a, b in pairwise(ends)]
@@ -84,8 +97,17 @@ class Stacks:
             if frame.get("fx_node_name"):
                 told = (frame.get(f"fx_node_{part}") for part in ("name", "op", "target"))
                 text += f" [fx {' '.join(str(part) for part in told if part)}]"
-            self._texts[id(frame)] = text
+            text = self._texts[id(frame)] = self._kept(text)
         return text
+
+    def _kept(self, text: str) -> str:
+        """The text that stands for all that are equal to it."""
+        kept = self._kept_texts.setdefault(text, text)
+        if kept is text:
+            self._characters += len(text)
+            if self._characters > MOST_CHARACTERS:
+                raise ValueError("its frames have more text than any program's")
+        return kept
 
 
 def _once_an_object(written: Sequence[Any], rows_of: Callable[[list[Any]], list[int]]) -> Int32:

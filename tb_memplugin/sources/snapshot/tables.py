@@ -16,6 +16,11 @@ from tb_memplugin.trace.tables import Int32
 
 T = TypeVar("T", bound=Hashable)
 
+LONGEST_NAME = 4096
+"""Characters of a label, a context or an annotation's name: one of millions may stand in many places."""
+
+CUT = "…"
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -29,7 +34,7 @@ class Tables:
 
     def label_rows(self, written: Sequence[Any]) -> Int32:
         """Rows of `user_metadata`, -1 where there is none."""
-        return _text_rows(written, "user_metadata", lambda label: self.labels.add(label) if label else -1)
+        return _text_rows(written, "user_metadata", self._label_row)
 
     def context_rows(self, written: Sequence[Any]) -> Int32:
         """Rows of `compile_context`; PyTorch writes N/A where nothing was being compiled."""
@@ -51,8 +56,21 @@ class Tables:
         first, second = addresses(list(chain.from_iterable(written))).reshape(-1, 2).T
         return rows_of_numbers([first, second], lambda a, b: _row(self.pools, (a, b)))
 
+    def _label_row(self, label: str | None) -> int:
+        return self.labels.add(cut(label)) if label else -1
+
     def _context_row(self, context: str | None) -> int:
-        return self.contexts.add(context) if context and context != "N/A" else -1
+        return self.contexts.add(cut(context)) if context and context != "N/A" else -1
+
+
+def cut(name: str) -> str:
+    """A name without what is beyond `LONGEST_NAME`."""
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - len(CUT)] + CUT
+
+
+def is_cut(name: str) -> bool:
+    """Whether a name ends as those do that were cut."""
+    return len(name) == LONGEST_NAME and name.endswith(CUT)
 
 
 def check_texts(written: Sequence[Any], what: str) -> None:

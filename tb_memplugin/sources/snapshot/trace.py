@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.collector import collector_at_rest
 from tb_memplugin.sources.snapshot.annotated_steps import steps_of
 from tb_memplugin.sources.snapshot.annotations import read_annotations
 from tb_memplugin.sources.snapshot.blocks import final_states, no_state
@@ -22,8 +23,8 @@ from tb_memplugin.sources.snapshot.categories import categorised
 from tb_memplugin.sources.snapshot.device import SnapshotDevice
 from tb_memplugin.sources.snapshot.entries import FIX, MOST_BYTES, damage_told, read_entries
 from tb_memplugin.sources.snapshot.marked_modules import marked_modules
-from tb_memplugin.sources.snapshot.safe_pickle import collector_at_rest, load_plain
-from tb_memplugin.sources.snapshot.tables import Tables
+from tb_memplugin.sources.snapshot.safe_pickle import load_plain
+from tb_memplugin.sources.snapshot.tables import LONGEST_NAME, Tables, is_cut
 from tb_memplugin.trace import MemoryTrace, OutOfMemory, Segments, Step, events, start_state
 from tb_memplugin.trace.kinds import Kind
 from tb_memplugin.trace.tables import Int64
@@ -148,6 +149,7 @@ def _merged(
         ooms=_ooms(devices, order),
         notes=(
             *_notes(devices, found.left_out),
+            *_long_names(labels, tables.contexts.as_tuple(), found.names),
             *(note for device in devices for note in device.notes()),
         ),
         properties=dict(_settings(content.get("allocator_settings"))),
@@ -190,6 +192,15 @@ def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iter
         yield "The snapshot has no trace, only the final state: no time passes in it."
     if annotations_left_out:
         yield f"{annotations_left_out:,} annotations are of no known device, stage or time; left out."
+
+
+def _long_names(*tables: Sequence[str]) -> Iterator[str]:
+    count = sum(is_cut(name) for table in tables for name in table)
+    if count:
+        yield (
+            f"{count:,} labels, compile contexts or names of annotations have more than {LONGEST_NAME:,} "
+            "characters; their ends are cut off."
+        )
 
 
 def _settings(settings: object) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.snapshot import stacks
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tests.snapshots import block, entries, segment, snapshot
 
@@ -30,6 +31,11 @@ from tests.snapshots import block, entries, segment, snapshot
         (["alloc 1000 -5", "free_completed 1000 0"], [], "1 sizes are negative; counted as 0"),
         (["alloc 1000 1 50", "free_completed 1000 1 40"], [], "1 entries are earlier than the one before"),
         (["segment_unmap 1 50", "segment_map 1 50", "segment_map 1 9"], [], "below zero after 2 entries"),
+        (
+            ["segment_free 9000 100", "segment_alloc 9000 100", "alloc 1000 700", "free_completed 1000 700"],
+            [block(1000, 1, "inactive", 500)],
+            "after 1 entries more is live than reserved, by up to 188 bytes",
+        ),
         (["teleport 1000 1"], [], "1 entries have the unknown action 'teleport'; kept as marks"),
         ([], [block(1000, 1), block(1100, 1)], "1 live blocks overlap"),
         ([], [block(1000, 1, "melting")], "1 blocks are in an unknown state"),
@@ -47,6 +53,84 @@ def test_contradictions_are_counted_and_told(
 def test_a_segment_that_disagrees_with_its_blocks_is_told() -> None:
     trace = trace_from_snapshot([{**segment(block(1000, 5)), "requested_size": 6}], "x")
     assert any("do not tell the sum" in note for note in trace.notes)
+
+
+WHOLE = {"total_size": 1024, "allocated_size": 512, "active_size": 1024}
+
+
+def whole_segment(**changed: Any) -> dict[str, Any]:
+    """A segment that tells its sums, as PyTorch does: a live block and one that waits for a stream."""
+    blocks = [block(1000, 5), block(1512, 6, "active_pending_free")]
+    return {**segment(*blocks), **WHOLE, **changed}
+
+
+def test_a_segment_that_its_blocks_fill_is_sound() -> None:
+    trace = trace_from_snapshot([whole_segment()], "x")
+    assert [note for note in trace.notes if note.startswith("cuda:0")] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"total_size": 2048}, "1 segments are not filled by their blocks"),
+        ({"address": 488}, "1 segments are not filled by their blocks"),
+        ({"blocks": [block(1000, 5), block(1600, 6, "active_pending_free")]}, "1 segments are not filled"),
+        ({"active_size": 512}, "1 segments do not tell the sums of their blocks' sizes"),
+        ({"allocated_size": 1024}, "1 segments do not tell the sums of their blocks' sizes"),
+    ],
+)
+def test_a_segment_that_tells_other_sums_than_its_blocks_is_told(changed: dict[str, Any], told: str) -> None:
+    trace = trace_from_snapshot([whole_segment(**changed)], "x")
+    assert any(told in note for note in trace.notes)
+
+
+@pytest.mark.parametrize("size", ["512", 1 << 64, None, True, 512.0])
+def test_a_block_of_no_possible_size_is_refused_before_it_is_added_up(size: object) -> None:
+    for field in ("size", "requested_size", "address"):
+        if (field, size) != ("requested_size", None):
+            with pytest.raises(UnreadableFileError, match="a size or an address of a block is"):
+                trace_from_snapshot([segment({**block(1000, 1), field: size})], "x")
+
+
+def test_of_many_unknown_actions_some_are_told_by_name_and_the_others_counted() -> None:
+    trace = trace_from_snapshot(snapshot([], entries(*(f"act{row:03} 1 1" for row in range(200)))), "x")
+    assert len(trace.notes) == 6
+    assert "1 entries have the unknown action 'act004'; kept as marks" in trace.notes[4]
+    assert "195 entries have other unknown actions" in trace.notes[5]
+
+
+def test_frames_that_share_a_long_name_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "MOST_CHARACTERS", 10_000)
+    name = "f" * 1000
+    rows = entries(*(f"alloc {512 * row} 1" for row in range(1, 21)))
+    for row in rows:
+        row["frames"] = [{"name": name, "filename": "a.py", "line": 1}]
+    assert len(trace_from_snapshot(snapshot([], rows), "x").stacks) == 1
+    for number, row in enumerate(rows):
+        row["frames"] = [{"name": name, "filename": "a.py", "line": number}]
+    with pytest.raises(UnreadableFileError, match="more text than any program's"):
+        trace_from_snapshot(snapshot([], rows), "x")
+
+
+@pytest.mark.parametrize(
+    ("field", "frame"),
+    [("frames", {"name": "f", "filename": "a.py", "line": 1}), ("forward_frames", "f a.py:1")],
+)
+def test_a_stack_deeper_than_any_is_refused(field: str, frame: object) -> None:
+    rows = [{**entries("alloc 1000 1")[0], field: [frame] * ((1 << 17) + 1)}]
+    with pytest.raises(UnreadableFileError, match="a stack has 131,073 frames"):
+        trace_from_snapshot(snapshot([], rows), "x")
+
+
+def test_names_beyond_all_measure_are_cut_and_told() -> None:
+    rows = entries("alloc 1000 1", "alloc 2000 1")
+    rows[0].update(user_metadata="x" * 5000, compile_context="0/0")
+    mark = {"name": "y" * 4097, "stage": "START", "device": 0, "time_us": 1}
+    content = {**snapshot([], rows), "external_annotations": [mark]}
+    trace = trace_from_snapshot(content, "x")
+    assert trace.labels == ("x" * 4095 + "…",)
+    assert trace.annotation_names == ("y" * 4095 + "…",)
+    assert any(note.startswith("2 labels, compile contexts or names") for note in trace.notes)
 
 
 @pytest.mark.parametrize(
