@@ -11,7 +11,8 @@ import click
 import torch
 from torch import nn
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.arguments import checked_optimizers, with_inner
+from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.history.merge import merge_snapshot
 from tb_memplugin.sources.history.recording import allocators
@@ -19,6 +20,7 @@ from tb_memplugin.sources.history.window import HistoryWindowRecorder, window_re
 from tb_memplugin.sources.profiler.trace import trace_from_profile
 from tb_memplugin.sources.profiler.window import watch
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
+from tb_memplugin.store import files
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 
@@ -47,8 +49,8 @@ def memory_trace_handler(
         worker_name: unique per process. Default: `rank<N>` under torchrun, else `<host>_<pid>`.
         model: a module, or a dict of named modules, whose memory should be told apart by layer.
             Held weakly. None: names come from Python stacks, where the profile records them.
-        optimizer: one or several optimizers, to tell their state and gradients apart. Held weakly.
-            Optimizers that step during the window are also found by themselves.
+        optimizer: one or several optimizers, to tell their state and gradients apart. Held weakly, with
+            those that they wrap. Optimizers that step during the window are also found by themselves.
         snapshot: also record the allocator's history during the profiled window, on CUDA, ROCm and XPU:
             stacks, requested sizes, streams, pools and segments come into the same trace. A history that
             is on already stays on.
@@ -64,10 +66,10 @@ def memory_trace_handler(
         ...     train(prof)
     """
     return _MemoryTraceHandler(
-        str(os.fspath(dir_name)),
-        worker_name,
+        files.absolute(os.fsdecode(dir_name)),
+        None if worker_name is None else str(worker_name),
         _models(model),
-        _optimizers(optimizer),
+        with_inner(checked_optimizers(optimizer)),
         snapshot=snapshot,
         log_level=log_level,
     )
@@ -133,6 +135,11 @@ class _MemoryTraceHandler:
     def __call__(self, prof: torch.profiler.profile) -> None:
         try:
             self._write(prof)
+        except NotRecordedError as error:
+            if self._windows and getattr(prof, "profile_memory", False):
+                self._logger.debug("%s", error)  # a loop that ended where the schedule began a window
+            else:
+                self._warn(str(error))
         except MemPluginError as error:
             self._warn(str(error))
         except Exception as error:  # the training goes on, whatever happens to us
@@ -203,17 +210,3 @@ def _models(model: nn.Module | Mapping[str, nn.Module] | None) -> Mapping[str, n
                 f"model {name!r} is a {type(module).__name__}; give a torch.nn.Module or a dict of them"
             )
     return named
-
-
-def _optimizers(
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-) -> Sequence[torch.optim.Optimizer]:
-    if optimizer is None:
-        return ()
-    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    for one in several:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(
-                f"optimizer is a {type(one).__name__}; give torch.optim.Optimizer or a list of them"
-            )
-    return several

@@ -297,6 +297,44 @@ class TestWhenItGoesWrong:
         assert recorded_steps(tmp_path) == [2, 2]
 
 
+@pytest.mark.parametrize(("steps", "recorded"), [(3, [1]), (5, [1, 3])])
+def test_a_last_window_in_which_nothing_ran_is_no_trouble(tmp_path, model, caplog, steps, recorded):
+    """A loop that ends just where the schedule begins a window: it asks for nothing that is there."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handler = memory_trace_handler(tmp_path, model=model, optimizer=optimizer)
+    loop(handler, model=model, optimizer=optimizer, steps=steps, plan={"wait": 0, "warmup": 1, "active": 1})
+    assert recorded_steps(tmp_path) == recorded
+    assert not caplog.messages
+
+
+def test_an_only_window_in_which_nothing_ran_is_told_and_profile_memory_is_not_asked_for(
+    tmp_path, model, caplog
+):
+    handler = memory_trace_handler(tmp_path, model=model)
+    loop(handler, model=model, steps=1, plan={"wait": 0, "warmup": 1, "active": 1})
+    (said,) = caplog.messages
+    assert "active steps" in said
+    assert "profile_memory" not in said
+
+
+def test_a_relative_folder_is_that_of_the_moment_when_the_handler_was_made(tmp_path, model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    handler = memory_trace_handler("runs", "w", model=model)
+    for below in ("first", "second"):
+        (tmp_path / below).mkdir()
+        monkeypatch.chdir(tmp_path / below)
+        loop(handler, model=model)
+    assert recorded_steps(tmp_path / "runs") == [2, 2]
+
+
+def test_the_home_folder_and_bytes_are_paths_and_a_number_is_a_workers_name(tmp_path, model, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    loop(memory_trace_handler("~/home", 3, model=model), model=model)  # type: ignore[arg-type]
+    loop(memory_trace_handler(b"bytes", model=model), model=model)  # type: ignore[arg-type]
+    assert recorded_steps(tmp_path / "home" / "3") == recorded_steps(tmp_path / "bytes") == [2]
+
+
 def test_it_says_once_where_it_wrote_and_how_to_see_it(tmp_path, model, capfd):
     handler = memory_trace_handler(tmp_path / "a run", model=model)
     for _ in range(2):

@@ -16,7 +16,9 @@ from tb_memplugin.commands.export import refuse_own_input
 from tb_memplugin.commands.opening import Opened
 from tb_memplugin.commands.tables import Unit, console, printable, table
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate import AllocatorSettings, Replay, replay, simulated_trace
+from tb_memplugin.estimate import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
+from tb_memplugin.estimate.conf_text import not_followed
+from tb_memplugin.estimate.replay_run import Failure
 from tb_memplugin.exports import snapshot
 
 NOT_TOLD = "?"
@@ -104,6 +106,8 @@ def simulate(opened: Opened, device: str | None, simulation: Simulation, as_json
     ]
     if simulation.output is not None:
         _write(opened, replays, simulation.output)
+    for note in not_followed(simulation.conf or ""):
+        click.echo(f"note: {note}", err=True)
     tells = _what_if if simulation.is_other else _beside_record
     if as_json:
         click.echo(json.dumps({"devices": [tells(one) for one in replays]}, indent=2))
@@ -125,20 +129,12 @@ def _write(opened: Opened, replays: Sequence[Replay], output: str) -> None:
 
 def _beside_record(one: Replay) -> dict[str, Any]:
     """A replay beside its record, for programs. Addresses are null where the record tells no segments."""
-    trace, miss = one.source, one.first_miss
+    found = ("bytes", "recorded_address", "simulated_address", "cause")
     return {
-        "device": trace.devices[one.device].name,
+        "device": _name(one),
         "allocs": one.allocs,
         "exact_addresses": one.exact_addresses if one.follows_record else None,
-        "first_miss": None
-        if miss is None
-        else {
-            "event": own_number(trace, one.device, miss.event),
-            "bytes": miss.bytes,
-            "recorded_address": miss.recorded_address,
-            "simulated_address": miss.simulated_address,
-            "cause": miss.cause,
-        },
+        "first_miss": _at(one, one.first_miss, found),
         "reserved_peak_recorded": one.reserved_peak_recorded,
         "reserved_peak_simulated": one.reserved_peak,
         "settings": one.settings.conf,
@@ -147,25 +143,26 @@ def _beside_record(one: Replay) -> dict[str, Any]:
 
 def _what_if(one: Replay) -> dict[str, Any]:
     """A replay with other settings or another device, for programs."""
-    trace, failure = one.source, one.failure
+    trace, found = one.source, ("requested_bytes", "reserved_bytes", "live_bytes")
     return {
-        "device": trace.devices[one.device].name,
+        "device": _name(one),
         "settings": one.settings.conf,
         "capacity_bytes": one.capacity,
-        "fits": failure is None,
-        "failure": None
-        if failure is None
-        else {
-            "event": own_number(trace, one.device, failure.event),
-            "requested_bytes": failure.requested_bytes,
-            "reserved_bytes": failure.reserved_bytes,
-            "live_bytes": failure.live_bytes,
-        },
+        "fits": one.failure is None,
+        "failure": _at(one, one.failure, found),
         "recorded_failures_that_fit": [own_number(trace, one.device, event) for event in one.rescued],
         "allocs": one.allocs,
         "reserved_peak_recorded": one.reserved_peak_recorded,
         "reserved_peak_simulated": one.reserved_peak,
     }
+
+
+def _at(one: Replay, what: FirstMiss | Failure | None, fields: Sequence[str]) -> dict[str, Any] | None:
+    """Something that happened at an event, if it did: the device's own number of it, and fields."""
+    if what is None:
+        return None
+    number = own_number(one.source, one.device, what.event)
+    return {"event": number} | {field: getattr(what, field) for field in fields}
 
 
 def _show_beside_record(replays: Sequence[Replay]) -> None:

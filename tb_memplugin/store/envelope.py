@@ -29,6 +29,7 @@ ReadRange = Callable[[int, int], bytes]
 """`read(offset, size)` gives at most `size` bytes of the file."""
 
 RERECORD = "Record the window again, or delete the file: the other windows stay readable."
+KEEP = "What stands before is shown, so keep the file. Record again what it lacks."
 UPGRADE = "Upgrade tb-memplugin on this machine: pip install --upgrade tb-memplugin"
 
 

@@ -24,6 +24,15 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
+def absolute(path: str) -> str:
+    """A path that stays where it is when the working folder changes; `~` is home, as in TensorBoard."""
+    if is_remote(path):
+        return path
+    with contextlib.suppress(OSError):  # the working folder is gone
+        return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111  # Path raises without a home
+    return path
+
+
 def join(path: str, *parts: str) -> str:
     """Path components put together, as the path's own system writes them."""
     return posixpath.join(path, *parts) if is_remote(path) else str(Path(path, *parts))
@@ -85,7 +94,8 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
     """A file to read by byte range, and its size.
 
     Raises:
-        OSError: what the file system says; FileNotFoundError for an absent file.
+        OSError: what the file system says; FileNotFoundError for an absent file, UnsupportedOperation for a
+            pipe, which might never open.
     """
     with contextlib.ExitStack() as stack:
         stream: Any
@@ -94,6 +104,8 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
             opened = file_system.open(inner, "rb", block_size=_READ_AHEAD, cache_type="readahead")
             stream = stack.enter_context(opened)
         else:
+            if Path(path).is_fifo():
+                raise io.UnsupportedOperation("it is a pipe")
             stream = stack.enter_context(Path(path).open("rb"))
         size = stream.seek(0, os.SEEK_END)
 

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from tb_memplugin.analysis.curve import OTHER_MODULES
+from tb_memplugin.analysis.module_groups import OTHER_MODULES
 from tb_memplugin.proto.summary_pb2 import ModuleTable, Note, Parts, StepSummary
 from tb_memplugin.store.summary import Limits
 from tb_memplugin.trace import Category

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
-from tb_memplugin.store.envelope import RERECORD, EnvelopeReader
+from tb_memplugin.store.envelope import KEEP, RERECORD, EnvelopeReader
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
 from tb_memplugin.store.records import framed
 
@@ -66,16 +66,18 @@ def _check(path: str, size: int, changed_ns: int) -> UnreadableFileError | None:
             if path.endswith(".mem"):
                 EnvelopeReader(read, size, path)
             else:
-                for problem in _event_file_problems(read, size):
-                    raise UnreadableFileError(problem, where=path, fix=RERECORD)
+                for problem, fix in _event_file_problems(read, size):
+                    raise UnreadableFileError(problem, where=path, fix=fix)
         except UnreadableFileError as error:
             return error
     return None
 
 
-def _event_file_problems(read: files.ReadRange, size: int) -> Iterator[str]:
+def _event_file_problems(read: files.ReadRange, size: int) -> Iterator[tuple[str, str]]:
     end = framed(read, size)
+    if not size:
+        yield "The event file is empty.", RERECORD
     if size and not end:
-        yield "This is not an event file: TensorBoard cannot read it."
+        yield "This is not an event file: TensorBoard cannot read it.", RERECORD
     elif end != size:
-        yield f"The event file breaks off at byte {end} of {size}: what stands before is shown."
+        yield f"The event file breaks off at byte {end} of {size}.", KEEP

@@ -13,7 +13,7 @@ from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, ModuleTable, Parts, StepSummary
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata, read_summary
-from tb_memplugin.store.envelope import RERECORD
+from tb_memplugin.store.envelope import KEEP, RERECORD
 from tb_memplugin.store.event_file import blobs_of
 from tb_memplugin.store.generations import superseded
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
@@ -170,6 +170,10 @@ def read_recordings(path: str) -> Recordings:
                             watched.setdefault(folder, []).append(found)
                 except UnreadableFileError as error:
                     problems.append(error)
+                except OSError as error:
+                    what = f"The event file cannot be read: {error.strerror or error}."
+                    where, fix = files.join(folder, name), "Make it readable for this user."
+                    problems.append(UnreadableFileError(what, where=where, fix=fix))
     replaced = superseded({step.folder: step.metadata.worker for step in steps})
     steps = [step for step in steps if step.folder not in replaced]
     steps.sort(key=lambda step: (step.folder, step.metadata.window, step.metadata.step))
@@ -206,4 +210,4 @@ def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
         what = (
             f"The event file breaks off at byte {offset} of {size}: a write was cut short, or it is damaged."
         )
-        raise UnreadableFileError(what, where=path, fix="What stands before is shown. " + RERECORD)
+        raise UnreadableFileError(what, where=path, fix=KEEP)

@@ -14,6 +14,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 
 from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
+from tb_memplugin.store import files
 from tb_memplugin.store.event_file import scalar_value
 from tb_memplugin.store.paths import PLUGIN_NAME, STEPS_END, STEPS_TAG, readable
 from tb_memplugin.store.records import record
@@ -38,7 +39,7 @@ class StepsWriter:
     """
 
     def __init__(self, logdir: str, worker: str, epoch_ns: int, torch: str = "") -> None:
-        self._logdir, self._worker = os.fspath(logdir), worker
+        self._logdir, self._worker = files.absolute(os.fspath(logdir)), worker
         self._epoch_ns, self._torch = epoch_ns, torch
         self._folder: WorkerFolder | None = None
         self._written = 0

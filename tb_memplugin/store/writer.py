@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
 from tb_memplugin.store.event_file import step_record
-from tb_memplugin.store.paths import SIDE_FOLDER, side_file_name
+from tb_memplugin.store.paths import CLAIM, SIDE_FOLDER, side_file_name
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.windows import write_window
 from tb_memplugin.store.worker_folder import WorkerFolder, take_folder
 from tb_memplugin.trace import MemoryTrace
+
+_log = logging.getLogger("tb_memplugin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class RunWriter:
     """Writes the windows of one worker into `<logdir>/<worker>`.
 
     Nothing is touched before the first write. A folder that another writer has, or had, is left
-    alone: `<worker>.2` is taken instead, and so on. One process and its forks may share a writer.
+    alone: `<worker>.2` is taken instead, and so on. One that somebody deletes meanwhile is made again.
+    One process and its forks may share a writer.
 
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
@@ -53,7 +57,7 @@ class RunWriter:
     """
 
     def __init__(self, logdir: str, worker: str) -> None:
-        self._logdir, self._worker = os.fspath(logdir), worker
+        self._logdir, self._worker = files.absolute(os.fspath(logdir)), worker
         self._lock = threading.Lock()
         self._pid = -1
         self._folder: WorkerFolder | None = None
@@ -75,9 +79,17 @@ class RunWriter:
         """
         with self._lock:
             try:
+                self._forget_deleted()
                 return self._write(trace)
             except OSError as error:
                 self._refuse(error)
+
+    def _forget_deleted(self) -> None:
+        """Take a folder anew where somebody has deleted ours. Elsewhere than here, writing makes it again."""
+        path = self._folder.path if self._folder else ""
+        if path and not files.is_remote(path) and not files.exists(files.join(path, SIDE_FOLDER, CLAIM)):
+            _log.warning("%s was deleted; what is recorded from here on goes into a new one.", path)
+            self._folder = None
 
     def _write(self, trace: MemoryTrace) -> WrittenWindow:
         folder = self._folder

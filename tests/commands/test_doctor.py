@@ -93,6 +93,25 @@ def test_an_event_file_cut_short_to_nothing(logdir):
     found = problems(logdir)
     assert "hold no step that can be read" in found[0]
     assert "breaks off" in found[1]
+    path.write_bytes(b"")
+    assert "is empty" in problems(logdir)[1]
+
+
+def test_a_side_file_that_is_damaged_in_its_middle(logdir):
+    path = logdir / "run/rank0/plugins/tb_memplugin/window-000000.mem"
+    content = path.read_bytes()
+    path.write_bytes(content[:30] + bytes([content[30] ^ 1]) + content[31:])
+    (problem,) = problems(logdir)
+    assert "is damaged" in problem
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.parametrize("name", ["*tfevents*", "plugins/tb_memplugin/window-000000.mem"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(logdir, name):
+    (path,) = (logdir / "run/rank0").glob(name)
+    path.unlink()
+    os.mkfifo(path)
+    assert "it is a pipe" in problems(logdir)[-1]
 
 
 def test_a_strangers_event_file_beside_ours(logdir):

@@ -162,6 +162,8 @@ def test_a_damaged_file_beside_good_ones_is_a_warning(logdir):
     assert result.exit_code == 0
     assert json.loads(result.stdout)["devices"][0]["peak_bytes"] == 560
     assert "breaks off" in result.stderr
+    told = [line.split(":")[0] for line in result.stderr.splitlines()]
+    assert told[:3] == ["warning", "  where", "  fix"]
 
 
 @pytest.mark.parametrize(

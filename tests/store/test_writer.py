@@ -3,6 +3,7 @@ import logging
 import multiprocessing
 import os
 import resource
+import shutil
 import stat
 import sys
 import uuid
@@ -81,6 +82,17 @@ def test_a_second_writer_takes_the_next_folder_and_says_so_once(tmp_path, caplog
         *["rank0.2"] * 3,
         "rank0.3",
     ]
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path, caplog):
+    writer = RunWriter(str(tmp_path), "w")
+    writer.write(STEP)
+    shutil.rmtree(tmp_path / "w")
+    writer.write(STEP)
+    writer.write(NEXT)
+    assert steps_in(tmp_path) == [5, 6, 7]
+    (told,) = caplog.messages
+    assert "was deleted" in told
 
 
 def test_a_folder_with_a_strangers_event_file_is_left_alone(tmp_path):

@@ -8,12 +8,10 @@ import numpy as np
 from torch._C import _profiler
 
 from tb_memplugin.sources.profiler.tree import ProfilerTree, getter
-from tb_memplugin.trace.tables import Bool, Int64, UInt8, UInt64
+from tb_memplugin.sources.shared_memory import SHARED, in_shared_memory
+from tb_memplugin.trace.tables import Int64, UInt8, UInt64
 
 _get_reserved = getter(_profiler._ExtraFields_Allocation, "total_reserved")
-
-SHARED = "shared"
-"""The memory of tensors that processes share: the profiler reports it, but counts it nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
     else:
         devices, device = ["cpu"], np.zeros(len(order), np.int64)
         reserved = np.full(len(order), -1, np.int64)
-    shared = _shared(address, size, total, np.array(devices)[device] == "cpu")
+    shared = in_shared_memory(address, size, total, np.array(devices)[device] == "cpu")
     if shared.any():
         devices.append(SHARED)
         device[shared] = len(devices) - 1
@@ -68,20 +66,3 @@ def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
         tree.thread_of(1)[order],
         tuple(devices),
     )
-
-
-def _shared(address: Int64, size: Int64, total: Int64, on_cpu: Bool) -> Bool:
-    """Mask of events in shared memory: they carry a total of 0 (c10's MapAllocator counts nothing)."""
-    suspect: Bool = on_cpu & (total == 0)
-    if not suspect.any():
-        return suspect
-    allocs: Bool = suspect & (size > 0)
-    frees: Bool = suspect & (size < 0)
-    regular = np.flatnonzero(on_cpu & ~suspect)
-    for event in np.flatnonzero(frees):
-        place = np.searchsorted(regular, event) - 1
-        before = int(total[regular[place]]) if place >= 0 else None
-        came_down_to_zero = before is not None and before + int(size[event]) == 0
-        if came_down_to_zero or (before is None and not np.isin(address[event], address[allocs])):
-            frees[event] = False
-    return allocs | frees

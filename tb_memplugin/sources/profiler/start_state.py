@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.sources.profiler.memory_events import SHARED, MemoryEvents
+from tb_memplugin.sources.profiler.memory_events import MemoryEvents
 from tb_memplugin.sources.profiler.window import Window
+from tb_memplugin.sources.shared_memory import SHARED
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Category, StartState

@@ -53,7 +53,9 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         raise NotRecordedError(
             "The profile holds no memory events, so nothing was written.",
             where="torch.profiler.profile(...)",
-            fix="Pass profile_memory=True, and let a profiled step allocate something.",
+            fix="Let the loop go on into the active steps of the schedule, and allocate something there."
+            if getattr(prof, "profile_memory", False)
+            else "Pass profile_memory=True.",
         )
     memory = read_memory_events(tree)
     steps = _steps(tree, window, number)

@@ -196,7 +196,10 @@ def _walk_thread(
                         keep(fields)
                     continue
             inner = _get_children(event)
-            name = _get_name(event)
+            try:  # here, not in a function: this is the loop that takes the time
+                name = _get_name(event)
+            except UnicodeDecodeError:
+                name = _name_of(event)
             role = roles.get(name)
             if role is None:
                 role = roles[name] = _role(name, event)
@@ -288,7 +291,7 @@ def _look_inside(
         for event in children:
             inner = _get_children(event)
             if inner:
-                name = _get_name(event)
+                name = _name_of(event)
                 role = roles.get(name)
                 if role is None:
                     role = roles[name] = _role(name, event)
@@ -302,6 +305,19 @@ def _look_inside(
                         tree.fields.append(fields)
         if len(memory) != found:
             tree.around.extend((len(memory), *owner, around))
+
+
+def _name_of(event: Event) -> str:
+    """An event's name; where it is no text, what can be read of it.
+
+    torch 2.13 keeps no copy of a Python function's name. If the function is gone when names are made (it
+    came from `exec`, or a module was imported meanwhile), other bytes may stand in its place.
+    """
+    try:
+        name: str = _get_name(event)
+    except UnicodeDecodeError as garbled:
+        name = garbled.object.decode("utf-8", "replace")
+    return name
 
 
 def _note_maker(event: Event, name: str, node: int, frame: int, tree: ProfilerTree) -> None:
@@ -321,7 +337,7 @@ def _calls_closure(start: int, duration: int, inside: list[Event], entries: Sequ
     """Whether an optimizer's step runs a model: a module was entered in it; if none ever was, a node ran."""
     if entries:
         return _entered(start, start + duration, entries)
-    return any(_get_name(event).startswith(NODE_PREFIX) for event in inside)
+    return any(_name_of(event).startswith(NODE_PREFIX) for event in inside)
 
 
 def _entered(start: int, end: int, module_entries: Sequence[int]) -> bool:

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import profiler as autograd_profiler
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.sources.optimizer_hooks import StepHooks
 from tb_memplugin.sources.profiler.held import HeldByModels, HeldByOptimizer, Seen, told_once
 from tb_memplugin.sources.storages import (
     Changes,
@@ -114,10 +114,7 @@ class WindowRecorder:
             window.blocks = allocator_blocks()
             self._modules.start(models, window.names)
             window.crossings = self._modules.log
-            self._handles = [
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
-            ]
+            self._handles = [StepHooks(self._before_step, self._after_step)]
         except Exception as error:  # the training goes on, whatever happens to us
             self._failed("start", error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from collections.abc import Callable
@@ -47,6 +48,34 @@ def test_without_stacks_none_is_recorded() -> None:
     (cycle,) = train(Transformer())
     assert cycle.trace.stacks == ()
     assert set(cycle.trace.events.stack) == set(cycle.trace.events.forward) == {-1}
+
+
+def test_functions_that_are_gone_when_torch_makes_their_names_cost_no_recording(tmp_path: Path) -> None:
+    """torch keeps no copy of a name: other bytes lie there by then, and these are seldom text."""
+    kept: list[list[bytes]] = []
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        profile_memory=True,
+        with_stack=True,
+        on_trace_ready=memory_trace_handler(tmp_path, "w"),
+    ):
+        for number in range(20):
+            function = f"made_{number}_{'x' * 40}"
+            names: dict[str, Any] = {}
+            exec(
+                compile(
+                    f"import torch\ndef {function}():\n    return torch.ones(10)\n",
+                    f"g{number}.py",
+                    "exec",
+                ),
+                names,
+            )
+            names[function]()
+            names.clear()
+        gc.collect()
+        kept.extend([b"\xff" * size for _ in range(200)] for size in range(20, 200))
+    trace = load_window(str(*tmp_path.rglob("*.mem")))
+    assert trace.events.bytes[trace.events.kind == Kind.ALLOC].tolist() == [40] * 20
 
 
 def test_what_was_alive_at_the_start_has_no_stack() -> None:

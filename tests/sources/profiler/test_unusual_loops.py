@@ -225,6 +225,20 @@ def test_parameters_that_are_replaced_in_every_step_are_parameters():
     assert born(cycle, operator="aten::clone", category=Category.PARAMETER) == [1200] * STEPS
 
 
+def test_parameters_that_are_not_made_yet_do_no_harm():
+    """A lazy layer makes its own in its first forward; all else is recorded meanwhile."""
+    model = nn.ModuleDict({"now": line(100, 3), "later": nn.LazyLinear(2)})
+    recorder = WindowRecorder({"": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    recorder.start()
+    model["later"](model["now"](torch.ones(1, 100)))
+    recorder.stop()
+    window = recorder.take()
+    assert window is not None
+    assert window.problems == []
+    assert [seen.label for seen in window.start] == ["now.0.weight"]
+    assert len(window.crossings) == 2 * 3
+
+
 def test_an_optimizers_parameters_are_in_the_start_state_without_a_model():
     model = line(100, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
