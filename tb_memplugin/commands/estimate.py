@@ -61,8 +61,8 @@ trained on the sum of its output."""
 @click.option(
     "--mesh",
     metavar="TEXT",
-    help="Several ranks, such as dp=8,tp=2, for a function with a parameter named mesh. pp=4 alone divides a "
-    "torch.nn.Sequential, or a decoder of transformers, into the stages of a pipeline.",
+    help="Several ranks, such as dp=8,tp=2, for a function with a parameter named mesh. pp=4 divides a "
+    "torch.nn.Sequential, or a decoder of transformers, into stages of a pipeline, and pp=4,dp=2 replicas.",
 )
 @click.option(
     "--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True, help="Of the pipeline."

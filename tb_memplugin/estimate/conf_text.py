@@ -30,7 +30,24 @@ NOT_SIMULATED = frozenset(
         "throw_on_cudamalloc_oom",
     }
 )
-"""Keys that do not bear on where device memory lies."""
+"""Keys that are known and not simulated: of memory of the host, of locks, of failures, of graphs."""
+
+
+NOT_FOLLOWED = frozenset(
+    {
+        "graph_capture_record_stream_reuse",
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+        "throw_on_cudamalloc_oom",
+    }
+)
+"""Of these, the keys that may bear on what is reserved, or on when memory is out."""
+
+
+def not_followed(conf: str) -> tuple[str, ...]:
+    """A sentence for each setting in a text that the simulator knows and does not follow."""
+    keys = (part.partition(":")[0] for part in _parts("".join(conf.split())))
+    return tuple(f"{key} is not simulated: as without it." for key in keys if key in NOT_FOLLOWED)
 
 
 def refused(key: str, value: str, wanted: str) -> MemPluginError:

@@ -14,11 +14,14 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from tb_memplugin.arguments import Optimizers, checked_optimizers
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.allocator_settings import AllocatorSettings
+from tb_memplugin.estimate.conf_text import not_followed
 from tb_memplugin.estimate.corrections import Target
 from tb_memplugin.estimate.corrections.chosen import chosen
 from tb_memplugin.estimate.corrections.libraries import chosen_plugins
+from tb_memplugin.estimate.corrections.named_errors import by_name
 from tb_memplugin.estimate.estimate_report import print_estimate, print_modules, print_tensors
 from tb_memplugin.estimate.estimate_stats import (
     ModuleMemory,
@@ -97,6 +100,8 @@ class MemoryEstimator:
             has_device=_has_device(self.device.type),
             plugins=chosen_plugins(plugins),
         )
+        for sentence in not_followed(conf):
+            self._target.note(sentence)
         self._corrections = (
             chosen(self._target, hints) if corrected else chosen(self._target, hints, none=True)
         )
@@ -136,11 +141,13 @@ class MemoryEstimator:
             _ONE_AT_A_TIME.release()
         for note in self._target.notes:
             self._logger.info("%s", note)
+        if error is not None and (told := by_name(error)) is not None:
+            raise told from error
 
     def watch(
         self,
         model: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        optimizer: Optimizers = None,
         name: str = "",
     ) -> None:
         """Say whose memory this is. Not needed: models and optimizers that run are found.
@@ -150,8 +157,7 @@ class MemoryEstimator:
             optimizer: one or several.
             name: what the modules' names begin with, where there is more than one model.
         """
-        given = [] if optimizer is None else [optimizer] if not isinstance(optimizer, Sequence) else optimizer
-        self._inside("watch").watch(model, list(given), name)
+        self._inside("watch").watch(model, checked_optimizers(optimizer), name)
 
     def create_fake_tensor(
         self,

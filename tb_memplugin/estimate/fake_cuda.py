@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,8 +107,11 @@ def describe(patches: Patches, gpu: GpuSpec | None) -> None:
     patches.set(torch.cuda, "is_bf16_supported", lambda including_emulation=True: major >= 8)
 
 
-def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None) -> None:
-    """Let the program ask `torch.cuda` how much is allocated."""
+def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: Callable[[str], None]) -> None:
+    """Let the program ask `torch.cuda` how much is allocated, and reset its peaks.
+
+    What is reserved is not known before the end: what is allocated stands for it, which is noted.
+    """
     ledger = mode.ledger
 
     def of(levels: list[int], device: Any) -> int:
@@ -116,15 +120,44 @@ def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None) -> None
         mode.settle(mode.layers.place())
         return levels[ledger.devices.index(name)] if name in ledger.devices else 0
 
+    def at_least(levels: list[int], device: Any) -> int:
+        note(
+            "The program asks torch.cuda how much is reserved: what is allocated stands for it, as the "
+            "reserve is simulated at the end."
+        )
+        return of(levels, device)
+
+    def reset(device: Any = None) -> None:
+        mode.settle(mode.layers.place())
+        ledger.recent_peaks[:] = ledger.allocated
+
+    def stats(device: Any = None) -> dict[str, int]:
+        now, most = at_least(ledger.allocated, device), of(ledger.recent_peaks, device)
+        kinds = ("allocated", "active", "reserved")
+        current = {f"{kind}_bytes.all.current": now for kind in kinds}
+        peaks = {f"{kind}_bytes.all.peak": most for kind in kinds}
+        return current | peaks | {"num_alloc_retries": 0, "num_ooms": 0}
+
     answers: dict[str, Any] = {
         "memory_allocated": lambda device=None: of(ledger.allocated, device),
-        "max_memory_allocated": lambda device=None: of(ledger.peaks, device),
+        "max_memory_allocated": lambda device=None: of(ledger.recent_peaks, device),
+        "memory_reserved": lambda device=None: at_least(ledger.allocated, device),
+        "max_memory_reserved": lambda device=None: at_least(ledger.recent_peaks, device),
+        "reset_peak_memory_stats": reset,
+        "reset_max_memory_allocated": reset,
+        "memory_stats": stats,
+        "memory_summary": lambda device=None, abbreviated=False: "\n".join(
+            f"{key}: {size:,}" for key, size in stats(device).items()
+        ),
     }
     if gpu is not None:
         total = gpu.memory_bytes
         answers["mem_get_info"] = lambda device=None: (total - of(ledger.allocated, device), total)
+    owners = (torch.cuda, torch.cuda.memory, getattr(torch, "accelerator", None))
     for name, answer in answers.items():
-        patches.set(torch.cuda, name, answer)
+        for owner in owners:
+            if hasattr(owner, name):
+                patches.set(owner, name, answer)
 
 
 def stand_in(patches: Patches) -> None:
@@ -152,12 +185,13 @@ def stand_in(patches: Patches) -> None:
         "set_stream",
         "set_rng_state",
     )
-    nothing += ("empty_cache", "manual_seed", "manual_seed_all", "reset_peak_memory_stats")
+    nothing += ("empty_cache", "manual_seed", "manual_seed_all")
     for name in nothing:
         answers[name] = _nothing
     for name, answer in answers.items():
         patches.set(torch.cuda, name, answer)
     patches.set(torch.Tensor, "record_stream", _nothing)
+    patches.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # memory of the host
     patches.set(torch.backends.cudnn, "is_available", lambda: True)
     patches.set(fake_tensor, "init_gpu_context", _nothing)  # older ones do not ask avoid_device_init
 

@@ -76,7 +76,8 @@ class FakeLedger:
     """Allocations and frees of one type of device, in order.
 
     `allocated`, `peaks` are by device, bytes, as `torch.cuda.memory_allocated` counts them: multiples of 512
-    for each block (the few blocks that get more than they asked for are the simulator's matter).
+    for each block (the few blocks that get more than they asked for are the simulator's matter);
+    `recent_peaks` are those since the program last called `reset_peak_memory_stats`.
 
     Args:
         device_type: "cuda", say; fake tensors elsewhere are nobody's here.
@@ -88,6 +89,7 @@ class FakeLedger:
         self.devices: list[str] = []
         self.allocated: list[int] = []
         self.peaks: list[int] = []
+        self.recent_peaks: list[int] = []
         self.lives: dict[int, Life] = {}
         self.deaths: deque[Life] = deque()
         self.phases: list[NamedPhase] = []
@@ -105,6 +107,7 @@ class FakeLedger:
                 self.devices.append(name)
                 self.allocated.append(0)
                 self.peaks.append(0)
+                self.recent_peaks.append(0)
             row = self._rows[device] = self.devices.index(name)
         return row
 
@@ -117,8 +120,9 @@ class FakeLedger:
         )
         self._next_address += rounded
         level = self.allocated[device] = self.allocated[device] + rounded
-        if level > self.peaks[device]:
-            self.peaks[device] = level
+        if level > self.recent_peaks[device]:
+            self.recent_peaks[device] = level
+            self.peaks[device] = max(level, self.peaks[device])
         for phase in self.phases:
             if device == 0 and level > phase.peak_bytes:
                 phase.peak_bytes = level
@@ -169,7 +173,7 @@ class FakeLedger:
     def forget_the_dead(self) -> None:
         """What is gone was never there: the history begins with what is alive."""
         self.entries[:] = [entry for entry in self.entries if entry[1] and entry[2].freed_ns == FOREVER]
-        self.peaks[:] = self.allocated
+        self.peaks[:] = self.recent_peaks[:] = self.allocated
 
     def block_of(self, storage: torch.UntypedStorage) -> Block | None:
         """The block behind a storage, None if it is not known."""

@@ -15,6 +15,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import _DISPATCH_META_HANDLERS, FakeTensor, FakeTensorMode
 from torch.utils import _python_dispatch, _stats
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.fake_layers import FakeLayers
 from tb_memplugin.estimate.fake_ledger import Block, FakeLedger, Place
 from tb_memplugin.trace import Category, Phase
@@ -91,6 +92,8 @@ class CountingFakeMode(FakeTensorMode):
         self._thread = threading.get_ident()
         self._composite: dict[Any, bool] = {}
         self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Place] | None = None
+        self.adds_bias = False
+        """Whether `linear` runs: what it adds goes into its product (corrections/linear.py)."""
 
     @property
     def is_here(self) -> bool:
@@ -212,8 +215,14 @@ class CountingFakeMode(FakeTensorMode):
     def _see(self, tensor: Any, func: Any, args: Sequence[object], place: Place) -> None:
         device = tensor.fake_device
         ledger = self.ledger
-        if device.type != ledger.device_type or tensor.layout is not torch.strided:
+        if device.type != ledger.device_type:
             return
+        if tensor.layout is not torch.strided:
+            raise MemPluginError(
+                f"{func} gives a tensor whose layout is {tensor.layout}: what it holds is not known.",
+                where=str(func),
+                fix="Use dense tensors there (nn.Embedding(sparse=False)).",
+            )
         storage = tensor.untyped_storage()
         life = ledger.lives.get(storage._cdata)
         size = storage.nbytes()
@@ -223,13 +232,13 @@ class CountingFakeMode(FakeTensorMode):
             if not size:
                 ledger.lost(storage, place)
                 return
-        elif not size:
+        elif not size or (self._pending is not None and self._pending[0]() is storage):
             return
         count = self.created.setdefault(func, [0, 0])
         count[0] += 1
         count[1] += size
-        if func in _IN_PLACE_WITHOUT_MODES and place.phase is Phase.BACKWARD and self._engine_adds:
-            summand = self._reused(func, args, size)
+        if func in _IN_PLACE_WITHOUT_MODES:
+            summand = self._reused(func, args, size, place)
             if summand is not None:
                 self._pending = (weakref.ref(storage), size, summand, func, place)
                 return
@@ -239,14 +248,18 @@ class CountingFakeMode(FakeTensorMode):
             fresh.category, fresh.label = old.category, old.label
             ledger.give_back(old, place)
 
-    def _reused(self, func: Any, args: Sequence[object], size: int) -> Block | None:
+    def _reused(self, func: Any, args: Sequence[object], size: int, place: Place) -> Block | None:
         """The block that the engine would add into, or a derivative write into, if nobody else holds it.
 
         A view holds the tensor that it shows, and with it a second reference to the memory: the engine leaves
         views alone (input_buffer.cpp, can_accumulate_inplace). Gradients of weights and biases are views.
         """
         first = args[0] if args else None
-        if type(first) is not FakeTensor or first._is_view() or not _called_by_engine():
+        if not self.adds_bias and (place.phase is not Phase.BACKWARD or not self._engine_adds):
+            return None
+        if type(first) is not FakeTensor or first._is_view():
+            return None
+        if not self.adds_bias and not _called_by_engine():
             return None
         block = self.ledger.block_of(first.untyped_storage())
         if block is None or block.bytes != size:

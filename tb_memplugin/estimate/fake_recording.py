@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.corrections import Corrections
@@ -21,6 +20,7 @@ from tb_memplugin.estimate.fake_layers import FakeLayers
 from tb_memplugin.estimate.fake_ledger import Block, FakeLedger, NamedPhase
 from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.fake_trace import FakeRun
+from tb_memplugin.sources.optimizer_hooks import StepHooks
 from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages
 from tb_memplugin.trace import Category
 
@@ -68,8 +68,7 @@ class FakeRecording:
             for handle in (
                 register_module_forward_pre_hook(self._here(self.layers.entered)),
                 register_module_forward_hook(self._here(self.layers.left), always_call=True),
-                register_optimizer_step_pre_hook(self._here(self._before_step)),
-                register_optimizer_step_post_hook(self._here(self._after_step)),
+                StepHooks(self._here(self._before_step), self._here(self._after_step)),
             ):
                 stack.callback(handle.remove)
             stack.enter_context(warnings.catch_warnings())
@@ -191,12 +190,17 @@ class FakeRecording:
 def _refuse_a_real_one(model: nn.Module) -> None:
     """Real weights would mix with fake inputs, and would not be counted."""
     for name, parameter in model.named_parameters():
-        if type(parameter) in (nn.Parameter, torch.Tensor):
+        if type(parameter) in (nn.Parameter, torch.Tensor) and not _is_of_functions(parameter):
             raise MemPluginError(
                 f"The model was built before the estimate: its parameter {name[:80]!r} is real.",
                 where=type(model).__name__,
                 fix="Build the model inside `with MemoryEstimator():`; it takes no memory there.",
             )
+
+
+def _is_of_functions(tensor: torch.Tensor) -> bool:
+    """Whether torch.func put it in a parameter's place: a wrapper around a tensor that may be fake."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def _free_name(name: str, taken: set[str]) -> str:

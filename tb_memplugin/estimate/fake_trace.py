@@ -13,10 +13,9 @@ from tb_memplugin.estimate.fake_layers import FakeLayers
 from tb_memplugin.estimate.fake_ledger import FakeLedger
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.sources.categories import Born, by_lifetime
-from tb_memplugin.sources.phases import phase_at, phase_spans
-from tb_memplugin.sources.tables import Names, Owners
+from tb_memplugin.sources.phases import phase_at, phase_spans, stretch
+from tb_memplugin.sources.tables import Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.trace import (
-    Annotations,
     Category,
     Device,
     Events,
@@ -28,7 +27,7 @@ from tb_memplugin.trace import (
     events,
     start_state,
 )
-from tb_memplugin.trace.tables import NO_OPERATOR, Int64
+from tb_memplugin.trace.tables import Int64
 
 SOURCE = "MemoryEstimator"
 
@@ -46,7 +45,7 @@ class FakeRun:
     start_ns: int
     stop_ns: int = 0
     step_ends: list[int] = field(default_factory=list)
-    marks: list[tuple[int, str, bool]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
 
 
 def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryTrace:
@@ -66,8 +65,8 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
         operators=operators.as_tuple(),
         labels=labels.as_tuple(),
         phases=phases,
-        calls=_calls(run, owners),
-        annotations=_annotations(run, full, names),
+        calls=owners.calls(run.layers.calls),
+        annotations=named_phases(run.marks, full, names),
         annotation_names=names.as_tuple(),
         modules=owners.as_tuple(),
         notes=tuple(notes),
@@ -87,17 +86,12 @@ def _steps(run: FakeRun) -> tuple[Step, ...]:
 
 def _phases(run: FakeRun) -> Spans:
     layers = run.layers
-    marks = (layers.forward, layers.backward, layers.optimizer)
-    columns = [np.array(spans, np.int64).reshape(-1, 2) for spans in marks]
-    forward, backward, optimizer = ((one[:, 0], one[:, 1]) for one in columns)
-    return phase_spans(forward, backward, optimizer, np.array(run.step_ends, np.int64))
-
-
-def _operator(made_by: Any) -> str:
-    if isinstance(made_by, str):
-        return made_by
-    schema = getattr(made_by, "_schema", None)
-    return str(getattr(schema, "name", NO_OPERATOR))
+    return phase_spans(
+        stretch(layers.forward),
+        stretch(layers.backward),
+        stretch(layers.optimizer),
+        np.array(run.step_ends, np.int64),
+    )
 
 
 def _events(run: FakeRun, phases: Spans, operators: Names, labels: Names, owners: Owners) -> Events:
@@ -111,7 +105,7 @@ def _events(run: FakeRun, phases: Spans, operators: Names, labels: Names, owners
         made_by = blocks[row].made_by
         known = rows.get(made_by)
         if known is None:
-            known = rows[made_by] = operators.add(_operator(made_by))
+            known = rows[made_by] = operators.add(operator_name(made_by))
         operator[row] = known
     # A block may get its owner after its birth (optimizer state): then that stands there, too.
     told = np.where(
@@ -157,24 +151,3 @@ def _events(run: FakeRun, phases: Spans, operators: Names, labels: Names, owners
 
 def _column(values: list[int]) -> Int64:
     return np.array(values, np.int64)
-
-
-def _calls(run: FakeRun, owners: Owners) -> Spans:
-    """The modules' calls, by when they began."""
-    start, end, row, phase = np.array(sorted(run.layers.calls), np.int64).reshape(-1, 4).T
-    depth = owners.depth()[row]
-    return Spans(start, end, row.astype(np.int32), depth.astype(np.int32), phase.astype(np.uint8))
-
-
-def _annotations(run: FakeRun, full: Events, names: Names) -> Annotations:
-    """Named phases, on the first device."""
-    time = np.array([mark[0] for mark in run.marks], np.int64)
-    on_device = np.flatnonzero(full.device == 0)
-    last = np.searchsorted(full.time_ns[on_device], time, side="right") - 1
-    return Annotations(
-        time_ns=time,
-        name=names.add_all([mark[1] for mark in run.marks]).astype(np.int32),
-        ends=np.array([mark[2] for mark in run.marks], np.uint8),
-        device=np.zeros(len(time), np.uint8),
-        event=np.append(on_device, -1)[last],
-    )

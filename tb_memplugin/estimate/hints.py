@@ -90,12 +90,12 @@ def checked(hints: Any) -> Hints:
 def unanswered(asked: Question) -> MemPluginError:
     """The error for a question that no guess would answer."""
     what = "whether a condition holds" if asked.kind == "truth" else "a whole number"
-    example = "True" if asked.kind == "truth" else "7"
+    how, example = (", True or False", "True") if asked.kind == "truth" else ("", "7")
     return MemPluginError(
         f"The program reads {what} from a tensor's values ({asked.operator} of shape {asked.shape}, "
         f"{asked.dtype}), which fake tensors do not have.",
         where=f"{asked.file}:{asked.line}",
-        fix=f'Say it: MemoryEstimator(hints={{"{asked.place}": {example}}}).',
+        fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}).',
     )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.mesh import PIPELINE
+from tb_memplugin.estimate.sharded_model import NOTE, by_tensors, in_data_parallel, refuse_other_dimensions
 from tb_memplugin.estimate.stages import Fed, Stage, fed, stage_of
 from tb_memplugin.estimate.workload import (
     STEPS,
@@ -60,18 +61,18 @@ def run_stage(
         MemPluginError: the target cannot be divided, does not take the size, or does not run.
     """
     refuse_what_it_does_not_take(target, workload)
+    refuse_other_dimensions(tuple(name for name in mesh.mesh_dim_names or () if name != PIPELINE))
     _, each = SCHEDULES[how.schedule]
     group = mesh[PIPELINE]
     micro_batches = how.micro_batches_on(group.size())
     workload = _settled(target, workload, micro_batches)
     with told_as_refusal(target.name, "built"), torch.device("cuda"), default_dtype(workload.torch_dtype):
-        stages, given = _stages(target, workload, group, each, micro_batches)
+        stages, given, told = _stages(target, workload, mesh, each, micro_batches)
         estimator.forget_what_is_gone()
     with told_as_refusal(target.name, "run"):
         name = _train(stages, given, workload, estimator, group, replace(how, micro_batches=micro_batches))
-    return Ran(
-        replace(workload, optimizer=name), _notes(target, workload, how, group.size(), each, micro_batches)
-    )
+    notes = _notes(target, workload, how, group.size(), each, micro_batches)
+    return Ran(replace(workload, optimizer=name), (*notes, *told))
 
 
 def _settled(target: Target, workload: Workload, micro_batches: int) -> Workload:
@@ -95,10 +96,12 @@ def _settled(target: Target, workload: Workload, micro_batches: int) -> Workload
 
 
 def _stages(
-    target: Target, workload: Workload, group: DeviceMesh, each: int, micro_batches: int
-) -> tuple[list[Stage], Fed]:
+    target: Target, workload: Workload, mesh: DeviceMesh, each: int, micro_batches: int
+) -> tuple[list[Stage], Fed, tuple[str, ...]]:
     """Each is cut out of a model of its own; the whole models are given up at once."""
+    group, names = mesh[PIPELINE], mesh.mesh_dim_names or ()
     found, given, count = [], [], each * group.size()
+    told: list[str] = []
     for turn in range(each):
         built = target.build(workload, None)
         built.model.train()
@@ -106,8 +109,12 @@ def _stages(
         if workload.checkpointing:
             checkpoint_model(built.model)
         _refuse_an_optimizer(built)
-        found.append(stage_of(built.model, group.get_local_rank() + turn * group.size(), count))
-    return found, given[-1]
+        ways = [by_tensors(built.model, mesh)] if "tp" in names else []
+        stage = stage_of(built.model, group.get_local_rank() + turn * group.size(), count)
+        module, more = in_data_parallel(stage.module, mesh)
+        found.append(replace(stage, module=module))
+        told = [*ways, *more]
+    return found, given[-1], (f"{NOTE}Each stage is sharded by {', '.join(told)}.",) * bool(told)
 
 
 def _train(

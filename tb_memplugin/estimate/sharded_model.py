@@ -1,4 +1,4 @@
-"""A model of transformers on one rank of a mesh: dp, fsdp and tp, as people shard such models.
+"""A model, or a stage of one, on one rank of a mesh: dp, fsdp and tp, as people shard models.
 
 | dimension | what is done |
 |---|---|
@@ -35,21 +35,29 @@ def sharded(model: Any, mesh: DeviceMesh) -> tuple[nn.Module, str]:
     names = mesh.mesh_dim_names or ()
     if names == (EXPERTS,):
         return model, by_experts(model, mesh)
-    _refuse_other_dimensions(names)
-    told = []
-    if "tp" in names:
-        _by_tensors(model, mesh["tp"])
-        told.append("tensor parallelism by transformers' plan")
+    refuse_other_dimensions(names)
+    told = [by_tensors(model, mesh)] if "tp" in names else []
+    model, more = in_data_parallel(model, mesh)
+    return model, f"{NOTE}Sharded by {', '.join([*told, *more])}."
+
+
+def in_data_parallel(model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, tuple[str, ...]]:
+    """What a rank has of a model, or of a stage, along `dp` and `fsdp`; and what was done, if anything."""
+    names = mesh.mesh_dim_names or ()
     if "fsdp" in names:
         layers = _fully_sharded(model, mesh["dp", "fsdp"] if "dp" in names else mesh["fsdp"])
-        told.append(f"fully_shard around {layers} layers and the model")
-    elif "dp" in names:
-        model = _replicated(model, mesh["dp"])
-        told.append("DistributedDataParallel")
-    return model, f"{NOTE}Sharded by {', '.join(told)}."
+        return model, (f"fully_shard around {layers} layers and the {'stage' if 'pp' in names else 'model'}",)
+    if "dp" in names:
+        return _replicated(model, mesh["dp"]), ("DistributedDataParallel",)
+    return model, ()
 
 
-def _by_tensors(model: Any, mesh: DeviceMesh) -> None:
+def by_tensors(model: Any, mesh: DeviceMesh) -> str:
+    """Divide a whole model along `tp` by transformers' own plan; what was done.
+
+    Raises:
+        MemPluginError: the model has no plan, or transformers is too old.
+    """
     plan = getattr(model, "tp_plan", None)
     if not plan:
         raise MemPluginError(
@@ -65,7 +73,8 @@ def _by_tensors(model: Any, mesh: DeviceMesh) -> None:
             where="--mesh",
             fix="Use transformers 5.21 or newer, or a function with a parameter named mesh.",
         ) from error
-    apply_tensor_parallelism(model, mesh, model._expand_parallel_plan(plan))
+    apply_tensor_parallelism(model, mesh["tp"], model._expand_parallel_plan(plan))
+    return "tensor parallelism by transformers' plan"
 
 
 def _fully_sharded(model: nn.Module, mesh: DeviceMesh) -> int:
@@ -88,15 +97,20 @@ def _replicated(model: Any, mesh: DeviceMesh) -> nn.Module:
     return wrapped  # type: ignore[no-any-return]  # it got attributes
 
 
-def _refuse_other_dimensions(names: tuple[str, ...]) -> None:
+def refuse_other_dimensions(names: tuple[str, ...]) -> None:
+    """Let nobody believe that a dimension was followed that is not.
+
+    Raises:
+        MemPluginError: a model is not divided along one of the names, or not along all of them together.
+    """
     fix = (
-        "Use dp, fsdp, tp, fsdp with tp, or dp with fsdp; pp or ep alone; or a function with a parameter "
-        "named mesh."
+        "Use dp, fsdp, tp, fsdp with tp, or dp with fsdp, each of them also with pp; ep alone; or a function "
+        "with a parameter named mesh."
     )
     if others := [name for name in names if name not in DIMENSIONS]:
         raise MemPluginError(
-            f"A model of a config is not divided along {', '.join(others)[:80]}"
-            + (" together with other dimensions." if {"pp", EXPERTS} & {*others} else "."),
+            f"A model is not divided along {', '.join(others)[:80]}"
+            + (" together with other dimensions." if EXPERTS in others else "."),
             where="--mesh",
             fix=fix,
         )

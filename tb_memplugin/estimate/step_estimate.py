@@ -58,6 +58,7 @@ class StepEstimator:
         Raises:
             MemPluginError: the target cannot be built or run at this size, or on a mesh.
         """
+        self._refuse_a_pipeline_in_vain()
         settings = self.conf if conf is None else conf
         found = (
             self._alone(workload, settings, logdir)
@@ -75,15 +76,15 @@ class StepEstimator:
         return StepEstimate(self.target.name, ran.workload, self.gpu, found, (*ran.notes, *found.notes))
 
     def _ranks(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
-        stages_alone = parse_mesh(self.mesh or "").names == (PIPELINE,)
-        divided = "mesh" not in self.target.takes or (self._is_divided and stages_alone)
-        if divided and not stages_alone:
+        in_stages = PIPELINE in parse_mesh(self.mesh or "").names
+        if "mesh" not in self.target.takes and not in_stages:
             raise MemPluginError(
-                f"{self.target.name} takes no mesh, and is divided here over a pipeline alone.",
+                f"{self.target.name} takes no mesh, and is divided here over pipelines alone.",
                 where="--mesh",
-                fix="Give --mesh pp=4, or a function with a parameter named mesh, that shards the model as "
-                "your job does.",
+                fix="Give --mesh pp=4 or pp=4,dp=2, or a function with a parameter named mesh, that shards "
+                "the model as your job does.",
             )
+        divided = self._is_divided and in_stages
         ran: list[Ran] = []
 
         def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> None:
@@ -154,8 +155,20 @@ class StepEstimator:
     def _least_batch(self) -> int:
         """What every batch is a multiple of: the micro-batches of a pipeline."""
         mesh = parse_mesh(self.mesh) if self.mesh is not None else None
-        in_stages = mesh is not None and mesh.names == (PIPELINE,) and self._is_divided
-        return self.pipelining.micro_batches_on(mesh.world_size) if mesh is not None and in_stages else 1
+        if mesh is None or PIPELINE not in mesh.names or not self._is_divided:
+            return 1
+        return self.pipelining.micro_batches_on(mesh.size(PIPELINE))
+
+    def _refuse_a_pipeline_in_vain(self) -> None:
+        """Let nobody choose a schedule or micro-batches that are not followed."""
+        mesh = parse_mesh(self.mesh) if self.mesh is not None else None
+        in_stages = mesh is not None and PIPELINE in mesh.names and self._is_divided
+        if self.pipelining != Pipelining() and not in_stages:
+            raise MemPluginError(
+                "A schedule and micro-batches are those of a pipeline, and there is none to divide here.",
+                where="--schedule" if self.pipelining.micro_batches is None else "--micro-batches",
+                fix="Give --mesh pp=4, or leave the option out.",
+            )
 
     @property
     def _is_divided(self) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.corrections.named_errors import by_name
 from tb_memplugin.estimate.repeated_blocks import checkpoint_blocks
 
 if TYPE_CHECKING:
@@ -268,11 +269,16 @@ def told_as_refusal(name: str, what: str) -> Iterator[None]:
     except MemPluginError:
         raise
     except (Exception, SystemExit) as error:
-        line, said = _line_of(error), said_by(error)
+        if isinstance(error.__cause__, MemPluginError):  # ours, that torch's pipelines wrap
+            raise error.__cause__ from error
+        line, said, known = _line_of(error), said_by(error), by_name(error)
         raise MemPluginError(
-            f"The step could not be {what} on fake tensors: {type(error).__name__}: {said}",
+            known.what
+            if known is not None
+            else f"The step could not be {what} on fake tensors: {type(error).__name__}: {said}",
             where=f"{name}, at {line.filename}:{line.lineno}",
-            fix="See docs/estimate.md for what fake tensors cannot do, and how to give a hint.",
+            fix=(known and known.fix)
+            or "See docs/estimate.md for what fake tensors cannot do, and how to give a hint.",
         ) from error
 
 

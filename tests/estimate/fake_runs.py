@@ -8,7 +8,7 @@ from typing import Any
 from tb_memplugin import MemoryEstimator
 from tb_memplugin.trace import Category
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 def estimated(program: Callable[[], Any], **options: Any) -> MemoryEstimator:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -15,6 +16,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
+from tb_memplugin.estimate.sharded_model import in_data_parallel
 from tb_memplugin.estimate.stages import fed, stage_of
 from tb_memplugin.estimate.workload import Built
 
@@ -103,3 +105,29 @@ def train_a_decoder() -> object:
         optimizer.step()
         optimizer.zero_grad()
     return made, optimizer
+
+
+def train_replicas(sharding: str, kind: str, *, told: bool = False) -> object:
+    """A few steps of this process's rank, of four: two replicas of two ranks with one or two stages each.
+
+    Args:
+        sharding: "dp" or "fsdp", as the command does it around a stage, which is two layers here.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", sharding))
+    stages, rank, each = mesh["pp"], mesh["pp"].get_local_rank(), 2 if kind in LOOPED else 1
+    example = torch.empty(ROWS, WIDTH, requires_grad=True) if told else None
+    made: list[Any] = []
+    for index in range(rank, 2 * each, 2):
+        module, _ = in_data_parallel(nn.Sequential(Layer(), Layer()), mesh)
+        options: dict[str, Any] = {"input_args": example, "output_args": example, "group": stages.get_group()}
+        made.append(PipelineStage(module, index, 2 * each, torch.empty(0).device, **options))
+    ways: dict[str, Any] = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe} | LOOPED
+    ran = ways[kind](made if each > 1 else made[0], MICRO_BATCHES, loss_fn=total)
+    weights = [weight for one in made for weight in one.submod.parameters()]
+    optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, foreach=False)
+    batch = torch.ones(MICRO_BATCHES * ROWS, WIDTH)
+    for _ in range(STEPS):
+        ran.step(*[batch][: rank == 0], target=batch if rank == 1 else None)
+        optimizer.step()
+        optimizer.zero_grad()
+    return ran, optimizer

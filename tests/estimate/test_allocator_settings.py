@@ -4,8 +4,10 @@ import sys
 import numpy as np
 import pytest
 
+from tb_memplugin import MemoryEstimator
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate import AllocatorSettings, recorded_settings
+from tb_memplugin.estimate.conf_text import not_followed
 from tests.analysis.histories import allocator_trace
 from tests.estimate.devices import K, M
 
@@ -165,6 +167,14 @@ def test_divisions_hold_in_their_interval_only():
     assert settings.rounded(17 * M) == 24 * M
     assert settings.rounded(33 * M) == 33 * M
     assert settings.rounded(100 * K) == 128 * K  # below the first interval as in it
+
+
+def test_settings_that_are_known_and_not_followed_are_told():
+    conf = "release_lock_on_cudamalloc:True, max_split_size_mb:64, pinned_use_background_threads:True"
+    assert not_followed(conf) == ("release_lock_on_cudamalloc is not simulated: as without it.",)
+    with MemoryEstimator(conf=conf) as estimator:
+        estimator.create_fake_tensor(2)
+    assert not_followed(conf)[0] in estimator.estimate().notes
 
 
 @pytest.mark.parametrize("conf", ["", "roundup_power2_divisions:8", "roundup_power2_divisions:[1:2,>:4]"])

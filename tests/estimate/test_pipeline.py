@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.estimate.ranks import RankEstimate, RankEstimates, estimate_ranks
-from tests.estimate.pipelines import INSIDE, ROWS, WIDTH, total, train
+from tests.estimate.pipelines import INSIDE, ROWS, WIDTH, total, train, train_replicas
 from tests.estimate.real_ranks import differences, really, sizes
 
 KINDS = ("GPipe", "1F1B", "interleaved", "zero bubble")
@@ -65,6 +65,25 @@ def test_pipelines_allocate_what_real_processes_do(tmp_path: Path) -> None:
         for told in (False, True):
             found = estimated(kind, 3, told=told).ranks
             assert not differences(found, real[f"{kind}, told={told}"], late=SENT)
+
+
+def test_stages_with_replicas_allocate_what_real_processes_do(tmp_path: Path) -> None:
+    """Every allocation in order, and the peak, of four ranks: DDP or FSDP2 around each stage."""
+    ways = [("dp", "1F1B"), ("dp", "zero bubble"), ("fsdp", "1F1B"), ("fsdp", "interleaved")]
+    programs = {way: partial(train_replicas, *way) for way in ways}
+    real = really({" ".join(way): program for way, program in programs.items()}, 4, tmp_path)
+    gradients = 2 * 2 * 2 * 4 * WIDTH * INSIDE  # of two stages: what gloo's threads may still hold
+    for way, program in programs.items():
+        mesh = f"pp=2,{way[0]}=2"
+        found = estimate_ranks(lambda *_, run=program: run(), mesh, range(4), device="cpu").ranks
+        assert not differences(found, real[" ".join(way)], late=gradients)
+
+
+def test_a_first_backward_that_torch_stops_at_is_refused_by_name() -> None:
+    """GPipe learns shapes by a backward of its own: each gradient is ready twice (reducer.cpp asserts)."""
+    with pytest.raises(RuntimeError) as told:
+        estimate_ranks(lambda *_: train_replicas("dp", "GPipe"), "pp=2,dp=2", [0], device="cpu")
+    assert "made 8 gradients ready, of 4" in str(told.value.__cause__)
 
 
 def widening(estimator: MemoryEstimator, mesh: DeviceMesh) -> object:

@@ -92,6 +92,13 @@ def test_what_a_schedule_cannot_do_is_refused(
         estimator.step(Workload(batch=batch))
 
 
+@pytest.mark.parametrize("pipelining", [{"micro_batches": 4}, {"schedule": "gpipe"}])
+def test_what_only_a_pipeline_follows_is_refused_without_one(pipelining: dict[str, Any]) -> None:
+    target = FunctionTarget("layers", layers_of_one_size)
+    with pytest.raises(MemPluginError, match="those of a pipeline"):
+        StepEstimator(target, GpuSpec.named("a100"), "", None, Pipelining(**pipelining)).step(Workload())
+
+
 def test_a_model_without_a_plan_is_refused_by_name() -> None:
     with pytest.raises(MemPluginError, match="Transformer cannot be divided into stages"):
         stage_of(nn.Transformer(16, 2, 1, 1), 0, 2)

@@ -14,8 +14,9 @@ from tb_memplugin.estimate.corrections.data_loading import DataLoading
 from tb_memplugin.estimate.corrections.data_parallel import DataParallel
 from tb_memplugin.estimate.corrections.devices import Devices
 from tb_memplugin.estimate.corrections.initialisers import Initialisers
-from tb_memplugin.estimate.corrections.kernel_buffers import KernelBuffers, SafeSoftmax
+from tb_memplugin.estimate.corrections.kernel_buffers import KernelBuffers, OtherTypes, SafeSoftmax
 from tb_memplugin.estimate.corrections.libraries import Libraries
+from tb_memplugin.estimate.corrections.linear import BiasInPlace
 from tb_memplugin.estimate.corrections.loss_scaling import LossScaling
 from tb_memplugin.estimate.corrections.module_moves import ModuleMoves
 from tb_memplugin.estimate.corrections.optimizers import ForeachByDefault, FusedOptimizers
@@ -27,10 +28,10 @@ from tb_memplugin.estimate.corrections.refusals import Refusals
 from tb_memplugin.estimate.corrections.sizes import Sizes
 from tb_memplugin.estimate.corrections.storage_resizing import StorageResizing
 from tb_memplugin.estimate.corrections.unknown import CpuKernels, Unknown
-from tb_memplugin.estimate.corrections.values import Values
+from tb_memplugin.estimate.corrections.values import Asking, Values
 from tb_memplugin.estimate.corrections.workspaces import Workspaces
 
-ASKING: tuple[type[Values], ...] = (Values, Sizes, Printing)
+ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)
 """Those that hints answer."""
 
 ON_CUDA: tuple[type[Correction], ...] = (Attention, KernelBuffers, Recurrent, Unknown, Workspaces)
@@ -51,6 +52,8 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     Compiled,
     DataLoading,
     SafeSoftmax,
+    OtherTypes,
+    BiasInPlace,
     StorageResizing,
     Communication,
     DataParallel,

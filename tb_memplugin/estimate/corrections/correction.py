@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tb_memplugin.estimate.fake_ledger import Place
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.patches import Patches
@@ -69,7 +70,9 @@ class Corrections:
         self._patches = Patches()
         for part in self.parts:
             self.rules |= part.rules()
-            self.after |= part.after()
+            for operator, more in part.after().items():
+                known = self.after.get(operator)
+                self.after[operator] = more if known is None else _both(known, more)
 
     def apply(self, mode: CountingFakeMode) -> None:
         """Put every correction in place."""
@@ -87,3 +90,13 @@ class Corrections:
             if told is not None:
                 return told
         return error
+
+
+def _both(first: After, second: After) -> After:
+    """Two corrections of one operator."""
+
+    def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+        first(mode, func, args, out, place)
+        second(mode, func, args, out, place)
+
+    return run

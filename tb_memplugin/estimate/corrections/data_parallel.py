@@ -136,6 +136,13 @@ class FakeReducer:
             return False
         from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 
+        if len(self._order) != len(self._parameters):
+            raise _refusal(
+                f"whose first backward made {len(self._order)} gradients ready, of {len(self._parameters)}, "
+                "fails in torch itself (Reducer::rebuild_buckets), and",
+                "Give find_unused_parameters=True where some are not used. In a pipeline: more micro-batches "
+                "than stages (and not GPipe), or stages that are told their input_args and output_args.",
+            )
         self._may_rebuild = False
         found, _ = _compute_bucket_assignment_by_size(
             [self._parameters[index] for index in self._order],

@@ -20,7 +20,7 @@ class Devices(Correction):
         if self.target.device_type != "cuda":
             return
         fake_cuda.describe(patches, self.target.gpu)
-        fake_cuda.count(patches, mode, self.target.gpu)
+        fake_cuda.count(patches, mode, self.target.gpu, self.target.note)
         if self.target.has_device:
             return
         cuda_shim.switch(True)

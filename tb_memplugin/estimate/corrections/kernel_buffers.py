@@ -24,7 +24,52 @@ class KernelBuffers(Correction):
 
     def after(self) -> dict[Any, After]:
         """The operators."""
-        return {aten.embedding_dense_backward.default: _embedding}
+        return {
+            aten.embedding_dense_backward.default: _embedding,
+            aten.masked_scatter.default: _scattered,
+            aten.masked_scatter_.default: _scattered,
+        }
+
+
+class OtherTypes(Correction):
+    """Copies of another type, on all devices: of what is summed up in another (`cumsum`, ReduceOps.cpp), and
+    of results whose type is not that of the formula (`abs` of complex numbers, UnaryOps.cpp).
+    """
+
+    def after(self) -> dict[Any, After]:
+        """The operators."""
+        summed = (aten.cumsum.default, aten.cumprod.default)
+        return dict.fromkeys(summed, _summed) | dict.fromkeys(
+            (aten.abs.default, aten.angle.default), _complex
+        )
+
+
+def _summed(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    given = args[0]
+    if given.dtype is not out.dtype and given.dim() and _counts(mode, out):
+        mode.passing([out.numel() * out.element_size()], func, place, mode.ledger.device_row(out.fake_device))
+
+
+def _complex(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    given = args[0]
+    if given.dtype.is_complex and _counts(mode, out):
+        size = given.numel() * given.element_size()
+        mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
+
+
+def _scattered(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Where each selected element goes, a number of 8 bytes for each of the mask (IndexKernel.cpp,
+    masked_scatter_cuda: maskPrefixSum); and the mask, where it is spread over more elements.
+    """
+    mask = args[1]
+    if not _counts(mode, out):
+        return
+    spread = out.numel() if mask.numel() < out.numel() else 0
+    mode.passing([spread, 8 * out.numel()], func, place, mode.ledger.device_row(out.fake_device))
+
+
+def _counts(mode: CountingFakeMode, out: Any) -> bool:
+    return bool(out.fake_device.type == mode.ledger.device_type and out.numel())
 
 
 class SafeSoftmax(Correction):
@@ -40,7 +85,7 @@ class SafeSoftmax(Correction):
 
 def _masked_rows(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     """A byte for each score, and one for each row; while the scores and the result are there, too."""
-    if out.fake_device.type == mode.ledger.device_type and out.numel():
+    if _counts(mode, out):
         rows = out.numel() // out.shape[args[1]]
         mode.passing([out.numel(), rows], func, place, mode.ledger.device_row(out.fake_device))
 

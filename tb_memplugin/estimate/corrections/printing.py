@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tb_memplugin.estimate.corrections.values import Values
+from tb_memplugin.estimate.corrections.values import Asking
 from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.hints import answer, question, unanswered
 from tb_memplugin.estimate.patches import Patches
 
 
-class Printing(Values):
+class Printing(Asking):
     """Formats and arrays of fake tensors."""
 
     def rules(self) -> dict[Any, Any]:

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.estimate.corrections.values import Values
+from tb_memplugin.estimate.corrections.values import Asking
 from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.hints import answer, question, unanswered
 
 aten = torch.ops.aten
 
 
-class Sizes(Values):
+class Sizes(Asking):
     """Asks for numbers of rows, from the user's hints."""
 
     def rules(self) -> dict[Any, Rule]:
@@ -80,14 +80,7 @@ class Sizes(Values):
         if told.get("dim") is not None:
             return self._unique_dim(mode, func, (tensor, told["dim"]), kwargs)
         inverse, counts = told.get("return_inverse", False), told.get("return_counts", False)
-        with mode:
-            count = self._selected(func, tensor)
-            longs = {"dtype": torch.int64, "device": tensor.device}
-            return (
-                torch.empty(count, dtype=tensor.dtype, device=tensor.device),
-                torch.empty(tensor.shape if inverse else 0, **longs),
-                torch.empty(count if counts else 0, **longs),
-            )
+        return self._different(mode, func, tensor, inverse, counts)
 
     def _same(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
         return bool(self._asked("truth", func, args[0]))

@@ -25,13 +25,24 @@ _BATCH_NORM = (
     "Batch normalisation: what cuDNN keeps for the backward (channels-last half precision) is not known and "
     "not counted."
 )
-_SORTING = "Sorting: the buffers of sort, topk, unique and nonzero on a GPU are not known and not counted."
+_SORTING = (
+    "Sorting: the buffers of sort, topk, unique and nonzero, and of sums at an index (the derivative of "
+    "indexing), on a GPU are not known and not counted."
+)
 
 _MET: dict[str, tuple[Any, ...]] = {
     _CONVOLUTION: (aten.convolution.default, aten.convolution_backward.default),
     _EFFICIENT: (aten._scaled_dot_product_efficient_attention_backward.default,),
     _BATCH_NORM: (aten.cudnn_batch_norm.default,),
-    _SORTING: (aten.sort.default, aten.sort.stable, aten.topk.default, aten._unique2.default),
+    _SORTING: (
+        aten.sort.default,
+        aten.sort.stable,
+        aten.topk.default,
+        aten._unique2.default,
+        aten.nonzero.default,
+        aten.masked_select.default,
+        aten.index_put.default,
+    ),
 }
 
 

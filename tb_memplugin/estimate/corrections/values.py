@@ -6,6 +6,7 @@ noted. A whole number or a truth is refused, since the program would run another
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.corrections.correction import Correction, Target
-from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.fake_ledger import Place
+from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.estimate.hints import Hints, answer, checked, question, unanswered
 
 aten = torch.ops.aten
@@ -23,8 +26,8 @@ _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_att
 """Files that ask whether a mask selects everything, to leave it out (attention_masks.py)."""
 
 
-class Values(Correction):
-    """Answers what programs ask of values, from the user's hints.
+class Asking(Correction):
+    """What programs ask of values is asked of the user's hints.
 
     Args:
         target: what the estimate is for.
@@ -35,6 +38,35 @@ class Values(Correction):
         super().__init__(target)
         self._hints: Hints = checked(hints)
 
+    def _selected(self, func: Any, mask: torch.Tensor) -> int:
+        """How many elements a mask selects."""
+        asked = question("share", func, mask)
+        told = answer(self._hints, asked)
+        if told is None:
+            self.target.note(
+                f"How many elements {asked.place} selects depends on values: taken to be all "
+                f"{mask.numel():,}, the most that is possible; a hint can say it."
+            )
+            return mask.numel()
+        return min(told, mask.numel()) if isinstance(told, int) else round(mask.numel() * told)
+
+    def _different(
+        self, mode: CountingFakeMode, func: Any, tensor: torch.Tensor, inverse: bool, counts: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Results of `unique`: elements, for each of all its place among them, and how often each stands."""
+        with mode:
+            count = self._selected(func, tensor)
+            longs: dict[str, Any] = {"dtype": torch.int64, "device": tensor.device}
+            return (
+                torch.empty(count, dtype=tensor.dtype, device=tensor.device),
+                torch.empty(tensor.shape if inverse else 0, **longs),
+                torch.empty(count if counts else 0, **longs),
+            )
+
+
+class Values(Asking):
+    """Numbers, truths, and what masks select."""
+
     def rules(self) -> dict[Any, Rule]:
         """Operators whose results or shapes depend on values."""
         return {
@@ -44,6 +76,11 @@ class Values(Correction):
             aten.index.Tensor: self._index,
             aten._unique2.default: self._unique,
         }
+
+    def after(self) -> dict[Any, After]:
+        """Operators that look masks up again, as the derivative of `x[mask]` does."""
+        packets = (aten.index_put, aten.index_put_, aten._index_put_impl_)
+        return {packet.default: _looked_up for packet in packets}
 
     def _scalar(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         try:
@@ -63,24 +100,18 @@ class Values(Correction):
                 "and then it leaves the attention mask out; a hint can say otherwise."
             )
             return True
+        if _asked_by_lbfgs():
+            raise MemPluginError(
+                "torch.optim.LBFGS looks at values: when to stop, and how much of its history to keep.",
+                where=asked.place,
+                fix="Estimate with another optimizer, and add 2 * history_size times the parameters at most.",
+            )
         if not real:
             raise unanswered(asked)
         self.target.note(
             f"The number that {asked.place} reads from a tensor is taken to be 1.0; a hint can say it."
         )
         return 1.0
-
-    def _selected(self, func: Any, mask: torch.Tensor) -> int:
-        """How many elements a mask selects."""
-        asked = question("share", func, mask)
-        told = answer(self._hints, asked)
-        if told is None:
-            self.target.note(
-                f"How many elements {asked.place} selects depends on values: taken to be all "
-                f"{mask.numel():,}, the most that is possible; a hint can say it."
-            )
-            return mask.numel()
-        return min(told, mask.numel()) if isinstance(told, int) else round(mask.numel() * told)
 
     def _nonzero(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         (tensor,) = args
@@ -95,7 +126,10 @@ class Values(Correction):
         with mode:
             shape = torch.broadcast_shapes(tensor.shape, mask.shape)
             count = self._selected(func, mask.expand(shape))
-            return torch.empty(count, dtype=tensor.dtype, device=tensor.device)
+            out = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
+        if tensor.fake_device.type == "cuda":  # IndexKernel.cpp: by index, which looks the mask up
+            _pass(mode, func, mode.layers.place(), tensor, [8 * count * len(shape)])
+        return out
 
     def _index(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, indices = args
@@ -103,6 +137,7 @@ class Values(Correction):
         if not masks:
             return mode.quietly(func, tensor, indices)
         found: list[Any] = []
+        looked_up = []
         for one in indices:
             if one is None or one.dtype not in _MASKS:
                 found.append(one)
@@ -111,23 +146,47 @@ class Values(Correction):
                 count = self._selected(func, one)
                 rows = torch.empty((one.dim(), count), dtype=torch.int64, device=one.device)
                 found += [rows[axis] for axis in range(one.dim())]
-        place = mode.layers.place()
-        device = mode.ledger.device_row(tensor.fake_device)
-        mode.passing([rows.numel() * 8 for rows in found if rows is not None], func, place, device)
+                looked_up.append(8 * count * one.dim())
+        _pass(mode, func, mode.layers.place(), tensor, looked_up)
         return mode.quietly(func, tensor, found)
 
     def _unique(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *flags = args
         inverse = kwargs.get("return_inverse", flags[1] if len(flags) > 1 else False)
         counts = kwargs.get("return_counts", flags[2] if len(flags) > 2 else False)
-        with mode:
-            count = self._selected(func, tensor)
-            longs = {"dtype": torch.int64, "device": tensor.device}
-            return (
-                torch.empty(count, dtype=tensor.dtype, device=tensor.device),
-                torch.empty(tensor.shape if inverse else 0, **longs),
-                torch.empty(count if counts else 0, **longs),
-            )
+        return self._different(mode, func, tensor, inverse, counts)
+
+
+def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Where a mask is true, 8 bytes for each of its dimensions (`nonzero`), until values lie there.
+
+    One value for all of them is filled in without (index_put_, canDispatchToMaskedFill).
+    """
+    tensor, indices, values = args[:3]
+    masks = [one for one in indices if one is not None and one.dtype in _MASKS]
+    if not masks or (values.numel() == 1 and not (len(args) > 3 and args[3])):
+        return
+    covered, beside = 0, 1
+    for one in indices:
+        beside *= tensor.shape[covered] if one is None else 1
+        covered += one.dim() if one is not None and one.dtype in _MASKS else 1
+    for size in tensor.shape[covered:]:
+        beside *= size
+    count = values.numel() // max(beside, 1)
+    _pass(mode, func, place, tensor, [8 * count * one.dim() for one in masks])
+
+
+def _pass(mode: CountingFakeMode, func: Any, place: Place, tensor: Any, sizes: list[int]) -> None:
+    """Memory of a kernel's own, where the estimate counts it."""
+    if tensor.fake_device.type == mode.ledger.device_type:
+        mode.passing(sizes, func, place, mode.ledger.device_row(tensor.fake_device))
+
+
+def _asked_by_lbfgs() -> bool:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not frame.f_code.co_filename.endswith("lbfgs.py"):
+        frame = frame.f_back
+    return frame.f_code.co_filename.endswith("lbfgs.py")
 
 
 def type_of(dtype: torch.dtype) -> Any:

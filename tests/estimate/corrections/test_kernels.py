@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.attention import flex_attention as flex
 
 from tb_memplugin import MemPluginError
-from tests.estimate.fake_runs import MIB, allocations, estimated, sizes
+from tests.estimate.fake_runs import KIB, MIB, allocations, estimated, sizes
 
 BEFORE_HOPPER, HOPPER = 8_519_680, 33_554_432
 
@@ -175,3 +175,38 @@ def test_what_cublas_cannot_read_is_copied_first() -> None:
         size for name, size, kind in allocations(estimated(run)) if (name, kind) == ("mm", "temporary")
     ]
     assert passing == [4 * MIB]
+
+
+def test_the_bias_of_rows_that_lie_apart_is_added_in_place() -> None:
+    """8 x 16 rows of 64 floats turned round: copied, multiplied; a real run takes no third one."""
+
+    def run() -> torch.Tensor:
+        result: torch.Tensor = nn.Linear(64, 64, device="cuda")(
+            torch.ones(8, 64, 16, device="cuda").transpose(1, 2)
+        )
+        return result
+
+    assert [(name, size) for name, size, kind in allocations(estimated(run)) if kind != "workspace"][2:] == [
+        ("ones", 32 * KIB),
+        ("clone", 32 * KIB),
+        ("mm", 32 * KIB),
+    ]
+    assert sizes(estimated(run, corrected=False), "add") == [32 * KIB]
+
+
+def test_a_sum_in_another_type_copies_what_it_sums_first() -> None:
+    """4,096 truths become numbers of 8 bytes, and so do the sums."""
+    done = estimated(lambda: torch.ones(64, 64, dtype=torch.bool, device="cuda").cumsum(-1))
+    assert sizes(done, "cumsum") == [32 * KIB] * 2
+    assert sizes(estimated(lambda: torch.ones(64, 64, device="cuda").cumsum(-1)), "cumsum") == [16 * KIB]
+
+
+def test_the_derivative_of_masked_select_counts_where_each_element_goes() -> None:
+    """A number of 8 bytes for each of 65,536."""
+
+    def run() -> None:
+        chosen = 2 * torch.ones(256, 256, device="cuda", requires_grad=True)
+        chosen.masked_select(chosen > 0).sum().backward()
+
+    found = allocations(estimated(run))
+    assert [size for name, size, _ in found if name == "masked_scatter"] == [MIB // 2]

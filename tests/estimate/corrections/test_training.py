@@ -151,7 +151,7 @@ def test_the_derivative_of_masked_select_fills_zeros_in_place() -> None:
         chosen = table()
         chosen.masked_select(chosen > 0).sum().backward()
 
-    assert sizes(estimated(run), "masked_scatter") == []
+    assert sizes(estimated(run), "masked_scatter") == [8 * MIB]  # the kernel's own, 8 bytes an element
 
 
 @pytest.mark.parametrize(

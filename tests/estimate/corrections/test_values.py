@@ -119,7 +119,7 @@ def test_nonzero_masked_select_and_unique() -> None:
 
     done = estimated(run)
     assert sizes(done, "nonzero") == [8 * KIB]
-    assert sizes(done, "masked_select") == [4 * KIB]
+    assert sizes(done, "masked_select") == [8 * KIB, 4 * KIB]  # where they are, and what they are
     assert sizes(done, "_unique2")[0] == 4 * KIB
 
 
@@ -215,3 +215,18 @@ def test_an_operator_without_a_fake_rule_is_refused_by_name() -> None:
         library.define("strange(Tensor x) -> Tensor")
         with pytest.raises(MemPluginError, match="strange"):
             estimated(lambda: torch.ops.tb_memplugin_test.strange(ones(3)))
+
+
+def test_masks_are_looked_up_in_numbers_of_eight_bytes() -> None:
+    """1,024 places of two dimensions: where they are read, in the derivative, and where values are set."""
+
+    def run() -> None:
+        table = 2 * ones(32, 32, requires_grad=True)
+        table[table > 0].sum().backward()
+        other = ones(32, 32)
+        other[other > 0] = 0.0  # filled in, without looking up
+        other[other > 0] = ones(KIB)
+
+    done = estimated(run)
+    assert sizes(done, "index") == [16 * KIB, 4 * KIB]
+    assert [sum(sizes(done, name)) for name in ("index_put", "index_put_")] == [16 * KIB, 16 * KIB]

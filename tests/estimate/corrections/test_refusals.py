@@ -1,0 +1,114 @@
+"""What cannot be estimated says so by name; what may look like it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tb_memplugin import MemPluginError
+from tests.estimate.fake_runs import KIB, estimated, sizes
+
+
+def ones(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.ones(*shape, device="cuda", **options)
+
+
+def sparse_gradient() -> None:
+    table = nn.Embedding(100, 8, sparse=True, device="cuda")
+    table(torch.zeros(4, dtype=torch.long, device="cuda")).sum().backward()
+
+
+def many_steps() -> None:
+    layer = nn.Linear(4, 4, device="cuda")
+    optimizer = torch.optim.LBFGS(layer.parameters())
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = layer(ones(2, 4)).square().sum()
+        loss.backward()
+        return float(loss.detach())
+
+    optimizer.step(closure)
+
+
+class Plain(torch.Tensor):
+    """A subclass with nothing of its own."""
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a sparse gradient": (sparse_gradient, "layout is torch.sparse_coo"),
+    "LBFGS": (many_steps, "how much of its history to keep"),
+    "a quantized tensor": (
+        lambda: torch.quantize_per_tensor(ones(64, 64), 0.1, 0, torch.qint8),
+        "makes a quantized tensor",
+    ),
+    "nested tensors": (
+        lambda: torch.nested.nested_tensor([ones(3, 8), ones(5, 8)], layout=torch.jagged),
+        "Nested tensors",
+    ),
+    "a subclass": (lambda: ones(4).as_subclass(Plain), "A subclass of torch.Tensor"),
+    "a lazy module": (lambda: nn.LazyLinear(4, device="cuda"), "lazy modules"),
+    "CUDA graphs": (lambda: torch.cuda.CUDAGraph(), "CUDA graphs"),
+    "DataParallel": (lambda: nn.DataParallel(nn.Linear(4, 4, device="cuda"))(ones(2, 4)), "nn.DataParallel"),
+    "a condition": (
+        lambda: torch.cond(ones(1).sum() > 0, lambda x: x + 1, lambda x: x - 1, (ones(4),)),
+        "torch.cond",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="these are torch's words on a build for the CPU")
+def test_what_fake_tensors_cannot_do_is_refused_by_name(name: str) -> None:
+    program, said = PROGRAMS[name]
+    with pytest.raises(MemPluginError, match=said):
+        estimated(program)
+
+
+def test_an_error_of_the_programs_own_stays_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match="mine"):
+        estimated(lambda: exec("raise RuntimeError('mine')"))
+
+
+def test_parameters_that_functions_replace_are_no_real_ones() -> None:
+    """The gradient of 64 x 64 weights by torch.func."""
+
+    def run() -> Any:
+        layer = nn.Linear(64, 64, device="cuda")
+
+        def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+            result: torch.Tensor = torch.func.functional_call(layer, weights, (ones(4, 64),)).sum()
+            return result
+
+        return torch.func.grad(loss)(dict(layer.named_parameters()))
+
+    assert 16 * KIB in sizes(estimated(run), "mm")
+
+
+def test_peaks_that_the_program_resets_begin_anew() -> None:
+    told: list[int] = []
+
+    def run() -> None:
+        for count in (KIB, KIB // 2):
+            ones(count)
+            told.extend([torch.cuda.max_memory_allocated(), torch.cuda.memory.max_memory_reserved()])
+            torch.cuda.reset_peak_memory_stats()
+        told.append(torch.cuda.memory_stats()["allocated_bytes.all.peak"])
+
+    done = estimated(run)
+    assert told == [4 * KIB, 4 * KIB, 2 * KIB, 2 * KIB, 0]
+    assert done.get_max_memory_allocated() == (4 * KIB,)
+    assert any("how much is reserved" in note for note in done.estimate().notes)
+
+
+def test_batches_in_pinned_memory_arrive() -> None:
+    def run() -> None:
+        for (batch,) in DataLoader(TensorDataset(torch.ones(8, 64)), 4, pin_memory=True):
+            batch.to("cuda", non_blocking=True)
+
+    assert sizes(estimated(run), "_to_copy") == [KIB, KIB]
