@@ -24,6 +24,7 @@ from tb_memplugin.analysis.line_report import (
     line_uses,
     thread_lines,
 )
+from tb_memplugin.arguments import at_least_one, checked_device, refuse_absent
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.line_text import as_json as json_of
 from tb_memplugin.exports.line_text import as_text
@@ -73,12 +74,8 @@ class LineTracer:
         device: str | torch.device | None = None,
         log_level: int | str | None = None,
     ) -> None:
-        if max_events < 1:
-            raise MemPluginError(
-                f"max_events is {max_events}.", where="LineTracer", fix="Keep at least one event."
-            )
-        self.max_events = max_events
-        self._device = torch.device(device) if device is not None else None
+        self.max_events = at_least_one("max_events", max_events, "LineTracer")
+        self._device = checked_device(device, "LineTracer")
         self._logger = instance_logger(log_level)
         self._lock = threading.Lock()
         self._running: StorageLines | HistoryLines | None = None
@@ -226,12 +223,9 @@ class LineTracer:
         device = recording_device(self._device)
         if has_history(device.type):
             return HistoryLines(device, self.max_events)
-        if device.type != "cpu" and not _is_here(device):
-            raise MemPluginError(
-                f"There is no device {str(device)!r} here.",
-                where="LineTracer",
-                fix="Leave `device` out: then it is the accelerator in use, else the CPU.",
-            )
+        refuse_absent(
+            device, "LineTracer", "Leave `device` out: then it is the accelerator in use, else the CPU."
+        )
         return StorageLines(device.type, self.max_events)
 
     def _stopped(self) -> RecordedLines:
@@ -248,11 +242,6 @@ class LineTracer:
         return self._recorded
 
 
-def _is_here(device: torch.device) -> bool:
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator is not None and accelerator.type == device.type
-
-
 def _patterns(given: Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
@@ -264,35 +253,4 @@ def switch_allocator() -> None:
     """Does nothing, and may stand where scripts have it: what is alive is found when tracing starts."""
 
 
-def start_tracing() -> None:
-    """Begin to trace lines; see `LineTracer.start_tracing`."""
-    _TRACER.start_tracing()
-
-
-def stop_tracing() -> None:
-    """End it."""
-    _TRACER.stop_tracing()
-
-
-def report_stats(
-    file: TextIO | None = None,
-    *,
-    top: int = 20,
-    as_json: bool = False,
-    by_thread: bool = False,
-    library_code: bool = False,
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    device: str | None = None,
-) -> None:
-    """Write which lines hold the memory at the peak; see `LineTracer.report_stats`."""
-    _TRACER.report_stats(
-        file,
-        top=top,
-        as_json=as_json,
-        by_thread=by_thread,
-        library_code=library_code,
-        include=include,
-        exclude=exclude,
-        device=device,
-    )
+start_tracing, stop_tracing, report_stats = _TRACER.start_tracing, _TRACER.stop_tracing, _TRACER.report_stats

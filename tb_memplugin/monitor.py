@@ -26,7 +26,7 @@ from tb_memplugin.sources.steps.recording import (
     PhaseStep,
     StepRecording,
 )
-from tb_memplugin.store.files import is_remote
+from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.steps_writer import StepsWriter
 
 __all__ = ["DeviceStep", "MemoryMonitor", "MonitoredStep", "PhaseStep"]
@@ -83,7 +83,7 @@ class MemoryMonitor:
         flush_seconds: float | None = None,
         log_level: int | str | None = None,
     ) -> None:
-        folder = os.fspath(logdir)
+        folder = absolute(os.fspath(logdir))
         if worker_name is not None and not isinstance(worker_name, str):
             raise TypeError(f"worker_name is a {type(worker_name).__name__}; give text")
         seconds = REMOTE_SECONDS if is_remote(folder) else LOCAL_SECONDS
@@ -198,7 +198,7 @@ class MemoryMonitor:
 
 
 class PhaseBlock:
-    """The block that `MemoryMonitor.phase` opens."""
+    """The block that `MemoryMonitor.phase` opens. A phase that nobody can end any more is forgotten."""
 
     __slots__ = ("_begin", "_end", "_name", "_open")
 
@@ -206,16 +206,17 @@ class PhaseBlock:
         self, name: str, begin: Callable[[str], OpenPhase | None], end: Callable[[OpenPhase], None]
     ) -> None:
         self._name, self._begin, self._end = name, begin, end
-        self._open: OpenPhase | None = None
+        self._open: list[OpenPhase | None] = []
 
     def __enter__(self) -> None:
-        self._open = self._begin(self._name)
+        self._open.append(self._begin(self._name))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self._open is not None:
-            self._end(self._open)
+        phase = self._open.pop() if self._open else None
+        if phase is not None:
+            self._end(phase)
 
 
 def _seconds(given: float) -> float:

@@ -82,7 +82,7 @@ def record_on_oom(
             "There is no CUDA or XPU device: out-of-memory errors are not recorded.\n"
             "  fix: leave record_on_oom out here, or run where there is one."
         )
-    recorder = OomRecorder(str(os.fspath(dir_name)), worker_name, most_dumps)
+    recorder = OomRecorder(files.absolute(os.fsdecode(dir_name)), worker_name, most_dumps)
     recorder.begin(found, max_entries=max_entries, stacks=stacks)
     return recorder
 

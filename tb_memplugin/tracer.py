@@ -15,11 +15,22 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
+from tb_memplugin.analysis.units import size_told
+from tb_memplugin.arguments import (
+    Optimizers,
+    at_least_one,
+    checked_device,
+    checked_model,
+    checked_optimizers,
+    refuse_absent,
+)
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import speedscope
 from tb_memplugin.exports.output import replacing
+from tb_memplugin.exports.terminal import printable
 from tb_memplugin.handler import default_worker_name
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
@@ -38,7 +49,6 @@ __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer", "PhaseMemoryStats"
 
 _Switch = Callable[[Mapping[str, nn.Module], Sequence[torch.optim.Optimizer]], None]
 
-_MIB = 1 << 20
 _SUMMARY_ROWS = 20
 
 
@@ -70,12 +80,8 @@ class MemoryTracer:
         enable_fragmentation_tracking: bool = True,
         log_level: int | str | None = None,
     ) -> None:
-        if max_events < 1:
-            raise MemPluginError(
-                f"max_events is {max_events}.", where="MemoryTracer", fix="Keep at least one event."
-            )
-        self.max_events = max_events
-        self._device = torch.device(device) if device is not None else None
+        self.max_events = at_least_one("max_events", max_events, "MemoryTracer")
+        self._device = checked_device(device, "MemoryTracer")
         self._with_fragmentation = enable_fragmentation_tracking
         self._logger = instance_logger(log_level)
         self._lock = threading.Lock()
@@ -85,7 +91,7 @@ class MemoryTracer:
     def trace(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        optimizer: Optimizers = None,
     ) -> Tracing:
         """A block to trace. What an earlier block of this tracer saw is replaced when it ends.
 
@@ -97,15 +103,7 @@ class MemoryTracer:
             TypeError: a model or optimizer of the wrong type.
             MemPluginError: on entering: this tracer traces already, or the model is compiled.
         """
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
-        given = [] if optimizer is None else [optimizer] if not isinstance(optimizer, Sequence) else optimizer
-        for one in given:
-            if not isinstance(one, torch.optim.Optimizer):
-                raise TypeError(
-                    f"optimizer is a {type(one).__name__}; give torch.optim.Optimizer or a list of them"
-                )
-        return Tracing(self._begin, self._end, self, model, list(given))
+        return Tracing(self._begin, self._end, self, checked_model(model), checked_optimizers(optimizer))
 
     @contextmanager
     def track_phase(self, name: str) -> Iterator[None]:
@@ -176,17 +174,18 @@ class MemoryTracer:
         """Print the totals and the layers with the highest peaks, through rich."""
         out, result = console or Console(), self.result
         out.print(
-            f"Peak allocated {_mib(result.peak_allocated)}, peak reserved {_mib(result.peak_reserved)}, "
-            f"{result.total:,} events ({result.dropped:,} dropped)",
+            f"Peak allocated {size_told(result.peak_allocated)}, "
+            f"peak reserved {size_told(result.peak_reserved)}, {result.total:,} events "
+            f"({result.dropped:,} dropped)",
             markup=False,
         )
         table = Table("layer", "peak allocated", "peak reserved", "allocs", "frees", "frag.", "ms")
         order = sorted(result.layers.values(), key=lambda one: (-one.peak_allocated, one.layer_name))
         for one in order[:_SUMMARY_ROWS]:
             table.add_row(
-                one.layer_name.replace("[", r"\["),
-                _mib(one.peak_allocated),
-                _mib(one.peak_reserved),
+                Text(printable(one.layer_name)),
+                size_told(one.peak_allocated),
+                size_told(one.peak_reserved),
                 f"{one.total_allocations:,}",
                 f"{one.total_deallocations:,}",
                 f"{one.avg_fragmentation:.1%}",
@@ -197,12 +196,12 @@ class MemoryTracer:
             out.print(f"... and {len(order) - _SUMMARY_ROWS:,} more layers", markup=False)
         for phase in result.phases[-_SUMMARY_ROWS:]:
             out.print(
-                f"phase {phase.name}: {_mib(phase.before_bytes)} -> {_mib(phase.after_bytes)}, "
-                f"peak {_mib(phase.peak_bytes)}",
+                f"phase {printable(phase.name)}: {size_told(phase.before_bytes)} -> "
+                f"{size_told(phase.after_bytes)}, peak {size_told(phase.peak_bytes)}",
                 markup=False,
             )
         for note in result.trace.notes:
-            out.print(f"note: {note}", markup=False)
+            out.print(f"note: {printable(note)}", markup=False)
 
     def export_flame_graph(self, path: str | os.PathLike[str]) -> None:
         """Write what was alive at the peak as a flame graph for www.speedscope.app.
@@ -267,12 +266,7 @@ class MemoryTracer:
         device = device or torch.device("cpu")
         if has_history(device.type):
             return HistoryRecording(device, self.max_events, with_fragmentation=self._with_fragmentation)
-        if device.type != "cpu" and not _exists(device):
-            raise MemPluginError(
-                f"There is no device {str(device)!r} here.",
-                where="MemoryTracer",
-                fix="Leave `device` out: then the tracer follows the model.",
-            )
+        refuse_absent(device, "MemoryTracer", "Leave `device` out: then the tracer follows the model.")
         return StorageRecording(device.type, self.max_events)
 
     def _end(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -333,12 +327,3 @@ class Tracing:
         model = self._model() if self._model is not None else None
         alive = [one for one in (reference() for reference in self._optimizers) if one is not None]
         self._end({"": model} if model is not None else {}, alive)
-
-
-def _exists(device: torch.device) -> bool:
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator is not None and accelerator.type == device.type
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:,.2f} MiB"

@@ -124,3 +124,17 @@ def test_threads_have_tables_of_their_own_where_asked():
     tracer.report_stats(text, by_thread=True)
     (told,) = [line for line in text.getvalue().splitlines() if line.startswith("Thread w0: ")]
     assert told.endswith("(4,000 bytes)")
+
+
+def test_tracers_that_end_out_of_turn_leave_no_profile_function():
+    outer, inner = LineTracer(), LineTracer()
+    outer.start_tracing()
+    inner.start_tracing()
+    outer.stop_tracing()
+    kept: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: kept.append(torch.zeros(10_000)))
+    thread.start()
+    thread.join()
+    inner.stop_tracing()
+    assert threading.getprofile() is None
+    assert [use.bytes for use in inner.report().lines if use.location != "untraced"] == [40_000]

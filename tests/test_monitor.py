@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,39 @@ def test_an_error_in_the_training_passes_through_and_ends_its_phase(tmp_path, al
             raise KeyError("of the user")
     assert len(written(tmp_path / "rank0.steps")) == 1
     assert monitor_threads() == []
+
+
+@pytest.mark.usefixtures("on_a_card")
+def test_a_thousand_steps_with_errors_and_ends_that_never_come(tmp_path, allocator):
+    told: list[Any] = []
+    expected = []
+    with MemoryMonitor(tmp_path, "rank0") as monitor:
+        for number in range(1000):
+            monitor.phase("never ended").__enter__()
+            with suppress(KeyError), monitor.phase("forward"), monitor.phase("loss"):
+                allocator.briefly(1000 + number)
+                if number % 3 == 0:
+                    raise KeyError("of the user")
+            if number % 10 != 5:  # every tenth step is never ended: it is one with the next
+                told.append(monitor.step())
+                expected.append((1000 + number, 2 if number % 10 == 6 else 1))
+        assert len(monitor._recording._phases) == 0
+    assert [(one.devices[0].peak_allocated, one.phases[0].count) for one in told] == expected
+    assert {phase.name for one in told for phase in one.phases} == {"forward", "loss"}
+    assert written(tmp_path / "rank0.steps").devices[0].peak.tolist() == [peak for peak, _ in expected]
+
+
+@pytest.mark.usefixtures("on_a_card")
+def test_one_phase_object_may_stand_inside_itself(tmp_path, allocator):
+    with MemoryMonitor(tmp_path, "rank0") as monitor:
+        block = monitor.phase("recursion")
+        with block:
+            allocator.briefly(8)
+            with block:
+                allocator.briefly(3)
+        step: Any = monitor.step()
+    (phase,) = step.phases
+    assert (phase.count, phase.peak_bytes) == (2, (8,))
 
 
 @pytest.mark.usefixtures("on_a_card")

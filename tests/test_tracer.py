@@ -101,6 +101,16 @@ def test_the_summary_goes_through_a_console(tracer):
     assert "phase [all]" in text.getvalue()
 
 
+def test_no_name_in_the_summary_steers_the_terminal():
+    model, text, tracer = nn.Module(), io.StringIO(), MemoryTracer()
+    model.register_module("\x1b[2J[red]", nn.Linear(4, 3))
+    with tracer.trace(model), tracer.track_phase("\x1b]0;title\x07"):
+        next(model.children())(torch.ones(2, 4))
+    tracer.print_summary(Console(file=text, width=120))
+    assert "\\x1b[2J[red]" in text.getvalue()
+    assert not {"\x1b", "\x07"} & set(text.getvalue())
+
+
 def test_the_flame_graph_is_speedscopes(tracer, tmp_path):
     tracer.export_flame_graph(tmp_path / "flame.json")
     document = json.loads((tmp_path / "flame.json").read_text())

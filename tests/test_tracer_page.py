@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tb_memplugin import MemoryTracer
+from tb_memplugin.coming_from import gpu_optimizer
 from tb_memplugin.tracer import LayerMemoryStats, MemoryEvent
 from tests.test_tracer import mlp
 
@@ -73,3 +74,12 @@ def test_every_example_of_its_forerunners_page_runs(number, tmp_path, monkeypatc
             "result": None,
         },
     )
+
+
+def test_a_script_of_its_forerunners_may_name_the_arguments_of_its_reference(tmp_path):
+    tracer = gpu_optimizer.MemoryTracer(max_events=100, device="cpu", enable_fragmentation_tracking=False)
+    with tracer.trace(model=mlp()) as entered:
+        assert entered is tracer
+    tracer.export_flame_graph(output_path=tmp_path / "flame.json")
+    tracer.export_timeline(output_path=str(tmp_path / "timeline.json"))
+    assert {path.name for path in tmp_path.iterdir()} == {"flame.json", "timeline.json"}

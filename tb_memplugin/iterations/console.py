@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tb_memplugin.analysis.units import size_told
+from tb_memplugin.exports.terminal import printable
 from tb_memplugin.iterations.figures import IterationMemory, TracedMemory
 from tb_memplugin.iterations.weights import WeightMemory
 
 UNKNOWN = "not known"
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _LONGEST = 120
 
 
@@ -34,18 +35,13 @@ def show(memory: IterationMemory, console: Console, max_weights: int, notes: Seq
     if memory.traced is not None:
         console.print(Text(_at_peak(memory.traced)))
     for note in notes:
-        console.print(Text(f"note: {_printable(note, len(note))}", style="dim"))
+        console.print(Text(f"note: {printable(note)}", style="dim"))
     console.print()
 
 
 def size(count: int | None) -> str:
-    """Bytes for people: `48 B`, `1.50 MiB`."""
-    if count is None:
-        return UNKNOWN
-    power = 0
-    while abs(count) >= 1024 ** (power + 1) and power < len(_UNITS) - 1:
-        power += 1
-    return f"{count} B" if not power else f"{count / 1024**power:,.2f} {_UNITS[power]}"
+    """Bytes for people, in the house's units: `48 B`, `12.50 MiB`."""
+    return UNKNOWN if count is None else size_told(count)
 
 
 def _peak(count: int | None, is_exact: bool) -> str:
@@ -79,7 +75,7 @@ def _weights(memory: IterationMemory, most: int) -> Table:
     rest = [one for one in memory.weights if one.name not in shown]
     for one in memory.weights:
         if one.name in shown:
-            table.add_row(Text(_printable(_name(one))), size(one.bytes), size(one.gradient_bytes))
+            table.add_row(Text(printable(_name(one), _LONGEST)), size(one.bytes), size(one.gradient_bytes))
     if rest:
         sums = sum(one.bytes for one in rest), sum(one.gradient_bytes for one in rest)
         table.add_row(f"{len(rest):,} smaller ones", *map(size, sums))
@@ -101,9 +97,3 @@ def _table(*columns: str) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=bool(number))
     return table
-
-
-def _printable(text: str, most: int = _LONGEST) -> str:
-    """Text as a terminal may have it: what is not printable is written out, and long names are cut."""
-    clean = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return clean if len(clean) <= max(most, _LONGEST) else f"{clean[: _LONGEST - 1]}…"

@@ -20,8 +20,10 @@ ITERATION_COLUMNS = (
     "iteration",
     "devices",
     "peak_cached_bytes",
+    "peak_cached_is_exact",
     "cached_bytes",
     "peak_allocated_bytes",
+    "peak_allocated_is_exact",
     "allocated_bytes",
     "feature_map_bytes",
     "weight_bytes",
@@ -32,7 +34,10 @@ ITERATION_COLUMNS = (
     "untraced_peak_bytes",
     "seconds",
 )
-"""Of `<worker>.iterations.csv`. The `at_peak_` columns sum to `traced_peak_bytes`. Unknown: an empty cell."""
+"""Of `<worker>.iterations.csv`. The `at_peak_` columns sum to `traced_peak_bytes`. Unknown: an empty cell.
+
+A peak whose `_is_exact` is False is a lower bound: it was at least that high.
+"""
 
 WEIGHT_COLUMNS = (
     "step",
@@ -151,8 +156,10 @@ def _iteration_row(memory: IterationMemory) -> Sequence[object]:
         memory.iteration,
         " ".join(memory.devices),
         memory.peak_cached_bytes,
+        _if_known(memory.cached_is_exact, memory.peak_cached_bytes),
         memory.cached_bytes,
         memory.peak_allocated_bytes,
+        _if_known(memory.allocated_is_exact, memory.peak_allocated_bytes),
         memory.allocated_bytes,
         memory.feature_map_bytes,
         memory.weight_bytes,
@@ -163,6 +170,10 @@ def _iteration_row(memory: IterationMemory) -> Sequence[object]:
         memory.untraced_peak_bytes,
         round(memory.seconds, 6),
     )
+
+
+def _if_known(is_exact: bool, size: int | None) -> bool | None:
+    return None if size is None else is_exact
 
 
 def _weight_rows(memory: IterationMemory) -> Iterable[Sequence[object]]:

@@ -17,12 +17,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from tb_memplugin.arguments import Optimizers, at_least_one, checked_model, checked_optimizers
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.handler import default_worker_name
 from tb_memplugin.iterations.console import show, size
 from tb_memplugin.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
 from tb_memplugin.iterations.figures import IterationMemory, iteration_memory
-from tb_memplugin.iterations.watch import Call, IterationWatch, Optimizers, Seen, is_compiled
+from tb_memplugin.iterations.watch import Call, IterationWatch, Seen, is_compiled
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.passing_hooks import PassingHook
 from tb_memplugin.store.writer import RunWriter
@@ -71,22 +72,20 @@ class IterationReport:
         print_period: int = 1,
         csv: bool | str | os.PathLike[str] = False,
         *,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        optimizer: Optimizers = None,
         logdir: str | os.PathLike[str] | None = None,
         worker_name: str | None = None,
         console: Console | None = None,
         max_weights: int = 60,
         log_level: int | str | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
         if worker_name is not None and not isinstance(worker_name, str):
             raise TypeError(f"worker_name is a {type(worker_name).__name__}; give text")
         self._logger = instance_logger(log_level)
-        self._model = weakref.ref(model)
-        self._optimizers = [weakref.ref(one) for one in _optimizers(optimizer)]
-        self.print_period = _at_least_one("print_period", print_period)
-        self._max_weights = _at_least_one("max_weights", max_weights)
+        self._model = weakref.ref(checked_model(model))
+        self._optimizers = [weakref.ref(one) for one in checked_optimizers(optimizer)]
+        self.print_period = at_least_one("print_period", print_period, "IterationReport")
+        self._max_weights = at_least_one("max_weights", max_weights, "IterationReport")
         self._console = console or Console(markup=False, highlight=False, emoji=False)
         worker = worker_name or default_worker_name()
         self._csv = IterationCsv(folder, worker) if (folder := _folder(csv)) is not None else None
@@ -235,7 +234,7 @@ class _Slot:
     def watch(
         self,
         model: nn.Module | None,
-        optimizers: Optimizers,
+        optimizers: Sequence[torch.optim.Optimizer],
         call: Call | None = None,
     ) -> None:
         """Begin to watch."""
@@ -266,7 +265,9 @@ class _Slot:
             if not isinstance(module, torch.jit.ScriptModule):
                 self._hooks.append(module.register_forward_pre_hook(PassingHook(called), with_kwargs=True))
 
-    def take(self, model: nn.Module | None, optimizers: Optimizers) -> tuple[float, Seen]:
+    def take(
+        self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> tuple[float, Seen]:
         """End the watch: when it began (`perf_counter`), and what it saw."""
         watch, self._watch = self._watch, None
         assert watch is not None
@@ -309,26 +310,6 @@ def _failure(error: BaseException) -> tuple[str, str]:
         f"Something of the iteration report failed ({type(error).__name__}: {error}). The training goes on.\n"
         "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it."
     )
-
-
-def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    several = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
-    for one in several:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(
-                f"optimizer is a {type(one).__name__}; give torch.optim.Optimizer or a list of them"
-            )
-    return several
-
-
-def _at_least_one(name: str, number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"{name} is a {type(number).__name__}; give a whole number")
-    if number < 1:
-        raise MemPluginError(
-            f"{name} is {number}.", where="IterationReport", fix="Give a whole number from 1 on."
-        )
-    return number
 
 
 def _folder(csv: Any) -> str | None:

@@ -88,8 +88,9 @@ class IterationWatch:
             self._recording = recording
             _WATCHING.add(self)
             self._hook_gradients(model)
-            noting = PassingHook(self._noting_inputs())
-            self._hooks.append(model.register_forward_pre_hook(noting, with_kwargs=True))
+            if not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks of Python
+                noting = PassingHook(self._noting_inputs())
+                self._hooks.append(model.register_forward_pre_hook(noting, with_kwargs=True))
             if call is not None:
                 recording.is_inside(call[0])
                 if call[0] is model:

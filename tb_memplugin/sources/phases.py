@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -40,6 +40,12 @@ def phase_spans(forward: Stretch, backward: Stretch, optimizer: Stretch, step_st
     stretches = _joined(_innermost(calls, nodes), steps[:2], step_starts)
     start, end, phase = _innermost(stretches, steps)
     return Spans(start, end, phase.astype(np.int32), np.zeros(len(start), np.int32), phase)
+
+
+def stretch(spans: Iterable[tuple[int, int]]) -> Stretch:
+    """Spans that were noted one by one, as columns."""
+    columns = np.array(list(spans), np.int64).reshape(-1, 2)
+    return columns[:, 0], columns[:, 1]
 
 
 def phase_at(spans: Spans, time_ns: Int64) -> UInt8:

@@ -42,12 +42,30 @@ class Watched(Protocol):
     peak_bytes: int
 
 
-class Block(weakref.ref[torch.UntypedStorage]):
-    """One life of one storage at one size: the weak reference that tells its end.
+class _Told:
+    """What is told of one piece of memory.
 
     `serial` counts births from 0, negative for what was alive before; `made_by` is the operator; `stack`
     is the row of the Python stack that made it, where a recording takes stacks, else -1.
     """
+
+    __slots__ = ()
+    address: int
+    bytes: int
+    category: Category
+    device: int
+    key: int
+    label: str
+    made_by: Any
+    module: int
+    phase: Phase
+    recomputing: bool
+    serial: int
+    stack: int
+
+
+class Block(weakref.ref[torch.UntypedStorage], _Told):
+    """One life of one storage at one size: the weak reference that tells its end."""
 
     __slots__ = (
         "address",
@@ -63,21 +81,9 @@ class Block(weakref.ref[torch.UntypedStorage]):
         "serial",
         "stack",
     )
-    address: int
-    bytes: int
-    category: Category
-    device: int
-    key: int
-    label: str
-    made_by: Any
-    module: int
-    phase: Phase
-    recomputing: bool
-    serial: int
-    stack: int
 
 
-class Buffer:
+class Buffer(_Told):
     """Memory that no operator returned in a tensor. It has what a `Block` has, but no storage.
 
     `holder` is the weak reference that tells its end, where a tensor was found later that holds it.
@@ -86,18 +92,6 @@ class Buffer:
     """
 
     __slots__ = (*Block.__slots__, "holder")
-    address: int
-    bytes: int
-    category: Category
-    device: int
-    key: int
-    label: str
-    made_by: Any
-    module: int
-    phase: Phase
-    recomputing: bool
-    serial: int
-    stack: int
     holder: weakref.ref[torch.UntypedStorage] | None
 
 

@@ -46,8 +46,8 @@ def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]
         try:
             storage = plain.untyped_storage()
             address = storage.data_ptr()
-        except (RuntimeError, NotImplementedError):
-            continue  # meta, fake, functorch: no memory that an allocator knows
+        except (RuntimeError, NotImplementedError, ValueError):
+            continue  # meta, fake, functorch, lazy parameters: no memory that an allocator knows
         if address:
             yield storage, _memory_of(plain, storage)
 

@@ -13,7 +13,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain, compress, starmap, tee
 from operator import attrgetter, is_, not_, or_
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tb_memplugin.sources.collector import collector_at_rest
 from tb_memplugin.sources.storages import storages
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
@@ -41,7 +41,7 @@ def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorag
             then ends the process.
     """
     found: list[_Found]
-    with _no_collection():
+    with collector_at_rest():  # it runs code of others, and so other threads, in the midst of our one call
         try:
             found = list(_look(_storages_of, of_gradients))
         except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
@@ -66,18 +66,6 @@ def others_may_run() -> bool:
 
 def _is_package(path: str) -> bool:
     return "site-packages" in path or "dist-packages" in path
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """The collector runs code of others, and so other threads, in the midst of our one call."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _tensors() -> Iterator[torch.Tensor]:

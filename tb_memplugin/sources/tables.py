@@ -1,13 +1,20 @@
-"""Tables that grow while a trace is built: names, and the owners of bytes."""
+"""Tables that grow while a trace is built: names, the owners of bytes, and what hooks noted of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from tb_memplugin.trace import Module
-from tb_memplugin.trace.tables import NOT_NAMED, OUTSIDE, Bool, Int32, Int64
+from tb_memplugin.trace import Annotations, Events, Module, Spans
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, OUTSIDE, Bool, Int32, Int64
+
+Mark = tuple[int, str, bool]
+"""Where a named phase begins or ends: (epoch ns, name, whether it ends)."""
+
+Call = tuple[int, int, int, int]
+"""A module's call that ended: (began, ended: epoch ns; module's row; phase)."""
 
 
 class Names:
@@ -64,6 +71,12 @@ class Owners:
             depth[row] = depth[module.parent] + 1 if module.parent >= 0 else 0
         return depth
 
+    def calls(self, ended: Iterable[Call]) -> Spans:
+        """Calls of modules, by when they began."""
+        start, end, row, phase = np.array(sorted(ended), np.int64).reshape(-1, 4).T
+        depth = self.depth()[row]
+        return Spans(start, end, row.astype(np.int32), depth.astype(np.int32), phase.astype(np.uint8))
+
     def as_tuple(self) -> tuple[Module, ...]:
         """All owners, in row order."""
         return tuple(self._modules)
@@ -77,3 +90,24 @@ class Owners:
 
 def _short(operator: str) -> str:
     return operator.removeprefix("aten::").removeprefix("torch::autograd::")
+
+
+def operator_name(made_by: Any) -> str:
+    """The name of an operator that a dispatch mode was given, or of what stands for one."""
+    if isinstance(made_by, str):
+        return made_by
+    return str(getattr(getattr(made_by, "_schema", None), "name", NO_OPERATOR))
+
+
+def named_phases(marks: Sequence[Mark], full: Events, names: Names) -> Annotations:
+    """Named phases as annotations, on the first device."""
+    time = np.array([mark[0] for mark in marks], np.int64)
+    on_device = np.flatnonzero(full.device == 0)
+    last = np.searchsorted(full.time_ns[on_device], time, side="right") - 1
+    return Annotations(
+        time_ns=time,
+        name=names.add_all([mark[1] for mark in marks]).astype(np.int32),
+        ends=np.array([mark[2] for mark in marks], np.uint8),
+        device=np.zeros(len(time), np.uint8),
+        event=np.append(on_device, -1)[last],
+    )

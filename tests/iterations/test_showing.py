@@ -13,7 +13,7 @@ from torch import nn
 
 from tb_memplugin import IterationReport, MemPluginError
 from tb_memplugin.iterations.console import show, size
-from tb_memplugin.iterations.csv_files import ITERATION_COLUMNS, WEIGHT_COLUMNS
+from tb_memplugin.iterations.csv_files import ITERATION_COLUMNS, WEIGHT_COLUMNS, IterationCsv
 from tb_memplugin.iterations.figures import iteration_memory
 from tb_memplugin.iterations.watch import Seen
 from tb_memplugin.sources.steps.counters import Reading
@@ -39,6 +39,7 @@ def test_csv_has_a_row_an_iteration_and_a_row_a_weight(tmp_path):
     assert tuple(iterations.columns) == ITERATION_COLUMNS
     assert tuple(weights.columns) == WEIGHT_COLUMNS
     assert iterations["peak_cached_bytes"].tolist() == [one.peak_cached_bytes for one in report.iterations]
+    assert iterations["peak_cached_is_exact"].tolist() == [True, True]
     assert iterations["feature_map_bytes"].tolist() == [28, 28]
     assert weights.pivot_table(index="step", columns="name", values="bytes").loc[2].to_dict() == {
         "bias": 12,
@@ -68,6 +69,7 @@ def test_what_is_not_known_is_an_empty_cell(tmp_path):
     run(tmp_path, iterations=1, model=torch.compile(nn.Linear(4, 3), backend="eager"))
     row = pd.read_csv(tmp_path / "w.iterations.csv").iloc[0]
     assert pd.isna(row["feature_map_bytes"])
+    assert pd.isna(row["peak_allocated_is_exact"])
     assert row["weight_bytes"] == 60
 
 
@@ -110,17 +112,16 @@ def test_a_note_is_printed_once():
 
 
 def test_sizes_have_a_persons_units():
-    assert [size(count) for count in (None, 0, 1023, 1536, -2048, 5 << 30)] == [
+    assert [size(count) for count in (None, 0, 1536, -8192, 5 << 30)] == [
         "not known",
         "0 B",
-        "1023 B",
-        "1.50 KiB",
-        "-2.00 KiB",
+        "1,536 B",
+        "-8.00 KiB",
         "5.00 GiB",
     ]
 
 
-def test_peaks_that_torch_cannot_reset_are_said_to_be_lower_bounds():
+def test_peaks_that_torch_cannot_reset_are_said_to_be_lower_bounds(tmp_path):
     reading = Reading(2, 7, exact=False, reserved=20, peak_reserved=30, reserved_exact=False)
     seen = Seen(("cuda:0",), (reading,), None, {}, ())
     memory = iteration_memory(nn.Linear(4, 3), seen, step=1, epoch=1, iteration=1, seconds=0.0)
@@ -132,6 +133,12 @@ def test_peaks_that_torch_cannot_reset_are_said_to_be_lower_bounds():
     assert ["cached", "≥", "30", "B", "20", "B"] in rows
     assert ["allocated", "≥", "7", "B", "2", "B"] in rows
     assert "cannot reset the peaks that the allocator of cuda:0 counts" in shown.getvalue()
+    csv = IterationCsv(tmp_path, "w")
+    csv.write(memory)
+    csv.close()
+    row = pd.read_csv(tmp_path / "w.iterations.csv").iloc[0]
+    assert (row["peak_cached_bytes"], row["peak_cached_is_exact"]) == (30, False)
+    assert (row["peak_allocated_bytes"], row["peak_allocated_is_exact"]) == (7, False)
 
 
 def test_a_compiled_layer_is_named():

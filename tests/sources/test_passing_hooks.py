@@ -53,3 +53,29 @@ def test_a_copy_calls_nobody(watching):
             assert hook(module, (), None) is None
             assert "tb_memplugin" not in type(hook).__module__
     assert torch.equal(copied(torch.ones(2, 4)), model(torch.ones(2, 4)))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_script_is_made_as_without_us_and_the_hooks_of_both_stay(watching):
+    model, told = nn.Sequential(nn.Linear(4, 3)), []
+    x = torch.ones(2, 4)
+    with watching(model):
+        before = [list(one._forward_pre_hooks) + list(one._forward_hooks) for one in model.modules()]
+        script = torch.jit.script(model)
+        assert torch.equal(script(x), model(x))
+        assert torch.equal(torch.jit.trace(model, x)(x), model(x))
+        handle = model.register_forward_hook(lambda *_: told.append("the user's"))
+        model(x)
+        handle.remove()
+        assert [list(one._forward_pre_hooks) + list(one._forward_hooks) for one in model.modules()] == before
+    assert told == ["the user's"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_script_that_is_the_model_is_reported():
+    model: torch.nn.Module = torch.jit.script(nn.Linear(4, 3))
+    with reported(model, None) as report:
+        model(torch.ones(2, 4)).sum().backward()
+        memory = report.record_stats()
+    assert memory is not None
+    assert (memory.weight_bytes, memory.gradient_bytes) == (60, 60)

@@ -50,10 +50,17 @@ class ThreadWatch:
         """No thread is met from here on."""
         self._on = False
         if threading.getprofile() is self._profile:
-            threading.setprofile(self._others)
+            threading.setprofile(self._beneath())
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _beneath(self) -> Hook | None:
+        """What others set, without watches that ended while this one stood on them."""
+        others = self._others
+        while isinstance(watch := getattr(others, "__self__", None), ThreadWatch) and not watch._on:
+            others = watch._others
+        return others
 
     def _first_call(self, frame: FrameType, event: str, arg: Any) -> None:
         sys.setprofile(self._others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,9 +103,9 @@ class Highs:
             self.exact[row] |= exact
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class OpenPhase:
-    """A phase that runs."""
+    """A phase that runs, for as long as somebody holds it who may end it."""
 
     name: str
     begin_ns: int
@@ -131,7 +132,7 @@ class StepRecording:
     def __init__(self, counters: Sequence[Counters]) -> None:
         self.counters = tuple(counters)
         self._lock = threading.RLock()
-        self._phases: list[OpenPhase] = []
+        self._phases: weakref.WeakSet[OpenPhase] = weakref.WeakSet()
         self._ended: dict[str, _Ended] = {}
         self._names: set[str] = set()
         self._rows: deque[MonitoredStep] = deque()
@@ -146,14 +147,14 @@ class StepRecording:
         with self._lock:
             self._boundary()
             phase = OpenPhase(self._known(name), time.perf_counter_ns(), Highs(self._last))
-            self._phases.append(phase)
+            self._phases.add(phase)
             return phase
 
     def end_phase(self, phase: OpenPhase) -> None:
         """A phase ends: it counts to the step that runs now."""
         with self._lock:
             self._boundary()
-            self._phases = [one for one in self._phases if one is not phase]
+            self._phases.discard(phase)
             ended = self._ended.setdefault(phase.name, _Ended(phase.highs))
             for row, peak in enumerate(phase.highs.peaks):
                 ended.highs.raise_to(row, peak, phase.highs.exact[row])

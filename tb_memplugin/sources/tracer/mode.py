@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import time_ns
 from typing import Any
 
@@ -27,6 +27,10 @@ _BACKWARD, _OTHER = Phase.BACKWARD, Phase.OTHER
 
 
 logger = logging.getLogger("tb_memplugin")
+
+
+def _called(call: Callable[[], Any]) -> Any:
+    return call()
 
 
 def _tensors(results: Any) -> Iterator[torch.Tensor]:
@@ -107,6 +111,22 @@ class StorageMode(TorchDispatchMode):
                     self._note(made, None, time_ns())
                 finally:
                     self._is_told = False
+
+    def make_hidden_call(self, call: Callable[[], Any]) -> Any:
+        """Make a call of torch's that puts modes aside, and note what it took and gave back."""
+        if not self._layers.on:
+            return call()
+        with self._ledger.lock:
+            self._here.settle()
+        began = time_ns()
+        out = self._kernels.run(_called, (call,), None)
+        try:
+            with self._ledger.lock:
+                self._note(None, None, began)
+        except Exception as error:  # see __torch_dispatch__
+            logger.debug("noting a hidden call failed", exc_info=error)
+            self._layers.failed(error)
+        return out
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         here, ledger, kernels = self._here, self._ledger, self._kernels

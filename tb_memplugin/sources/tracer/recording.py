@@ -6,17 +6,17 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import time_ns
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.beside_dynamo import UncompiledHere
 from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.optimizer_hooks import StepHooks
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages, storages
 from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
@@ -48,7 +48,7 @@ class StorageRecording:
 
     def __init__(self, device_type: str, max_events: int) -> None:
         self._device_type, self._max_events = device_type, max_events
-        self._handles: list[Any] = []
+        self._handles: list[StepHooks] = []
         self._modes: dict[int, StorageMode] = {}
         self._foreign_calls = 0
         self._step_ns = time_ns()
@@ -78,11 +78,8 @@ class StorageRecording:
         self._hooks = LayerHooks(self.layers, self._watch, self._unwatch)
         try:
             self._hooks.start(models, names)
-            self._handles = [
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
-            ]
-            listen(self._see_made)
+            self._handles = [StepHooks(self._before_step, self._after_step)]
+            listen(self)
             self._main = self._mode()
             self._main.enter()
         except BaseException:
@@ -161,14 +158,20 @@ class StorageRecording:
             self.phases.append(phase)
 
     def _unhook(self) -> None:
-        stop_listening(self._see_made)
+        stop_listening(self)
         self._hooks.stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._uncompiled.forget()
 
-    def _see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
+    def around(self, call: Callable[[], Any]) -> Any:
+        """Make a call that torch hides from modes, and write down what it takes."""
+        mode = next(modes_here(self.layers), None)
+        return call() if mode is None else mode.make_hidden_call(call)
+
+    def see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
+        """Torch made, resized or read something on this thread, without an operator."""
         try:
             for mode in modes_here(self.layers):
                 mode.see(what)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from tb_memplugin.sources.categories import Born, by_lifetime
-from tb_memplugin.sources.phases import phase_at, phase_spans
+from tb_memplugin.sources.phases import phase_at, phase_spans, stretch
 from tb_memplugin.sources.storage_lifetimes import BEFORE, Block, Buffer, Entry, Happened, Ledger
-from tb_memplugin.sources.tables import Names, Owners
-from tb_memplugin.sources.tracer.layers import Layers, Stretch
+from tb_memplugin.sources.tables import Call, Mark, Names, Owners, named_phases, operator_name
+from tb_memplugin.sources.tracer.layers import Layers
 from tb_memplugin.trace import (
-    Annotations,
     Category,
     Device,
     Events,
@@ -29,7 +28,7 @@ from tb_memplugin.trace import (
     events,
     start_state,
 )
-from tb_memplugin.trace.tables import NO_OPERATOR, Int64
+from tb_memplugin.trace.tables import Int64
 
 SOURCE = "MemoryTracer"
 
@@ -44,7 +43,7 @@ class Recorded:
     layers: Layers
     start_ns: int
     stop_ns: int = 0
-    marks: deque[tuple[int, str, bool]] = field(default_factory=deque)
+    marks: deque[Mark] = field(default_factory=deque)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -80,8 +79,8 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
         operators=tables.operators.as_tuple(),
         labels=tables.labels.as_tuple(),
         phases=phases,
-        calls=_calls(entries, tables.owners),
-        annotations=_annotations(recorded, full, names),
+        calls=tables.owners.calls(_ended(entries)),
+        annotations=named_phases(recorded.marks, full, names),
         annotation_names=names.as_tuple(),
         modules=tables.owners.as_tuple(),
         notes=tuple(recorded.notes),
@@ -89,20 +88,17 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     )
 
 
-def _stretches(spans: Sequence[Stretch]) -> tuple[Int64, Int64]:
-    columns = np.array(spans, np.int64).reshape(-1, 2)
-    return columns[:, 0], columns[:, 1]
-
-
 def _phases(layers: Layers) -> Spans:
-    marks = (list(spans) for spans in (layers.forward, layers.backward, layers.optimizer))
-    forward, backward, optimizer = (_stretches(spans) for spans in marks)
-    return phase_spans(forward, backward, optimizer, np.empty(0, np.int64))
+    return phase_spans(
+        stretch(layers.forward), stretch(layers.backward), stretch(layers.optimizer), np.empty(0, np.int64)
+    )
 
 
-def _operator(made_by: Any) -> str:
-    schema = getattr(made_by, "_schema", None)
-    return str(getattr(schema, "name", NO_OPERATOR))
+def _ended(entries: Sequence[Entry]) -> Iterator[Call]:
+    """The layers' calls that ended."""
+    for time, what, _, row, phase, _, began in entries:
+        if what is Happened.EXIT:
+            yield began, time, row, phase
 
 
 def _start(memory: Sequence[Entry], ledger: Ledger, tables: _Tables) -> StartState:
@@ -143,7 +139,7 @@ def _events(memory: Sequence[Entry], tables: _Tables, phases: Spans) -> Events:
         made_by = blocks[row].made_by
         known = names.get(made_by)
         if known is None:
-            known = names[made_by] = tables.operators.add(_operator(made_by))
+            known = names[made_by] = tables.operators.add(operator_name(made_by))
         operator[row] = known
     columns = _columns(blocks)
     # A block may get its owner after its birth (optimizer state): then that stands there, too.
@@ -201,25 +197,3 @@ def _by_lifetime(
         recomputing=columns["recomputing"][rows].astype(bool),
     )
     return by_lifetime(born, phases, tables.operators.as_tuple(), knows_optimizer=True)
-
-
-def _calls(entries: Sequence[Entry], owners: Owners) -> Spans:
-    """The layers' calls that ended, by when they began."""
-    ended = [(entry[6], entry[0], entry[3], entry[4]) for entry in entries if entry[1] is Happened.EXIT]
-    start, end, row, phase = np.array(sorted(ended), np.int64).reshape(-1, 4).T
-    depth = owners.depth()[row]
-    return Spans(start, end, row.astype(np.int32), depth.astype(np.int32), phase.astype(np.uint8))
-
-
-def _annotations(recorded: Recorded, full: Events, names: Names) -> Annotations:
-    """Named phases, on the first device."""
-    time = np.array([mark[0] for mark in recorded.marks], np.int64)
-    on_device = np.flatnonzero(full.device == 0)
-    last = np.searchsorted(full.time_ns[on_device], time, side="right") - 1
-    return Annotations(
-        time_ns=time,
-        name=names.add_all([mark[1] for mark in recorded.marks]).astype(np.int32),
-        ends=np.array([mark[2] for mark in recorded.marks], np.uint8),
-        device=np.zeros(len(time), np.uint8),
-        event=np.append(on_device, -1)[last],
-    )

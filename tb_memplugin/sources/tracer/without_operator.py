@@ -1,20 +1,31 @@
-"""Tells of memory that torch takes or gives back without an operator.
+"""Tells of memory that torch takes or gives back without an operator that a dispatch mode sees.
 
 Copies of the random generator's state: checkpointing keeps one for every layer. Storages that Python resizes,
-as FSDP2 does when it gives gathered parameters back. And what `torch.load` reads. While somebody listens,
-`torch.get_rng_state`, `UntypedStorage.resize_` and `PyTorchFileReader.get_storage_from_record` tell; they
-return what they returned before.
+as FSDP2 does when it gives gathered parameters back. What `torch.load` reads. And what a tensor's text takes,
+for which torch puts modes aside. While somebody listens, `torch.get_rng_state`, `UntypedStorage.resize_`,
+`PyTorchFileReader.get_storage_from_record` and `torch._tensor_str._str` tell; they return what they returned
+before.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
-Listener = Callable[[torch.Tensor | torch.UntypedStorage], None]
+
+class Listener(Protocol):
+    """Who is told, on whichever thread it happens. What it does of its own must not raise."""
+
+    def see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
+        """A state was copied, a storage resized or read."""
+
+    def around(self, call: Callable[[], Any]) -> Any:
+        """Make a call that no mode sees, and give what it gives."""
+
 
 _lock = threading.Lock()
 _listeners: list[Listener] = []
@@ -22,11 +33,13 @@ _get_original: Callable[[], torch.Tensor] = torch.random.get_rng_state
 _resize_original: Callable[[torch.UntypedStorage, int], Any] = torch.UntypedStorage.resize_
 _reader: Any = getattr(torch._C, "PyTorchFileReader", None)
 _read_original: Callable[..., torch.Tensor] | None = getattr(_reader, "get_storage_from_record", None)
+_text: Any = torch._tensor_str
+_print_original: Callable[..., Any] = _text._str
 
 
 def _tell(what: torch.Tensor | torch.UntypedStorage) -> None:
     for listener in tuple(_listeners):
-        listener(what)
+        listener.see_made(what)
 
 
 def _get_rng_state() -> torch.Tensor:
@@ -48,9 +61,16 @@ def _read(reader: Any, *which: Any) -> torch.Tensor:
     return read
 
 
+def _print(tensor: torch.Tensor, **named: Any) -> Any:
+    call = partial(_print_original, tensor, **named)
+    for listener in tuple(_listeners):
+        call = partial(listener.around, call)
+    return call()
+
+
 def listen(listener: Listener) -> None:
-    """Call somebody, on whichever thread, with every state and every storage after it. It must not raise."""
-    global _get_original, _resize_original, _read_original
+    """Tell somebody from here on."""
+    global _get_original, _resize_original, _read_original, _print_original
     with _lock:
         if not _listeners:
             _get_original = torch.random.get_rng_state
@@ -60,6 +80,8 @@ def listen(listener: Listener) -> None:
             _read_original = getattr(_reader, "get_storage_from_record", None)
             if _read_original is not None:
                 _reader.get_storage_from_record = _read
+            _print_original = _text._str
+            _text._str = _print
         _listeners.append(listener)
 
 
@@ -77,3 +99,5 @@ def stop_listening(listener: Listener) -> None:
                 torch.UntypedStorage.resize_ = _resize_original  # type: ignore[method-assign,assignment]
             if getattr(_reader, "get_storage_from_record", None) is _read:
                 _reader.get_storage_from_record = _read_original
+            if _text._str is _print:
+                _text._str = _print_original

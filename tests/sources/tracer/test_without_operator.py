@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 
 import numpy as np
@@ -99,3 +100,24 @@ def test_a_file_that_is_mapped_takes_no_memory_of_torchs(tmp_path):
         assert state["weight"].shape == (128, 64)
     live = tracer.trace_result().live(0)
     assert live.max() == live[0]
+
+
+def test_what_a_tensors_text_takes_is_the_profilers_and_torchs_function_comes_back():
+    held, before = torch.arange(5000.0) + 0.5, torch._tensor_str._str
+    tracer = MemoryTracer()
+    gc.collect()
+    with profile(profile_memory=True) as recorded:
+        text = repr(held)
+    with tracer.trace(nn.Identity()):
+        assert repr(held) == text
+    assert torch._tensor_str._str is before
+    told = [
+        (event.start_time_ns, event.extra_fields.alloc_size)
+        for event in below(recorded.profiler.kineto_results.experimental_event_tree())
+        if isinstance(event.extra_fields, torch._C._profiler._ExtraFields_Allocation)
+    ]
+    assert (
+        tracer.trace_result().window(0).tolist()
+        == np.cumsum([0, *(size for _, size in sorted(told))]).tolist()
+    )
+    assert tracer.trace_result().notes == ()

@@ -1,0 +1,100 @@
+"""What people give to the classes that watch a training: checked in one place, with one wording."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+"""One or several, or none."""
+
+
+def checked_model(model: Any) -> nn.Module:
+    """A model.
+
+    Raises:
+        TypeError: it is none; a `weakref.proxy` is not one either, as it cannot be held weakly.
+    """
+    if not isinstance(model, nn.Module) or isinstance(model, weakref.ProxyTypes):
+        raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+    return model
+
+
+def checked_optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    """One optimizer, several, or none, as a list.
+
+    Raises:
+        TypeError: something else is among them.
+    """
+    single = given is None or isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable)
+    several = [] if given is None else [given] if single else list(given)
+    for one in several:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer is a {type(one).__name__}; give torch.optim.Optimizer or a list of them"
+            )
+    return several
+
+
+def with_inner(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Optimizers and those in their attributes, each once: only the inner one steps, and has the state.
+
+    So are accelerate's wrapper, `ZeroRedundancyOptimizer`, master weights of mixed precision, and chains.
+    """
+    found: dict[int, torch.optim.Optimizer] = {}
+    pending = list(optimizers)
+    while pending:
+        one = pending.pop(0)
+        if id(one) not in found:
+            found[id(one)] = one
+            for value in vars(one).values():
+                held = value if isinstance(value, list | tuple) else (value,)
+                pending += [inner for inner in held if isinstance(inner, torch.optim.Optimizer)]
+    return list(found.values())
+
+
+def at_least_one(name: str, number: Any, where: str) -> int:
+    """A whole number from 1 on.
+
+    Raises:
+        TypeError: no whole number.
+        MemPluginError: below 1.
+    """
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} is a {type(number).__name__}; give a whole number")
+    if number < 1:
+        raise MemPluginError(f"{name} is {number}.", where=where, fix="Give a whole number from 1 on.")
+    return number
+
+
+def checked_device(given: Any, where: str) -> torch.device | None:
+    """A device as torch knows it, None for None. Whether it is here is not asked.
+
+    Raises:
+        MemPluginError: torch knows no device of that name.
+    """
+    if given is None:
+        return None
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise MemPluginError(
+            f"{given!r} is no device of torch.", where=where, fix='Give "cpu", "cuda:0", or a torch.device.'
+        ) from error
+
+
+def refuse_absent(device: torch.device, where: str, fix: str) -> None:
+    """Refuse a device that is neither the CPU nor an accelerator of this machine.
+
+    Raises:
+        MemPluginError: it is not here.
+    """
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device.type != "cpu" and (accelerator is None or accelerator.type != device.type):
+        raise MemPluginError(f"There is no device {str(device)!r} here.", where=where, fix=fix)

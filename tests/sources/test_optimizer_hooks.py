@@ -1,0 +1,46 @@
+"""A tracer may begin and end on one thread while an optimizer steps on another."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import optimizer
+
+from tb_memplugin import MemoryTracer
+
+torch_optimizer: Any = optimizer
+
+
+def test_hooks_come_and_go_while_an_optimizer_is_among_its_hooks():
+    before, model = torch_optimizer.chain, nn.Linear(4, 3)
+    stepping = torch.optim.SGD(model.parameters(), lr=0.1)
+    inside, may_go_on, errors = threading.Event(), threading.Event(), []
+
+    def users_hook(*_):
+        inside.set()
+        assert may_go_on.wait(60)
+
+    def step():
+        try:
+            stepping.step()
+        except RuntimeError as error:
+            errors.append(error)
+
+    with MemoryTracer().trace(model):
+        register = torch_optimizer.register_optimizer_step_pre_hook
+        handles = register(users_hook), register(lambda *_: None)  # the first waits, so the second is to come
+        thread = threading.Thread(target=step)
+        thread.start()
+        assert inside.wait(60)
+        with MemoryTracer().trace(model):
+            may_go_on.set()
+            thread.join()
+        for handle in handles:
+            handle.remove()
+    assert errors == []
+    assert torch_optimizer.chain is before
+    assert not torch_optimizer._global_optimizer_pre_hooks
+    assert not torch_optimizer._global_optimizer_post_hooks
