@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from torch.optim import optimizer as torch_optimizer
@@ -19,19 +20,20 @@ Hook = Callable[..., None]
 _lock = threading.Lock()
 _users = 0
 _module: Any = torch_optimizer
-_original: Any = _module.chain
+_original: Any = getattr(_module, "chain", None)
+"""None where a torch goes through its hooks in another way."""
 
 
 class _Chain:
     """`itertools.chain` that takes everything at once."""
 
-    from_iterable = staticmethod(_original.from_iterable)
+    from_iterable = staticmethod(chain.from_iterable)
 
     def __call__(self, *several: Iterable[Any]) -> Iterator[Any]:
-        return iter(tuple(_original(*several)))  # in one go: no other thread comes between
+        return iter(tuple(chain(*several)))  # in one go: no other thread comes between
 
 
-_chain = _Chain()
+_at_once = _Chain()
 
 
 class StepHooks:
@@ -40,8 +42,8 @@ class StepHooks:
     def __init__(self, before: Hook, after: Hook) -> None:
         global _users
         with _lock:
-            if not _users:
-                _module.chain = _chain
+            if not _users and _original is not None:
+                _module.chain = _at_once
             _users += 1
             self._handles = [
                 torch_optimizer.register_optimizer_step_pre_hook(before),
@@ -58,5 +60,5 @@ class StepHooks:
                 handle.remove()
             self._handles.clear()
             _users -= 1
-            if not _users and _module.chain is _chain:
+            if not _users and _original is not None and _module.chain is _at_once:
                 _module.chain = _original

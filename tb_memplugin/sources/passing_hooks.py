@@ -47,7 +47,7 @@ def _hide_from_script() -> None:
     """From the first hook on, have `torch.jit` make scripts of modules as they are without ours."""
     global _create
     with _lock:
-        if _create is None:
+        if _create is None and hasattr(_recursive, "create_script_module"):
             _create = _recursive.create_script_module
             _recursive.create_script_module = _create_script_module
 
