@@ -55,7 +55,8 @@ def test_a_mixture_of_transformers_allocates_what_real_processes_do(tmp_path: Pa
     real = really({"mixture": partial(train_a_mixture, str(tmp_path))}, 2, tmp_path)["mixture"]
     read = [json.loads((tmp_path / f"read{rank}.json").read_text()) for rank in (0, 1)]
     found = of_both(train_a_mixture, [in_turn(rows) for rows in read])
-    assert not differences(found.ranks, real, late=4 * 64 * 4 * 64)  # all rows there and back
+    there_and_back = 4 * 64 * 4 * 64  # of a layer; gloo may hold those of two, and the router's rows
+    assert not differences(found.ranks, real, late=2 * there_and_back)
 
 
 def test_the_command_divides_the_experts_of_a_config(tmp_path: Path) -> None:
