@@ -25,7 +25,7 @@ GOALS: tuple[tuple[str, dict[str, Any], float], ...] = (
 def measure() -> list[Figure]:
     """Handlers take turns at going first, on the same profile of 10 steps."""
     figures = [_against_trace_handler(*goal) for goal in GOALS]
-    return [*figures, _against_memory_timeline()]
+    return [*figures, _against_memory_timeline(), _own_events()]
 
 
 def _milliseconds(call: Callable[[], None]) -> float:
@@ -67,3 +67,36 @@ def _against_memory_timeline() -> Figure:
         for _ in range(3):
             profiled(ready, model, optimizer, record_shapes=True, with_stack=True)
     return Figure("handler, 10 steps", "ms", ours[1:], 1 / 40, theirs[1:], "export_memory_timeline")
+
+
+def _own_events() -> Figure:
+    """What our hooks add to the user's own profile where it records stacks: each call is an event there."""
+    ours: list[float] = []
+    every: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        model, optimizer = make()
+        memory = memory_trace_handler(Path(folder, "memory"), "w", model=model, optimizer=optimizer)
+
+        def ready(prof: profile) -> None:
+            memory(prof)
+            assert prof.profiler is not None
+            assert prof.profiler.kineto_results is not None
+            own, count = _count(prof.profiler.kineto_results.experimental_event_tree())
+            ours.append(own)
+            every.append(count)
+
+        profiled(ready, model, optimizer, record_shapes=True, with_stack=True)
+    return Figure("events of a profile with stacks, 10 steps", "events", ours, None, every, "all events")
+
+
+def _count(roots: list[Any]) -> tuple[int, int]:
+    """Events in functions of this package, those that they call included, and all events."""
+    pending = [(event, False) for event in roots]
+    own = count = 0
+    while pending:
+        event, inside = pending.pop()
+        inside = inside or event.name.startswith("tb_memplugin/")
+        own += inside
+        count += 1
+        pending += [(child, inside) for child in event.children]
+    return own, count

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import OUTSIDE, Int64
 
 OTHER_MODULES = "(other modules)"
 MOST_GROUPS = 11
@@ -26,8 +26,6 @@ MOST_CHILDREN = 8
 
 LEAST_ALIKE = 4
 """Fewest children with bare numbers for names that make a group (net.0, net.2 are often unlike)."""
-
-_OUTSIDE = "outside:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +93,14 @@ def _paths(keys: Sequence[str]) -> list[_Path]:
     return [
         _Path((f"{head}.*" if head else "*", *tail), number)
         if number is not None and head in alike
-        else _Path((key,) if key.startswith(_OUTSIDE) else tuple(key.split(".")), None)
+        else _Path((key,) if key.startswith(OUTSIDE) else tuple(key.split(".")), None)
         for key, (head, number, tail) in zip(keys, split, strict=True)
     ]
 
 
 def _split_at_number(key: str) -> tuple[str, int | None, tuple[str, ...]]:
     """("model.layers", 7, ("mlp",)) of model.layers.7.mlp; no number where there is none."""
-    segments = () if key.startswith(_OUTSIDE) else tuple(key.split("."))
+    segments = () if key.startswith(OUTSIDE) else tuple(key.split("."))
     for at, segment in enumerate(segments):
         if segment.isascii() and segment.isdigit() and len(segment) < 10:
             return ".".join(segments[:at]), int(segment), segments[at + 1 :]

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from tb_memplugin.estimate.address_ranges import Ranges
 from tb_memplugin.estimate.replay import Replay
 from tb_memplugin.trace import (
     Annotations,
@@ -19,7 +20,6 @@ from tb_memplugin.trace import (
     Segments,
     StartState,
 )
-from tb_memplugin.trace.ranges import Ranges
 from tb_memplugin.trace.tables import EVENT_DTYPES, Int64, UInt64
 
 MOVES = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
