@@ -126,7 +126,8 @@ class _MemoryTraceHandler:
         histories = allocators() if snapshot else ()
         if snapshot and not histories:
             self._warn(
-                "There is no CUDA or XPU device: allocator history is not recorded.\n"
+                "There is no CUDA or XPU device with torch's own caching allocator here: its history is not "
+                "recorded.\n"
                 "  fix: leave snapshot=True out here, or run where there is one; all else is recorded."
             )
         self._recorder = window_recorder(models, optimizers, histories)

@@ -56,7 +56,7 @@ def test_without_a_gpu_it_warns_once_and_records_all_else(tmp_path, model, warni
     plan = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
     loop(handler, model=model, plan=plan)
     (warning,) = warnings()
-    assert "no CUDA or XPU device: allocator history is not recorded" in warning
+    assert "no CUDA or XPU device" in warning
     assert recorded_steps(tmp_path) == [1, 3]
 
 

@@ -7,10 +7,11 @@ traces of other handlers on the same profile as they are, and costs less than a 
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
+from threading import get_ident
 from time import time_ns
 from typing import Any
 
@@ -81,6 +82,26 @@ def _is_compiled(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+Crossing = tuple[int, int, int, int]
+"""(time_ns, row or -1 - row, sequence number, thread ident)"""
+
+
+def _logging(log: list[Crossing], crossing: int) -> Callable[..., None]:
+    """A function that logs a crossing, but not into a graph that dynamo traces.
+
+    An endless `zip` asks the three numbers within one call: where a profile records stacks, each call that
+    Python makes is an event of the user's own profile.
+    """
+    note, compiling = log.append, torch.compiler.is_dynamo_compiling
+    now = zip(iter(time_ns, None), repeat(crossing), iter(_sequence_number, None), iter(get_ident, None))
+
+    def crossed(*_: object) -> None:
+        if not compiling():
+            note(next(now))
+
+    return crossed
+
+
 class ModuleRecorder:
     """Logs when modules are entered and left. `start` puts hooks on, `stop` takes every one of them off.
 
@@ -89,8 +110,8 @@ class ModuleRecorder:
     """
 
     def __init__(self) -> None:
-        self.log: list[tuple[int, int, int, int]] = []
-        """(time_ns, row or -1 - row, sequence number, thread ident), in order for each thread."""
+        self.log: list[Crossing] = []
+        """In order for each thread."""
         self._handles: list[Any] = []
         self._patched: list[tuple[weakref.ref[nn.Module], Any]] = []
 
@@ -131,30 +152,23 @@ class ModuleRecorder:
 
     def _hook(self, module: nn.Module, row: int) -> None:
         """Ours are the first and the last hook: what the module's own hooks allocate belongs to it."""
-        log, ident, compiling = self.log, threading.get_ident, torch.compiler.is_compiling
-
-        def entered(*_: object) -> None:
-            if not compiling():
-                log.append((time_ns(), row, _sequence_number(), ident()))
-
-        def left(*_: object) -> None:
-            if not compiling():
-                log.append((time_ns(), -1 - row, _sequence_number(), ident()))
-
-        self._handles.append(module.register_forward_pre_hook(PassingHook(entered), prepend=True))
-        self._handles.append(module.register_forward_hook(PassingHook(left), always_call=True))
+        for crossing, register, order in (
+            (row, module.register_forward_pre_hook, {"prepend": True}),
+            (-1 - row, module.register_forward_hook, {"always_call": True}),
+        ):
+            self._handles.append(register(PassingHook(_logging(self.log, crossing)), **order))
 
     def _wrap_compiled(self, module: nn.Module, row: int) -> None:
         """`Module.compile()` replaces the call itself, hooks included: log around the replacement."""
         original: Any = module._compiled_call_impl
-        log, ident = self.log, threading.get_ident
+        enter, leave = _logging(self.log, row), _logging(self.log, -1 - row)
 
         def logged(*args: Any, **kwargs: Any) -> Any:
-            log.append((time_ns(), row, _sequence_number(), ident()))
+            enter()
             try:
                 return original(*args, **kwargs)
             finally:
-                log.append((time_ns(), -1 - row, _sequence_number(), ident()))
+                leave()
 
         module._compiled_call_impl = logged
         self._patched.append((weakref.ref(module), original))

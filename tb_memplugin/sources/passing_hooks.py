@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 
-class PassingHook:
+class PassingHook(partial[None]):
     """A hook of ours that does nothing where it is copied or pickled with its module.
 
     That is `copy.deepcopy(model)` and `torch.save(model)`: a function made inside another could not be
@@ -19,19 +20,16 @@ class PassingHook:
     so the model loads where this package is not installed. `torch.jit.script(model)`, which would compile
     the hook, does not meet it.
 
+    A partial, because its call is none of Python: where a profile records stacks, such calls are events.
+
     Args:
         call: what the hook does.
     """
 
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __new__(cls, call: Callable[..., None]) -> PassingHook:
+        """From the first one on, `torch.jit` is told not to look at them."""
         _hide_from_script()
-        self._call = call
-
-    def __call__(self, *given: Any) -> None:
-        """Called by torch."""
-        self._call(*given)
+        return super().__new__(cls, call)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What takes its place: a method that ignores what it is given."""

@@ -6,10 +6,8 @@ Matched with the allocations of the trace it names them exactly, also after they
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from time import time_ns
 from typing import Any
 
@@ -109,7 +107,7 @@ def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> 
     """Every tensor of an optimizer's state, nested ones too, with the parameter's owner."""
     for parameter, module, label in optimizer_parameters(optimizer, names):
         for name, value in optimizer.state.get(parameter, {}).items():
-            for tensor in _tensors(value):
+            for tensor in tensors_in(value):
                 if tensor is not parameter:
                     yield tensor, Category.OPTIMIZER_STATE, module, f"{label} ({name})"
 
@@ -129,59 +127,16 @@ def optimizer_parameters(
             yield parameter, *names.owner_of.get(id(parameter), (-1, f"group {index} parameter {place}"))
 
 
-def state_identities(optimizer: torch.optim.Optimizer) -> tuple[int, ...] | None:
-    """Which objects an optimizer's state holds for its parameters, by identity; None where that is not told.
-
-    All within calls into C: each call in Python would be an event of a profile with stacks.
-    """
-    try:
-        return tuple(map(id, chain.from_iterable(map(dict.values, optimizer.state.values()))))
-    except TypeError:  # state that is kept in another way
-        return None
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """A tensor, or the tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for inner in value.values():
-            yield from _tensors(inner)
+            yield from tensors_in(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _tensors(inner)
-
-
-_ONE_STORAGE = (torch.Tensor, nn.Parameter)
-"""Others may stand for several storages, or for none: they are looked at each time."""
-
-
-class Changes:
-    """Which of many tensors are new, or have moved, since they were last asked about.
-
-    What is sighted before and after every optimizer step is mostly what was there before. Holds no
-    tensor alive.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-
-    def among(self, tensors: Iterable[Purpose]) -> Iterator[Purpose]:
-        """Those of the tensors that are another object than before, or at another address."""
-        known = self._known
-        for purpose in tensors:
-            tensor = purpose[0]
-            seen = known.get(id(tensor))
-            try:  # here, not in a function: each call would be an event of a profile with stacks
-                address = tensor.data_ptr() if type(tensor) in _ONE_STORAGE else 0
-            except (RuntimeError, NotImplementedError):
-                address = 0
-            if seen is None or seen[0]() is not tensor or seen[1] != address or not address:
-                known[id(tensor)] = weakref.ref(tensor), address
-                yield purpose
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._known.clear()
+            yield from tensors_in(inner)
 
 
 def sight(

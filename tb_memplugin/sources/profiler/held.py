@@ -18,13 +18,21 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.modules import ModuleNames
-from tb_memplugin.sources.storages import Sighting, model_storages, optimizer_parameters, sight
+from tb_memplugin.sources.storages import (
+    Sighting,
+    model_storages,
+    optimizer_parameters,
+    optimizer_storages,
+    sight,
+    tensors_in,
+)
 from tb_memplugin.trace import Category
 
 Owner = tuple[int, str]
 """(owning module's row, label)"""
 
 _ONE_STORAGE = frozenset((torch.Tensor, nn.Parameter, nn.Buffer))
+_WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
 _NOBODY: Owner = (-1, "")
 _alive = weakref.ref.__call__
 _parameters, _buffers, _children = map(attrgetter, ("_parameters", "_buffers", "_modules"))
@@ -171,27 +179,61 @@ class HeldByModels:
         return [owner or _NOBODY for owner in found]
 
 
-@dataclass(slots=True)
 class HeldByOptimizer:
-    """The gradients that an optimizer is about to use.
+    """The gradients that an optimizer is about to use, and its state.
 
-    Attributes:
+    Args:
         names: the models' modules, for who owns which parameter.
     """
 
-    names: ModuleNames
-    _identities: list[int] = field(default_factory=list)
-    _owners: list[Owner] = field(default_factory=list)
-    _group: Group = field(default_factory=lambda: Group(Category.GRADIENT))
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
+        self._parameters: list[int] = []
+        self._owner_of: dict[int, Owner] = {}
+        self._gradient_owners: list[Owner] = []
+        self._gradients, self._state = Group(Category.GRADIENT), Group(Category.OPTIMIZER_STATE)
 
     def look(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
-        """What is new since the last look."""
+        """Which gradients are new since the last look."""
+        return self._gradients.look(_gradients(self._know(optimizer)), self._gradient_owners)
+
+    def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+        """What of its state is new since the last look."""
+        self._know(optimizer)
+        try:
+            found = self._tensors_of(optimizer)
+        except (AttributeError, TypeError):  # state that is kept in another way
+            return [sight(optimizer_storages(optimizer, self._names))]
+        return self._state.look([one for one, _ in found], [owner for _, owner in found])
+
+    def _know(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        """Its parameters; their owners are known from here on."""
         held = list(chain.from_iterable(map(itemgetter("params"), optimizer.param_groups)))
         identities = list(map(id, held))
-        if identities != self._identities:
-            owners = [(row, label) for _, row, label in optimizer_parameters(optimizer, self.names)]
-            self._identities, self._owners = identities, _of_gradients(owners)
-        return self._group.look(_gradients(held), self._owners)
+        if identities != self._parameters:
+            owners = [(row, label) for _, row, label in optimizer_parameters(optimizer, self._names)]
+            self._parameters, self._gradient_owners = identities, _of_gradients(owners)
+            self._owner_of = dict(zip(identities, owners, strict=True))
+        return held
+
+    def _tensors_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, Owner]]:
+        """The tensors of its state, nested ones too."""
+        owners = map(self._owner_of.get, map(id, optimizer.state))
+        states = map(dict.items, optimizer.state.values())
+        values = [
+            (value, (owner[0], f"{owner[1]} ({name})"), parameter)
+            for parameter, owner, state in zip(optimizer.state, owners, states, strict=True)
+            if owner is not None
+            for name, value in state
+        ]
+        plain = [(one, owner) for one, owner, of in values if type(one) in _ONE_STORAGE and one is not of]
+        return plain + [
+            (tensor, owner)
+            for one, owner, of in values
+            if type(one) not in _ONE_STORAGE and type(one) not in _WITHOUT_TENSORS
+            for tensor in tensors_in(one)
+            if tensor is not of
+        ]
 
 
 def _values(dicts: Iterable[dict[str, object]]) -> list[torch.Tensor | None]:

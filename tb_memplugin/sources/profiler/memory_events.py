@@ -36,6 +36,29 @@ class MemoryEvents:
     devices: tuple[str, ...]
 
 
+def beside_counters(memory: MemoryEvents) -> list[str]:
+    """By how much a device's allocator counted more or less than its events tell, as sentences.
+
+    Each event has the counter after it, so what changed between two events is known, though not who did it.
+    The CPU's counter tells nothing: it counts for profilers alone.
+    """
+    notes = []
+    for device, name in enumerate(memory.devices):
+        if name in ("cpu", SHARED):
+            continue
+        here = np.flatnonzero(memory.device == device)
+        before = memory.total[here] - memory.bytes[here]
+        above = np.cumsum(before[1:] - memory.total[here][:-1])
+        high, low = int(above.max(initial=0)), -int(above.min(initial=0))
+        if high or low:
+            notes.append(
+                f"{name}: the profile lacks some of what was allocated and freed there (on threads that the "
+                f"profiler does not see, say): the allocator's own counter was up to {high:,} bytes above "
+                f"this curve, and up to {low:,} below."
+            )
+    return notes
+
+
 def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
     """The memory events that the walk found, sorted by time, with their devices told apart."""
     columns = tree.memory_columns()

@@ -68,7 +68,7 @@ def thread_running(calls: Calls, tree: ProfilerTree, first_number: int) -> int |
     that one is doing meanwhile has nothing to do with another's calls.
     """
     start, end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
-    number = tree.thread_of(3)
+    number = tree.thread_of_nodes()
     around = (start <= calls.start_ns[0]) & (calls.start_ns[0] < end) & (number != first_number)
     return int(number[np.flatnonzero(around)[-1]]) if around.any() else None
 
@@ -91,4 +91,4 @@ def _owning(calls: Calls, sequence: Int64) -> Int64:
 def _in_another(tree: ProfilerTree, first_number: int) -> bool:
     """Whether a node ran within another, on a thread that is not the first: what was made there ran there."""
     nested = np.array(tree.node_parent, np.int64) >= 0
-    return bool(np.any(nested & (tree.thread_of(3) != first_number)))
+    return bool(np.any(nested & (tree.thread_of_nodes() != first_number)))

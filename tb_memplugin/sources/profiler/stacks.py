@@ -49,7 +49,7 @@ def _frames_of_makers(tree: ProfilerTree, main: int) -> Int64:
     was made on its own thread, all others by the forward.
     """
     found = np.full(len(tree.node_names), -1, np.int64)
-    thread, of_maker = tree.thread_of(3), tree.thread_of(4)
+    thread, of_maker = tree.thread_of_nodes(), tree.thread_of(3)
     made_on = np.where(np.array(tree.node_parent, np.int64) < 0, main, thread)
     for number in np.unique(made_on).tolist():
         nodes = made_on == number

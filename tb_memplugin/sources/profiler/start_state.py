@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.sources.categories import WORKSPACE_BYTES
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.shared_memory import SHARED
@@ -15,6 +16,12 @@ from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Category, StartState
 from tb_memplugin.trace import start_state as as_start_state
 from tb_memplugin.trace.replay import match_frees
+
+WORKSPACE = "cuBLAS workspace, by its size"
+"""The label of a block of that size that nothing known holds and nobody gives back."""
+
+MOST_WORKSPACES = 4
+"""A thread has one for each stream that it multiplies on. More blocks of the size are something else."""
 
 
 @dataclass(slots=True)
@@ -81,15 +88,20 @@ def _counted(
         int(memory.total[here[0]] - memory.bytes[here[0]]) if len(here) else sum(size for _, size in blocks)
     )
     owner = {sighting.address: sighting for sighting in seen}
-    if not blocks:
-        blocks = [(sighting.address, sighting.bytes) for sighting in seen]
-        blocks += _freed_later(memory, here, {address for address, _ in blocks})
+    freed = dict(_freed_later(memory, here, set()))
+    if not blocks:  # a free tells the size of its block, rounded; a storage its own
+        sizes = {address: sighting.bytes for address, sighting in owner.items()}
+        blocks = list((sizes | freed).items())
     rows = [
         _named(device, owner[address], owners, labels, size)
         if address in owner
         else _Row(device, address, size, module=owners.not_named)
         for address, size in blocks
     ]
+    if name.startswith("cuda"):
+        _name_workspaces(
+            [row for row in rows if row.address not in owner and row.address not in freed], labels
+        )
     rest = base - sum(row.bytes for row in rows)
     if rest > 0:
         rows.append(_Row(device, 0, rest, module=owners.not_named))
@@ -99,6 +111,14 @@ def _counted(
             "allocator's counter at the first event: memory was freed in between."
         )
     return rows
+
+
+def _name_workspaces(rows: Sequence[_Row], labels: Names) -> None:
+    """Of blocks that nothing known holds, in place."""
+    found = [row for row in rows if row.bytes in WORKSPACE_BYTES]
+    if len(found) <= MOST_WORKSPACES:
+        for row in found:
+            row.category, row.label = Category.WORKSPACE, labels.add(WORKSPACE)
 
 
 def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners: Owners) -> list[_Row]:

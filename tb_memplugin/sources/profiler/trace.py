@@ -9,7 +9,7 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.sources.categories import Born, by_lifetime, match_sightings, workspaces
 from tb_memplugin.sources.profiler.attribution import Attribution, Logged, attribute, main_thread
 from tb_memplugin.sources.profiler.dtypes import dtype_properties
-from tb_memplugin.sources.profiler.memory_events import MemoryEvents, read_memory_events
+from tb_memplugin.sources.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
 from tb_memplugin.sources.profiler.node_owners import forward_threads
 from tb_memplugin.sources.profiler.optimizer_order import temporaries_in_order
 from tb_memplugin.sources.profiler.stacks import ProfiledStacks, stacks_of
@@ -79,7 +79,12 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         stacks=called.stacks,
         phases=found.phases,
         calls=found.calls,
-        notes=(*window.problems, *notes, *_notes(blocks, full, tree, called, found.unseen_calls)),
+        notes=(
+            *window.problems,
+            *notes,
+            *beside_counters(memory),
+            *_notes(blocks, full, tree, called, found.unseen_calls),
+        ),
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
     )
 

@@ -38,6 +38,7 @@ _get_duration = getter(_profiler._ProfilerEvent, "duration_time_ns")
 _get_thread = getter(_profiler._ProfilerEvent, "start_tid")
 _get_fields = getter(_profiler._ProfilerEvent, "extra_fields")
 _Allocation = _profiler._ExtraFields_Allocation
+_Kineto = _profiler._ExtraFields_Kineto
 _get_address = getter(_Allocation, "ptr")
 _get_size = getter(_Allocation, "alloc_size")
 _get_total = getter(_Allocation, "total_allocated")
@@ -83,8 +84,8 @@ class ProfilerTree:
     operators that neither an autograd node, an optimizer step nor an outermost module call encloses;
     -2 marks the others. `makers` holds, where stacks were recorded, three numbers per operator that
     might have made an autograd node: its start, its sequence number and the frame around it. `threads`
-    gives, for each of the profiler's threads, how many rows of memory, operators, nodes and makers had
-    been found when its part was done.
+    gives, for each run of events of one of the profiler's threads, how many rows of memory, operators
+    and makers had been found when it ended.
     """
 
     memory: list[int] = field(default_factory=list)
@@ -100,10 +101,11 @@ class ProfilerTree:
     node_end: list[int] = field(default_factory=list)
     node_parent: list[int] = field(default_factory=list)
     node_sequence: list[int] = field(default_factory=list)
+    node_thread: list[int] = field(default_factory=list)
     ranges: dict[Role, list[tuple[str, int, int]]] = field(default_factory=dict)
     makers: list[int] = field(default_factory=list)
     frames: CallTree = field(default_factory=CallTree)
-    threads: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    threads: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     def memory_columns(self) -> tuple[Int64, ...]:
         """Time, address, signed bytes, total, operator, node, frame of allocator events, in order found."""
@@ -117,9 +119,17 @@ class ProfilerTree:
         start, sequence, frame = np.fromiter(self.makers, np.int64, len(self.makers)).reshape(-1, 3).T
         return start, sequence, frame
 
+    def end_run(self, thread: int) -> None:
+        """What was found since the last run ended is a thread's."""
+        self.threads.append((thread, len(self.memory) // 4, len(self.operator_names), len(self.makers) // 3))
+
+    def thread_of_nodes(self) -> Int64:
+        """The profiler's thread of each node."""
+        return np.array(self.node_thread, np.uint64).view(np.int64)  # 2**64 - 1: none
+
     def thread_of(self, kind: int) -> Int64:
-        """The profiler's thread of each row of memory (kind 1), operators (2), nodes (3) or makers (4)."""
-        numbers = np.array([row[0] for row in self.threads], np.uint64).view(np.int64)  # 2**64 - 1: none
+        """The profiler's thread of each row of memory (kind 1), operators (2) or makers (3)."""
+        numbers = np.array([row[0] for row in self.threads], np.uint64).view(np.int64)  # see thread_of_nodes
         ends = np.array([row[kind] for row in self.threads], np.int64)
         return np.repeat(numbers, np.diff(ends, prepend=0))
 
@@ -156,9 +166,7 @@ def walk(
     for root in roots:
         by_thread.setdefault(_get_thread(root), []).append(root)
     for thread, events in by_thread.items():
-        _walk_thread(events, tree, module_entries, outer_calls, keep_fields, with_stack)
-        found = (len(tree.memory) // 4, len(tree.operator_names), len(tree.node_names), len(tree.makers) // 3)
-        tree.threads.append((thread, *found))
+        _walk_thread(thread, events, tree, module_entries, outer_calls, keep_fields, with_stack)
     return tree
 
 
@@ -168,6 +176,7 @@ _RANGE, _OPTIMIZER, _CALL = Role.RANGE, Role.OPTIMIZER, Role.CALL
 
 
 def _walk_thread(
+    thread: int,
     events: list[Event],
     tree: ProfilerTree,
     module_entries: Sequence[int],
@@ -175,16 +184,24 @@ def _walk_thread(
     keep_fields: bool,
     with_stack: bool,
 ) -> None:
-    """One thread's events. Two loops: outside operators all is asked, inside them only for allocations."""
+    """One thread's events, and those below. Two loops: inside operators only allocations are looked for.
+
+    What a device's autograd thread does hangs below what the thread that made its nodes was in, a profiled
+    step, say: a node is asked for its own (torch: csrc/profiler/collection.cpp, `build_tree`).
+    """
     roles: dict[str, Role] = {}
     memory, around, keep = tree.memory, tree.around, tree.fields.append
     remember, told = memory.extend, around.extend
     names, starts, ends = tree.operator_names, tree.operator_start, tree.operator_end
     nodes, sequences = tree.operator_node, tree.operator_sequence
     called = tree.frames.add
-    pending = [(events, -1, -1, _OUTSIDE, -1)]
+    running = thread
+    pending = [(events, -1, -1, _OUTSIDE, -1, thread)]
     while pending:
-        children, operator, node, where, frame = pending.pop()
+        children, operator, node, where, frame, thread = pending.pop()
+        if thread != running:
+            tree.end_run(running)
+            running = thread
         for event in children:
             duration = _get_duration(event)
             if not duration:
@@ -214,7 +231,7 @@ def _walk_thread(
                 if role is _OPERATOR and module_entries:
                     start = _get_start(event)
                     if _entered(start, start + duration, module_entries):
-                        pending.append((inner, row, node, where, frame))
+                        pending.append((inner, row, node, where, frame, thread))
                         inner, loose = [], True
                 if with_stack:
                     _look_inside(inner, (row, node), frame, tree, roles, keep_fields)
@@ -247,25 +264,29 @@ def _walk_thread(
                 alone = loose and where == _OUTSIDE and not _inside(start, outer_calls)
                 sequences.append(_get_fields(event).sequence_number if alone else -2)
             elif role is _NODE:
+                its_thread = _get_thread(event)
+                tree.node_thread.append(its_thread)
                 tree.node_names.append(name)
                 start = _get_start(event)
                 tree.node_start.append(start)
                 tree.node_end.append(start + duration)
                 tree.node_parent.append(node)
                 tree.node_sequence.append(_get_fields(event).sequence_number)
-                pending.append((inner, -1, len(tree.node_names) - 1, _IN_NODE, frame))
+                pending.append((inner, -1, len(tree.node_names) - 1, _IN_NODE, frame, its_thread))
             elif role is _CALL:
                 if inner:
-                    pending.append((inner, operator, node, where, called(name, frame)))
+                    pending.append((inner, operator, node, where, called(name, frame), thread))
             else:
                 below_it = where
-                if role is not _RANGE:
+                # A step or an optimizer's has a range of its name on the GPU's time line, too (Kineto's own).
+                if role is not _RANGE and type(_get_fields(event)) is not _Kineto:
                     start = _get_start(event)
                     tree.ranges.setdefault(role, []).append((name, start, start + duration))
                     if role is _OPTIMIZER and not _calls_closure(start, duration, inner, outer_calls[0]):
                         below_it = _IN_OPTIMIZER
                 if inner:
-                    pending.append((inner, operator, node, below_it, frame))
+                    pending.append((inner, operator, node, below_it, frame, thread))
+    tree.end_run(running)
 
 
 def _look_inside(

@@ -25,7 +25,6 @@ from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.optimizer_hooks import StepHooks
 from tb_memplugin.sources.profiler.held import HeldByModels, HeldByOptimizer, Seen, told_once
 from tb_memplugin.sources.storages import (
-    Changes,
     Purpose,
     Sighting,
     gradients,
@@ -34,7 +33,6 @@ from tb_memplugin.sources.storages import (
     optimizer_parameters,
     optimizer_storages,
     sight,
-    state_identities,
 )
 
 logger = logging.getLogger("tb_memplugin")
@@ -92,11 +90,9 @@ class WindowRecorder:
         self._handles: list[Any] = []
         self._deaths: list[weakref.ref[torch.UntypedStorage]] = []
         self._window: Window | None = None
-        self._changes = Changes()
         self._held: HeldByModels | None = None
         self._optimizers_held: dict[int, HeldByOptimizer] = {}
         self._seen: list[list[Seen]] = []
-        self._states: dict[int, tuple[int, ...] | None] = {}
         self._stepping: dict[int, int] = {}
         self._round: set[int] = set()
 
@@ -111,10 +107,10 @@ class WindowRecorder:
             window.has_optimizers = bool(self._given)
             self._missing(models)
             self._take_start(models)
-            window.blocks = allocator_blocks()
             self._modules.start(models, window.names)
             window.crossings = self._modules.log
             self._handles = [StepHooks(self._before_step, self._after_step)]
+            window.blocks = allocator_blocks()  # the last: not every allocator can tell (cudaMallocAsync)
         except Exception as error:  # the training goes on, whatever happens to us
             self._failed("start", error)
 
@@ -147,7 +143,7 @@ class WindowRecorder:
 
     def _forget(self) -> None:
         self._held = None
-        for kept in (self._optimizers_held, self._seen, self._deaths, self._changes, self._states):
+        for kept in (self._optimizers_held, self._seen, self._deaths):
             kept.clear()
         self._stepping.clear()
         self._round.clear()
@@ -178,8 +174,10 @@ class WindowRecorder:
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
             window.parameter_bytes.append(_parameter_bytes(optimizer, window.names))
-            self._held_by(optimizer, window).look(optimizer)
-        window.start = sight(self._changes.among(tensors), keep=kept)
+            held = self._held_by(optimizer, window)
+            held.look(optimizer)
+            held.look_at_state(optimizer)
+        window.start = sight(tensors, keep=kept)
         died = window.died
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
             if sighting.device in ("cpu", "shared"):
@@ -216,16 +214,15 @@ class WindowRecorder:
             began = self._stepping.pop(id(optimizer), None)
             if began is not None:
                 window.optimizer_steps.append((began, time_ns()))
-            held = state_identities(optimizer)
-            if held is not None and self._states.get(id(optimizer)) == held:
-                return  # as after the step before
-            self._states[id(optimizer)] = held
-            self._seen.append([sight(self._changes.among(optimizer_storages(optimizer, window.names)))])
+            self._seen.append(self._held_by(optimizer, window).look_at_state(optimizer))
         except Exception as error:  # see start
             self._failed("optimizer step", error)
 
     def _held_by(self, optimizer: torch.optim.Optimizer, window: Window) -> HeldByOptimizer:
-        return self._optimizers_held.setdefault(id(optimizer), HeldByOptimizer(window.names))
+        held = self._optimizers_held.get(id(optimizer))
+        if held is None:
+            held = self._optimizers_held[id(optimizer)] = HeldByOptimizer(window.names)
+        return held
 
     def _meet(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
         """An optimizer that was not given, or replaced the one that was: take it in."""
@@ -280,7 +277,7 @@ def allocator_blocks() -> list[tuple[str, int, int]]:
 
     The profiler counts the same rounded sizes, so these sum to its counter at that moment.
     """
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not torch.cuda.is_initialized():
         return []
     light = (
         {"include_traces": False}

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
+from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.profiler.tree import NODE_PREFIX
 from tb_memplugin.trace import Category, Kind, Phase
 from tests.training import CNN, LSTM, MODELS, Cycle, Transformer, train
@@ -273,6 +275,34 @@ def test_a_module_compiled_in_place_is_logged_and_left_as_it_was():
     }
     assert {"features", "head"} <= keys
     assert "features.0" not in keys
+
+
+def test_a_function_compiled_around_a_hooked_model_stays_one_graph():
+    model, log = CNN(), ModuleRecorder()
+    log.start({"": model}, ModuleNames.of({"": model}))
+    try:
+        compiled = torch.compile(lambda x: model(x) * 2, backend="eager", fullgraph=True)
+        found = compiled(torch.ones(1, 3, 16, 16))
+    finally:
+        log.stop()
+    assert log.log == []  # nothing of the graph is a call in Python
+    assert torch.allclose(found, model(torch.ones(1, 3, 16, 16)) * 2)
+
+
+def test_a_module_call_adds_eight_events_to_a_profile_with_stacks():
+    model, log = nn.Identity(), ModuleRecorder()
+    log.start({"": model}, ModuleNames.of({"": model}))
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recorded:
+        model(None)
+    log.stop()
+    pending, ours = list(recorded.profiler.kineto_results.experimental_event_tree()), 0
+    while pending:
+        event = pending.pop()
+        names = [one.name for one in (event, event.parent) if one is not None]
+        ours += any(name.endswith(": crossed") for name in names)
+        pending += event.children
+    assert ours == 2 * len(["crossed", "is_dynamo_compiling", "next", "append"])
+    assert len(log.log) == 2
 
 
 def test_modules_called_on_other_threads_do_not_disturb_the_names():
