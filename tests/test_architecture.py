@@ -23,7 +23,7 @@ KNOWS = {
     "trace": set[str](),
     "analysis": {"trace"},
     "sources": {"trace"},
-    "estimate": {"trace", "sources", "store", "logs", "arguments"},
+    "estimate": {"trace", "analysis", "sources", "store", "logs", "arguments"},
     "store": {"trace", "analysis", "proto"},
     "exports": {"trace", "analysis"},
     "loading": {"trace", "sources", "store"},

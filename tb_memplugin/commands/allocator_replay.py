@@ -17,8 +17,8 @@ from tb_memplugin.commands.opening import Opened
 from tb_memplugin.commands.tables import Unit, console, printable, table
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
-from tb_memplugin.estimate.conf_text import not_followed
-from tb_memplugin.estimate.replay_run import Failure
+from tb_memplugin.estimate.simulator.conf_text import not_followed
+from tb_memplugin.estimate.simulator.replay_run import Failure
 from tb_memplugin.exports import snapshot
 
 NOT_TOLD = "?"

@@ -72,6 +72,13 @@ trained on the sum of its output."""
     type=click.IntRange(1, MOST),
     help="Into which a pipeline divides the batch. Default: as many as it has stages.",
 )
+@click.option(
+    "--hint",
+    "hints",
+    multiple=True,
+    metavar="TEXT",
+    help="What only a real run knows: train.py:42=7, share=0.15, truth=False. An estimate asks for it.",
+)
 @click.option("--changes/--no-changes", default=True, help="Estimate also what would lower the peak.")
 @click.option("--logdir", help="Write the estimate there as a run, for the Memory tab.")
 @click.option("--json", "as_json", is_flag=True, help="Bytes and seconds, for programs.")
@@ -84,6 +91,7 @@ def command(
     micro_batches: int | None,
     find_max_batch: bool,
     alloc_conf: str,
+    hints: tuple[str, ...],
     changes: bool,
     logdir: str | None,
     as_json: bool,
@@ -94,7 +102,8 @@ def command(
     if capacity is not None:
         spec = spec.with_memory(read_size(capacity))
     try:
-        from tb_memplugin.estimate.pipeline import Pipelining
+        from tb_memplugin.estimate.hints import read_hints
+        from tb_memplugin.estimate.ranks.pipeline import Pipelining
         from tb_memplugin.estimate.step_estimate import StepEstimator
         from tb_memplugin.estimate.targets import read_target
         from tb_memplugin.estimate.workload import Workload
@@ -102,7 +111,12 @@ def command(
         raise _without(error) from error
     with redirect_stdout(sys.stderr):  # what the target prints is no part of the answer
         estimator = StepEstimator(
-            read_target(target), spec, alloc_conf, mesh, Pipelining(schedule, micro_batches)
+            read_target(target),
+            spec,
+            alloc_conf,
+            mesh,
+            Pipelining(schedule, micro_batches),
+            read_hints(hints),
         )
         step = estimator.step(Workload(**sizes), logdir=logdir)
         report = Report(

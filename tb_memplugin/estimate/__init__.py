@@ -1,11 +1,20 @@
-"""What a run would take: the caching allocator, simulated, and recordings replayed through it."""
+"""What a run would take: a model in fake tensors, and the caching allocator, simulated.
 
-from tb_memplugin.estimate.allocator_settings import AllocatorSettings, recorded_settings
-from tb_memplugin.estimate.caching_allocator import CachingAllocator
-from tb_memplugin.estimate.driver import DeviceMemory
+`estimator.py` is the beginning; `corrections/` is what fake tensors alone get wrong, `plugins/` what
+libraries need, `simulator/` the allocator and the replay of recordings, `ranks/` the jobs of several ranks.
+"""
+
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.replay import FirstMiss, Replay, replay
-from tb_memplugin.estimate.simulated_trace import simulated_trace
+from tb_memplugin.estimate.simulator import (
+    AllocatorSettings,
+    CachingAllocator,
+    DeviceMemory,
+    FirstMiss,
+    Replay,
+    recorded_settings,
+    replay,
+    simulated_trace,
+)
 
 __all__ = [
     "AllocatorSettings",

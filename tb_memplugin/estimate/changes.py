@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tb_memplugin.estimate.allocator_settings import AllocatorSettings
+from tb_memplugin.estimate.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.estimate.workload import Workload
 
 FUSED = {"adamw": "adamw-fused", "adam": "adam-fused"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +16,8 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.sharded_model import sharded
-from tb_memplugin.estimate.workload import Built, Workload
+from tb_memplugin.estimate.ranks.sharded_model import sharded
+from tb_memplugin.estimate.workload import DTYPES, Built, Workload
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -35,6 +37,12 @@ LOOP_OVER_TOKENS = ("mamba", "falcon_mamba", "jamba", "zamba", "rwkv")
 
 MOST_ROUNDS = 4096
 """Rounds of that loop in all layers that are run: about a minute for two steps on one thread."""
+
+_HEADS = re.compile(r"(?=For[A-Z]|Model$|LMHead|$)")
+"""Where the name of a model of transformers goes on after that of its family."""
+
+OTHER_INPUTS = {"vision": "images", "audio": "sound"}
+"""What a model of several kinds of inputs takes beside tokens, by the config of its part."""
 
 LABEL_PER_TOKEN = ("LM", "LMHeadModel", "ForConditionalGeneration", "ForTokenClassification")
 LABEL_PER_SAMPLE = ("ForImageClassification", "ForSequenceClassification", "ForAudioClassification")
@@ -66,23 +74,55 @@ class ConfigTarget:
             MemPluginError: transformers has no model for this config.
         """
         transformers = _transformers()
-        for name in getattr(self.config, "architectures", None) or ():
+        for name in self._architectures:
             if (found := getattr(transformers, name, None)) is not None:
                 return found
         tasks = ENCODER_DECODERS if getattr(self.config, "is_encoder_decoder", False) else OTHERS
         for mapping in (*(f"MODEL_FOR_{task}_MAPPING" for task in tasks), "MODEL_MAPPING"):
             if type(self.config) in getattr(transformers, mapping):
-                return getattr(transformers, mapping)[type(self.config)]
+                found = getattr(transformers, mapping)[type(self.config)]
+                return found[0] if isinstance(found, (tuple, list)) else found
         raise MemPluginError(
             f"transformers has no model for {type(self.config).__name__}.",
             where="TARGET",
             fix='Name one in config.json: "architectures": ["LlamaForCausalLM"].',
         )
 
+    @property
+    def _architectures(self) -> tuple[str, ...]:
+        return tuple(getattr(self.config, "architectures", None) or ())
+
     def settled(self, workload: Workload) -> Workload:
-        """One sample; 2048 tokens, or what the config has positions for."""
+        """One sample; 2048 tokens, or what the config has positions for; its type, or else fp32."""
         seq = workload.seq or min(SEQ, self._positions() or SEQ)
-        return replace(workload, batch=workload.batch or 1, seq=seq if "seq" in self.takes else None)
+        return replace(
+            workload,
+            batch=workload.batch or 1,
+            seq=seq if "seq" in self.takes else None,
+            dtype=workload.dtype or self._dtype(),
+        )
+
+    def _dtype(self) -> str:
+        """The type that the config names, which transformers loads a model in.
+
+        Raises:
+            MemPluginError: the weights are quantized, or of a type that is not ours to estimate.
+        """
+        if (quantized := _quantization(self.config)) is not None:
+            raise MemPluginError(
+                f"The config says that the weights are quantized ({quantized}): that is not built here.",
+                where="TARGET",
+                fix="Say --dtype bf16 to estimate it as it is without quantization.",
+            )
+        told = str(getattr(self.config, "dtype", None) or torch.float32).removeprefix("torch.")
+        for name, dtype in DTYPES.items():
+            if str(dtype) == f"torch.{told}":
+                return name
+        raise MemPluginError(
+            f"The config asks for the type {told[:40]!r}.",
+            where="TARGET",
+            fix=f"Give --dtype, one of {', '.join(DTYPES)}.",
+        )
 
     def build(self, workload: Workload, mesh: DeviceMesh | None = None) -> Built:
         """The model in the dtype asked for, or a rank's part of it, and inputs of the size.
@@ -125,10 +165,24 @@ class ConfigTarget:
         return next((count for count in told if isinstance(count, int) and count > 0), None)
 
     def _notes(self, seq: int | None) -> tuple[str, ...]:
-        most = self._positions()
-        if most is None or seq is None or seq <= most:
-            return ()
-        return (f"{seq} tokens are more than the {most} positions of the config: a real run may fail there.",)
+        return tuple(self._said(seq))
+
+    def _said(self, seq: int | None) -> Iterator[str]:
+        """What is estimated otherwise than the config may let one expect."""
+        most, model = self._positions(), self.model_class.__name__
+        if most is not None and seq is not None and seq > most:
+            yield f"{seq} tokens are more than the {most} positions of the config: a real run may fail there."
+        if self._architectures and model not in self._architectures:
+            named = ", ".join(self._architectures)[:80]
+            yield f"The config names {named}, which transformers does not have: {model} is estimated."
+        if (quantized := _quantization(self.config)) is not None:
+            yield f"The config says that the weights are quantized ({quantized}): estimated without."
+        others = [kind for kind in ("vision", "audio") if getattr(self.config, f"{kind}_config", None)]
+        if others and self.model_class.main_input_name == "input_ids":
+            yield (
+                f"The model also takes {' and '.join(OTHER_INPUTS[kind] for kind in others)}; tokens alone "
+                "are estimated: nothing runs in that part, and it has no gradients."
+            )
 
     def _inputs(self, batch: int, seq: int, *, labels: bool) -> dict[str, torch.Tensor]:
         config, name = self.config, self.model_class.main_input_name
@@ -154,6 +208,15 @@ class ConfigTarget:
         elif labels and self.model_class.__name__.endswith(LABEL_PER_SAMPLE):
             inputs["labels"] = torch.zeros(batch, dtype=torch.long)
         return inputs
+
+
+def _quantization(config: Any) -> str | None:
+    """How weights are stored that are not numbers of a type alone, if the config says so."""
+    told = getattr(config, "quantization_config", None)
+    if told is None:
+        return None
+    method = told.get("quant_method") if isinstance(told, dict) else getattr(told, "quant_method", None)
+    return str(getattr(method, "value", method) or "quantization_config")[:40]
 
 
 def config_of_folder(path: Path) -> Any:
@@ -188,13 +251,21 @@ def config_of_class(name: str) -> Any:
     found = getattr(transformers, name, None)
     if isinstance(found, type):
         return found()
-    known = [other for other in dir(transformers) if other.endswith("Config")]
-    near = difflib.get_close_matches(name, known, 3)
+    near = nearest_configs(name)
     raise MemPluginError(
         f"transformers has no class {name[:80]!r}.",
         where="TARGET",
         fix=f"Did you mean {', '.join(near)}?" if near else "Give a folder with a config.json.",
     )
+
+
+def nearest_configs(name: str) -> tuple[str, ...]:
+    """Configs of transformers with names like one, or whose model it names; none without transformers."""
+    with suppress(MemPluginError):
+        known = [other for other in dir(_transformers()) if other.endswith("Config")]
+        stem = _HEADS.split(name)[0] + "Config"
+        return (stem,) if stem in known else tuple(difflib.get_close_matches(name, known, 3))
+    return ()
 
 
 def _no_first_values() -> Any:

@@ -7,46 +7,56 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from tb_memplugin.analysis.units import Unit, size_told
 from tb_memplugin.estimate.estimate_stats import ModuleMemory, TensorCreation
 from tb_memplugin.estimate.estimation import Estimate
 
-_MIB = 1 << 20
 _ROWS = 30
 
 
 def print_estimate(estimate: Estimate, out: Console) -> None:
     """The peak, whether it fits, what fills it, the phases, and the notes."""
+    unit = Unit.for_bytes([estimate.peak_reserved_bytes])
     out.print(
-        f"Peak allocated {_mib(estimate.peak_allocated_bytes)}, "
-        f"reserved {_mib(estimate.peak_reserved_bytes)} ({estimate.seconds:.1f} s)",
+        f"Peak allocated {unit.tell(estimate.peak_allocated_bytes)}, "
+        f"reserved {unit.tell(estimate.peak_reserved_bytes)} ({estimate.seconds:.1f} s)",
         markup=False,
     )
     if estimate.fits is not None and estimate.margin_bytes is not None:
-        word = "fits" if estimate.fits else "does not fit"
-        out.print(f"On {estimate.gpu} it {word}; {_mib(estimate.margin_bytes)} are left.", markup=False)
-    parts = Table("at the peak", "MiB", "share")
+        told = size_told(abs(estimate.margin_bytes))
+        end = f"it fits; {told} are left" if estimate.fits else f"it does not fit: {told} too much"
+        out.print(f"On {estimate.gpu} {end}.", markup=False)
+    parts = Table("at the peak", unit.name, "share")
     for name, size in estimate.breakdown:
         parts.add_row(
-            name.replace("_", " "), _mib(size), f"{size / max(estimate.peak_allocated_bytes, 1):.1%}"
+            name.replace("_", " "), unit.show(size), f"{size / max(estimate.peak_allocated_bytes, 1):.1%}"
         )
     out.print(parts)
     for name, size in estimate.phases:
-        out.print(f"phase {name}: peak {_mib(size)}", markup=False)
+        out.print(f"phase {name}: peak {unit.tell(size)}", markup=False)
     for note in estimate.notes:
         out.print(f"note: {note}", markup=False)
 
 
 def print_modules(modules: Sequence[ModuleMemory], out: Console) -> None:
     """The modules that hold the most at the peak."""
-    table = Table("module", "class", "at the peak", "peak meanwhile", "allocated", "allocations")
     order = sorted(modules, key=lambda one: -one.at_peak_bytes)
+    unit = Unit.for_bytes(one.peak_bytes for one in modules)
+    table = Table(
+        "module",
+        "class",
+        f"at the peak ({unit.name})",
+        f"peak meanwhile ({unit.name})",
+        f"allocated ({unit.name})",
+        "allocations",
+    )
     for one in order[:_ROWS]:
         table.add_row(
             _plain(one.name),
             _plain(one.class_name),
-            _mib(one.at_peak_bytes),
-            _mib(one.peak_bytes),
-            _mib(one.allocated_bytes),
+            unit.show(one.at_peak_bytes),
+            unit.show(one.peak_bytes),
+            unit.show(one.allocated_bytes),
             f"{one.allocations:,}",
         )
     _print(table, len(order), "modules", out)
@@ -54,14 +64,21 @@ def print_modules(modules: Sequence[ModuleMemory], out: Console) -> None:
 
 def print_tensors(tensors: Sequence[TensorCreation], out: Console) -> None:
     """The operators that asked for the most."""
-    table = Table("operator", "tensors", "allocated", "largest", "at the peak")
+    unit = Unit.for_bytes(one.bytes for one in tensors)
+    table = Table(
+        "operator",
+        "tensors",
+        f"allocated ({unit.name})",
+        f"largest ({unit.name})",
+        f"at the peak ({unit.name})",
+    )
     for one in tensors[:_ROWS]:
         table.add_row(
             _plain(one.operator),
             f"{one.count:,}",
-            _mib(one.bytes),
-            _mib(one.largest_bytes),
-            _mib(one.at_peak_bytes),
+            unit.show(one.bytes),
+            unit.show(one.largest_bytes),
+            unit.show(one.at_peak_bytes),
         )
     _print(table, len(tensors), "operators", out)
 
@@ -74,7 +91,3 @@ def _print(table: Table, count: int, what: str, out: Console) -> None:
 
 def _plain(name: str) -> str:
     return name.replace("[", r"\[")
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:,.2f} MiB"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tb_memplugin.estimate.allocator_settings import AllocatorSettings
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.replay import Replay, replay
-from tb_memplugin.estimate.simulated_trace import simulated_trace
+from tb_memplugin.estimate.simulator.allocator_settings import AllocatorSettings
+from tb_memplugin.estimate.simulator.replay import Replay, replay
+from tb_memplugin.estimate.simulator.simulated_trace import simulated_trace
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -68,11 +68,14 @@ def answer(
     simulated: MemoryTrace,
     settings: AllocatorSettings,
     gpu: GpuSpec | None,
-    named: Sequence[tuple[str, int]],
+    named: Sequence[tuple[str, int, int]],
     seconds: float,
     notes: Sequence[str],
 ) -> Estimate:
-    """Read the answer from a fake run's trace, as it is and as simulated."""
+    """Read the answer from a fake run's trace, as it is and as simulated.
+
+    `named` are (name, start, stop) of phases that the program named, epoch nanoseconds.
+    """
     levels = allocated_levels(simulated, 0)
     reserved = _reserved_peak(simulated) if simulated.devices[0].has_reserved else int(levels.max())
     fits, margin, told = _fits(trace, settings, gpu, reserved)
@@ -86,7 +89,7 @@ def answer(
         fits=fits,
         margin_bytes=margin,
         breakdown=parts,
-        phases=tuple(named) or _phases(simulated, levels),
+        phases=_named(simulated, levels, named) or _phases(simulated, levels),
         seconds=seconds,
         gpu=gpu.name if gpu is not None else "",
         notes=(*notes, *told),
@@ -144,6 +147,19 @@ def _of_category(trace: MemoryTrace, category: Category) -> int:
     blocks = trace.allocations
     mine = (blocks.category == category) & (blocks.device == 0)
     return int(blocks.bytes[mine].sum())
+
+
+def _named(
+    trace: MemoryTrace, levels: Int64, named: Sequence[tuple[str, int, int]]
+) -> tuple[tuple[str, int], ...]:
+    """The highest level in each, with what blocks got beyond their requests."""
+    spans = np.array([span for _, *span in named], np.int64).reshape(-1, 2)
+    times = trace.events.time_ns
+    first, last = np.searchsorted(times, spans[:, 0]), np.searchsorted(times, spans[:, 1], "right")
+    return tuple(
+        (name, int(levels[begin : end + 1].max()))
+        for (name, *_), begin, end in zip(named, first.tolist(), last.tolist(), strict=True)
+    )
 
 
 def _phases(trace: MemoryTrace, levels: Int64) -> tuple[tuple[str, int], ...]:

@@ -16,8 +16,6 @@ from torch import nn
 
 from tb_memplugin.arguments import Optimizers, checked_optimizers
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.allocator_settings import AllocatorSettings
-from tb_memplugin.estimate.conf_text import not_followed
 from tb_memplugin.estimate.corrections import Target
 from tb_memplugin.estimate.corrections.chosen import chosen
 from tb_memplugin.estimate.corrections.libraries import chosen_plugins
@@ -35,6 +33,8 @@ from tb_memplugin.estimate.fake_recording import FakeRecording
 from tb_memplugin.estimate.fake_trace import trace_of
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.plugins import Plugin
+from tb_memplugin.estimate.simulator.allocator_settings import AllocatorSettings
+from tb_memplugin.estimate.simulator.conf_text import not_followed
 from tb_memplugin.estimate.turns import Turns
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.store.writer import RunWriter
@@ -283,7 +283,7 @@ class MemoryEstimator:
     @cached_property
     def _estimate(self) -> Estimate:
         run = self._here.run
-        named = [(phase.name, phase.peak_bytes) for phase in self._here.phases]
+        named = [(phase.name, phase.start_ns, phase.stop_ns) for phase in self._here.phases]
         seconds = (run.stop_ns - run.start_ns) / 1e9
         return answer(
             self._trace, self._simulated, self._settings, self.gpu, named, seconds, self._target.notes

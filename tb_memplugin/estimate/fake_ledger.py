@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.estimate.allocator_settings import SMALLEST_BLOCK
+from tb_memplugin.estimate.simulator.allocator_settings import SMALLEST_BLOCK
 from tb_memplugin.trace import Category, Phase
 
 FIRST_ADDRESS = 1 << 44
@@ -60,12 +60,17 @@ class Place:
 
 @dataclass(slots=True)
 class NamedPhase:
-    """A phase that the user named: allocated bytes before and after it, and the highest in between."""
+    """A phase that the user named: allocated bytes before and after it, and the highest in between.
+
+    `start_ns`, `stop_ns` are epoch nanoseconds.
+    """
 
     name: str
     before_bytes: int = 0
     after_bytes: int = 0
     peak_bytes: int = 0
+    start_ns: int = 0
+    stop_ns: int = 0
 
 
 Entry = tuple[int, bool, Block, int, Phase]

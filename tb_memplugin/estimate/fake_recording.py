@@ -108,9 +108,9 @@ class FakeRecording:
         """A phase with the user's name begins."""
         self.mode.settle(self.layers.place())
         level = self.level
-        phase = NamedPhase(name, level, level, level)
+        phase = NamedPhase(name, level, level, level, time_ns())
         self.ledger.phases.append(phase)
-        self.run.marks.append((time_ns(), name, False))
+        self.run.marks.append((phase.start_ns, name, False))
         return phase
 
     def end_phase(self, phase: NamedPhase) -> None:
@@ -118,7 +118,8 @@ class FakeRecording:
         self.mode.settle(self.layers.place())
         phase.after_bytes = self.level
         self.ledger.phases[:] = [one for one in self.ledger.phases if one is not phase]
-        self.run.marks.append((time_ns(), phase.name, True))
+        phase.stop_ns = time_ns()
+        self.run.marks.append((phase.stop_ns, phase.name, True))
         self.phases.append(phase)
 
     def end_step(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,37 @@ def checked(hints: Any) -> Hints:
         if key not in KINDS and not str(key).rpartition(":")[2].isdigit():
             raise MemPluginError(
                 f"The hint {str(key)[:80]!r} belongs to nothing.",
-                where="MemoryEstimator",
+                where="hints",
                 fix=f'Name a line, "file.py:42", or one of {", ".join(KINDS)}.',
             )
     return hints
+
+
+def read_hints(texts: Sequence[str]) -> dict[str, Any] | None:
+    """Hints as people write them on a command line: `train.py:42=7`, `share=0.15`, `truth=False`.
+
+    Raises:
+        MemPluginError: one of them is no name and value, or belongs to nothing.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        try:
+            found[key] = _value(value)
+        except ValueError:
+            raise MemPluginError(
+                f"{text[:80]!r} is no hint.",
+                where="--hint",
+                fix="Write train.py:42=7, share=0.15 or truth=False.",
+            ) from None
+    checked(found)
+    return found or None
+
+
+def _value(text: str) -> float:
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text) if text.lstrip("-").isdecimal() else float(text)
 
 
 def unanswered(asked: Question) -> MemPluginError:
@@ -95,7 +122,8 @@ def unanswered(asked: Question) -> MemPluginError:
         f"The program reads {what} from a tensor's values ({asked.operator} of shape {asked.shape}, "
         f"{asked.dtype}), which fake tensors do not have.",
         where=f"{asked.file}:{asked.line}",
-        fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}).',
+        fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}), or on the command line '
+        f"--hint {asked.place}={example}.",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,11 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.changes import Change, Changes, candidates
 from tb_memplugin.estimate.config_target import ConfigTarget
 from tb_memplugin.estimate.estimator import MemoryEstimator
-from tb_memplugin.estimate.expert_parallel import EXPERTS, even_routing
 from tb_memplugin.estimate.max_batch import MaxBatch, Need, max_batch
-from tb_memplugin.estimate.mesh import PIPELINE, parse_mesh
-from tb_memplugin.estimate.pipeline import Pipelining, run_stage
 from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
+from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, even_routing
+from tb_memplugin.estimate.ranks.mesh import PIPELINE, parse_mesh
+from tb_memplugin.estimate.ranks.pipeline import Pipelining, run_stage
 from tb_memplugin.estimate.workload import Ran, Target, Workload, run
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class StepEstimate:
 class StepEstimator:
     """Estimates of one target on one GPU, or on each of a mesh such as `dp=8,tp=2`.
 
-    `conf` is the text of PYTORCH_CUDA_ALLOC_CONF.
+    `conf` is the text of PYTORCH_CUDA_ALLOC_CONF, `hints` are what hints.py reads.
     """
 
     target: Target
@@ -51,6 +51,7 @@ class StepEstimator:
     conf: str = ""
     mesh: str | None = None
     pipelining: Pipelining = field(default_factory=Pipelining)
+    hints: Mapping[str, Any] | None = None
 
     def step(self, workload: Workload, *, conf: str | None = None, logdir: str | None = None) -> StepEstimate:
         """Estimate a step; with other settings than `self.conf`, and written to a logdir, where told.
@@ -68,7 +69,7 @@ class StepEstimator:
         return replace(found, estimate=replace(found.estimate, phases=_highest(found.estimate.phases)))
 
     def _alone(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
-        with MemoryEstimator(device="cuda", gpu=self.gpu, conf=conf) as estimator:
+        with MemoryEstimator(device="cuda", gpu=self.gpu, conf=conf, hints=self.hints) as estimator:
             ran = run(self.target, workload, estimator)
         if logdir is not None:
             estimator.save(logdir)
@@ -104,10 +105,12 @@ class StepEstimator:
     def _routing(self, workload: Workload) -> tuple[Any, tuple[str, ...]]:
         """Hints and notes on which ranks tokens go to, where experts are divided over them."""
         mesh = parse_mesh(self.mesh or "")
-        if not isinstance(self.target, ConfigTarget) or mesh.names != (EXPERTS,):
-            return None, ()
+        if not isinstance(self.target, ConfigTarget) or EXPERTS not in mesh.names:
+            return self.hints, ()
         size = self.target.settled(workload)
-        hints, told = even_routing(self.target.config, (size.batch or 1) * (size.seq or 1), mesh.world_size)
+        hints, told = even_routing(
+            self.target.config, (size.batch or 1) * (size.seq or 1), mesh.size(EXPERTS), self.hints
+        )
         return hints, (told,)
 
     def changes(self, base: StepEstimate) -> Changes:

@@ -15,7 +15,13 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.config_target import SEQ, ConfigTarget, config_of_class, config_of_folder
+from tb_memplugin.estimate.config_target import (
+    SEQ,
+    ConfigTarget,
+    config_of_class,
+    config_of_folder,
+    nearest_configs,
+)
 from tb_memplugin.estimate.workload import Built, Target, Workload, said_by
 
 if TYPE_CHECKING:
@@ -45,7 +51,12 @@ def read_target(text: str) -> Target:
         return FunctionTarget(text, _function(module, function))
     if text.isidentifier() and text.endswith("Config"):
         return ConfigTarget(config_of_class(text))
-    raise MemPluginError(f"{text[:200]!r} is nothing that can be estimated.", where="TARGET", fix=FORMS)
+    near = nearest_configs(text) if text.isidentifier() else ()
+    raise MemPluginError(
+        f"{text[:200]!r} is nothing that can be estimated.",
+        where="TARGET",
+        fix=(f"Did you mean {', '.join(near)}? " if near else "Nothing is downloaded. ") + FORMS,
+    )
 
 
 @dataclass(frozen=True, slots=True)

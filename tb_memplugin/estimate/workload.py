@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.corrections.named_errors import by_name
+from tb_memplugin.estimate.corrections.named_errors import by_name, mixes_types
 from tb_memplugin.estimate.repeated_blocks import checkpoint_blocks
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ OWN_CHECKPOINTING = {
     "gradient_checkpointing_enable": "gradient_checkpointing_kwargs",
 }
 """Methods of transformers' models that turn it on, the newest first, and what takes options."""
+
+_BY_HAND = "Call torch.utils.checkpoint in the model's forward, and leave the option out."
 
 INSIDE = re.compile(r"tb_memplugin[/\\]estimate[/\\]|torch[/\\](_subclasses|_ops|_prims|utils[/\\]_)")
 """Files that are not where a model went wrong."""
@@ -125,6 +127,7 @@ def run(
         built = target.build(workload, mesh)
         built.model.train(not workload.inference)
         _refuse_one_elsewhere(built.model, target.name)
+        _refuse_another_type(built.model, workload)
         if workload.checkpointing:
             checkpoint_model(built.model)
         if built.is_part:
@@ -214,22 +217,32 @@ def checkpoint_model(model: nn.Module) -> None:
     """The model's own way, as transformers has it; else torch's around each block that is repeated."""
     for name, keyword in OWN_CHECKPOINTING.items():
         if callable(enable := getattr(model, name, None)):
-            enable(**{keyword: {"use_reentrant": False}})
+            try:
+                enable(**{keyword: {"use_reentrant": False}})
+            except ValueError as error:
+                raise MemPluginError(said_by(error), where="--checkpointing", fix=_BY_HAND) from error
             return
     if not checkpoint_blocks(model):
         raise MemPluginError(
             f"{type(model).__name__} has no list of equal blocks, and no way of its own to checkpoint.",
             where="--checkpointing",
-            fix="Call torch.utils.checkpoint in the model's forward, and leave the option out.",
+            fix=_BY_HAND,
         )
 
 
 def refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
-    """Let nobody ask for a size in vain.
+    """Let nobody ask for a size in vain, nor for what training alone has.
 
     Raises:
-        MemPluginError: the target does not follow it.
+        MemPluginError: the target does not follow it, or inference has no use for it.
     """
+    for name in ("optimizer", "checkpointing"):
+        if workload.inference and getattr(workload, name):
+            raise MemPluginError(
+                f"Inference has no {name}: nothing would change.",
+                where=f"--{name}",
+                fix="Leave the option out, or --inference.",
+            )
     for name in ("batch", "seq"):
         if getattr(workload, name) is not None and name not in target.takes:
             raise MemPluginError(
@@ -247,6 +260,18 @@ def _refuse_one_elsewhere(model: nn.Module, name: str) -> None:
             f"The model is on the device {', '.join(sorted(devices))}: none of it is memory of the GPU.",
             where=name,
             fix="Leave the device out, or build on the function's parameter named device.",
+        )
+
+
+def _refuse_another_type(model: nn.Module, workload: Workload) -> None:
+    """A function may make its parameters in a type of its own."""
+    found = {one.dtype for one in model.parameters() if one.is_floating_point()}
+    if found and workload.torch_dtype is not None and workload.torch_dtype not in found:
+        raise MemPluginError(
+            f"No parameter of the model is {workload.dtype}: the function makes them "
+            f"{', '.join(sorted(str(one).removeprefix('torch.') for one in found))}.",
+            where="--dtype",
+            fix="Leave the option out, or give the function a parameter named dtype.",
         )
 
 
@@ -271,14 +296,15 @@ def told_as_refusal(name: str, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error.__cause__, MemPluginError):  # ours, that torch's pipelines wrap
             raise error.__cause__ from error
-        line, said, known = _line_of(error), said_by(error), by_name(error)
+        line, known = _line_of(error), by_name(error) or mixes_types(error)
         raise MemPluginError(
             known.what
             if known is not None
-            else f"The step could not be {what} on fake tensors: {type(error).__name__}: {said}",
+            else f"The step could not be {what} on fake tensors: {type(error).__name__}: {said_by(error)}",
             where=f"{name}, at {line.filename}:{line.lineno}",
             fix=(known and known.fix)
-            or "See docs/estimate.md for what fake tensors cannot do, and how to give a hint.",
+            or "If it is no fault of the model's own: docs/estimate.md tells what fake tensors cannot do; "
+            "a function that returns (model, inputs) can leave that out.",
         ) from error
 
 

@@ -89,6 +89,19 @@ def nothing():
     pass
 
 
+def asks(batch=2):
+    class Asking(nn.Linear):
+        def forward(self, x):
+            rows = int(x.argmax())  # this line is asked about
+            return super().forward(x[:rows])
+
+    return Asking(512, 512, bias=False), torch.zeros(batch, 512)
+
+
+def in_half():
+    return nn.Linear(4, 4).half(), torch.zeros(4, 4).half()
+
+
 def on_the_cpu():
     return nn.Linear(4, 4, device="cpu"), torch.zeros(4, 4, device="cpu")
 
@@ -239,6 +252,13 @@ def test_a_rank_of_a_mesh_has_its_shard_of_parameters_and_state(tmp_path):
     )
 
 
+def test_what_only_a_real_run_knows_is_a_hint():
+    line = 1 + next(n for n, text in enumerate(MODELS.splitlines()) if "is asked about" in text)
+    assert f"--hint models.py:{line}=7" in refused("estimate", "models:asks")
+    answer = estimate("models:asks", "--hint", f"models.py:{line}=1", "--inference")
+    assert parts(answer)["activation"] == 512 * 4  # a row
+
+
 def test_a_models_own_loss():
     assert parts(estimate("models:a_loss", "--optimizer", "sgd"))["gradient"] == M
 
@@ -322,6 +342,11 @@ def test_a_run_for_the_tab(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
+        (("models:one", "--inference", "--optimizer", "adamw"), "Inference has no optimizer"),
+        (("models:one", "--inference", "--checkpointing"), "Inference has no checkpointing"),
+        (("models:in_half", "--dtype", "bf16"), "No parameter of the model is bf16"),
+        (("models:one", "--hint", "share"), "'share' is no hint"),
+        (("models:one", "--hint", "rows=3"), "The hint 'rows' belongs to nothing"),
         (("no_such_module:f",), "There is no module 'no_such_module'"),
         (("no_such_file.py:f",), "There is no file 'no_such_file.py'"),
         (("../models:one",), "'../models' is no name of a module"),

@@ -115,6 +115,42 @@ def test_checkpoints_have_the_recorded_peak(reentrant: bool, tmp_path: Path) -> 
     assert estimated(run) == recorded(run, tmp_path)
 
 
+def turned() -> torch.Tensor:
+    """1 MiB whose elements do not lie one after the other."""
+    return torch.rand(64, 32, 128).transpose(0, 1)
+
+
+OPERATORS: dict[str, Step] = {
+    "prod": lambda: torch.ones(64, 256, requires_grad=True).prod().backward(),
+    "prod along": lambda: torch.ones(64, 256, requires_grad=True).prod(1).sum().backward(),
+    "prod kept": lambda: torch.ones(64, 256, requires_grad=True).prod(dim=1, keepdim=True).sum().backward(),
+    "cumprod": lambda: torch.cumprod(torch.ones(64, 256, requires_grad=True), dim=-1).sum().backward(),
+    "gradient of a sum": lambda: nn.Linear(128, 256, bias=False)(torch.rand(64, 128)).sum().backward(),
+    "layer norm": lambda: nn.functional.layer_norm(turned(), (128,)),
+    "softmax": lambda: turned().softmax(-1),
+    "softmax's": lambda: (turned().requires_grad_().softmax(-1) * turned()).sum().backward(),
+    "embedding's": lambda: nn.Embedding(9, 128)(torch.zeros(64, 32, dtype=torch.long)).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_have_the_recorded_peak(name: str, tmp_path: Path) -> None:
+    assert abs(estimated(OPERATORS[name]) - recorded(OPERATORS[name], tmp_path)) <= 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_grouped_products_have_the_recorded_peak(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Fake tensors alone know them in bf16."""
+
+    def run() -> None:
+        rows = torch.rand(64, 32, dtype=dtype, requires_grad=True)
+        weights = torch.rand(4, 32, 48, dtype=dtype, requires_grad=True)
+        ends = torch.full((4,), 16, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        torch._grouped_mm(rows, weights, offs=ends).square().sum().backward()
+
+    assert abs(estimated(run) - recorded(run, tmp_path)) <= 16
+
+
 def test_an_estimate_of_the_cpu_says_what_it_leaves_out() -> None:
     with MemoryEstimator(device="cpu") as estimator:
         estimator.create_fake_tensor(2)

@@ -135,6 +135,16 @@ def test_the_cpu_is_estimated_too() -> None:
     assert estimator.estimate().peak_reserved_bytes == estimator.estimate().peak_allocated_bytes
 
 
+def test_a_phase_counts_what_blocks_get_beyond_their_requests() -> None:
+    """11 MiB and a byte come from a segment of 12 MiB, whose rest is too small to be a block."""
+    with MemoryEstimator(gpu="a100") as estimator, estimator.track_phase("all"):
+        keep = torch.empty((11 << 20) + 1, dtype=torch.uint8, device="cuda")
+    del keep
+    answer = estimator.estimate()
+    assert answer.phases == (("all", 12 * MIB),)
+    assert answer.peak_allocated_bytes == 12 * MIB
+
+
 def test_phases_of_the_users_own() -> None:
     with MemoryEstimator() as estimator:
         with estimator.track_phase("build"):

@@ -13,15 +13,23 @@ from tb_memplugin.estimate.corrections.correction import Correction, Corrections
 from tb_memplugin.estimate.corrections.data_loading import DataLoading
 from tb_memplugin.estimate.corrections.data_parallel import DataParallel
 from tb_memplugin.estimate.corrections.devices import Devices
+from tb_memplugin.estimate.corrections.grouped_products import GroupedProducts
 from tb_memplugin.estimate.corrections.initialisers import Initialisers
-from tb_memplugin.estimate.corrections.kernel_buffers import KernelBuffers, OtherTypes, SafeSoftmax
+from tb_memplugin.estimate.corrections.kernel_buffers import (
+    ContiguousCopies,
+    KernelBuffers,
+    OtherTypes,
+    SafeSoftmax,
+)
 from tb_memplugin.estimate.corrections.libraries import Libraries
 from tb_memplugin.estimate.corrections.linear import BiasInPlace
 from tb_memplugin.estimate.corrections.loss_scaling import LossScaling
+from tb_memplugin.estimate.corrections.matrix_copies import MatrixCopies
 from tb_memplugin.estimate.corrections.module_moves import ModuleMoves
 from tb_memplugin.estimate.corrections.optimizers import ForeachByDefault, FusedOptimizers
 from tb_memplugin.estimate.corrections.packed_sequences import PackedSequences
 from tb_memplugin.estimate.corrections.printing import Printing
+from tb_memplugin.estimate.corrections.product_derivatives import ProductDerivatives
 from tb_memplugin.estimate.corrections.random_states import RandomStates
 from tb_memplugin.estimate.corrections.recurrent import Recurrent
 from tb_memplugin.estimate.corrections.refusals import Refusals
@@ -37,7 +45,7 @@ ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)
 ON_CUDA: tuple[type[Correction], ...] = (Attention, KernelBuffers, Recurrent, Unknown, Workspaces)
 """Of CUDA's own kernels."""
 
-ON_CPU: tuple[type[Correction], ...] = (CpuKernels, RandomStates)
+ON_CPU: tuple[type[Correction], ...] = (CpuKernels, MatrixCopies, RandomStates)
 """Of the CPU's."""
 
 EVERYWHERE: tuple[type[Correction], ...] = (
@@ -52,6 +60,9 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     Compiled,
     DataLoading,
     SafeSoftmax,
+    GroupedProducts,
+    ContiguousCopies,
+    ProductDerivatives,
     OtherTypes,
     BiasInPlace,
     StorageResizing,

@@ -44,6 +44,43 @@ class OtherTypes(Correction):
         )
 
 
+class ContiguousCopies(Correction):
+    """Kernels that read one element after the other copy what does not lie so: layer_norm.cpp, SoftMax.cpp
+    and Embedding.cpp, of the CPU and of CUDA alike (`expect_contiguous`, `contiguous`).
+    """
+
+    def after(self) -> dict[Any, After]:
+        """The operators, each with how many of its first arguments are read so."""
+        reads = {  # on a GPU the last is in _embedding
+            aten.native_layer_norm.default: 1,
+            aten.native_layer_norm_backward.default: 2,
+            aten._softmax.default: 1,
+            aten._softmax_backward_data.default: 2,
+            aten._log_softmax.default: 1,
+            aten._log_softmax_backward_data.default: 2,
+            aten.embedding_dense_backward.default: 1,
+        }
+        return {operator: _straightened(count) for operator, count in reads.items()}
+
+
+def _straightened(count: int) -> After:
+    def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+        first = args[0]
+        if first.fake_device.type != mode.ledger.device_type:
+            return
+        if func is aten.embedding_dense_backward.default and first.fake_device.type == "cuda":
+            return
+        sizes = [_copy(one) for one in args[:count]]
+        mode.passing(sizes, func, place, mode.ledger.device_row(first.fake_device))
+
+    return run
+
+
+def _copy(tensor: torch.Tensor) -> int:
+    """Bytes of a copy whose elements lie one after the other, 0 where they do."""
+    return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
+
+
 def _summed(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     given = args[0]
     if given.dtype is not out.dtype and given.dim() and _counts(mode, out):
@@ -94,11 +131,18 @@ def _embedding(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: An
     """Sorted indices, segments of equal ones, and a float32 row for each partial sum."""
     gradient, indices, weights, _, by_frequency = args[:5]
     count, width = indices.numel(), gradient.shape[-1]
-    if out.fake_device.type != "cuda" or (count <= _WITHOUT_SORTING and not by_frequency):
+    if out.fake_device.type != "cuda":
+        return
+    if count <= _WITHOUT_SORTING and not by_frequency:
+        mode.passing([_copy(gradient)], func, place, mode.ledger.device_row(out.fake_device))
         return
     segments = min(count, weights)
     partial = count // _ROWS_A_THREAD + segments
     index = indices.element_size()
     sums = partial * width * max(4, gradient.element_size())
-    sizes = [count * index] * 3 + [8, segments * index, segments * index, 8, partial * index, sums]
+    sizes = (
+        [_copy(gradient)]
+        + [count * index] * 3
+        + [8, segments * index, segments * index, 8, partial * index, sums]
+    )
     mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))

@@ -64,3 +64,18 @@ def by_name(error: BaseException) -> MemPluginError | None:
         if part in said:
             return MemPluginError(f"{what} cannot be estimated: fake tensors do not follow it.", fix=fix)
     return None
+
+
+_MIXED = ("expected scalar type", "to have the same dtype", "Unsupported dtype")
+"""What torch says where an operator meets two types, or one that it does not compute in."""
+
+
+def mixes_types(error: BaseException) -> MemPluginError | None:
+    """Our error where a model's own code does not run in a type, None for any other."""
+    said = str(error).strip()[:300]
+    if not isinstance(error, RuntimeError) or not any(part in said for part in _MIXED):
+        return None
+    return MemPluginError(
+        f"The model does not run in this type: {said.splitlines()[0]}. Real tensors should fail there, too.",
+        fix="Use --dtype fp32, with --autocast bf16 for a forward in half precision.",
+    )

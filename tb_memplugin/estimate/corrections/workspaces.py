@@ -3,7 +3,7 @@
 PyTorch gives every cuBLAS handle a workspace for each stream, on the first matrix product, and never takes it
 back. A handle belongs to a thread: the program's own has one, and autograd's thread for the device another,
 so that inference takes one and training two (aten/src/ATen/cuda/CublasHandlePool.cpp). cuBLASLt uses the same
-memory.
+memory, unless TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 (torch/backends/cuda/__init__.py).
 
 What cuBLAS cannot read as it lies, PyTorch copies first (aten/src/ATen/native/cuda/Blas.cpp,
 prepare_matrix_for_cublas): the gradient of a sum, say, which is one number with a shape.
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.corrections.correction import Correction, Target
+from tb_memplugin.estimate.corrections.matrix_copies import readable
 from tb_memplugin.estimate.fake_ledger import Place
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
 from tb_memplugin.estimate.gpu_spec import CUBLAS_WORKSPACE
@@ -35,6 +36,10 @@ _PRODUCTS = (
     "_int_mm",
     "addr_",
 )
+
+
+_BY_CUBLASLT = ("aten::addmm", "aten::_addmm_activation", "aten::_scaled_mm", "aten::_int_mm")
+"""Layers with a bias, and products of eight bits."""
 
 
 class Workspaces(Correction):
@@ -59,11 +64,16 @@ class Workspaces(Correction):
         device = getattr(out, "fake_device", None)
         if device is None or device.type != "cuda" or not out.numel():
             return
+        if func._schema.name in _BY_CUBLASLT:
+            self.target.note(
+                "cuBLASLt (layers with a bias) takes the workspace of cuBLAS, which is counted; with "
+                "TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 it takes one of its own, which is not."
+            )
         key = (mode.ledger.device_row(device), place.phase is Phase.BACKWARD)
         copies = [
             mode.held(matrix.numel() * matrix.element_size(), func, place, Category.TEMPORARY, key[0])
             for matrix in args
-            if isinstance(matrix, torch.Tensor) and matrix.dim() >= 2 and not _readable(matrix)
+            if isinstance(matrix, torch.Tensor) and matrix.dim() >= 2 and not readable(matrix)
         ]
         if key not in self._taken:
             self._taken.add(key)
@@ -79,12 +89,3 @@ class Workspaces(Correction):
 
     def _size(self) -> int:
         return self.target.gpu.cublas_workspace_bytes if self.target.gpu is not None else CUBLAS_WORKSPACE
-
-
-def _readable(matrix: torch.Tensor) -> bool:
-    """Whether rows or columns lie in one piece, and do not overlap."""
-    rows, columns = matrix.shape[-2:]
-    down, across = matrix.stride()[-2:]
-    by_rows = across == 1 and (down >= max(1, columns) or rows <= 1)
-    by_columns = down == 1 and (across >= max(1, rows) or columns <= 1)
-    return by_rows or by_columns

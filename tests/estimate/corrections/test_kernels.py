@@ -13,6 +13,8 @@ from tb_memplugin import MemPluginError
 from tests.estimate.fake_runs import KIB, MIB, allocations, estimated, sizes
 
 BEFORE_HOPPER, HOPPER = 8_519_680, 33_554_432
+SPREAD = 64 * 4
+"""Bytes of a row of 64 floats."""
 
 
 def product(*, train: bool) -> None:
@@ -154,14 +156,17 @@ def embedded(tokens: int) -> None:
 
 
 def test_the_gradient_of_a_large_batch_of_embeddings_is_summed_in_buffers() -> None:
-    """4096 indices of 8 bytes, at most 1000 segments, 409 + 1000 partial sums of 64 floats."""
+    """A copy of the gradient, which is one number with a shape; 4096 indices of 8 bytes, at most 1000
+    segments, 409 + 1000 partial sums of 64 floats.
+    """
     done = estimated(lambda: embedded(4096))
     found = sizes(done, "embedding_dense_backward")
-    assert found == [1000 * 64 * 4, *[4096 * 8] * 3, 8, 8000, 8000, 8, 1409 * 8, 1409 * 64 * 4]
+    assert found == [1000 * 64 * 4, SPREAD * 4096, *[4096 * 8] * 3, 8, 8000, 8000, 8, 1409 * 8, 1409 * 64 * 4]
 
 
 def test_that_of_a_small_batch_is_not() -> None:
-    assert sizes(estimated(lambda: embedded(3072)), "embedding_dense_backward") == [1000 * 64 * 4]
+    found = sizes(estimated(lambda: embedded(3072)), "embedding_dense_backward")
+    assert found == [1000 * 64 * 4, SPREAD * 3072]
 
 
 def test_what_cublas_cannot_read_is_copied_first() -> None:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.estimate.ranks import RankEstimate, estimate_ranks
-from tests.estimate.real_ranks import sizes
+from tests.estimate.ranks.real_ranks import sizes
 
 KIB = 1 << 10
 WHOLE, SHARD = 256 * KIB, 32 * KIB

@@ -1,0 +1,43 @@
+"""Matrices that BLAS cannot read as they lie are copied first, one of which is the gradient of a sum: one
+number with a shape (aten/src/ATen/native/LinearAlgebra.cpp, addmm_impl_cpu_; workspaces.py does so on GPUs).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_ledger import Place
+from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
+
+aten = torch.ops.aten
+
+_BY_BLAS = (torch.float32, torch.float64)
+"""Halves go to oneDNN, whose buffers are not known."""
+
+
+class MatrixCopies(Correction):
+    """Those that the CPU's products make."""
+
+    def after(self) -> dict[Any, After]:
+        """The operators."""
+        return {aten.mm.default: _copied, aten.addmm.default: _copied}
+
+
+def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    if out.fake_device.type != "cpu" or out.dtype not in _BY_BLAS:
+        return
+    matrices = [one for one in args if isinstance(one, torch.Tensor) and one.dim() == 2]
+    sizes = [one.numel() * one.element_size() for one in matrices if not readable(one)]
+    mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+
+
+def readable(matrix: torch.Tensor) -> bool:
+    """Whether rows or columns lie in one piece, and do not overlap."""
+    rows, columns = matrix.shape[-2:]
+    down, across = matrix.stride()[-2:]
+    by_rows = across == 1 and (down >= max(1, columns) or rows <= 1)
+    by_columns = down == 1 and (across >= max(1, rows) or columns <= 1)
+    return by_rows or by_columns

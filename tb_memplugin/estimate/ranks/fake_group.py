@@ -1,0 +1,163 @@
+"""One rank of a world that is not there: torch's fake process group, whose collectives move nothing."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.patches import Patches
+from tb_memplugin.estimate.plugins.distributed import Done
+from tb_memplugin.estimate.ranks.post import Post
+
+OLDEST_TORCH = "2.13"
+"""In 2.6 the fake process group, meshes and FSDP2 do not go together; what lies between was not tried."""
+
+_KEPT = ("group_desc", "use_local_synchronization")
+"""What `new_group` is told of a program's wishes; not the backend, nor its options."""
+
+
+@contextmanager
+def fake_group(rank: int, world_size: int, post: Post) -> Iterator[None]:
+    """Be a rank of a world, for this process alone, until the block ends.
+
+    Args:
+        rank, world_size: as `torch.distributed` shall tell them.
+        post: where objects that ranks send each other go, and come from.
+
+    Raises:
+        MemPluginError: PyTorch has no torch.distributed or is too old, or a process group exists already.
+        Waiting: inside the block, for an object of a rank that has not sent it yet.
+    """
+    if not dist.is_available():
+        raise MemPluginError(
+            "Several ranks need torch.distributed, which this PyTorch is built without.",
+            where="estimate_ranks",
+            fix="Use a build with it, or estimate one rank with MemoryEstimator.",
+        )
+    if torch.torch_version.TorchVersion(torch.__version__) < OLDEST_TORCH:
+        raise MemPluginError(
+            f"Several ranks are estimated with PyTorch {OLDEST_TORCH} or newer; this is {torch.__version__}.",
+            where="estimate_ranks",
+            fix="Estimate with a newer one, or one rank with MemoryEstimator.",
+        )
+    if dist.is_initialized():
+        raise MemPluginError(
+            f"This process is rank {dist.get_rank()} of a process group already.",
+            where="estimate_ranks",
+            fix="Estimate in a process of its own, or call torch.distributed.destroy_process_group() before.",
+        )
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    hook, patches = sys.excepthook, Patches()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        _forget_other_ranks()
+        _stay_fake(patches)
+        _hold_what_is_on_its_way(patches)
+        post.begin(rank)
+        _carry_objects(patches, post)
+        yield
+    finally:
+        patches.undo()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        sys.excepthook = hook  # it was given the rank's name
+        _forget_other_ranks()
+
+
+def _stay_fake(patches: Patches) -> None:
+    """Let a program make groups of any backend, and join the world that it is in already."""
+    original: Any = distributed_c10d.new_group
+
+    @functools.wraps(original)
+    def new_group(ranks: Any = None, *_: Any, **keywords: Any) -> Any:
+        told = {name: keywords[name] for name in _KEPT if name in keywords}
+        return original(ranks, **told)
+
+    for owner in (dist, distributed_c10d):
+        patches.set(owner, "new_group", new_group)
+        patches.set(owner, "init_process_group", _nothing)
+
+
+class Underway(Done):
+    """The work of a send, receive or all-reduce: it holds its tensors, as gloo's and NCCL's do."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """One that is set to the tensors."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+def _hold_what_is_on_its_way(patches: Patches) -> None:
+    """Works of a fake group hold nothing; others do (ProcessGroupGloo.hpp: SendWork, RecvWork)."""
+    for name in ("send", "recv", "allreduce"):
+        patches.set(dist.ProcessGroup, name, _holding(getattr(dist.ProcessGroup, name)))
+
+
+def _holding(call: Any) -> Any:
+    def run(group: Any, tensors: Sequence[torch.Tensor], *args: Any, **keywords: Any) -> Underway:
+        call(group, tensors, *args, **keywords)
+        return Underway(tensors)
+
+    return run
+
+
+def _carry_objects(patches: Patches, post: Post) -> None:
+    """Objects reach the rank that they are for: pipelines tell each other shapes that way."""
+
+    def send(
+        object_list: list[Any], dst: Any = None, group: Any = None, *_: Any, group_dst: Any = None, **__: Any
+    ) -> None:
+        post.send(_global(dst, group, group_dst), object_list)
+
+    def receive(
+        object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
+    ) -> int:
+        sender = _global(src, group, group_src)
+        object_list[:] = post.receive(sender)
+        return sender
+
+    for owner in (dist, distributed_c10d):
+        patches.set(owner, "send_object_list", send)
+        patches.set(owner, "recv_object_list", receive)
+
+
+def _global(rank: int | None, group: Any, group_rank: int | None) -> int:
+    """A rank of the world, told as such or as one of a group."""
+    if rank is not None:
+        return rank
+    if group_rank is None:
+        raise MemPluginError(
+            "An object is received from any rank: an estimate cannot know from which.",
+            where="recv_object_list",
+            fix="Name the sender: src=... or group_src=...",
+        )
+    return dist.get_global_rank(group or distributed_c10d._get_default_group(), group_rank)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _forget_other_ranks() -> None:
+    """DTensor remembers how operators are sharded, with the rank's own coordinates."""
+    from torch.distributed.tensor import DTensor, _random
+
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    propagator.propagate_op_sharding.cache_clear()
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear is not None:
+        clear()
+    _random._rng_tracker = None

@@ -1,0 +1,190 @@
+"""One rank of a pipeline of a target: its stages built, and torch's own schedule run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.ranks.mesh import PIPELINE
+from tb_memplugin.estimate.ranks.sharded_model import (
+    NOTE,
+    by_tensors,
+    in_data_parallel,
+    refuse_other_dimensions,
+)
+from tb_memplugin.estimate.ranks.stages import Fed, Stage, fed, stage_of
+from tb_memplugin.estimate.workload import (
+    STEPS,
+    Built,
+    Ran,
+    Target,
+    Workload,
+    autocast_of,
+    checkpoint_model,
+    default_dtype,
+    optimizer_of,
+    refuse_what_it_does_not_take,
+    told_as_refusal,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tb_memplugin.estimate.estimator import MemoryEstimator
+
+SCHEDULES = {
+    "1f1b": ("Schedule1F1B", 1),
+    "gpipe": ("ScheduleGPipe", 1),
+    "interleaved": ("ScheduleInterleaved1F1B", 2),
+}
+"""By name: the class in torch.distributed.pipelining, and the stages of each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelining:
+    """How a pipeline runs. `micro_batches` are those of a step; None for as many as there are stages."""
+
+    schedule: str = "1f1b"
+    micro_batches: int | None = None
+
+    def micro_batches_on(self, ranks: int) -> int:
+        """How many a step has; its batch is a multiple of it."""
+        return self.micro_batches or SCHEDULES[self.schedule][1] * ranks
+
+
+def run_stage(
+    target: Target, workload: Workload, estimator: MemoryEstimator, mesh: DeviceMesh, how: Pipelining
+) -> Ran:
+    """Build this rank's stages inside an estimator that was entered, and run training steps.
+
+    Raises:
+        MemPluginError: the target cannot be divided, does not take the size, or does not run.
+    """
+    refuse_what_it_does_not_take(target, workload)
+    refuse_other_dimensions(tuple(name for name in mesh.mesh_dim_names or () if name != PIPELINE))
+    _, each = SCHEDULES[how.schedule]
+    group = mesh[PIPELINE]
+    micro_batches = how.micro_batches_on(group.size())
+    workload = _settled(target, workload, micro_batches)
+    with told_as_refusal(target.name, "built"), torch.device("cuda"), default_dtype(workload.torch_dtype):
+        stages, given, told = _stages(target, workload, mesh, each, micro_batches)
+        estimator.forget_what_is_gone()
+    with told_as_refusal(target.name, "run"):
+        name = _train(stages, given, workload, estimator, group, replace(how, micro_batches=micro_batches))
+    notes = _notes(target, workload, how, group.size(), each, micro_batches)
+    return Ran(replace(workload, optimizer=name), (*notes, *told))
+
+
+def _settled(target: Target, workload: Workload, micro_batches: int) -> Workload:
+    if workload.inference or workload.autocast == "fp16":
+        what = "inference" if workload.inference else "a GradScaler"
+        raise MemPluginError(
+            f"A pipeline with {what} is not built.",
+            where="--mesh",
+            fix="Estimate training steps in bf16 or fp32, or run your own schedule in estimate_ranks.",
+        )
+    if workload.batch is None:
+        workload = replace(workload, batch=micro_batches if "batch" in target.takes else None)
+    workload = target.settled(workload)
+    if workload.batch is not None and workload.batch % micro_batches:
+        raise MemPluginError(
+            f"{workload.batch} samples cannot be divided into {micro_batches} micro-batches.",
+            where="--batch",
+            fix=f"Give a multiple, such as --batch {micro_batches}, or another --micro-batches.",
+        )
+    return workload
+
+
+def _stages(
+    target: Target, workload: Workload, mesh: DeviceMesh, each: int, micro_batches: int
+) -> tuple[list[Stage], Fed, tuple[str, ...]]:
+    """Each is cut out of a model of its own; the whole models are given up at once."""
+    group, names = mesh[PIPELINE], mesh.mesh_dim_names or ()
+    found, given, count = [], [], each * group.size()
+    told: list[str] = []
+    for turn in range(each):
+        built = target.build(workload, None)
+        built.model.train()
+        given.append(fed(built, micro_batches))
+        if workload.checkpointing:
+            checkpoint_model(built.model)
+        _refuse_an_optimizer(built)
+        ways = [by_tensors(built.model, mesh)] if "tp" in names else []
+        stage = stage_of(built.model, group.get_local_rank() + turn * group.size(), count)
+        module, more = in_data_parallel(stage.module, mesh)
+        found.append(replace(stage, module=module))
+        told = [*ways, *more]
+    return found, given[-1], (f"{NOTE}Each stage is sharded by {', '.join(told)}.",) * bool(told)
+
+
+def _train(
+    stages: Sequence[Stage],
+    given: Fed,
+    workload: Workload,
+    estimator: MemoryEstimator,
+    group: DeviceMesh,
+    how: Pipelining,
+) -> str | None:
+    modules = nn.ModuleList(stage.module for stage in stages)
+    name, optimizer = optimizer_of(Built(modules), workload)
+    estimator.watch(modules, optimizer)
+    schedule = _schedule(stages, given, estimator, group, how)
+    first, last = group.get_local_rank() == 0, group.get_local_rank() == group.size() - 1
+    for _ in range(STEPS):
+        with estimator.track_phase("forward and backward"), autocast_of(workload):
+            schedule.step(
+                *(given.inputs if first else ()),
+                target=given.target if last else None,
+                return_outputs=False,
+            )
+        with estimator.track_phase("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        estimator.step()
+    return name
+
+
+def _schedule(
+    stages: Sequence[Stage], given: Fed, estimator: MemoryEstimator, group: DeviceMesh, how: Pipelining
+) -> Any:
+    from torch.distributed import pipelining
+
+    kind, each = SCHEDULES[how.schedule]
+    made = [
+        pipelining.PipelineStage(
+            stage.module,
+            group.get_local_rank() + turn * group.size(),
+            each * group.size(),
+            estimator.device,
+            group=group.get_group(),
+        )
+        for turn, stage in enumerate(stages)
+    ]
+    schedule: Any = getattr(pipelining, kind)
+    return schedule(made if each > 1 else made[0], how.micro_batches, loss_fn=given.loss)
+
+
+def _refuse_an_optimizer(built: Built) -> None:
+    if built.optimizer is not None:
+        raise MemPluginError(
+            f"The target brings an optimizer of the whole model, {type(built.optimizer).__name__}.",
+            where="--mesh",
+            fix="Return (model, inputs) alone: each stage gets an optimizer of its own, as --optimizer says.",
+        )
+
+
+def _notes(
+    target: Target, workload: Workload, how: Pipelining, ranks: int, each: int, micro_batches: int
+) -> tuple[str, ...]:
+    size = f" of {workload.batch // micro_batches} samples" if workload.batch else ""
+    stages = f"{each} stages on each of {ranks} ranks" if each > 1 else f"{ranks} stages"
+    return (
+        f"Pipeline: {target.name} in {stages}, layers divided evenly, the first stage with the embedding and "
+        f"the last with the head; {SCHEDULES[how.schedule][0]} of torch.distributed.pipelining, "
+        f"{micro_batches} micro-batches{size}.",
+    )

@@ -1,0 +1,159 @@
+"""The memory of ranks of a distributed job, each estimated in this process with no other."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.estimation import Estimate
+from tb_memplugin.estimate.estimator import WORKER, MemoryEstimator
+from tb_memplugin.estimate.ranks.fake_group import fake_group
+from tb_memplugin.estimate.ranks.mesh import PIPELINE, Mesh, checked_mesh, parse_mesh
+from tb_memplugin.estimate.ranks.post import Post, Waiting
+from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import MemoryTrace
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Build = Callable[[MemoryEstimator, "DeviceMesh"], object]
+"""`build(estimator, mesh)` builds and trains as one rank does; what it returns lives to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEstimate:
+    """What one rank takes. `coordinate` is its place in the mesh, a number for each dimension."""
+
+    rank: int
+    coordinate: tuple[int, ...]
+    estimate: Estimate
+    trace: MemoryTrace
+
+
+@dataclass(frozen=True, slots=True)
+class RankEstimates:
+    """What the ranks take that were estimated, by rank."""
+
+    mesh: Mesh
+    ranks: tuple[RankEstimate, ...]
+
+    @property
+    def worst(self) -> RankEstimate:
+        """The rank that reserves most, then that allocates most, then the first."""
+        return max(
+            self.ranks,
+            key=lambda one: (one.estimate.peak_reserved_bytes, one.estimate.peak_allocated_bytes, -one.rank),
+        )
+
+    def of(self, rank: int) -> RankEstimate:
+        """One rank's.
+
+        Raises:
+            MemPluginError: it was not estimated.
+        """
+        for one in self.ranks:
+            if one.rank == rank:
+                return one
+        told = ", ".join(str(one.rank) for one in self.ranks[:20])
+        raise MemPluginError(f"Rank {rank} was not estimated, but {told}.", where="RankEstimates")
+
+    def save(self, logdir: str | os.PathLike[str]) -> None:
+        """Write each rank's trace for the Memory tab of `tensorboard --logdir <logdir>`.
+
+        Raises:
+            MemPluginError: the folder cannot be written.
+        """
+        for one in self.ranks:
+            RunWriter(os.fspath(logdir), f"{WORKER}_rank{one.rank}").write(one.trace)
+
+
+def estimate_ranks(
+    build: Build, mesh: Mesh | int | str, ranks: Iterable[int] | None = None, **options: Any
+) -> RankEstimates:
+    """Estimate ranks of a job, one after the other, with torch's fake process group.
+
+    Args:
+        build: run for each rank inside a `MemoryEstimator`, where `torch.distributed` is initialized for that
+            rank: FSDP2, DDP, tensor and pipeline parallelism and collectives work. It gets the estimator and
+            a mesh. It is run again where it waited for shapes that another stage of a pipeline had to tell.
+        mesh: the ranks: `Mesh`, "dp=8,tp=2", or a number of ranks for one dimension named dp.
+        ranks: which ones; by default the corners of the mesh, see `Mesh.corners`.
+        options: of `MemoryEstimator`: device, gpu, conf, hints.
+
+    Raises:
+        MemPluginError: the mesh or a rank cannot be, this process has a process group of its own, or ranks
+            wait for objects that no rank sends.
+
+    Example:
+        >>> def build(estimator, mesh):
+        ...     model = fully_shard(Model().cuda(), mesh=mesh["dp"])
+        ...     model(estimator.create_fake_tensor(8, 1024)).sum().backward()
+        ...     return model
+        >>> estimate_ranks(build, "dp=8", gpu="h100").worst.estimate.peak_allocated_bytes
+    """
+    laid_out = _mesh(mesh)
+    wanted = laid_out.corners if ranks is None else tuple(sorted(set(ranks)))
+    if not wanted or wanted[0] < 0 or wanted[-1] >= laid_out.world_size:
+        raise MemPluginError(
+            f"These ranks are not in the mesh {laid_out}: {list(wanted)[:8]}.",
+            where="estimate_ranks",
+            fix=f"Name ranks from 0 to {laid_out.world_size - 1}.",
+        )
+    if laid_out.size(PIPELINE) > 1:
+        importlib.import_module("torch.distributed.pipelining")  # its plugin looks when an estimate begins
+    return RankEstimates(laid_out, _in_turns(build, laid_out, wanted, options))
+
+
+def _in_turns(
+    build: Build, mesh: Mesh, wanted: Sequence[int], options: dict[str, Any]
+) -> tuple[RankEstimate, ...]:
+    """Run the ranks; one that waits for another's letter is run again when that was sent."""
+    post, turns, waiting = Post(), deque(wanted), dict[int, Waiting]()
+    found: dict[int, RankEstimate] = {}
+    while turns and not found.keys() >= set(wanted):
+        rank = turns.popleft()
+        try:
+            found[rank] = _estimated(build, mesh, rank, options, post)
+        except Waiting as wait:
+            waiting[rank], sender = wait, wait.letter[0]
+            if sender not in turns and sender not in waiting and sender not in found:
+                turns.append(sender)
+        ready = [other for other, wait in waiting.items() if post.has(wait.letter)]
+        for other in ready:
+            del waiting[other]
+        turns.extendleft(reversed(ready))
+    if not found.keys() >= set(wanted):
+        raise _never_sent(waiting)
+    return tuple(found[rank] for rank in wanted)
+
+
+def _never_sent(waiting: dict[int, Waiting]) -> MemPluginError:
+    told = [f"rank {rank} for rank {wait.letter[0]}" for rank, wait in sorted(waiting.items())]
+    return MemPluginError(
+        f"Ranks wait for objects that are never sent: {', '.join(told[:8])}.",
+        where="estimate_ranks",
+        fix="Send what is received, in the same order. In a pipeline give input_args and output_args to "
+        "every PipelineStage or to none.",
+    )
+
+
+def _mesh(mesh: Mesh | int | str) -> Mesh:
+    if isinstance(mesh, str):
+        return parse_mesh(mesh)
+    return checked_mesh(Mesh((("dp", mesh),)) if isinstance(mesh, int) else mesh, str(mesh))
+
+
+def _estimated(build: Build, mesh: Mesh, rank: int, options: dict[str, Any], post: Post) -> RankEstimate:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with fake_group(rank, mesh.world_size, post), MemoryEstimator(**options) as estimator:
+        kept = build(
+            estimator, init_device_mesh(estimator.device.type, mesh.shape, mesh_dim_names=mesh.names)
+        )
+    del kept
+    return RankEstimate(rank, mesh.coordinate(rank), estimator.estimate(), estimator.trace_result())

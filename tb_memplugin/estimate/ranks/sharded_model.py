@@ -1,0 +1,120 @@
+"""A model, or a stage of one, on one rank of a mesh: dp, fsdp and tp, as people shard models.
+
+| dimension | what is done |
+|---|---|
+| dp | the model in `DistributedDataParallel`; with fsdp replicas of the sharded model (HSDP) |
+| fsdp | `fully_shard` around every repeated layer, and around the model |
+| tp | transformers' own plan for the model (`base_model_tp_plan`) |
+| ep, the last; also with dp, fsdp | see expert_parallel.py |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.ranks.expert_parallel import AROUND, EXPERTS, by_experts
+from tb_memplugin.estimate.repeated_blocks import repeated_blocks
+from tb_memplugin.estimate.workload import OWN_CHECKPOINTING
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+DIMENSIONS = ("dp", "fsdp", "tp")
+NOTE = "The batch is each rank's own. "
+
+
+def sharded(model: Any, mesh: DeviceMesh) -> tuple[nn.Module, str]:
+    """What a rank has of a model, and a sentence on how it was sharded.
+
+    Raises:
+        MemPluginError: the mesh has other dimensions, or the model has no plan for one of them.
+    """
+    names = mesh.mesh_dim_names or ()
+    if names in AROUND:
+        return model, by_experts(model, mesh)
+    refuse_other_dimensions(names)
+    told = [by_tensors(model, mesh)] if "tp" in names else []
+    model, more = in_data_parallel(model, mesh)
+    return model, f"{NOTE}Sharded by {', '.join([*told, *more])}."
+
+
+def in_data_parallel(model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, tuple[str, ...]]:
+    """What a rank has of a model, or of a stage, along `dp` and `fsdp`; and what was done, if anything."""
+    names = mesh.mesh_dim_names or ()
+    if "fsdp" in names:
+        layers = _fully_sharded(model, mesh["dp", "fsdp"] if "dp" in names else mesh["fsdp"])
+        return model, (f"fully_shard around {layers} layers and the {'stage' if 'pp' in names else 'model'}",)
+    if "dp" in names:
+        return _replicated(model, mesh["dp"]), ("DistributedDataParallel",)
+    return model, ()
+
+
+def by_tensors(model: Any, mesh: DeviceMesh) -> str:
+    """Divide a whole model along `tp` by transformers' own plan; what was done.
+
+    Raises:
+        MemPluginError: the model has no plan, or transformers is too old.
+    """
+    plan = getattr(model, "tp_plan", None)
+    if not plan:
+        raise MemPluginError(
+            f"{type(model).__name__} has no plan for tensor parallelism (base_model_tp_plan in its config).",
+            where="--mesh",
+            fix="Use fsdp instead of tp, or a function with a parameter named mesh.",
+        )
+    try:
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+    except ImportError as error:
+        raise MemPluginError(
+            "This version of transformers cannot shard a model that it built from a config.",
+            where="--mesh",
+            fix="Use transformers 5.21 or newer, or a function with a parameter named mesh.",
+        ) from error
+    apply_tensor_parallelism(model, mesh["tp"], model._expand_parallel_plan(plan))
+    return "tensor parallelism by transformers' plan"
+
+
+def _fully_sharded(model: nn.Module, mesh: DeviceMesh) -> int:
+    from torch.distributed.fsdp import fully_shard
+
+    layers = repeated_blocks(model)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return len(layers)
+
+
+def _replicated(model: Any, mesh: DeviceMesh) -> nn.Module:
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrapped: Any = DistributedDataParallel(model, process_group=mesh.get_group())
+    for name in OWN_CHECKPOINTING:
+        if callable(way := getattr(model, name, None)):
+            setattr(wrapped, name, way)
+    return wrapped  # type: ignore[no-any-return]  # it got attributes
+
+
+def refuse_other_dimensions(names: tuple[str, ...]) -> None:
+    """Let nobody believe that a dimension was followed that is not.
+
+    Raises:
+        MemPluginError: a model is not divided along one of the names, or not along all of them together.
+    """
+    fix = (
+        "Use dp, fsdp, tp, fsdp with tp, or dp with fsdp, each of them also with pp; ep alone, or the last "
+        "after dp, fsdp or both (dp=2,ep=8); or a function with a parameter named mesh."
+    )
+    if others := [name for name in names if name not in DIMENSIONS]:
+        raise MemPluginError(
+            f"A model is not divided along {', '.join(others)[:80]}"
+            + (" together with these dimensions, or in this order." if EXPERTS in others else "."),
+            where="--mesh",
+            fix=fix,
+        )
+    if "tp" in names and "dp" in names and "fsdp" not in names:
+        raise MemPluginError(
+            "DistributedDataParallel does not take a model with tensor parallelism.", where="--mesh", fix=fix
+        )

@@ -1,0 +1,18 @@
+"""PyTorch's caching allocator, simulated, and recordings replayed through it."""
+
+from tb_memplugin.estimate.simulator.allocator_settings import AllocatorSettings, recorded_settings
+from tb_memplugin.estimate.simulator.caching_allocator import CachingAllocator
+from tb_memplugin.estimate.simulator.driver import DeviceMemory
+from tb_memplugin.estimate.simulator.replay import FirstMiss, Replay, replay
+from tb_memplugin.estimate.simulator.simulated_trace import simulated_trace
+
+__all__ = [
+    "AllocatorSettings",
+    "CachingAllocator",
+    "DeviceMemory",
+    "FirstMiss",
+    "Replay",
+    "recorded_settings",
+    "replay",
+    "simulated_trace",
+]

@@ -1,0 +1,292 @@
+"""PyTorch's caching allocator for one device: which block every request gets, and what it reserves.
+
+The rules are those of the native backend (c10/cuda/CUDACachingAllocator.cpp), told in order in
+docs/design/allocator_simulator.md. Sizes and addresses are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tb_memplugin.estimate.simulator.allocator_settings import (
+    LARGEST_SMALL,
+    SMALLEST_BLOCK,
+    UNLIMITED,
+    AllocatorSettings,
+)
+from tb_memplugin.estimate.simulator.blocks import FREE, LIVE, Block, FreeBlocks, Pool, PoolId, join
+from tb_memplugin.estimate.simulator.driver import DeviceMemory, Driver
+from tb_memplugin.estimate.simulator.expandable import ExpandableSegments
+from tb_memplugin.trace import Kind
+from tb_memplugin.trace.allocator import DEFAULT_POOL
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentChange:
+    """The reserve grew or shrank: `kind` is a segment kind, `clock` the allocator's when it happened."""
+
+    clock: int
+    kind: Kind
+    address: int
+    bytes: int
+    stream: int
+    pool: PoolId
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    Attributes:
+        clock: the caller's; it is written into every change of the reserve.
+        changes: of the reserve, in order.
+        reserved, peak_reserved: bytes.
+        pending: blocks let go of that wait for a stream, by ticket.
+        freed_early: the clocks at which some of these were freed without waiting further, by ticket.
+        destroyed: private pools that no graph uses any more; of private pools, they alone give memory back.
+        simple: whether the first block that is large enough is always the one; False where some expand.
+
+    Args:
+        settings: how it behaves.
+        driver: what gives it memory; a device without limit if not told.
+    """
+
+    def __init__(self, settings: AllocatorSettings | None = None, driver: Driver | None = None) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.driver = driver or DeviceMemory()
+        self.reserved = 0
+        self.peak_reserved = 0
+        self.clock = 0
+        self.changes: list[SegmentChange] = []
+        self.pending: dict[int, Block] = {}
+        self.freed_early: dict[int, int] = {}
+        self._tickets = 0
+        self.destroyed: set[PoolId] = set()
+        self._pools: dict[tuple[PoolId, bool], Pool] = {}
+        self._expandable = ExpandableSegments(self.settings, self.driver, self.changed)
+        self._expands = self.settings.expandable_segments
+        self._max_split = self.settings.max_split_bytes
+        self._collects = self.settings.gc_threshold > 0 and self._allowed is not None
+        self.simple = not self._expands and self._max_split == UNLIMITED and not self._collects
+
+    @property
+    def _allowed(self) -> int | None:
+        """Bytes that may be reserved, None where `memory_fraction` does not limit them."""
+        share, capacity = self.settings.memory_fraction, self.driver.capacity
+        return None if share is None or capacity is None else int(share * capacity)
+
+    def malloc(self, size: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> Block | None:
+        """The block for a request of `size` bytes; None when out of memory."""
+        rounded = self.settings.rounded(size)
+        return self.place(rounded, self.home(rounded, stream, pool))
+
+    def home(self, rounded: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> FreeBlocks:
+        """Where blocks for a request of a rounded size come from."""
+        return self.half(pool, rounded <= LARGEST_SMALL).on(stream)
+
+    def half(self, pool: PoolId, small: bool) -> Pool:
+        """The small or the large half of a pool."""
+        if (pool, small) not in self._pools:
+            self._pools[pool, small] = Pool(pool, small)
+        return self._pools[pool, small]
+
+    def place(self, size: int, home: FreeBlocks) -> Block | None:
+        """The block for a request of a rounded size; None when out of memory."""
+        block = self._found(size, home) or self._new(size, home)
+        return None if block is None else self._cut(block, size)
+
+    def place_anew(self, size: int, home: FreeBlocks) -> Block | None:
+        """As `place`, for a request whose search had failed before something was freed."""
+        block = self._new(size, home)
+        return None if block is None else self._cut(block, size)
+
+    def free(self, block: Block) -> None:
+        """Take a block back, for the next request."""
+        block.state = FREE
+        join(block)
+        block.home.put(block)
+
+    def let_go(self, block: Block) -> int:
+        """The owner let go of a block that another stream may still use; a ticket for `complete`."""
+        self._tickets += 1
+        self.pending[self._tickets] = block
+        return self._tickets
+
+    def complete(self, ticket: int) -> int | None:
+        """No stream uses a block any more that was let go of.
+
+        Returns:
+            The clock at which it was freed early, since memory ran short; None if it is free from now on.
+        """
+        block = self.pending.pop(ticket, None)
+        if block is None:
+            return self.freed_early.pop(ticket, None)
+        self.free(block)
+        return None
+
+    def has(self, size: int, home: FreeBlocks) -> bool:
+        """Whether a request of a rounded size would find a free block."""
+        return self._candidate(size, home) >= 0
+
+    def empty_cache(self) -> None:
+        """Give back segments without a live block, and pages of those that expand; waits for all streams."""
+        self.freed_early.update(dict.fromkeys(self.pending, self.clock))
+        while self.pending:
+            self.free(self.pending.pop(next(iter(self.pending))))
+        for small in (False, True):
+            self._release(self.half(DEFAULT_POOL, small))
+        for pool in sorted(self.destroyed):
+            for small in (True, False):
+                self._release(self.half(pool, small))
+
+    def changed(self, kind: Kind, address: int, size: int, home: FreeBlocks) -> None:
+        """Note that the reserve grew or shrank."""
+        grows = kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+        self.reserved += size if grows else -size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self.changes.append(SegmentChange(self.clock, kind, address, size, home.stream, home.pool.id))
+
+    def _cut(self, block: Block, size: int) -> Block:
+        """Make a free block live, without the rest of it if that can be a block (should_split)."""
+        home = block.home
+        rest = block.size - size
+        if rest >= SMALLEST_BLOCK and (
+            home.small or self._expands or (rest > LARGEST_SMALL and size < self._max_split)
+        ):
+            front = Block(block.address, size, home, LIVE, block.origin)
+            front.put_before(block)
+            block.address += size
+            block.size = rest
+            home.put(block)
+            return front
+        block.state = LIVE
+        return block
+
+    def _found(self, size: int, home: FreeBlocks) -> Block | None:
+        """The best fit among the free blocks, taken out of them (get_free_block)."""
+        if self.simple:
+            place = home.first_of(size)
+            return home.at.pop(home.keys.pop(place)) if place < len(home.keys) else None
+        if self._collects:
+            home.pool.searches += 1
+        place = self._candidate(size, home)
+        return home.at.pop(home.keys.pop(place)) if place >= 0 else None
+
+    def _candidate(self, size: int, home: FreeBlocks) -> int:
+        """The place of the best fit, -1 if there is none."""
+        place, count = home.first_of(size), len(home.keys)
+        if place == count:
+            return -1
+        if home.block(place).origin >= 0:
+            place = self._best_to_expand(place, home) if self._expands else _fixed(place, home)
+            if place == count:
+                return -1
+        found, limit = home.block(place).size, self._max_split
+        if size < limit:
+            return place if found < limit else -1
+        return place if found < size + self.settings.max_rounding_bytes else -1
+
+    @staticmethod
+    def _best_to_expand(place: int, home: FreeBlocks) -> int:
+        """A block that could grow counts with the room behind it: a larger one that cannot fits better."""
+        block = home.block(place)
+        while block.origin >= 0 and place + 1 < len(home.keys):
+            behind = home.block(place + 1)
+            if _room(behind) >= _room(block):
+                break
+            place, block = place + 1, behind
+        return place
+
+    def _new(self, size: int, home: FreeBlocks) -> Block | None:
+        """A block from memory that is new, or None when all was given back and there still is none."""
+        if self._collects:
+            self._collect()
+        block = self._grown(size, home)
+        if block is None and self._max_split < UNLIMITED and self._release_oversize(size, home):
+            block = self._grown(size, home)
+        if block is None:
+            self.empty_cache()
+            block = self._grown(size, home)
+        return block
+
+    def _grown(self, size: int, home: FreeBlocks) -> Block | None:
+        segment, allowed = self.settings.segment_size(size), self._allowed
+        if allowed is not None and self.reserved + segment > allowed:
+            return None
+        if self._expands:
+            return self._expandable.extend(home, size)
+        address = self.driver.allocate(segment)
+        if address is None:
+            return None
+        self.changed(Kind.SEGMENT_ALLOC, address, segment, home)
+        return Block(address, segment, home, FREE)
+
+    def _release(self, pool: Pool) -> None:
+        """Give back what a pool does not use: whole segments first, then pages."""
+        blocks = pool.in_order()
+        for block in blocks:
+            if block.origin < 0 and block.is_whole:
+                self._give_back(block)
+        for block in blocks:
+            if block.origin >= 0:
+                self._expandable.release(block)
+
+    def _give_back(self, block: Block) -> None:
+        block.home.take(block)
+        self.driver.free(block.address, block.size)
+        self.changed(Kind.SEGMENT_FREE, block.address, block.size, block.home)
+
+    def _release_oversize(self, size: int, home: FreeBlocks) -> bool:
+        """Give back one block of the size beyond `max_split_bytes`, or several smaller ones of the stream.
+
+        Of blocks that expand the pages go back, where PyTorch's own code stops with an assertion.
+        """
+        wanted = max(size, self._max_split)
+        place = home.first_of(wanted)
+        if place < len(home.keys):
+            return self._let_go_of(home.block(place)) > 0
+        released = 0
+        for key in reversed(home.keys[home.first_of(self._max_split) :]):
+            if released < wanted:
+                released += self._let_go_of(home.at[key])
+        return released >= wanted
+
+    def _let_go_of(self, block: Block) -> int:
+        """Give back a free block, or what can be of it; bytes."""
+        before = self.reserved
+        if block.origin >= 0:
+            self._expandable.release(block)
+        elif block.is_whole:
+            self._give_back(block)
+        return before - self.reserved
+
+    def _collect(self) -> None:
+        """Give back segments that were not used for long, when too much is reserved."""
+        allowed = self._allowed
+        limit = int(self.settings.gc_threshold * allowed) if allowed is not None else self.reserved
+        wanted = self.reserved - limit
+        pool = self.half(DEFAULT_POOL, False)
+        whole = [block for block in pool.in_order() if block.is_whole and block.origin < 0]
+        total = sum(pool.searches - block.since for block in whole)
+        while wanted > 0 and whole:
+            average = total / len(whole)
+            old = [block for block in whole if pool.searches - block.since >= average]
+            for block in old:
+                wanted -= block.size
+                total -= pool.searches - block.since
+                whole.remove(block)
+                self._give_back(block)
+            if not old:
+                return
+
+
+def _room(block: Block) -> int:
+    """What a free block could hold, if the unmapped addresses behind it were mapped."""
+    behind = block.next
+    return block.size + (behind.size if behind is not None and behind.state not in (FREE, LIVE) else 0)
+
+
+def _fixed(place: int, home: FreeBlocks) -> int:
+    """The next place with a block that does not expand, for when segments may no longer do so."""
+    while place < len(home.keys) and home.block(place).origin >= 0:
+        place += 1
+    return place

@@ -1,0 +1,108 @@
+"""Experts divided over ranks: uneven all-to-all with hints, and transformers' mixtures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tb_memplugin.commands.estimate import command
+from tb_memplugin.estimate.hints import Question
+from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
+from tests.estimate.ranks.experts import SENT, WIDTH, exchange, train_a_mixture
+from tests.estimate.ranks.real_ranks import differences, really, sizes
+
+ROWS_OF_A_RANK = 16 * 4 * WIDTH
+
+
+def of_both(program: Any, hints: list[Any]) -> RankEstimates:
+    """Each rank with its own hints."""
+    found = [
+        estimate_ranks(lambda *_: program(), 2, [rank], device="cpu", hints=hints[rank]) for rank in (0, 1)
+    ]
+    return RankEstimates(found[0].mesh, tuple(one.ranks[0] for one in found))
+
+
+def in_turn(numbers: list[int]) -> Any:
+    """A hint that answers one number after the other."""
+    left: Iterator[int] = iter(numbers)
+
+    def rows(asked: Question) -> int | None:
+        return next(left) if asked.kind == "count" else None
+
+    return rows
+
+
+def test_uneven_exchanges_allocate_what_real_processes_do(tmp_path: Path) -> None:
+    """Rank 0 gets 5 and 9 rows, rank 1 gets 11 and 7, of 512 bytes each."""
+    programs = {"plain": partial(exchange, False), "functional": partial(exchange, True)}
+    real = really(programs, 2, tmp_path)
+    received = [[SENT[sender][rank] for sender in (0, 1)] for rank in (0, 1)]
+    for name, program in programs.items():
+        found = of_both(program, [in_turn(rows) for rows in received])
+        assert not differences(found.ranks, real[name], late=2 * ROWS_OF_A_RANK)
+        assert 4 * WIDTH * sum(received[0]) in sizes(found.of(0))
+
+
+def test_a_mixture_of_transformers_allocates_what_real_processes_do(tmp_path: Path) -> None:
+    """The router's choices of the real run are the hints of the estimate."""
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    real = really({"mixture": partial(train_a_mixture, str(tmp_path))}, 2, tmp_path)["mixture"]
+    read = [json.loads((tmp_path / f"read{rank}.json").read_text()) for rank in (0, 1)]
+    found = of_both(train_a_mixture, [in_turn(rows) for rows in read])
+    there_and_back = 4 * 64 * 4 * 64  # of a layer; gloo may hold those of two, and the router's rows
+    assert not differences(found.ranks, real, late=2 * there_and_back)
+
+
+def test_experts_in_shards_and_replicas_allocate_what_real_processes_do(tmp_path: Path) -> None:
+    """Two pairs of ranks: all but the experts is sharded over four ranks, or over two, twice."""
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    folders = {around: tmp_path / around for around in ("fsdp", "dp")}
+    for folder in folders.values():
+        folder.mkdir()
+    programs = {around: partial(train_a_mixture, str(folder), around) for around, folder in folders.items()}
+    real = really(programs, 4, tmp_path)
+    for around, folder in folders.items():
+        found = []
+        for rank in range(4):
+            rows = in_turn(json.loads((folder / f"read{rank}.json").read_text()))
+            run, mesh = partial(train_a_mixture, None, around), f"{around}=2,ep=2"
+            ranks = estimate_ranks(lambda *_, run=run: run(), mesh, [rank], device="cpu", hints=rows)
+            found.append(ranks.of(rank))
+        assert not differences(found, real[around], late=1 << 20)  # what gloo's threads may still hold
+
+
+def test_the_command_divides_the_experts_of_a_config(tmp_path: Path) -> None:
+    """8 experts of 3 x 64 x 128 in bf16 over 4 ranks, twice: 2 each, 128 rows from each rank to each."""
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    config = {
+        "model_type": "mixtral",
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = ["--mesh", "dp=2,ep=4", "--seq", "256", "--dtype", "bf16", "--no-changes", "--json"]
+    ran = CliRunner().invoke(command, [str(tmp_path), *options])
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout)
+    assert [one["rank"] for one in told["ranks"]] == [0, 3, 4, 7]
+    assert any("128 rows from each rank to each" in note for note in told["notes"])
+
+
+def test_a_model_without_experts_is_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 1}))
+    ran = CliRunner().invoke(command, [str(tmp_path), "--mesh", "ep=4", "--seq", "32"])
+    assert ran.exit_code != 0
+    assert "no plan for expert parallelism" in str(ran.exception or ran.output)

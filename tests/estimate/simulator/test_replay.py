@@ -1,0 +1,316 @@
+"""Recordings through the simulator: small ones, with places that a person can draw on paper."""
+
+import pytest
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate import AllocatorSettings, replay
+from tests.analysis.histories import allocator_trace
+from tests.estimate.simulator.devices import M
+from tests.traces import trace as profile
+
+STEP = (
+    "segment_alloc 16M 20M",
+    "alloc 16M 4M",
+    "alloc 20M 8M",
+    "free_requested 16M 4M",
+    "free_completed 16M 4M",
+    "alloc 16M 2M",
+)
+
+
+def test_a_recording_is_reproduced():
+    done = replay(allocator_trace(*STEP), 0)
+    assert (done.allocs, done.exact_addresses, done.first_miss) == (3, 3, None)
+    assert done.address.tolist() == [16 * M, 20 * M, 16 * M]
+    assert done.rounded.tolist() == [4 * M, 8 * M, 2 * M]
+    assert done.reserved.tolist() == [0, 0] + [20 * M] * 5  # at the request that needed it
+    assert (done.reserved_peak, done.reserved_peak_recorded) == (20 * M, 20 * M)
+    assert (list(done.reserved_misses), done.surprises, done.end) == ([], (), 6)
+
+
+def test_the_first_allocation_elsewhere_is_named():
+    done = replay(allocator_trace(*STEP[:-1], "alloc 28M 2M"), 0)
+    assert (done.allocs, done.exact_addresses) == (3, 2)
+    assert done.first_miss is not None
+    assert (done.first_miss.event, done.first_miss.bytes) == (5, 2 * M)
+    assert (done.first_miss.recorded_address, done.first_miss.simulated_address) == (28 * M, 16 * M)
+    assert done.first_miss.cause == "another free block fits best"
+
+
+def test_a_segment_that_was_not_needed_is_a_miss_with_its_cause():
+    done = replay(allocator_trace(*STEP, "segment_alloc 64M 20M", "alloc 64M 2M"), 0)
+    assert done.first_miss is not None
+    assert done.first_miss.event == 7
+    assert done.first_miss.cause == "recorded is a SEGMENT_ALLOC of 20,971,520 bytes that did not happen"
+    assert done.reserved_misses.tolist() == [7]
+
+
+def test_a_segment_that_is_not_recorded_is_a_miss_with_its_cause():
+    done = replay(allocator_trace("segment_alloc 16M 20M", "alloc 16M 18M", "alloc 34M 4M"), 0)
+    assert done.first_miss is not None
+    assert done.first_miss.cause == "a segment of 20,971,520 bytes was made, recorded is none"
+
+
+def test_what_was_there_before_the_window_is_laid_out_first():
+    # 4 MiB free, 2 live, 6 free, 8 live. The request of 3 fits the first gap best, then 5 only the second.
+    done = replay(
+        allocator_trace("held 16M 20M", "live 20M 2M", "live 28M 8M", "alloc 16M 3M", "alloc 22M 5M"), 0
+    )
+    assert (done.exact_addresses, done.reserved_at_start) == (2, 20 * M)
+    assert done.start_address.tolist() == [20 * M, 28 * M]
+
+
+def test_a_rest_too_small_to_be_a_block_belongs_to_the_block_before_it():
+    # Behind the live block of 19.5 MiB lies half a MiB: nothing can be put there.
+    done = replay(
+        allocator_trace(
+            "held 16M 20M",
+            f"live 16M {19 * M + M // 2}",
+            "free_completed 16M 0",
+            "alloc 16M 20M",
+        ),
+        0,
+    )
+    assert done.exact_addresses == 1
+    assert done.start_rounded.tolist() == [20 * M]
+
+
+def test_a_block_that_waits_for_a_stream_is_not_used_until_it_is_free():
+    done = replay(
+        allocator_trace(
+            "held 16M 20M",
+            "live 16M 4M pending=1",
+            "live 20M 16M",
+            "segment_alloc 64M 20M",
+            "alloc 64M 4M",
+            "free_completed 16M 4M",
+            "alloc 16M 4M",
+        ),
+        0,
+    )
+    assert (done.exact_addresses, done.allocs) == (2, 2)
+
+
+def test_a_free_that_is_completed_later_is_later():
+    done = replay(
+        allocator_trace(
+            *STEP[:4],  # requested, not completed
+            "alloc 28M 4M",
+            "free_completed 16M 4M",
+            "alloc 16M 4M",
+        ),
+        0,
+    )
+    assert done.exact_addresses == done.allocs == 4
+
+
+def test_the_program_empties_the_cache():
+    done = replay(
+        allocator_trace(
+            "held 16M 20M",
+            "held 64M 12M",
+            "live 64M 12M",
+            "segment_free 16M 20M",
+            "free_completed 64M 12M",
+            "alloc 64M 12M",
+        ),
+        0,
+    )
+    assert (done.exact_addresses, done.surprises) == (1, ())
+    assert done.reserved.tolist() == [32 * M] + [12 * M] * 3
+
+
+def test_a_request_fails_at_first_and_then_finds_memory():
+    done = replay(
+        allocator_trace("held 16M 20M", "segment_free 16M 20M", "segment_alloc 64M 30M", "alloc 64M 30M"),
+        0,
+    )
+    assert (done.exact_addresses, done.surprises, done.reserved_peak) == (1, (), 30 * M)
+
+
+def test_the_cache_was_emptied_before_a_request_that_would_have_found_a_block():
+    done = replay(
+        allocator_trace("held 16M 20M", "segment_free 16M 20M", "segment_alloc 64M 20M", "alloc 64M 4M"), 0
+    )
+    assert (done.exact_addresses, done.surprises) == (1, ())
+
+
+def test_a_segment_that_could_not_have_been_given_back_is_told():
+    done = replay(allocator_trace("held 16M 20M", "live 16M 2M", "segment_free 16M 20M", "alloc 18M 2M"), 0)
+    assert done.surprises == ((1, "recorded is a SEGMENT_FREE of 20,971,520 bytes that did not happen"),)
+
+
+def test_what_a_failed_request_waited_for_was_not_there_when_it_looked():
+    # A request for 8 MiB finds neither a block nor memory: it waits until 10 MiB are free, then gets memory.
+    done = replay(
+        allocator_trace(
+            "held 16M 20M",
+            "live 16M 10M pending=1",
+            "live 26M 10M",
+            "free_completed 16M 10M",
+            "segment_alloc 96M 20M",
+            "alloc 96M 8M",
+            "alloc 16M 10M",
+        ),
+        0,
+    )
+    assert (done.exact_addresses, done.surprises) == (2, ())
+
+
+def test_a_failed_request_of_the_record_fails_here():
+    done = replay(allocator_trace("held 16M 20M", "live 16M 20M", "oom 100 30M"), 0)
+    assert (done.rescued, done.failure, done.surprises) == ((), None, ())
+
+
+def test_a_recording_with_segments_that_expand():
+    done = replay(
+        allocator_trace(
+            "map 100M 20M",
+            "alloc 100M 6M",
+            "map 120M 20M",
+            "alloc 106M 30M",
+            "free_completed 100M 6M",
+            "free_completed 106M 30M",
+            "unmap 100M 40M",
+            "map 300M 20M",
+            "alloc 300M 2M",
+        ),
+        0,
+    )
+    assert (done.exact_addresses, done.surprises) == (3, ())
+    assert done.reserved_peak == 40 * M
+
+
+def test_segments_that_expand_were_there_before():
+    # Two stretches of one segment with a hole of one page; the hole is mapped before the end grows.
+    done = replay(
+        allocator_trace(
+            "held 100M 20M expandable=1",
+            "held 140M 20M expandable=1",
+            "live 100M 18M",
+            "live 140M 20M",
+            "map 120M 20M",
+            "alloc 118M 12M",
+            "map 160M 20M",
+            "alloc 160M 15M",
+        ),
+        0,
+    )
+    assert (done.exact_addresses, done.surprises) == (2, ())
+
+
+def test_pools_and_streams_are_those_of_the_record():
+    done = replay(
+        allocator_trace(
+            "held 16M 20M",
+            "segment_alloc 64M 20M stream=1",
+            "alloc 64M 2M stream=1",
+            "segment_alloc 96M 20M pool=1",
+            "alloc 96M 2M pool=1",
+            "alloc 16M 2M",
+        ),
+        0,
+    )
+    assert done.exact_addresses == 3
+
+
+def test_a_private_pool_keeps_its_segments_until_the_record_gives_one_back():
+    done = replay(
+        allocator_trace(
+            "held 16M 20M pool=1",
+            "held 64M 20M",
+            "segment_free 64M 20M",
+            "alloc 16M 4M pool=1",
+            "free_completed 16M 4M",
+            "segment_free 16M 20M pool=1",
+            "segment_alloc 96M 20M pool=1",
+            "alloc 96M 4M pool=1",
+        ),
+        0,
+    )
+    assert (done.exact_addresses, done.surprises) == (2, ())
+    assert [(change.clock, change.address // M) for change in done.changes] == [(1, 64), (5, 16), (5, 96)]
+    assert done.reserved.tolist() == [40 * M, 40 * M, 20 * M, 20 * M, 20 * M, 20 * M, 20 * M]
+
+
+def test_what_if_the_device_were_smaller():
+    done = replay(allocator_trace(*STEP, "segment_alloc 64M 30M", "alloc 64M 30M"), 0, capacity=40 * M)
+    assert done.failure is not None
+    assert (done.failure.event, done.failure.requested_bytes) == (7, 30 * M)
+    assert (done.failure.reserved_bytes, done.failure.live_bytes) == (20 * M, 10 * M)
+    assert (done.end, done.allocs, done.reserved_peak) == (7, 3, 20 * M)
+    assert replay(done.source, 0, capacity=50 * M).failure is None
+
+
+def test_what_if_what_is_live_at_the_start_does_not_fit():
+    done = replay(allocator_trace("held 16M 20M", "live 16M 2M", *STEP), 0, capacity=10 * M)
+    assert done.failure is not None
+    assert (done.failure.event, done.end, done.allocs) == (-1, 0, 0)
+
+
+def test_on_a_smaller_device_unused_segments_of_the_start_go_first():
+    done = replay(allocator_trace("held 16M 20M", "held 64M 20M", "live 64M 2M"), 0, capacity=20 * M)
+    assert done.failure is None
+    assert (done.reserved.tolist(), done.reserved_peak) == ([20 * M], 40 * M)
+    assert [(change.clock, change.address) for change in done.changes] == [(-1, 16 * M)]
+
+
+def test_what_if_a_failed_request_had_found_memory():
+    recording = allocator_trace("held 16M 20M", "live 16M 20M", "oom 100 30M", "free_completed 16M 20M")
+    assert replay(recording, 0, capacity=60 * M).rescued == (0,)
+    assert replay(recording, 0, capacity=40 * M).rescued == ()
+
+
+def test_what_if_segments_expanded():
+    # 6 MiB are free of two segments each; 9 MiB do not fit. Where segments expand, the second grows.
+    recording = allocator_trace(
+        "segment_alloc 100M 20M", "alloc 100M 14M", "segment_alloc 200M 20M", "alloc 200M 9M", "alloc 209M 9M"
+    )
+    done = replay(recording, 0, AllocatorSettings(expandable_segments=True))
+    assert (done.address - done.address[0]).tolist() == [0, 14 * M, 23 * M]
+    assert done.reserved_peak == 40 * M
+
+
+def test_a_cache_that_the_program_emptied_is_emptied_with_other_settings_too():
+    # The device gave 32 MiB later on, so 12 more than 20 were no reason to give anything back.
+    emptied = ("held 16M 20M", "segment_free 16M 20M", "segment_alloc 64M 12M", "alloc 64M 12M")
+    done = replay(allocator_trace(*emptied, "segment_alloc 96M 20M", "alloc 96M 20M"), 0, AllocatorSettings())
+    assert done.reserved.tolist() == [20 * M, 0, 0, 12 * M, 12 * M, 32 * M]
+
+
+def test_what_a_failed_request_gave_back_is_not_with_another_device():
+    # 12 MiB more than the 20 were never had: the request failed. With more memory nothing has to go.
+    recording = allocator_trace(
+        "held 16M 20M", "segment_free 16M 20M", "segment_alloc 64M 30M", "alloc 64M 30M"
+    )
+    assert replay(recording, 0, capacity=60 * M).reserved.tolist() == [20 * M] * 3 + [50 * M]
+
+
+def test_memory_that_waits_for_a_stream_is_freed_when_memory_runs_short():
+    recording = allocator_trace(
+        "segment_alloc 16M 20M",
+        "alloc 16M 20M",
+        "free_requested 16M 20M",
+        "segment_alloc 64M 20M",
+        "alloc 64M 20M",
+        "free_completed 16M 20M",
+        "alloc 16M 20M",
+    )
+    done = replay(recording, 0, capacity=30 * M)
+    assert done.failure is not None  # the last one: the second block is live
+    assert done.failure.event == 6
+    assert done.early == ((4, 5, 16 * M),)
+
+
+def test_a_profile_without_segments_is_simulated_from_nothing():
+    done = replay(profile("start 3000 w device=cuda:0", f"alloc {4 * M} a device=cuda:0", "free a"), 0)
+    assert (done.follows_record, done.first_miss) == (False, None)
+    assert (done.allocs, done.rounded.tolist()) == (1, [4 * M])
+    assert (done.reserved_peak, done.reserved_peak_recorded) == (22 * M, None)
+
+
+def test_settings_that_cannot_be_simulated_are_refused():
+    recording = allocator_trace(*STEP, properties={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+    with pytest.raises(MemPluginError, match="another allocator"):
+        replay(recording, 0)
+    assert replay(recording, 0, AllocatorSettings()).allocs == 3
