@@ -82,7 +82,11 @@ def compare(
     else:
         pairs = _pairs([each.name for each in base.devices], [each.name for each in other.devices])
     if not pairs:
-        raise NotRecordedError("Neither trace has a device.", where=f"{base.source}, {other.source}")
+        raise NotRecordedError(
+            "Neither trace has a device: nothing was recorded in them.",
+            where=f"{base.source}, {other.source}",
+            fix="Record again, with memory being allocated meanwhile.",
+        )
     return tuple(_device_comparison(base, other, names, step, by) for names in pairs)
 
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tb_memplugin.trace.tables import OUTSIDE, Int64
+from tb_memplugin.analysis.folded_layers import LayerPath, layer_paths
+from tb_memplugin.trace.tables import Int64
 
 OTHER_MODULES = "(other modules)"
 MOST_GROUPS = 11
@@ -21,11 +22,11 @@ COVERED = 0.9
 FEWEST_GROUPS = 4
 """Of fewer groups with bytes the largest is opened from the beginning."""
 
+LARGEST_SHARE = 0.6
+"""A group with something inside that holds more of the bytes than this is opened from the beginning."""
+
 MOST_CHILDREN = 8
 """Into how many an opened group falls at most: ranges of layers where there are more."""
-
-LEAST_ALIKE = 4
-"""Fewest children with bare numbers for names that make a group (net.0, net.2 are often unlike)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,6 @@ class ModuleGroups:
     keys: tuple[str, ...]
     modules: tuple[int, ...]
     opens: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """A module's name in steps, its layer's number starred: ("layers.*", "mlp", "up") and 7."""
-
-    steps: tuple[str, ...]
-    layer: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +59,7 @@ def module_groups(keys: Sequence[str], size: Int64, opened: Sequence[str] = ()) 
         size: bytes of each, int64, at the moment that decides which groups are worth showing.
         opened: keys of groups to divide again, one after the other: by what is inside them, then by layers.
     """
-    paths = _paths(keys)
+    paths = layer_paths(keys)
     groups = _deepest(paths, size)
     shown: list[_Group] = []
     for key in opened:
@@ -80,34 +73,7 @@ def module_groups(keys: Sequence[str], size: Int64, opened: Sequence[str] = ()) 
     return _numbered(groups, shown, paths, size)
 
 
-def _paths(keys: Sequence[str]) -> list[_Path]:
-    split = [_split_at_number(key) for key in keys]
-    layers: dict[str, set[int]] = defaultdict(set)
-    deep: set[str] = set()
-    for head, number, tail in split:
-        if number is not None:
-            layers[head].add(number)
-            if tail:
-                deep.add(head)
-    alike = {head for head, found in layers.items() if len(found) >= (2 if head in deep else LEAST_ALIKE)}
-    return [
-        _Path((f"{head}.*" if head else "*", *tail), number)
-        if number is not None and head in alike
-        else _Path((key,) if key.startswith(OUTSIDE) else tuple(key.split(".")), None)
-        for key, (head, number, tail) in zip(keys, split, strict=True)
-    ]
-
-
-def _split_at_number(key: str) -> tuple[str, int | None, tuple[str, ...]]:
-    """("model.layers", 7, ("mlp",)) of model.layers.7.mlp; no number where there is none."""
-    segments = () if key.startswith(OUTSIDE) else tuple(key.split("."))
-    for at, segment in enumerate(segments):
-        if segment.isascii() and segment.isdigit() and len(segment) < 10:
-            return ".".join(segments[:at]), int(segment), segments[at + 1 :]
-    return key, None, ()
-
-
-def _deepest(paths: Sequence[_Path], size: Int64) -> list[_Group]:
+def _deepest(paths: Sequence[LayerPath], size: Int64) -> list[_Group]:
     every = _Group(0, tuple(range(len(paths))))
     deepest = max((len(path.steps) for path in paths), default=1)
     for depth in range(deepest, 0, -1):
@@ -118,24 +84,27 @@ def _deepest(paths: Sequence[_Path], size: Int64) -> list[_Group]:
     return []
 
 
-def _not_too_few(groups: list[_Group], paths: Sequence[_Path], size: Int64) -> list[_Group]:
-    """One band says nothing: where hardly any groups hold bytes, the largest is opened at once."""
-    alive = [group for group in groups if _bytes(group, size) > 0]
-    if 0 < len(alive) < FEWEST_GROUPS and _opens(groups[0], paths):
+def _not_too_few(groups: list[_Group], paths: Sequence[LayerPath], size: Int64) -> list[_Group]:
+    """One band says nothing: where few groups hold bytes, or one nearly all, the largest is opened."""
+    alive = [_bytes(group, size) for group in groups if _bytes(group, size) > 0]
+    total = sum(alive)
+    few = 0 < len(alive) < FEWEST_GROUPS and _opens(groups[0], paths)
+    most = total > 0 and alive[0] > LARGEST_SHARE * total and _is_deep(groups[0], paths)
+    if few or most:
         return [*_inner(groups[0], paths, size), *groups[1:]]
     return groups
 
 
-def _by_steps(group: _Group, depth: int, paths: Sequence[_Path]) -> list[_Group]:
+def _by_steps(group: _Group, depth: int, paths: Sequence[LayerPath]) -> list[_Group]:
     found: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for row in group.rows:
         found[paths[row].steps[:depth]].append(row)
     return [replace(group, depth=depth, rows=tuple(rows)) for rows in found.values()]
 
 
-def _inner(group: _Group, paths: Sequence[_Path], size: Int64) -> list[_Group]:
+def _inner(group: _Group, paths: Sequence[LayerPath], size: Int64) -> list[_Group]:
     """What an opened group falls into: the modules inside it, else its layers, many of them in ranges."""
-    if any(len(paths[row].steps) > group.depth for row in group.rows):
+    if _is_deep(group, paths):
         parts = _by_steps(group, group.depth + 1, paths)
         return sorted(parts, key=lambda part: -_bytes(part, size))
     layers = _layers(group, paths)
@@ -148,15 +117,20 @@ def _inner(group: _Group, paths: Sequence[_Path], size: Int64) -> list[_Group]:
     ]
 
 
-def _layers(group: _Group, paths: Sequence[_Path]) -> list[int]:
+def _layers(group: _Group, paths: Sequence[LayerPath]) -> list[int]:
     return sorted({layer for row in group.rows if (layer := paths[row].layer) is not None})
 
 
-def _opens(group: _Group, paths: Sequence[_Path]) -> bool:
-    return any(len(paths[row].steps) > group.depth for row in group.rows) or len(_layers(group, paths)) > 1
+def _opens(group: _Group, paths: Sequence[LayerPath]) -> bool:
+    return _is_deep(group, paths) or len(_layers(group, paths)) > 1
 
 
-def _name(group: _Group, paths: Sequence[_Path]) -> str:
+def _is_deep(group: _Group, paths: Sequence[LayerPath]) -> bool:
+    """Whether there is something inside what the group is named by."""
+    return any(len(paths[row].steps) > group.depth for row in group.rows)
+
+
+def _name(group: _Group, paths: Sequence[LayerPath]) -> str:
     """`layers.*.mlp`; of some layers `layers.0-49.mlp`, of one `layers.7.mlp`."""
     name = ".".join(paths[group.rows[0]].steps[: group.depth])
     layers = _layers(group, paths)
@@ -172,7 +146,7 @@ def _bytes(group: _Group, size: Int64) -> int:
 
 
 def _numbered(
-    groups: Sequence[_Group], opened: Sequence[_Group], paths: Sequence[_Path], size: Int64
+    groups: Sequence[_Group], opened: Sequence[_Group], paths: Sequence[LayerPath], size: Int64
 ) -> ModuleGroups:
     """The opened ones and the largest in the order they stand; all others share the last number."""
     room = max(0, MOST_GROUPS - len(opened))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, Divided, codes, sums
+from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, Divided, Part, codes, sums
+from tb_memplugin.analysis.folded_parts import folded_parts
 from tb_memplugin.analysis.module_groups import ModuleGroups, module_groups
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.kept import Kept
@@ -28,8 +31,26 @@ def divided(request: Request, opened: Opened, by: str) -> Divided:
     if found is None:
         fix = f"Choose one of: {', '.join(ALL_DIVISIONS)}."
         raise MemPluginError(f"Cannot divide memory by {by[:40]!r}.", where="by", fix=fix)
-    if by != "module" or request.text("fold", "") != "1":
-        return found
+    return _kept_groups(request, opened) if groups_asked(request, by) else found
+
+
+def groups_asked(request: Request, by: str) -> bool:
+    """Whether a request wants modules in groups."""
+    return by == "module" and request.text("fold", "") == "1"
+
+
+def folded(request: Request, opened: Opened, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Parts by module, of any recording, in this window's groups."""
+    groups = _kept_groups(request, opened)
+    modules = codes(opened.trace, "module", _NO_ROWS)[1]
+    names = {key: groups.keys[row] for key, row in zip(modules, groups.part.tolist(), strict=True)}
+    return folded_parts(parts, names, groups.keys)
+
+
+_NO_ROWS = slice(0, 0)
+
+
+def _kept_groups(request: Request, opened: Opened) -> ModuleGroups:
     names = tuple(request.text("open", "").split("\n")[:MOST_OPENED])
     return KEPT.of(opened.trace, (opened.device, names), lambda: _groups(opened, names))
 

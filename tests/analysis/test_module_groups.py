@@ -88,3 +88,11 @@ def test_a_curve_and_a_breakdown_by_groups_sum_to_the_same_bytes_as_by_module():
     drawn = curve(there, 0, EPOCH, EPOCH + 10 * MICROSECOND, 7, groups)
     assert drawn.stacks.sum(axis=0).tolist() == drawn.high.tolist()
     assert drawn.high.max() == 210
+
+
+def test_a_group_that_holds_nearly_everything_is_opened_at_once():
+    towers = [f"tower{tower}.leaf{leaf}" for tower in range(4) for leaf in range(30)]
+    body = [f"body.layers.{layer}.{part}" for layer in range(4) for part in ("attn", "mlp", "norm")]
+    alone = grouped([*towers, *body], [5] * 120 + [200, 300, 50] * 4)
+    assert [alone[f"body.layers.*.{part}"] for part in ("mlp", "attn", "norm")] == [1200, 800, 200]
+    assert alone["tower0"] == 150

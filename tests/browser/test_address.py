@@ -7,6 +7,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.tab import SIZE
 from tests.browser.test_timeline import drag, span
 
 VIEWS = {
@@ -142,3 +143,24 @@ def test_every_view_is_reached_by_the_keyboard_alone(tab):
 
 def focused(tab):
     return tab.frame.locator("body").evaluate("() => document.activeElement.dataset.testid ?? ''")
+
+
+def test_back_returns_to_where_the_view_was_scrolled_to(tab):
+    tab.page.set_viewport_size({"width": 1280, "height": 500})
+    try:
+        tab.open_anew("overview", run="baseline", worker="rank0", step=6)
+        tab.settle()
+        tab("category-row").last.get_by_role("link").scroll_into_view_if_needed()
+        height = "(page) => page.ownerDocument.defaultView.scrollY"
+        left = tab.frame.locator("html").evaluate(height)
+        assert left > 100
+        tab("category-row").last.get_by_role("link").click()
+        tab("view-timeline").wait_for()
+        assert tab.frame.locator("html").evaluate(height) == 0
+        focused = "(page) => page.ownerDocument.activeElement.dataset.testid"
+        assert tab.frame.locator("html").evaluate(focused) == "view-timeline"
+        tab.page.go_back()
+        tab("view-overview").wait_for()
+        tab.wait_until(lambda: tab.frame.locator("html").evaluate(height) == left, "the place that was left")
+    finally:
+        tab.page.set_viewport_size(SIZE)

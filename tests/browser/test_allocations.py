@@ -170,7 +170,8 @@ def test_the_panel_tells_all_that_is_known(tab, made):
     expect(tab("frames")).to_be_visible()
     kept = int(np.flatnonzero(blocks.rounded >= 0)[0])
     ready(tab, block=kept)
-    expect(tab("allocation-panel")).to_contain_text(f"takes {blocks.rounded[kept]:,}")
+    assert blocks.rounded[kept] == blocks.bytes[kept]
+    expect(tab("allocation-panel")).to_contain_text(f"{blocks.bytes[kept]:,} bytes requested and taken")
 
 
 def test_the_table_lists_the_largest_first(tab, made):

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.recorded import STEPS, recorded
-from tests.browser.tab import assert_rounds, exact
+from tests.browser.tab import assert_rounds, bytes_in, exact
 
 
 def test_the_memory_tab_is_in_the_tab_bar_and_opens(each_tab):
@@ -60,6 +60,25 @@ def test_the_sentence_below_says_what_changed_since_the_step_before(each_tab, lo
     each_tab("show-difference").click()
     each_tab("view-compare").wait_for()
     expect(each_tab("picker-base")).to_have_text("step 5")
+
+
+def test_another_run_is_one_click_away_and_all_views_then_tell_the_same_change(tab, logdir):
+    delta = recorded(logdir, "checkpointed").stats.peak_bytes - recorded(logdir).stats.peak_bytes
+    tab.open_anew(run="checkpointed", worker="rank0", step=2)
+    tab("another-run").click()
+    tab("view-compare").wait_for()
+    expect(tab("picker-base")).to_have_text("step 2 of baseline")
+    assert exact(tab("delta-sum")) == delta
+    tab("tab-overview").click()
+    expect(tab("card-peak")).to_contain_text("against step 2 of baseline")
+    assert exact(tab("card-peak").locator(".under .amount")) == delta
+    assert exact(tab("change").locator(".amount").first) == delta
+    tab("card-peak").click()
+    changes = tab("moment-panel").locator("table.compared td.number:last-child .amount")
+    tab.wait_until(
+        lambda: sum(map(bytes_in, changes.evaluate_all("all => all.map((one) => one.title)"))) == delta,
+        "changes of the categories that sum to it",
+    )
 
 
 def test_the_categories_are_the_recordings_and_sum_to_the_peak(each_tab, logdir):

@@ -171,17 +171,41 @@ def test_repeated_layers_fold_on_the_timeline_and_a_click_opens_them(each_tab, l
     parts = moment_shown(each_tab)[2]
     assert parts["blocks.*.mlp.up"] == sum(layers.values())
     assert sum(parts.values()) == there.stats.peak_bytes
-    each_tab("moment-row", key="blocks.*.mlp.up").get_by_test_id("open-group").click()
-    each_tab("moment-row", key="blocks.0.mlp.up").wait_for()
+    each_tab("moment-row", key="blocks.*.mlp.up").get_by_test_id("open-group").press("Enter")
+    expect(each_tab("moment-row", key="blocks.0.mlp.up").get_by_role("rowheader")).to_be_focused()
     opened = moment_shown(each_tab)[2]
     assert {key: opened[key] for key in layers} == layers
     assert sum(opened.values()) == there.stats.peak_bytes
     each_tab.wait_until(
         lambda: "opened=blocks.*.mlp.up" in each_tab.page.url, "the opened group in the address"
     )
-    each_tab("close-group").click()
-    each_tab("moment-row", key="blocks.*.mlp.up").wait_for()
+    each_tab("close-group").press("Enter")
+    expect(each_tab("moment-row", key="blocks.*.mlp.up").get_by_test_id("open-group")).to_be_focused()
     assert moment_shown(each_tab)[2] == parts
+
+
+def test_folded_modules_are_held_against_the_base_and_against_the_peak(tab, logdir):
+    there, base = recorded(logdir, "checkpointed"), recorded(logdir)
+    ready(tab, run="checkpointed", worker="rank0", base_run="baseline", base_step=2, by="module")
+    table = tab("moment-panel").locator("table.compared")
+    expect(table.locator("td.number:last-child").first).to_have_text(re.compile("[0-9–]"))
+    told = table.locator("td.number:last-child .amount").evaluate_all(
+        "cells => cells.map((cell) => cell.title)"
+    )
+    assert sum(map(bytes_in, told)) == there.stats.peak_bytes - base.stats.peak_bytes
+    expect(table.locator("thead")).to_contain_text("vs baseline")
+    tab.page.mouse.move(*point(tab, 0.95))
+    expect(table.locator("thead")).to_contain_text("vs peak")
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    amounts = table.locator("td.number:last-child .amount")
+    total = bytes_in(tab("moment-panel").locator(".big").get_attribute("title") or "")
+    tab.wait_until(
+        lambda: (
+            sum(map(bytes_in, amounts.evaluate_all("cells => cells.map((cell) => cell.title)")))
+            == total - there.stats.peak_bytes
+        ),
+        "changes that sum to the change since the peak",
+    )
 
 
 def test_a_click_on_a_lane_zooms_to_it(tab, logdir):

@@ -37,6 +37,7 @@ export function drawByteAxis(
 /** Times count from `origin`, the start of the step. */
 export function drawTimeAxis(context: Context, x: Scale, top: number, origin: number, palette: Palette): void {
   const [from, to] = [x.domain[0] - origin, x.domain[1] - origin];
+  if (to - from <= 1) return; // a recording without events, which has no length
   const unit = timeUnitFor(Math.max(Math.abs(to - from), 1));
   const most = Math.max(2, Math.floor((x.range[1] - x.range[0]) / 110));
   const digits = tickDecimals(roundStep((to - from) / unit.ns, most));

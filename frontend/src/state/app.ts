@@ -6,8 +6,9 @@ import { type Failure, request, RequestFailed } from "../api/request";
 import { onAddressEdited, readAddress, routeFromHost, writeAddress } from "../host/address";
 import { GET_URL_DATA, type Host } from "../host/messages";
 import { onDataChanged, onShown } from "../host/refresh";
+import { comeBack, leave } from "../host/scroll";
 import { patched, type Route, type RoutePatch } from "./route";
-import { type Pick, resolveBase, resolveSelection } from "./selection";
+import { type Pick, resolveBase, resolveSelection, stepsOf } from "./selection";
 import { type Stretch, stretchOf } from "./stretch";
 
 export const route = signal<Route>({ view: "overview" });
@@ -28,6 +29,14 @@ export function isAlone(side: Pick): boolean {
   return side.step === 0 && worker?.steps.length === 1 && worker.steps[0]!.step === 0;
 }
 
+/** What was picked under "Compare with", with its numbers; null where nobody picked anything. */
+export const askedBase = computed(() => {
+  const b = route.value.base_run === undefined && route.value.base_step === undefined ? null : base.value;
+  const worker = b && runs.value?.runs.find((r) => r.run === b.run)?.workers.find((w) => w.worker === b.worker);
+  const stats = worker && stepsOf(worker, b.device).find((s) => s.step === b.step)?.stats;
+  return stats ? { ...b, stats } : null;
+});
+
 /** The selection as the query of a route of the API. */
 export const picked = computed(() => {
   const s = selection.value;
@@ -43,14 +52,21 @@ export const stretch = computed<Stretch | null>(() =>
 export function navigate(patch: RoutePatch): void {
   const left = spelledOut(route.value);
   route.value = patched(left, patch);
-  writeSoon(PLACES.some((key) => left[key] !== route.value[key]) ? left : undefined);
+  const moved = PLACES.some((key) => left[key] !== route.value[key]);
+  if (moved) leave(placeOf(left));
+  writeSoon(moved ? left : undefined);
 }
 
 /** Another view or pick is a place of its own in the browser's history; a zoom or a search is not. */
 const PLACES = ["view", "run", "worker", "device", "step", "span", "base_run", "base_worker", "base_step"] as const;
 
-function spelledOut(now: Route): Route {
-  const s = selection.value;
+/** A place by one name, whether its address spells out everything or not. */
+function placeOf(of: Route): string {
+  const whole = spelledOut(of, runs.value ? resolveSelection(runs.value, of) : null);
+  return JSON.stringify(PLACES.map((key) => whole[key] ?? null));
+}
+
+function spelledOut(now: Route, s = selection.value): Route {
   return s ? { ...now, run: s.run, worker: s.worker, device: s.device, step: String(s.step) } : now;
 }
 
@@ -102,6 +118,8 @@ export function start(): void {
   route.value = readAddress();
   onAddressEdited((edited) => {
     forgetWriting(); // what was about to be written is of the place that was left
+    leave(placeOf(route.value));
+    comeBack(placeOf(edited));
     route.value = edited;
   });
   onShown(() => route.value.run !== undefined && writeSoon());

@@ -1,6 +1,6 @@
 /** Changes of repeated layers in one row, so that twelve equal changes read as one. */
 import type { CompareRow, Status } from "../api/types";
-import { pattern } from "./folding";
+import { inRows } from "./folding";
 
 export interface FoldedChange extends CompareRow {
   /** The rows inside, in the table's order; empty where nothing was folded. */
@@ -8,15 +8,8 @@ export interface FoldedChange extends CompareRow {
 }
 
 export function foldChanges(rows: CompareRow[]): FoldedChange[] {
-  const groups = new Map<string, CompareRow[]>();
-  for (const row of rows) {
-    const group = pattern(row.key) ?? `=${row.key}`;
-    const known = groups.get(group);
-    if (known) known.push(row);
-    else groups.set(group, [row]);
-  }
-  return [...groups.values()]
-    .map((group) => (group.length === 1 ? unfolded(group[0]!) : together(group)))
+  return inRows(rows)
+    .map(([key, group]) => (group.length === 1 ? unfolded(group[0]!) : together(key, group)))
     .sort(
       (a, b) =>
         Math.abs(b.delta_bytes) - Math.abs(a.delta_bytes) ||
@@ -28,11 +21,11 @@ export function unfolded(row: CompareRow): FoldedChange {
   return { ...row, members: [] };
 }
 
-function together(group: CompareRow[]): FoldedChange {
+function together(key: string, group: CompareRow[]): FoldedChange {
   const sum = (of: (row: CompareRow) => number): number => group.reduce((s, row) => s + of(row), 0);
   const delta = sum((row) => row.delta_bytes);
   return {
-    key: pattern(group[0]!.key) ?? group[0]!.key,
+    key,
     status: statusOf(group, delta),
     base_bytes: sum((row) => row.base_bytes),
     other_bytes: sum((row) => row.other_bytes),

@@ -1,4 +1,7 @@
-/** Layers that repeat fold into one row: blocks.0.mlp and blocks.1.mlp become blocks.*.mlp. */
+/**
+ * Layers that repeat fold into one row: blocks.0.mlp and blocks.1.mlp become blocks.*.mlp. The Timeline's groups keep
+ * the same rule in Python (analysis/folded_layers.py); tests/analysis/folded_layers.json holds the two together.
+ */
 import type { Categories, Part } from "../api/types";
 import { added } from "./categories";
 
@@ -12,45 +15,66 @@ export interface FoldedPart {
   members: Part[];
 }
 
-/** The key with its first numbered segment starred; null where it has none. */
-export function pattern(key: string): string | null {
-  if (key.startsWith("outside:")) return null;
-  const segments = key.split(".");
-  const at = segments.findIndex((segment) => /^\d+$/.test(segment));
-  if (at < 0) return null;
-  segments[at] = "*";
-  return segments.join(".");
+/** Fewest layers with something inside them that fold, and fewest bare ones: net.0 and net.2 are often unlike. */
+const FEWEST_DEEP = 2;
+const FEWEST_BARE = 4;
+
+interface Numbered {
+  /** What stands before the first number: where the layers are listed. */
+  list: string;
+  layer: number;
+  /** What stands behind it, with its dot. */
+  inside: string;
 }
 
-/**
- * Fewest parts that make a row of their own. A bare number at the end (net.0, net.2) is often a plain
- * sequence of different things, so it takes more of them than a layer with something inside.
- */
-function fewest(starred: string): number {
-  return starred.endsWith("*") ? 4 : 2;
+/** The first segment that is a number, and what stands about it; null where there is none. */
+function numbered(key: string): Numbered | null {
+  if (key.startsWith("outside:")) return null;
+  const found = /^((?:[^.]*\.)*?)([0-9]{1,9})(\..*)?$/s.exec(key);
+  return found && { list: found[1]!, layer: Number(found[2]), inside: found[3] ?? "" };
+}
+
+/** How many layers of a list it takes to fold them, by whether any has something inside. */
+export function fewestLayers(deep: boolean): number {
+  return deep ? FEWEST_DEEP : FEWEST_BARE;
+}
+
+/** The row of each key: its pattern where at least two keys share one, else the key itself. */
+export function foldedKeys(keys: readonly string[]): string[] {
+  const found = keys.map(numbered);
+  const lists = new Map<string, { layers: Set<number>; deep: boolean }>();
+  for (const one of found) {
+    if (!one) continue;
+    const list = lists.get(one.list) ?? { layers: new Set(), deep: false };
+    list.layers.add(one.layer);
+    list.deep ||= one.inside !== "";
+    lists.set(one.list, list);
+  }
+  const starred = keys.map((key, i) => {
+    const one = found[i];
+    const list = one && lists.get(one.list)!;
+    return list && list.layers.size >= fewestLayers(list.deep) ? `${one.list}*${one.inside}` : key;
+  });
+  const times = new Map<string, number>();
+  for (const row of starred) times.set(row, (times.get(row) ?? 0) + 1);
+  return starred.map((row, i) => (times.get(row)! > 1 ? row : keys[i]!));
+}
+
+/** The things of each row, rows in the order of their first thing. */
+export function inRows<T extends { key: string }>(things: readonly T[]): [string, T[]][] {
+  const rows = new Map<string, T[]>();
+  foldedKeys(things.map((thing) => thing.key)).forEach((row, i) => {
+    const group = rows.get(row);
+    if (group) group.push(things[i]!);
+    else rows.set(row, [things[i]!]);
+  });
+  return [...rows];
 }
 
 export function foldParts(parts: Part[]): FoldedPart[] {
-  const groups = new Map<string, Part[]>();
-  for (const part of parts) {
-    const starred = pattern(part.key);
-    if (starred === null) continue;
-    const group = groups.get(starred);
-    if (group) group.push(part);
-    else groups.set(starred, [part]);
-  }
-  const folded: FoldedPart[] = [];
-  for (const part of parts) {
-    const starred = pattern(part.key);
-    const group = starred === null ? undefined : groups.get(starred);
-    if (starred === null || !group || group.length < fewest(starred)) folded.push(single(part));
-    else if (group[0] === part) folded.push(together(starred, group));
-  }
-  return folded.sort((a, b) => b.bytes - a.bytes);
-}
-
-function single(part: Part): FoldedPart {
-  return { key: part.key, bytes: part.bytes, count: part.count, categories: part.categories ?? {}, members: [part] };
+  return inRows(parts)
+    .map(([key, group]) => together(key, group))
+    .sort((a, b) => b.bytes - a.bytes);
 }
 
 function together(key: string, group: Part[]): FoldedPart {

@@ -1,7 +1,7 @@
 /** The Modules table's rows: a tree of modules with repeated siblings folded, sorted and filtered. */
 import type { Categories, ModuleRow } from "../api/types";
 import { added } from "./categories";
-import { pattern } from "./folding";
+import { fewestLayers, inRows } from "./folding";
 
 export interface ModuleNode {
   /** Unique within one tree; stays the same when the table is sorted or filtered. */
@@ -80,15 +80,20 @@ export function ownPart(node: ModuleNode): ModuleNode | null {
 export function buildFlat(rows: ModuleRow[], fold: boolean): ModuleNode[] {
   const nodes = rows.map((row) => ({ ...treeNode(row), bytes: row.own_bytes, atPeak: row.own }));
   if (!fold) return nodes;
+  return inRows(nodes).flatMap(([key, row]) =>
+    byClass(row).map((group) => (group.length === 1 ? group[0]! : together(key, group))),
+  );
+}
+
+/** Of one row, those that are of one class; where they differ, a row of its own for each class. */
+function byClass(nodes: readonly ModuleNode[]): ModuleNode[][] {
   const groups = new Map<string, ModuleNode[]>();
   for (const node of nodes) {
-    const starred = pattern(node.key);
-    const group = starred === null ? node.id : `${starred} ${node.className ?? ""}`;
-    groups.set(group, [...(groups.get(group) ?? []), node]);
+    const group = groups.get(node.className ?? "");
+    if (group) group.push(node);
+    else groups.set(node.className ?? "", [node]);
   }
-  return [...groups.values()].map((group) =>
-    group.length === 1 ? group[0]! : together(pattern(group[0]!.key) ?? group[0]!.key, group),
-  );
+  return [...groups.values()];
 }
 
 function treeNode(row: ModuleRow): ModuleNode {
@@ -114,13 +119,10 @@ function treeNode(row: ModuleRow): ModuleNode {
 
 /** Numbered siblings of one class become one row; where they are all there is, their parent is that row. */
 function foldChildren(parent: ModuleNode): void {
-  const groups = new Map<string, ModuleNode[]>();
-  for (const child of parent.children) {
-    if (!/(^|\.)\d+$/.test(child.key) || child.kind !== "module") continue;
-    const of = child.className ?? "";
-    groups.set(of, [...(groups.get(of) ?? []), child]);
-  }
-  for (const group of groups.values()) {
+  const layers = parent.children.filter((child) => child.kind === "module" && /(^|\.)[0-9]{1,9}$/.test(child.key));
+  const fewest = fewestLayers(layers.some((layer) => layer.children.length > 0));
+  if (layers.length < fewest) return;
+  for (const group of byClass(layers)) {
     if (group.length < 2) continue;
     if (group.length === parent.children.length && parent.calls === 0) parent.layers = group.length;
     else replaceWithFold(parent, group);
@@ -130,7 +132,7 @@ function foldChildren(parent: ModuleNode): void {
 function replaceWithFold(parent: ModuleNode, group: ModuleNode[]): void {
   const inGroup = new Set(group);
   const at = parent.children.indexOf(group[0]!);
-  const folded = together(pattern(group[0]!.key) ?? group[0]!.key, group);
+  const folded = together(group[0]!.key.replace(/[0-9]+$/, "*"), group);
   const rest = parent.children.filter((child) => !inGroup.has(child));
   parent.children = [...rest.slice(0, at), folded, ...rest.slice(at)];
 }

@@ -108,6 +108,16 @@ function apart(run: string, other: string): number {
   return run === other || folder(run) === folder(other) ? 0 : 1;
 }
 
+/** The run that comes before this one by name, as yesterday's does: of its folder, if that has others with the device. */
+export function runBefore(answer: RunsAnswer, { run, device }: Pick): string | null {
+  const others = answer.runs.filter(
+    (r) => r.run !== run && r.workers.some((w) => w.steps.some((s) => Object.hasOwn(s.devices, device))),
+  );
+  const near = others.filter((r) => apart(r.run, run) === 0);
+  const names = (near.length > 0 ? near : others).map((r) => r.run).sort(inOrder);
+  return names.findLast((name) => inOrder(name, run) < 0) ?? names[0] ?? null;
+}
+
 function within(run: RunEntry, worker: WorkerEntry, route: Route, picked: Selection): Pick | null {
   const devices = devicesOf(worker);
   const device = devices.find((d) => d === picked.device) ?? busiest(worker, devices);

@@ -1,6 +1,7 @@
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import type { Failure } from "../api/request";
 import type { RunsAnswer } from "../api/types";
+import { arrive } from "../host/scroll";
 import { loadRuns, route, runs, runsFailure, selection } from "../state/app";
 import { VIEWS, type View } from "../state/route";
 import { Advice } from "./advice/advice";
@@ -59,14 +60,19 @@ interface Props {
 
 function Views({ answer, failure, again }: Props) {
   const view = route.value.view;
-  useEffect(() => window.scrollTo(0, 0), [view]); // another view begins at its beginning
+  const content = useRef<HTMLElement>(null);
+  useEffect(() => {
+    // A link that was followed is gone with its view: the keyboard goes on in the new one.
+    if (document.hasFocus() && document.activeElement === document.body) content.current?.focus({ preventScroll: true });
+    return arrive();
+  }, [view]);
   return (
     <>
       <header class="top">
         <Pickers />
         <Tabs current={view} />
       </header>
-      <main class="content" data-testid={`view-${view}`}>
+      <main class="content" ref={content} tabIndex={-1} data-testid={`view-${view}`}>
         <Problems problems={answer.problems} />
         {failure && (
           <Notice level="warning" testid="stale-runs">

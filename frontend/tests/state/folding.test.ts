@@ -1,16 +1,24 @@
+import { readFileSync } from "node:fs";
 import { describe, expect, it } from "vitest";
 import type { CompareRow, Part } from "../../src/api/types";
 import { foldChanges } from "../../src/state/change_folding";
-import { foldParts, pattern } from "../../src/state/folding";
+import { foldedKeys, foldParts } from "../../src/state/folding";
 
 const part = (key: string, bytes: number): Part => ({ key, bytes, count: 1, categories: { activation: bytes } });
 
-it("the pattern stars the first number", () => {
-  expect(pattern("blocks.3.mlp")).toBe("blocks.*.mlp");
-  expect(pattern("blocks.3.experts.1")).toBe("blocks.*.experts.1");
-  expect(pattern("head")).toBeNull();
-  expect(pattern("outside:aten::mm.0")).toBeNull();
-});
+interface Case {
+  why: string;
+  keys: string[];
+  rows: string[];
+}
+
+/** The same table that the Python side is held to: tests/analysis/test_folded_layers.py. */
+const cases: Case[] = JSON.parse(
+  readFileSync(new URL("../../../tests/analysis/folded_layers.json", import.meta.url), "utf-8"),
+);
+
+describe("folding", () =>
+  it.each(cases)("$why", ({ keys, rows }) => expect(foldedKeys(keys)).toEqual(rows)));
 
 describe("parts", () => {
   it("of repeated layers become one row that keeps the sum", () => {

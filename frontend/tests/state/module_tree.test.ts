@@ -82,6 +82,7 @@ describe("the tree", () => {
       row(1, 0, "net.0", 3, 3),
       row(2, 0, "net.1", 3, 3),
       row(3, 0, "net.2", 3, 3, "Norm"),
+      row(4, 0, "net.3", 0, 0, "ReLU"),
     ];
     const [folded, norm] = buildTree(mixed, true)[0]!.children;
     expect([folded!.key, folded!.layers, folded!.bytes, folded!.forwardNs, folded!.peakInside]).toEqual([
@@ -92,6 +93,12 @@ describe("the tree", () => {
       102,
     ]);
     expect(norm!.key).toBe("net.2");
+    expect(buildTree(mixed.slice(0, 4), true)[0]!.children).toHaveLength(3); // three bare ones are a sequence
+  });
+  it("stars the number that differs, not the first", () => {
+    const experts = [0, 1, 2, 3].map((n) => row(n + 1, 0, `h.0.experts.${n}`, 1, 1));
+    const [folded] = buildTree([row(0, null, "h.0.experts", 0, 4, "Router"), ...experts], true)[0]!.children;
+    expect([folded!.key, folded!.layers]).toEqual(["h.0.experts.*", 4]);
   });
   it("without folding is as the model is", () => expect(buildTree(rows, false)[0]!.children[0]!.layers).toBeNull());
 });

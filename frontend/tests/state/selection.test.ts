@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { MonitoredWhole, RunsAnswer, StepStats, WorkerEntry } from "../../src/api/types";
-import { resolveBase, resolveSelection } from "../../src/state/selection";
+import { resolveBase, resolveSelection, runBefore } from "../../src/state/selection";
 
 const stats = (peak: number): StepStats => ({
   peak_bytes: peak,
@@ -158,5 +158,26 @@ describe("steps that a monitor saw", () => {
   it("are nothing to compare with", () => {
     const runs = { ...answer, runs: [{ run: "r", workers: [only] }] };
     expect(resolveBase(runs, { view: "compare" }, resolveSelection(runs, { view: "compare" })!)).toBeNull();
+  });
+});
+
+describe("the run to compare with", () => {
+  const of = (...names: string[]): RunsAnswer => ({
+    ...answer,
+    runs: names.map((run) => ({ run, workers: [worker("rank0", { 1: 10 })] })),
+  });
+  const before = (all: RunsAnswer, run: string) => runBefore(all, { run, worker: "rank0", device: "cpu", step: 1 });
+  it("is the one before by name, numbers in their order", () => {
+    expect(before(of("day10", "day9", "day2"), "day10")).toBe("day9");
+    expect(before(of("day10", "day9", "day2"), "day2")).toBe("day9");
+  });
+  it("is of the same folder where that has another", () => {
+    expect(before(of("a/old", "b/1", "b/2"), "b/1")).toBe("b/2");
+    expect(before(of("a/old", "b/1"), "b/1")).toBe("a/old");
+  });
+  it("has the device, and is another one", () => {
+    expect(before(of("a"), "a")).toBeNull();
+    const gpu = { run: "b", workers: [worker("rank0", { 1: 1 }, "cuda:0")] };
+    expect(before({ ...answer, runs: [...of("a").runs, gpu] }, "a")).toBeNull();
   });
 });

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, DIVISIONS, By, Part, breakdown
 from tb_memplugin.analysis.compare import Delta, Status, compare_parts
 from tb_memplugin.analysis.curve import OTHERS
-from tb_memplugin.errors import MemPluginError
-from tb_memplugin.proto.summary_pb2 import DeviceSummary
+from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.frames import labels_of
+from tb_memplugin.server.grouping import folded, groups_asked
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Opened, Session
 from tb_memplugin.server.shapes import Json
@@ -28,7 +29,11 @@ def answer(session: Session, request: Request) -> Json:
     chosen, base_chosen = session.chosen(request), session.chosen(request, "base_")
     other_summary, other = session.device_summary(request, chosen)
     base_summary, base = session.device_summary(request, base_chosen)
-    if by in DIVISIONS:
+    if groups_asked(request, by):
+        opened = session.opened(chosen)
+        sides = _base_modules(session, base_chosen, base_summary, base), _parts(opened, other, by)
+        rows = compare_parts(*(folded(request, opened, parts) for parts in sides))
+    elif by in DIVISIONS:
         rows = compare_parts(peak_parts(base_summary, base, by), peak_parts(other_summary, other, by))
     else:
         sides = _parts(session.opened(base_chosen), base, by), _parts(session.opened(chosen), other, by)
@@ -41,6 +46,16 @@ def answer(session: Session, request: Request) -> Json:
         "delta_bytes": other.peak.bytes - base.peak.bytes,
         "rows": [_row(row) | {"label": label} for row, label in zip(rows, labels, strict=True)],
     }
+
+
+def _base_modules(
+    session: Session, chosen: Chosen, summary: StepSummary, device: DeviceSummary
+) -> Sequence[Part]:
+    """By module, all of them; those that the summary keeps, where the side file is not to be had."""
+    try:
+        return _parts(session.opened(chosen), device, "module")
+    except UnreadableFileError:
+        return peak_parts(summary, device, "module")
 
 
 def _parts(opened: Opened, device: DeviceSummary, by: By) -> Sequence[Part]:

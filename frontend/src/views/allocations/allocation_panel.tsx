@@ -66,7 +66,8 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
       </div>
       <p class="where">
         {exactBytes(one.bytes)}
-        {one.rounded_bytes !== null && ` requested, takes ${grouped(one.rounded_bytes)}`}
+        {one.rounded_bytes === one.bytes && " requested and taken"}
+        {one.rounded_bytes !== null && one.rounded_bytes !== one.bytes && ` requested, takes ${grouped(one.rounded_bytes)}`}
       </p>
       <dl class="facts" data-testid="allocation-facts">
         {one.name !== null && <Fact name="name" value={one.name} />}

@@ -40,7 +40,7 @@ export function Allocations() {
   const px = Math.min(2400, Math.max(1, Math.round((width - MARGIN.left - MARGIN.right) * sharpness())));
   const answer = useRemote<BandsAnswer>(
     width > 0 ? address("allocation_bands", { ...pick, over, ...range, px, colour, most: MOST }) : null,
-    zoom ? 70 : 0,
+    zoom ? 40 : 0,
     sameStep,
   );
   const block = rowOf(route.value.block);

@@ -47,7 +47,9 @@ export function BandsChart(props: Props) {
   const over = answer?.over ?? "time";
   const axis = over === "event" ? EVENT_AXIS : TIME_AXIS;
   const shown: [number, number] = answer ? [answer.t0, answer.t1] : (window ?? [0, 1]);
-  const x = linear(shown, [MARGIN.left, Math.max(MARGIN.left + 1, width - MARGIN.right)]);
+  // The old bands stand where they belong in the new window, until its own are there.
+  const drawn = window ?? shown;
+  const x = linear(drawn, [MARGIN.left, Math.max(MARGIN.left + 1, width - MARGIN.right)]);
   const top = useMemo(() => (answer ? Math.max(1, ...answer.max) * ROOM : 1), [answer]);
   const owners = useMemo(
     () => (answer ? ownersOf(answer, Math.round((bottom - TOP) * sharpness()), top) : undefined),
@@ -59,15 +61,17 @@ export function BandsChart(props: Props) {
   useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
   useEffect(() => {
     if (canvas.current && picture) paintBands(canvas.current, picture);
-  }, [answer, owners, width, theme]);
+  }, [answer, owners, width, theme, drawn[0], drawn[1]]);
   useEffect(() => {
     if (marks.current && picture) paintMarks(marks.current, picture, { hovered, selected: band, life: props.life });
-  }, [answer, owners, width, theme, hovered, band, props.life]);
+  }, [answer, owners, width, theme, drawn[0], drawn[1], hovered, band, props.life]);
 
+  /** How far through the answer's columns a place is. */
+  const shareAt = (px: number): number => (x.invert(px) - shown[0]) / Math.max(1, shown[1] - shown[0]);
   const point = (px: number, py: number): void => {
     if (!answer || !owners) return;
-    const across = (px - MARGIN.left) / Math.max(1, width - MARGIN.left - MARGIN.right);
-    const found = ownerAt(owners, across, (py - TOP) / (bottom - TOP));
+    const inside = px >= MARGIN.left && px < width - MARGIN.right;
+    const found = inside ? ownerAt(owners, shareAt(px), (py - TOP) / (bottom - TOP)) : NOTHING;
     setAt({ x: px, y: py });
     if (found === hovered) return;
     setHovered(found);
@@ -100,7 +104,7 @@ export function BandsChart(props: Props) {
     event.preventDefault();
   };
   const isRest = answer !== undefined && hovered === answer.bands.row.length;
-  const column = answer ? Math.min(answer.px - 1, Math.max(0, Math.floor(((at.x - MARGIN.left) / Math.max(1, width - MARGIN.left - MARGIN.right)) * answer.px))) : 0;
+  const column = answer ? Math.min(answer.px - 1, Math.max(0, Math.floor(shareAt(at.x) * answer.px))) : 0;
   return (
     <div ref={stage} class="stage bands">
       <canvas

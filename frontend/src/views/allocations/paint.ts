@@ -44,10 +44,12 @@ export function paintBands(canvas: HTMLCanvasElement, picture: Picture): void {
   const unit = unitFor(answer.peak.bytes);
   drawByteAxis(context, y, left, right, unit, palette);
   picture.axis.draw(context, x, bottom + LIFE + 3, answer.over === "event" ? answer.t0 : picture.origin, palette);
-  draw(context, paintOwners(owners, answer, coloursOf(canvas, picture)), x, bottom);
-  drawTop(context, answer, x, y, palette);
+  within(context, picture, () => {
+    draw(context, sheetOf(owners, answer, coloursOf(canvas, picture)), picture, bottom);
+    drawTop(context, answer, x, y, palette);
+  });
   const at = { x: x(middleOf(answer)), y: y(answer.peak.bytes) };
-  drawPeak(context, at, bottom, withUnit(answer.peak.bytes, unit), palette, right);
+  if (at.x >= left - 1 && at.x <= right + 1) drawPeak(context, at, bottom, withUnit(answer.peak.bytes, unit), palette, right);
 }
 
 /** What is pointed at and what was kept, on a canvas of its own: the bands need not be painted anew. */
@@ -62,9 +64,11 @@ export function paintMarks(
   if (!context) return;
   const palette = readPalette(canvas, context);
   const line = rgbOf(palette.text);
-  if (marks.selected >= 0) draw(context, paintOne(owners, marks.selected, line, 110), x, bottom);
-  if (marks.hovered !== NOTHING && marks.hovered !== marks.selected)
-    draw(context, paintOne(owners, marks.hovered, line, 70), x, bottom);
+  within(context, picture, () => {
+    if (marks.selected >= 0) draw(context, sheet(paintOne(owners, marks.selected, line, 110)), picture, bottom);
+    if (marks.hovered !== NOTHING && marks.hovered !== marks.selected)
+      draw(context, sheet(paintOne(owners, marks.hovered, line, 70)), picture, bottom);
+  });
   if (!marks.life) return;
   const [from, to] =
     answer.over === "event"
@@ -78,19 +82,46 @@ export function paintMarks(
   context.fillRect(a, bottom + 2, Math.max(2, b - a), LIFE);
 }
 
-/** The bands are painted in their own pixels, and laid into the plot as they are. */
-function draw(context: CanvasRenderingContext2D, image: ImageData, x: Scale, bottom: number): void {
-  const sheet = document.createElement("canvas");
-  sheet.width = image.width;
-  sheet.height = image.height;
-  sheet.getContext("2d")?.putImageData(image, 0, 0);
+/** What lies outside the plot is not drawn: the bands may be of another stretch than the one that is shown. */
+function within(context: CanvasRenderingContext2D, { x, height }: Picture, paint: () => void): void {
   const [left, right] = x.range;
+  context.save();
+  context.beginPath();
+  context.rect(left, 0, right - left, bottomOf(height));
+  context.clip();
+  paint();
+  context.restore();
+}
+
+/** The bands are painted in their own pixels, and laid into the plot where their stretch is. */
+function draw(context: CanvasRenderingContext2D, bands: HTMLCanvasElement, { answer, x }: Picture, bottom: number): void {
+  const [from, to] = [x(answer.t0), x(answer.t1)];
   context.imageSmoothingEnabled = false;
-  context.drawImage(sheet, left, TOP, right - left, bottom - TOP);
+  context.drawImage(bands, from, TOP, to - from, bottom - TOP);
+}
+
+const painted = new WeakMap<Owners, { colours: string; bands: HTMLCanvasElement }>();
+
+/** Painted once for every answer and theme: zooming and dragging only move it. */
+function sheetOf(owners: Owners, answer: BandsAnswer, colours: BandColours): HTMLCanvasElement {
+  const key = JSON.stringify(colours);
+  const known = painted.get(owners);
+  if (known?.colours === key) return known.bands;
+  const bands = sheet(paintOwners(owners, answer, colours));
+  painted.set(owners, { colours: key, bands });
+  return bands;
+}
+
+function sheet(image: ImageData): HTMLCanvasElement {
+  const canvas = document.createElement("canvas");
+  canvas.width = image.width;
+  canvas.height = image.height;
+  canvas.getContext("2d")?.putImageData(image, 0, 0);
+  return canvas;
 }
 
 function drawTop(context: CanvasRenderingContext2D, answer: BandsAnswer, x: Scale, y: Scale, palette: Palette): void {
-  const [left, right] = x.range;
+  const [left, right] = [x(answer.t0), x(answer.t1)];
   const each = (right - left) / answer.px;
   context.beginPath();
   answer.max.forEach((bytes, column) => {

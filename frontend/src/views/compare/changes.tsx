@@ -12,6 +12,7 @@ import { Delta } from "../amount";
 import { Swatch } from "../category";
 import { divisionLabel, isOurs, partLabel } from "../divisions";
 import { Name } from "../name";
+import { RouteLink } from "../route_link";
 import { Segmented, Toggle } from "../segmented";
 import { reusedKey, useRowsInSight } from "../windowed";
 import { walkRows } from "../row_keys";
@@ -75,15 +76,15 @@ export function Changes({
         </span>
       </div>
       <div class="scroller" ref={box} tabIndex={0} role="region" aria-label="What changed" style={{ margin: "0 -8px" }}>
-        <table class="grid" style={{ minWidth: "820px" }} aria-rowcount={rows.length + 1}>
+        <table class="grid" style={{ minWidth: "720px" }} aria-rowcount={rows.length + 1}>
           <colgroup>
             <col style={{ width: "24%" }} />
-            <col style={{ width: "96px" }} />
+            <col style={{ width: "86px" }} />
             <col style={{ width: "15%" }} />
             <col style={{ width: "15%" }} />
             <col style={{ width: "10%" }} />
             <col />
-            {by !== "category" && <col style={{ width: "150px" }} />}
+            {by !== "category" && <col style={{ width: "138px" }} />}
           </colgroup>
           <thead>
             <tr>
@@ -147,7 +148,9 @@ const TONE: Record<Status, string> = {
 function SideHead({ name }: { name: string }) {
   return (
     <span class="breaking" title={titleText(name)}>
-      {shortened(visible(name), 44)}
+      {shortened(visible(name), 44)
+        .split(/(?<=\/)/)
+        .flatMap((piece, i) => (i === 0 ? [piece] : [<wbr key={i} />, piece]))}
     </span>
   );
 }
@@ -199,7 +202,13 @@ function ChangeRow({ line, open, onFlip, by, unit, widest, index }: RowProps) {
           </button>
         ) : (
           <span class="leaf" style={inner ? { paddingLeft: "34px" } : undefined}>
-            <Name text={partLabel(by, row.label ?? row.key)} title={by === "stack" ? row.key : undefined} />
+            {by === "module" && !row.key.startsWith("(") ? (
+              <RouteLink to={{ view: "modules", find: row.key || undefined }} class="plain-link">
+                <Name text={row.key} module />
+              </RouteLink>
+            ) : (
+              <Name text={partLabel(by, row.label ?? row.key)} title={by === "stack" ? row.key : undefined} />
+            )}
           </span>
         )}
       </th>

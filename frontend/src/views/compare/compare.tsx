@@ -5,6 +5,7 @@ import { base, isAlone, navigate, picked, route } from "../../state/app";
 import { unitFor } from "../../state/bytes";
 import type { Pick } from "../../state/selection";
 import { comparison, comparisonDetail, namesModules } from "../../state/sentences";
+import { AnotherRun } from "../another_run";
 import { useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
@@ -63,6 +64,11 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
           value={over ? "over" : "beside"}
           onPick={(v) => navigate({ curves: v === "beside" ? undefined : v })}
         />
+        {basis.run === pick.run && (
+          <span class="hint">
+            <AnotherRun />
+          </span>
+        )}
       </div>
       <Curves pick={pick} basis={basis} answer={answer} unit={unit} over={over} />
       <Changes answer={withNames(table.data)} by={by} usual={usual} whats={whats} unit={unit} stale={table.stale} />

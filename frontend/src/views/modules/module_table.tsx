@@ -29,10 +29,10 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
   return (
     <section class="card grid-card">
       <div class="scroller" ref={box} data-testid="module-table" tabIndex={0} role="region" aria-label="Modules">
-        <table class="grid" style={{ minWidth: "1180px" }} aria-rowcount={rows.length + 1}>
+        <table class="grid" style={{ minWidth: "1220px" }} aria-rowcount={rows.length + 1}>
           <colgroup>
             <col />
-            <col style={{ width: "90px" }} />
+            <col style={{ width: "11%" }} />
             {COLUMNS.map((c) => (
               <col key={c.id} style={{ width: `${c.width}px` }} />
             ))}

@@ -3,7 +3,7 @@ import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { ModulesAnswer, StepAnswer } from "../../api/types";
 import { alone, navigate, picked, route } from "../../state/app";
-import { exactBytes, type Unit, unitFor, withUnit } from "../../state/bytes";
+import { exactBytes, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
 import { matcher, matches, type Order, visibleRows } from "../../state/module_rows";
@@ -47,7 +47,9 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
     const order = sorting && orderBy(sorting.id, sorting.descending, at);
     return visibleRows(roots, (node, depth) => opened(node, depth, flat) !== flipped.has(node.id), order, filter, at === "peak");
   }, [roots, flipped, sort, at, filter]);
-  const unit = unitFor(answer.peak_bytes);
+  const whole = unitFor(answer.peak_bytes);
+  const largest = useMemo(() => roots.reduce((top, node) => Math.max(top, node.bytes), 0), [roots]);
+  const unit = unitWithin(whole, largest);
   const flip = (node: ModuleNode): void => {
     const ids = flippedText.split(",").filter((id) => id !== "" && id !== node.id);
     if (!flipped.has(node.id)) ids.push(node.id);
@@ -114,7 +116,7 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
         {grouped(answer.rows.length)} {answer.rows.length === 1 ? "row" : "rows"} · {flat ? "all rows" : "the outermost rows"} sum to{" "}
         {withUnit(
           roots.reduce((s, n) => s + n.bytes, 0),
-          unit,
+          whole,
         )}
         {times && <>. {times}</>}
       </p>

@@ -1,6 +1,6 @@
 import { useMemo, useState } from "preact/hooks";
 import type { Part, StepAnswer } from "../../api/types";
-import { exactBytes, inUnit, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
+import { exactBytes, inUnit, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { type FoldedPart, foldParts } from "../../state/folding";
 import { grouped } from "../../state/numbers";
 import { CategoryBar } from "../category";
@@ -14,7 +14,8 @@ const FEW = 10;
 export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
   const [all, setAll] = useState(false);
   const rows = useMemo(() => foldParts(peak.by_module), [peak.by_module]);
-  const unit = unitFor(peak.bytes);
+  const whole = unitFor(peak.bytes);
+  const unit = unitWithin(whole, rows[0]?.bytes ?? 0);
   const sum = rows.reduce((s, row) => s + row.bytes, 0);
   const shown = all ? rows.slice(0, 300) : rows.slice(0, FEW);
   const rest = rows.slice(shown.length);
@@ -42,10 +43,10 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
             <tr>
               <td colSpan={2}>
                 {all ? (
-                  <RouteLink to={{ view: "modules" }}>{rest.length} more in Modules</RouteLink>
+                  <RouteLink to={{ view: "modules" }}>{grouped(rest.length)} more in Modules</RouteLink>
                 ) : (
                   <button type="button" class="quiet" onClick={() => setAll(true)}>
-                    {rest.length} more rows
+                    {grouped(rest.length)} more {rest.length === 1 ? "row" : "rows"}
                   </button>
                 )}
               </td>
@@ -58,7 +59,7 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
       </table>
       <p class="foot" data-testid="module-sum" title={exactBytes(sum)}>
         {percent(named(peak.by_module), peak.bytes)} of the bytes belong to a module · parts sum to{" "}
-        {withUnit(sum, unit)}
+        {withUnit(sum, whole)}
       </p>
     </section>
   );

@@ -1,9 +1,10 @@
 import type { ComponentChildren } from "preact";
 import type { StepAnswer, StepStats } from "../../api/types";
-import { alone, selection } from "../../state/app";
+import { alone, askedBase, isAlone, picked, selection } from "../../state/app";
 import { exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import type { RoutePatch } from "../../state/route";
+import { sideName } from "../../state/sentences";
 import { Bytes, Delta } from "../amount";
 import { RouteLink } from "../route_link";
 
@@ -11,7 +12,6 @@ import { RouteLink } from "../route_link";
 export function Cards({ answer }: { answer: StepAnswer }) {
   const { stats } = answer;
   const unit = unitFor(stats.peak_bytes);
-  const before = selection.value?.steps.find((s) => s.step === answer.previous_step)?.stats;
   return (
     <div class="cards">
       <Card
@@ -20,7 +20,7 @@ export function Cards({ answer }: { answer: StepAnswer }) {
         to={{ view: "timeline", t: String(stats.peak_time_ns) }}
         value={<Bytes bytes={stats.peak_bytes} unit={unit} named />}
       >
-        <Since delta={before && stats.peak_bytes - before.peak_bytes} step={answer.previous_step} unit={unit} />
+        <Since answer={answer} unit={unit} />
       </Card>
       {stats.peak_reserved_bytes === null ? (
         <WindowPeak stats={stats} unit={unit} profiler={PROFILERS.includes(answer.source.kind)} />
@@ -67,12 +67,12 @@ function WindowPeak({ stats, unit, profiler }: { stats: StepStats; unit: Unit; p
   return (
     <Card
       id="window-peak"
-      label="Born in the window"
+      label="Made while recording"
       to={{ view: "timeline" }}
       value={<Bytes bytes={stats.window_peak_bytes} unit={unit} named />}
     >
       <span title={`${counts}${exactBytes(stats.start_bytes)} were there when it began`}>
-        {profiler ? "highest, as the profiler counts" : "highest, without what was there before"}
+        most at once, without what was there before
       </span>
     </Card>
   );
@@ -99,12 +99,17 @@ function Left({ stats, unit }: { stats: StepStats; unit: Unit }) {
   );
 }
 
-function Since({ delta, step, unit }: { delta: number | undefined; step: number | null; unit: Unit }) {
-  if (delta === undefined) return <>the {alone.value ? "only" : "first"} step recorded</>;
-  if (delta === 0) return <span class="shrunk">the same as in step {step}</span>;
+/** Against what was picked to compare with, else the step before. */
+function Since({ answer, unit }: { answer: StepAnswer; unit: Unit }) {
+  const asked = askedBase.value;
+  const before = asked?.stats ?? selection.value?.steps.find((s) => s.step === answer.previous_step)?.stats;
+  if (!before) return <>the {alone.value ? "only" : "first"} step recorded</>;
+  const name = asked ? sideName({ ...asked, alone: isAlone(asked) }, picked.value!) : `step ${answer.previous_step}`;
+  const delta = answer.stats.peak_bytes - before.peak_bytes;
+  if (delta === 0) return <span class="shrunk">the same as in {name}</span>;
   return (
     <>
-      <Delta bytes={delta} unit={unit} named /> since step {step}
+      <Delta bytes={delta} unit={unit} named /> {asked ? "against" : "since"} {name}
     </>
   );
 }

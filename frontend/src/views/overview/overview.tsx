@@ -1,16 +1,15 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { CompareAnswer, StepAnswer } from "../../api/types";
+import type { StepAnswer } from "../../api/types";
 import { alone, picked, runs, selection } from "../../state/app";
-import { unitFor } from "../../state/bytes";
 import { cellText, titleText } from "../../state/names";
-import { changeSince, headline } from "../../state/sentences";
+import { headline } from "../../state/sentences";
 import { Notes } from "../notices";
 import { PeakOfAllSteps } from "../monitored/peak_of_all_steps";
-import { RouteLink } from "../route_link";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { Cards } from "./cards";
+import { Change } from "./change";
 import { ByCategory } from "./by_category";
 import { ByLine, namesModules } from "./by_line";
 import { ByModule } from "./by_module";
@@ -61,40 +60,6 @@ function isReadable({ side_file, side_file_present }: StepAnswer["source"]): boo
 /** The old step stays on show, dimmed, while another step of the same run loads. */
 function sameRun(path: string): string {
   return path.replace(/([?&])step=[^&]*/, "$1");
-}
-
-function Change({ answer }: { answer: StepAnswer }) {
-  const { run, worker, device, previous_step } = answer;
-  const query = { by: "module", run, worker, device, step: answer.step };
-  const basis = { base_run: run, base_worker: worker, base_step: previous_step ?? 0, base_device: device };
-  const change = useRemote<CompareAnswer>(previous_step === null ? null : address("compare", { ...query, ...basis }));
-  if (previous_step === null)
-    return (
-      <p class="lead" data-testid="change">
-        The {alone.value ? "only" : "first"} step recorded here; there is none before it to compare with.
-      </p>
-    );
-  const link = {
-    view: "compare",
-    base_run: run,
-    base_worker: worker,
-    base_step: String(previous_step),
-    what: "module",
-  } as const;
-  return (
-    <p class="lead" data-testid="change">
-      {change.data ? (
-        <Sentence pieces={changeSince(change.data, unitFor(answer.peak.bytes))} />
-      ) : change.failure ? (
-        change.failure.what
-      ) : (
-        "Comparing with the step before …"
-      )}{" "}
-      <RouteLink to={link} testid="show-difference">
-        Show the difference
-      </RouteLink>
-    </p>
-  );
 }
 
 const IMPORTED: Record<string, string> = {

@@ -17,6 +17,10 @@ export interface Cursor {
   groups: Map<string, { modules: number; opens: boolean }>;
   /** The exact state, once the server has answered. */
   moment: Remote<MomentAnswer>;
+  /** How modules are folded, as the server is asked. */
+  folding: { fold?: string; open?: string | undefined };
+  /** Where the state at the peak is asked for, divided as the cursor's is; null until it is known when that was. */
+  peakPath: string | null;
   /** The curve's own column under the cursor: shown at once, until the exact state is there. */
   approximate: { key: string; label: string; bytes: number }[];
   hover: (time: number | undefined) => void;
@@ -57,9 +61,10 @@ export function useCursor(
           ? { event: top.event }
           : null
         : { t: Math.round(hovered ?? pinnedTime ?? 0) };
-  const path = query && !coarse ? address("moment", { ...pick, ...query, by, ...folding }) : null;
+  const pathOf = (of: { event: number } | { t: number }): string => address("moment", { ...pick, ...of, by, ...folding });
+  const path = query && !coarse ? pathOf(query) : null;
   const moment = useRemote<MomentAnswer>(path, hovered === undefined ? 0 : 90, (p) =>
-    p.replace(/&(t|event)=[^&]*/, ""),
+    p.replace(/&(t|event|open|fold)=[^&]*/g, ""),
   );
   const time = hovered ?? (stepped !== undefined ? moment.data?.time_ns : onPeak ? top?.time : pinnedTime);
   const shownEvent = moment.data?.event;
@@ -70,6 +75,8 @@ export function useCursor(
     atPeak: top !== undefined && (shownEvent === top.event || time === top.time) && hovered === undefined,
     pinned: pinnedTime !== undefined || stepped !== undefined,
     moment,
+    folding,
+    peakPath: top && !coarse ? pathOf({ event: top.event }) : null,
     groups: new Map(curve?.groups?.map((group, k) => [curve.keys[k]!, group])),
     approximate: curve && time !== undefined ? labelled(curve, columnAt(curve, time)) : [],
     hover: setHovered,

@@ -17,6 +17,7 @@ import { FailureState, Loading } from "../states";
 import { aboutTimes } from "../times";
 import { Chart } from "./chart";
 import { useCursor } from "./cursor";
+import { wantFocus } from "./group_focus";
 import { MomentPanel } from "./moment_panel";
 
 /** Offered until it is known what the window can be divided by. */
@@ -166,13 +167,17 @@ export function Timeline() {
 
 /** A group that was opened; a click folds it again. */
 function Opened({ name }: { name: string }) {
+  const close = (): void => {
+    wantFocus({ closed: name });
+    navigate({ opened: withClosed(route.value.opened, name) });
+  };
   return (
     <button
       type="button"
       class="toggle chip"
       data-testid="close-group"
       title={`Fold ${titleText(name)} again`}
-      onClick={() => navigate({ opened: withClosed(route.value.opened, name) })}
+      onClick={close}
     >
       <span class="mono">{shortened(visible(name), 32)}</span> <span aria-hidden="true">×</span>
       <span class="unseen"> fold again</span>
@@ -181,7 +186,7 @@ function Opened({ name }: { name: string }) {
 }
 
 function sameStep(path: string): string {
-  return path.replace(/&(t0|t1|px)=[^&]*/g, "");
+  return path.replace(/&(t0|t1|px|open|fold)=[^&]*/g, "");
 }
 
 function windowOf(t0: string | undefined, t1: string | undefined, whole: [number, number]): [number, number] {
