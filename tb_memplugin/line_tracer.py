@@ -29,7 +29,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.line_text import as_json as json_of
 from tb_memplugin.exports.line_text import as_text
 from tb_memplugin.handler import default_worker_name
-from tb_memplugin.logs import instance_logger
+from tb_memplugin.logs import instance_logger, tell_trace_is_lost
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
 from tb_memplugin.sources.lines.recording import HistoryLines, RecordedLines, StorageLines, recording_device
 from tb_memplugin.sources.tracer.history import has_history
@@ -108,14 +108,8 @@ class LineTracer:
                 return
             try:
                 self._recorded = recording.end()
-            except Exception as error:  # the training goes on, whatever happens to us
-                self._logger.debug("ending the trace failed", exc_info=error)
-                self._logger.warning(
-                    "What was traced could not be read (%s: %s). The training goes on.\n"
-                    "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that.",
-                    type(error).__name__,
-                    error,
-                )
+            except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
+                tell_trace_is_lost(self._logger, error)
 
     def __enter__(self) -> LineTracer:
         self.start_tracing()

@@ -59,12 +59,13 @@ def configure_logging(
     return logger
 
 
-def configure_from_environment() -> None:
-    """Show messages where the environment variable asks for it. A level that is none is told, no error."""
-    if not os.environ.get(LEVEL_VARIABLE):
+def configure_from_environment(variable: str = LEVEL_VARIABLE) -> None:
+    """Show messages where an environment variable asks for it. A level that is none is told, no error."""
+    level = os.environ.get(variable)
+    if not level:
         return
     try:
-        configure_logging()
+        configure_logging(level)
     except MemPluginError as error:
         logging.getLogger(LOGGER).warning("%s", error)
 
@@ -83,6 +84,17 @@ def instance_logger(log_level: int | str | None = None) -> logging.Logger:
     own = logging.Logger(LOGGER, level_number(log_level))
     own.parent = package
     return own
+
+
+def tell_trace_is_lost(logger: logging.Logger, error: Exception) -> None:
+    """Say that what was traced could not be read, and what to do; the training goes on."""
+    logger.debug("ending the trace failed", exc_info=error)
+    logger.warning(
+        "What was traced could not be read (%s: %s). The training goes on.\n"
+        "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that.",
+        type(error).__name__,
+        error,
+    )
 
 
 def level_number(level: int | str) -> int:

@@ -32,7 +32,7 @@ from tb_memplugin.exports import speedscope
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.handler import default_worker_name
-from tb_memplugin.logs import instance_logger
+from tb_memplugin.logs import instance_logger, tell_trace_is_lost
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
 from tb_memplugin.sources.tracer.history import HistoryRecording, has_history
 from tb_memplugin.sources.tracer.recording import StorageRecording
@@ -277,14 +277,8 @@ class MemoryTracer:
             return
         try:
             self._result = recording.stop(models, optimizers)
-        except Exception as error:  # the training goes on, whatever happens to us
-            self._logger.debug("ending the trace failed", exc_info=error)
-            self._logger.warning(
-                "What was traced could not be read (%s: %s). The training goes on.\n"
-                "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that.",
-                type(error).__name__,
-                error,
-            )
+        except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
+            tell_trace_is_lost(self._logger, error)
 
 
 class Tracing:

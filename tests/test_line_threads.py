@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tb_memplugin import LineTracer
 from tests.traced_lines import nothing_is_left, traced  # noqa: F401
@@ -138,3 +140,22 @@ def test_tracers_that_end_out_of_turn_leave_no_profile_function():
     inner.stop_tracing()
     assert threading.getprofile() is None
     assert [use.bytes for use in inner.report().lines if use.location != "untraced"] == [40_000]
+
+
+def test_a_thread_that_outlives_the_tracing_of_another_is_rid_of_the_mode_with_its_next_operator():
+    began, over = threading.Event(), threading.Event()
+
+    def trace():
+        with LineTracer():
+            began.set()
+            over.wait(60)
+
+    other = threading.Thread(target=trace)
+    other.start()
+    assert began.wait(60)
+    nn.Linear(2, 2)(torch.ones(1, 2))
+    over.set()
+    other.join(60)
+    assert len(_get_current_dispatch_mode_stack()) == 1
+    torch.ones(1)
+    assert (_get_current_dispatch_mode_stack(), sys.getprofile()) == ([], None)

@@ -66,6 +66,15 @@ def test_the_environment_sets_the_level_without_a_call(level):
     assert len(said(SPEAK.format(""), TB_MEMPLUGIN_LOG_LEVEL=level)) == 3
 
 
+def test_another_tools_variable_goes_for_its_scripts_until_ours_is_set():
+    script = SPEAK.format("import tb_memplugin.coming_from.memory_profiler as p; {}")
+    assert len(said(SPEAK.format(""), MEMORY_PROFILER_LOG_LEVEL="10")) == 1
+    assert len(said(script.format(""), MEMORY_PROFILER_LOG_LEVEL="10")) == 3
+    assert len(said(script.format("p.configure_logging(); "), MEMORY_PROFILER_LOG_LEVEL="10")) == 3
+    ours = {"MEMORY_PROFILER_LOG_LEVEL": "10", "TB_MEMPLUGIN_LOG_LEVEL": "WARNING"}
+    assert len(said(script.format("p.configure_logging(rich_format=False); "), **ours)) == 1
+
+
 def test_an_argument_goes_before_the_environment():
     assert len(said(SPEAK.format("t.configure_logging('ERROR'); "), TB_MEMPLUGIN_LOG_LEVEL="DEBUG")) == 0
 

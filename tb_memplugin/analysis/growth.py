@@ -102,8 +102,9 @@ def _all(places: list[_Place]) -> tuple[Leak, ...]:
 
 def _evidence(place: _Place, step: int, event: int) -> Evidence:
     blocks, steps = sum(leak.blocks for leak in place.leaks), max(leak.steps for leak in place.leaks)
+    kept = "replaced by larger ones" if all(leak.is_replaced for leak in place.leaks) else "kept"
     detail = (
-        f"{_rise(place)}; {blocks:,} {_plural('block', blocks)} kept, "
+        f"{_rise(place)}; {blocks:,} {_plural('block', blocks)} {kept}, "
         f"grew in {steps} of {place.leaks[0].of_steps} steps"
     )
     return Evidence(place.name, place.bytes, detail, where=_where(place.leaks[0], step, event))

@@ -48,7 +48,11 @@ class HighestStep:
 
 def step_on(trace: MemoryTrace, device: int, row: int) -> HighestStep:
     """One step of a trace on a device (rows)."""
-    first, end = trace.step_events(row)
+    return stretch_on(trace, device, row, *trace.step_events(row))
+
+
+def stretch_on(trace: MemoryTrace, device: int, row: int, first: int, end: int) -> HighestStep:
+    """The events first..end, half-open, of a step on a device (rows)."""
     level = trace.live(device)[first : end + 1]
     return HighestStep(row, trace.steps[row].number, first, end, level, first - 1 + int(np.argmax(level)))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
-from tb_memplugin.analysis.highest_step import HighestStep, step_on
+from tb_memplugin.analysis.highest_step import HighestStep, step_on, stretch_on
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -30,6 +31,7 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
     Gradients that are freed between an optimizer step and the next forward are as they should be, also
     where several backward passes add up in them. Its bytes are what the step's peak loses if they are
     freed there: a lower bound, for each counts as back from its module's first node in backward on.
+    Where no steps are told apart, a step goes from one optimizer step to the next.
     """
     gaps = _Gaps.of(trace, device)
     blocks = trace.allocations
@@ -38,13 +40,16 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
         return NotJudged("It needs an optimizer step and a forward after it in one recording.")
     if not len(gradient):
         return NotJudged("The recording tells no gradient from other memory.")
+    named = blocks.label[gradient] >= 0
+    if named.any():  # the others are no parameter's: LBFGS, say, keeps what it makes of gradients
+        gradient = gradient[named]
     first, behind = _kept(trace, gradient, gaps)
     count = len(gaps.end) + 1
     began, ended = np.bincount(first, minlength=count), np.bincount(behind, minlength=count)
     tried = np.flatnonzero(np.cumsum(began - ended)[:-1])
     if not len(tried):
         return Fine("Every gradient was freed between the optimizer step and the next forward.")
-    peaks = [step_on(trace, device, row).peak_bytes for row in gaps.steps(trace)[tried].tolist()]
+    peaks = [gaps.step(trace, device, gap).peak_bytes for gap in tried.tolist()]
     tried = tried[np.argsort(-np.array(peaks), kind="stable")[:TRIED]]
     best = max(
         (
@@ -103,10 +108,13 @@ class _Gaps:
             end,
         )
 
-    def steps(self, trace: MemoryTrace) -> Int64:
-        """The step in which each forward begins: rows of `trace.steps`."""
-        begins = np.array([trace.step_events(row)[0] for row in range(1, len(trace.steps))], np.int64)
-        return np.searchsorted(begins, self.forward, side="right").astype(np.int64)
+    def step(self, trace: MemoryTrace, device: int, gap: int) -> HighestStep:
+        """The step in which a gap's forward begins; in a trace of one, what lies up to the next gap."""
+        begins = [trace.step_events(row)[0] for row in range(1, len(trace.steps))]
+        if begins:
+            return step_on(trace, device, bisect_right(begins, int(self.forward[gap])))
+        ends = (*self.begin[1:].tolist(), len(trace.events))
+        return stretch_on(trace, device, 0, int(self.begin[gap]), ends[gap])
 
 
 def _kept(trace: MemoryTrace, rows: Int64, gaps: _Gaps) -> tuple[Int64, Int64]:
@@ -136,7 +144,7 @@ class _Cost:
     @classmethod
     def of(cls, trace: MemoryTrace, device: int, rows: Int64, gaps: _Gaps, gap: int) -> _Cost:
         blocks = trace.allocations
-        step = step_on(trace, device, int(gaps.steps(trace)[gap]))
+        step = gaps.step(trace, device, gap)
         back = np.minimum(_needed_again(trace, rows, int(gaps.end[gap]) - 1), blocks.freed[rows])
         lower = step.without(blocks.bytes[rows], np.full(len(rows), gaps.begin[gap]), back)
         kept = int(blocks.bytes[rows].sum())
@@ -170,7 +178,7 @@ def _needed_again(trace: MemoryTrace, rows: Int64, after: int) -> Int64:
 
 
 def _finding(trace: MemoryTrace, device: int, cost: _Cost) -> Finding:
-    step = cost.step
+    step, several = cost.step, len(trace.steps) > 1
     title = (
         "Gradients of the step before are freed only after forward, where nothing needs them."
         if cost.fate == FREED_LATE
@@ -191,7 +199,12 @@ def _finding(trace: MemoryTrace, device: int, cost: _Cost) -> Finding:
             Evidence(
                 "gradients alive through forward", cost.kept_bytes, f"{len(cost.rows):,}, {cost.fate}", False
             ),
-            Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
+            Evidence(
+                f"peak of step {step.number}" if several else "peak between two optimizer steps",
+                step.peak_bytes,
+                "as recorded",
+                False,
+            ),
             Evidence("the same, without them", step.peak_bytes - cost.bytes, "at most", False),
             *_largest(trace, cost.rows),
         ),

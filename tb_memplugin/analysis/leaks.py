@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.source_lines import NO_STACK
@@ -33,6 +34,8 @@ class Leak:
         steps: in how many steps the place grew and kept what it had grown by.
         of_steps: how many whole steps were looked at.
         first_event: the first event at which it grew.
+        is_replaced: each step put something larger in the place of what the one before had left. Then
+            `bytes` is by how much the place grew, without a first step that began with nothing of it.
     """
 
     key: str
@@ -44,6 +47,7 @@ class Leak:
     steps: int
     of_steps: int
     first_event: int
+    is_replaced: bool = False
 
 
 def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tuple[Leak, ...]:
@@ -52,7 +56,9 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     Whole steps are those of the profile where it has three or more, else from one START of a repeating
     annotation, or of the optimizer's phase, to the next; nothing is found without three. In a step, a
     place grew if blocks born in it are alive at the end of the last step, and its live bytes rose from the
-    step's start to its end: what is replaced in each step, or filled once, is no leak.
+    step's start to its end: what is replaced in each step, or filled once, is no leak. What is replaced by
+    something larger is, where that goes on in all of four steps or more, by amounts within a factor of two,
+    and the steps allocate no more of all else each time.
 
     Args:
         trace: any trace.
@@ -71,20 +77,27 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     tells = tells.astype(np.int64)
     level = _levels_at(trace, rows, tells, len(place), bounds)
     kept, count = _kept(trace, rows, tells, len(place), bounds)
-    grew = (kept > 0) & (np.diff(level, axis=1) > 0)
-    steps = np.count_nonzero(grew, axis=1)
-    often = np.flatnonzero(4 * steps >= 3 * (len(bounds) - 1))
+    rise = np.diff(level, axis=1)
+    grew = (kept > 0) & (rise > 0)
+    often = 4 * np.count_nonzero(grew, axis=1) >= 3 * (len(bounds) - 1)
+    replaced = _grows_evenly(rise) & ~often
+    if _rises(_born(trace, rows[~replaced[tells]], bounds)):
+        replaced[:] = False  # the batches grow, and with them all that is made of them
+    grew[replaced] = True
+    grew[replaced & (level[:, 0] == 0), 0] = False
+    gained = np.where(grew, np.where(replaced[:, None], rise, kept), 0)
     found = [
         _leak(
             trace,
             int(place[row]),
             bounds,
             level[row],
-            np.where(grew[row], kept[row], 0),
+            gained[row],
             count[row],
             grew[row],
+            is_replaced=bool(replaced[row]),
         )
-        for row in often.tolist()
+        for row in np.flatnonzero(often | replaced).tolist()
     ]
     return tuple(sorted(found, key=lambda leak: (-leak.bytes, leak.key)))
 
@@ -175,8 +188,41 @@ def _kept(trace: MemoryTrace, rows: Int64, place: Int64, places: int, bounds: In
     return size.reshape(places, steps), count.reshape(places, steps)
 
 
+def _grows_evenly(rise: Int64) -> npt.NDArray[np.bool_]:
+    """Which places rise in every step, behind the first by amounts within a factor of two: bool (places,).
+
+    Sizes that come by chance, as of batches of sentences, do not rise like that. In the first step a place
+    may rise by all that it holds: the profiler of the CPU does not know what was alive before.
+    """
+    later = rise[:, 1:]
+    if later.shape[1] < FEWEST_STEPS:
+        return np.zeros(len(rise), bool)
+    even: npt.NDArray[np.bool_] = (rise > 0).all(axis=1) & (later.max(axis=1) <= 2 * later.min(axis=1))
+    return even
+
+
+def _born(trace: MemoryTrace, rows: Int64, bounds: Int64) -> Int64:
+    """Bytes of these blocks born in each step: int64, shape (steps,)."""
+    step = np.searchsorted(bounds, trace.allocations.born[rows], side="right") - 1
+    inside = (step >= 0) & (step < len(bounds) - 1)
+    return sums(step[inside], trace.allocations.bytes[rows][inside], len(bounds) - 1)
+
+
+def _rises(size: Int64) -> bool:
+    """Whether each step has more than the one before."""
+    return bool((np.diff(size) > 0).all())
+
+
 def _leak(
-    trace: MemoryTrace, place: int, bounds: Int64, level: Int64, kept: Int64, count: Int64, grew: Int64
+    trace: MemoryTrace,
+    place: int,
+    bounds: Int64,
+    level: Int64,
+    kept: Int64,
+    count: Int64,
+    grew: Int64,
+    *,
+    is_replaced: bool,
 ) -> Leak:
     key, frames = _key(trace, place)
     total, steps = int(kept.sum()), len(bounds) - 1
@@ -184,12 +230,13 @@ def _leak(
         key=key,
         frames=frames,
         bytes_per_step=total // steps,
-        slope_bytes=_slope(level),
+        slope_bytes=_slope(level[1:] if is_replaced and not grew[0] else level),
         bytes=total,
         blocks=int(count[grew].sum()),
         steps=int(np.count_nonzero(grew)),
         of_steps=steps,
         first_event=int(bounds[np.argmax(grew)]),
+        is_replaced=is_replaced,
     )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import Any
 
 from torch import nn
 
-from tb_memplugin.callbacks.recorder import StepRecorder, Training
-from tb_memplugin.callbacks.steps import Steps
+from tb_memplugin.callbacks.recorder import Training
+from tb_memplugin.callbacks.step_callback import StepCallback
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -34,7 +33,7 @@ def _callback_classes() -> tuple[type, ...]:
 Callback: Any = type("Callback", _callback_classes(), {})
 
 
-class MemoryTraceCallback(Callback):  # type: ignore[misc]  # a class found at run time
+class MemoryTraceCallback(StepCallback, Callback):  # type: ignore[misc]  # a class found at run time
     """Records the memory of chosen training steps for the Memory tab, beside what the Trainer logs.
 
     A step is one optimizer step with all its micro batches; step N is the one that loggers show at N
@@ -42,45 +41,11 @@ class MemoryTraceCallback(Callback):  # type: ignore[misc]  # a class found at r
     goes on whatever happens here; where it raises, the error stays as it is, and the step that failed
     is written.
 
-    Args:
-        dir: where to write. Default: the folder of the Trainer's TensorBoard logger, else
-            `trainer.log_dir`, else `trainer.default_root_dir`.
-        steps: numbers (`[10, 500]`, `range(10, 13)`) or `torch.profiler.schedule(...)`, which counts from
-            where `fit()` begins. Default: the third and fourth step of each `fit()`.
-        worker_name: unique per process. Default: `rank<N>`, or `<host>_<pid>` in a single process.
-        with_stack: record Python stacks as well: slower, with source lines.
-        snapshot: record the allocator's history as well, on CUDA, ROCm and XPU.
-        log_level: of this callback's own messages, as a name or number. Default: as the package's.
-
-    Raises:
-        TypeError, ValueError: `steps` are none.
-        MemPluginError: there is no such level.
-
     Example:
         >>> trainer = Trainer(callbacks=[MemoryTraceCallback(steps=range(10, 13))])
     """
 
-    def __init__(
-        self,
-        dir: str | os.PathLike[str] | None = None,  # noqa: A002  # as the libraries call it
-        *,
-        steps: Steps = None,
-        worker_name: str | None = None,
-        with_stack: bool = False,
-        snapshot: bool = False,
-        log_level: int | str | None = None,
-    ) -> None:
-        super().__init__()
-        self._step = 0
-        self._stepped_before = 0
-        self._recorder = StepRecorder(
-            steps,
-            folder=dir,
-            worker_name=worker_name,
-            with_stack=with_stack,
-            snapshot=snapshot,
-            log_level=log_level,
-        )
+    _stepped_before = 0
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Take module and optimizers from the Trainer."""
@@ -98,9 +63,8 @@ class MemoryTraceCallback(Callback):  # type: ignore[misc]  # a class found at r
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
         """A micro batch: the first of a step, or one more of the same."""
-        self._step = _steps_done(trainer)
         self._stepped_before = trainer.global_step
-        self._recorder.begin_step(self._step)
+        self._recorder.begin_step(_steps_done(trainer))
 
     def on_train_batch_end(
         self,

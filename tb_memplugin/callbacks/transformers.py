@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tb_memplugin.callbacks.recorder import StepRecorder, Training
-from tb_memplugin.callbacks.steps import Steps
+from tb_memplugin.callbacks.recorder import Training
+from tb_memplugin.callbacks.step_callback import StepCallback
 
 try:
     import transformers
@@ -23,49 +24,19 @@ except ImportError as error:
     ) from error
 
 
-class MemoryTraceCallback(TrainerCallback):  # type: ignore[misc]  # untyped where it is not installed
+class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc]  # untyped where it is not installed
     """Records the memory of chosen training steps for the Memory tab, beside what the Trainer logs.
 
     A step is one optimizer step with all its micro batches; step N takes `state.global_step` from N to
     N + 1. Evaluations and checkpoints are not profiled. The training computes the same, and goes on
     whatever happens here; where it raises, the error stays as it is, and the step that failed is written.
 
-    Args:
-        dir: where to write. Default: where the Trainer logs for TensorBoard, see `logging_folder`.
-        steps: numbers (`[10, 500]`, `range(10, 13)`) or `torch.profiler.schedule(...)`, which counts from
-            where `train()` begins. Default: the third and fourth step of each `train()`.
-        worker_name: unique per process. Default: `rank<N>`, or `<host>_<pid>` outside torchrun.
-        with_stack: record Python stacks as well: slower, with source lines.
-        snapshot: record the allocator's history as well, on CUDA, ROCm and XPU.
-        log_level: of this callback's own messages, as a name or number. Default: as the package's.
-
-    Raises:
-        TypeError, ValueError: `steps` are none.
-        MemPluginError: there is no such level.
-
     Example:
         >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[MemoryTraceCallback(steps=[10])])
     """
 
-    def __init__(
-        self,
-        dir: str | os.PathLike[str] | None = None,  # noqa: A002  # as the libraries call it
-        *,
-        steps: Steps = None,
-        worker_name: str | None = None,
-        with_stack: bool = False,
-        snapshot: bool = False,
-        log_level: int | str | None = None,
-    ) -> None:
-        self._recorder = StepRecorder(
-            steps,
-            folder=dir,
-            worker_name=worker_name,
-            with_stack=with_stack,
-            snapshot=snapshot,
-            log_level=log_level,
-        )
-        _tell_of_errors()
+    def _listen(self) -> None:
+        _listen_to_trainers()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take model and optimizer from the Trainer."""
@@ -93,7 +64,7 @@ class MemoryTraceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
             self._recorder.pause()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An evaluation that nobody announced."""
+        """A prediction that nobody announced."""
         self._recorder.pause()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -108,6 +79,10 @@ class MemoryTraceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what is open."""
         self._recorder.end_training()
+
+    def evaluation_begins(self) -> None:
+        """`Trainer.evaluate` was called, by the Trainer or by somebody else: it is in no step."""
+        self._recorder.pause()
 
     def training_raised(self) -> None:
         """`Trainer.train` raised: write what is open, and switch the profiler off."""
@@ -148,24 +123,40 @@ def _unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
-def _tell_of_errors() -> None:
-    """Have `Trainer.train` tell our callbacks when it raises: the Trainer has no event for that.
+def _listen_to_trainers() -> None:
+    """Have the Trainer tell our callbacks what it has no event for: that training raised, that it evaluates.
 
-    Otherwise the profiler would stay on after a failed training. The error itself passes unchanged.
+    Otherwise the profiler would stay on after a failed training, and the first batch of an evaluation that
+    a later callback asks for would count to a step. Arguments, results and errors pass unchanged.
     """
-    train = transformers.Trainer.train
-    if getattr(train, "tells_of_errors", False):
-        return
+    if not getattr(transformers.Trainer.train, "has_listeners", False):
+        transformers.Trainer.train = _telling_errors(transformers.Trainer.train)
+        transformers.Trainer.evaluate = _telling_begins(transformers.Trainer.evaluate)
 
+
+def _telling_errors(train: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(train)
     def telling(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return train(self, *args, **kwargs)
         except BaseException:
-            for callback in self.callback_handler.callbacks:
-                if isinstance(callback, MemoryTraceCallback):
-                    callback.training_raised()
+            for callback in _ours(self):
+                callback.training_raised()
             raise
 
-    telling.tells_of_errors = True  # type: ignore[attr-defined]
-    transformers.Trainer.train = telling
+    telling.has_listeners = True  # type: ignore[attr-defined]
+    return telling
+
+
+def _telling_begins(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(evaluate)
+    def telling(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for callback in _ours(self):
+            callback.evaluation_begins()
+        return evaluate(self, *args, **kwargs)
+
+    return telling
+
+
+def _ours(trainer: Any) -> list[MemoryTraceCallback]:
+    return [one for one in trainer.callback_handler.callbacks if isinstance(one, MemoryTraceCallback)]

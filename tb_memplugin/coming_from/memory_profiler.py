@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 
 from torch import nn
@@ -13,6 +14,8 @@ from tb_memplugin.estimate.estimator import MemoryEstimator
 __all__ = ["MemoryTracer", "configure_logging", "get_logger"]
 
 LOG_FILE = "memory_profile.log"
+LEVEL_VARIABLE = "MEMORY_PROFILER_LOG_LEVEL"
+"""That tool's environment variable, which goes for scripts that import this; ours goes before it."""
 
 
 class MemoryTracer(MemoryEstimator):
@@ -40,16 +43,28 @@ class ModuleHooks:
 
 
 def configure_logging(
-    level: int | str = logging.INFO,
+    level: int | str | None = None,
     log_to_file: bool = False,
     log_file: str = LOG_FILE,
     rich_format: bool = True,
 ) -> None:
-    """Show our messages, and with `log_to_file` keep them; see `tb_memplugin.configure_logging`."""
-    logs.configure_logging(level, log_file if log_to_file else None, rich_format)
+    """Show our messages, and with `log_to_file` keep them; see `tb_memplugin.configure_logging`.
+
+    Without a level it is the environment's, else INFO.
+    """
+    least = _level_asked_for() if level is None else level
+    logs.configure_logging(least, log_file if log_to_file else None, rich_format)
 
 
 def get_logger(name: str = logs.LOGGER) -> logging.Logger:
     """A logger below ours, which `configure_logging` shows."""
     inside = name == logs.LOGGER or name.startswith(f"{logs.LOGGER}.")
     return logging.getLogger(name if inside else f"{logs.LOGGER}.{name}")
+
+
+def _level_asked_for() -> str | None:
+    return os.environ.get(logs.LEVEL_VARIABLE) or os.environ.get(LEVEL_VARIABLE)
+
+
+if not os.environ.get(logs.LEVEL_VARIABLE):  # else importing the package has done it
+    logs.configure_from_environment(LEVEL_VARIABLE)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from tb_memplugin.sources.storages import tensors_in
 from tb_memplugin.sources.tracer.recording import StorageRecording
 from tb_memplugin.trace import Category, Phase
 
@@ -33,17 +33,6 @@ class IterationRecording(StorageRecording):
         if not self.layers.on:
             return
         with ledger.lock:
-            for block in ledger.take_in(self._mine(_tensors(given)), late=True):
+            for block in ledger.take_in(self._mine(tensors_in(given)), late=True):
                 if block.category is Category.UNKNOWN and block.phase in (Phase.BEFORE, Phase.OTHER):
                     block.category = Category.INPUT
-
-
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, Mapping):
-        for inner in given.values():
-            yield from _tensors(inner)
-    elif isinstance(given, list | tuple):
-        for inner in given:
-            yield from _tensors(inner)

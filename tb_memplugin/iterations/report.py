@@ -116,8 +116,7 @@ class IterationReport:
             memory = None
             if not self.iteration % self.print_period:
                 memory = self._safely(self._report)
-            if not (self.iteration + 1) % self.print_period:
-                self._watch_next()
+            self._watch_next()
             return memory
 
     def epoch_end(self) -> None:

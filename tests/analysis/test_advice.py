@@ -156,6 +156,15 @@ def test_gradients_zeroed_in_place_cost_the_peak_what_is_not_yet_needed_again() 
     assert dict(finding.where.state) == {"step": "1", "search": "gradient", "listed": "lifetime"}
 
 
+def test_where_no_steps_are_told_apart_one_goes_from_optimizer_to_optimizer() -> None:
+    """The first forward has such gradients in its way too, but where they came from is not recorded."""
+    first = [line.replace("alloc 600 a2", "alloc 700 a2") for line in FIRST if line != "step 0"]
+    history = trace(*first, *SECOND_FORWARD[1:], *SECOND_BACKWARD, calls=BACKWARD)
+    finding = found(history, "kept_gradients")
+    assert (finding.bytes, finding.of_bytes) == (300, 1500)
+    assert finding.evidence[1].what == "peak between two optimizer steps"
+
+
 def test_without_module_calls_gradients_count_as_needed_from_backward_on() -> None:
     history = trace(*FIRST, *SECOND_FORWARD, *SECOND_BACKWARD)
     assert verdict(history, "kept_gradients")[0] == "fine"  # the peak is in backward

@@ -45,6 +45,45 @@ def test_what_is_replaced_in_each_step_is_no_leak() -> None:
     assert leaks(trace(*lines), 0) == ()
 
 
+def replaced_by(*sizes: int, before: int = 0) -> MemoryTrace:
+    """One block in each step, in whose place the next step puts one of the next size."""
+    lines, last = ([f"start {before} g module=net"], "free g") if before else ([], "")
+    for step, size in enumerate(sizes):
+        lines += [f"step {step}", f"alloc {size} g{step} module=net", *([last] if last else [])]
+        last = f"free g{step}"
+    return trace(*lines)
+
+
+def test_what_is_replaced_by_more_in_each_step_is_suspected() -> None:
+    """As `all = torch.cat([all, new])` does, of which only the last one stays."""
+    (leak,) = leaks(replaced_by(200, 300, 400, 500, before=100), 0)
+    assert (leak.bytes, leak.bytes_per_step, leak.slope_bytes) == (400, 100, 100.0)
+    assert (leak.steps, leak.of_steps, leak.blocks, leak.is_replaced) == (4, 4, 1, True)
+
+
+def test_of_what_was_not_known_before_the_first_step_tells_nothing() -> None:
+    (leak,) = leaks(replaced_by(900, 1000, 1100, 1200), 0)
+    assert (leak.bytes, leak.slope_bytes, leak.steps) == (300, 100.0, 3)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(100, 200, 300), (100, 200, 300, 600), (100, 300, 200, 400, 500), (100, 200, 300, 300, 400)],
+    ids=["three steps", "by leaps", "down once", "no rise once"],
+)
+def test_sizes_that_rise_for_a_while_or_unevenly_are_those_of_batches(sizes: tuple[int, ...]) -> None:
+    assert leaks(replaced_by(*sizes), 0) == ()
+
+
+def test_what_is_replaced_by_more_because_batches_grow_is_no_leak() -> None:
+    lines = ["start 100 g module=net"]
+    for step, last in enumerate(("g", "g0", "g1", "g2")):
+        size = 200 + 100 * step
+        lines += [f"step {step}", f"alloc {3 * size} a", f"alloc {size} g{step} module=net"]
+        lines += ["free a", f"free {last}"]
+    assert leaks(trace(*lines), 0) == ()
+
+
 def test_a_queue_that_holds_the_last_three_steps_is_no_leak() -> None:
     lines: list[str] = []
     for step in range(6):

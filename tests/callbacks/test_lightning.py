@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -66,6 +67,7 @@ def network(library, *, fails_at=None, automatic=True):
 
         def validation_step(self, batch, index):
             self.validated_bytes += torch.ones(1 << 22).nbytes
+            self.log("loss", self.losses[-1] if self.losses else 1.0)
 
         def configure_optimizers(self):
             if automatic:
@@ -76,6 +78,7 @@ def network(library, *, fails_at=None, automatic=True):
 
 
 def trainer_in(library, folder, *callbacks, **options):
+    gc.collect()  # an earlier training's garbage would be given back inside a window
     library.seed_everything(0, verbose=False)
     options = {"max_steps": 6, "logger": False, "enable_checkpointing": False, "devices": 1, **options}
     return library.Trainer(
@@ -190,6 +193,26 @@ def test_validation_is_in_no_step(tmp_path, pl, options):
     assert module.validated_bytes >= 16 << 20
     assert steps_in(tmp_path) == chosen
     assert max(stats.peak_bytes for stats in stats_in(tmp_path).values()) < 1 << 20
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["told before us", "told after us"])
+def test_a_training_that_stops_early_is_as_without_us(tmp_path, pl, before):
+    def run(*ours):
+        callbacks = pl.callbacks
+        stopping = callbacks.EarlyStopping("loss", patience=1, mode="max", check_on_train_epoch_end=False)
+        keeping = callbacks.ModelCheckpoint(tmp_path / f"{len(ours)}", monitor="loss", mode="min")
+        order = (stopping, *ours, keeping) if before else (*ours, stopping, keeping)
+        options = {"max_steps": -1, "val_check_interval": 2, "enable_checkpointing": True}
+        trainer = trainer_in(pl, tmp_path, *order, **options)
+        module = fit(trainer, network(pl))
+        return trainer.global_step, module.losses, list(module.parameters())
+
+    steps, losses, weights = run()
+    our_steps, ours, our_weights = run(MemoryTraceCallback(tmp_path / "memory", steps=range(1, steps + 9)))
+    assert (our_steps, ours) == (steps, losses)
+    assert all(torch.equal(one, other) for one, other in zip(weights, our_weights, strict=True))
+    assert steps_in(tmp_path / "memory") == list(range(1, steps))
+    assert not is_profiling()
 
 
 def test_validation_outside_a_training_records_nothing(tmp_path, pl):

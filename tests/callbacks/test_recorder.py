@@ -168,7 +168,7 @@ def test_torch_still_tells_whether_a_profiler_is_on():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device, or not run with -m gpu: make gpu")
 def test_on_cuda_the_peak_is_the_allocators(tmp_path):
     model = torch.nn.Linear(256, 256, device="cuda")
     recorder = StepRecorder([0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import socket
@@ -16,7 +17,14 @@ from torch.profiler import profile, schedule
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from transformers import (  # noqa: E402
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from tb_memplugin.callbacks.transformers import MemoryTraceCallback  # noqa: E402
 from tb_memplugin.callbacks.window import is_profiling  # noqa: E402
@@ -39,24 +47,25 @@ class Sentences(torch.utils.data.Dataset):
 class GPT2(GPT2LMHeadModel):
     """Takes 16 MiB in every evaluation, and may fail in one training step."""
 
-    def __init__(self, fails_at=None):
+    def __init__(self, fails_at=None, error=MemoryError):
         super().__init__(
             GPT2Config(
                 vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
             )
         )
-        self.fails_at, self.calls, self.evaluated_bytes = fails_at, 0, 0
+        self.fails_at, self.error, self.calls, self.evaluated_bytes = fails_at, error, 0, 0
 
     def forward(self, *arguments, **named):
         if not self.training:
             self.evaluated_bytes += torch.ones(1 << 22).nbytes
         elif self.calls == self.fails_at:
-            raise MemoryError("the fourth batch is too large")
+            raise self.error("the fourth batch is too large")
         self.calls += self.training
         return super().forward(*arguments, **named)
 
 
 def trainer_in(folder, *callbacks, model=None, **options):
+    gc.collect()  # an earlier training's garbage would be given back inside a window
     options = {"max_steps": 6, "report_to": "none", "save_strategy": "no", **options}
     transformers.set_seed(0)
     arguments = TrainingArguments(
@@ -175,6 +184,61 @@ def test_evaluation_is_in_no_step(tmp_path, options):
     assert max(stats.peak_bytes for stats in stats_in(tmp_path / "memory").values()) < 1 << 20
 
 
+class Asking(TrainerCallback):
+    """Stands after ours, and asks for what comes next when its turn comes."""
+
+    def __init__(self, **asked):
+        self.asked = asked
+
+    def on_step_end(self, args, state, control, **_):
+        for name, at in self.asked.items():
+            setattr(control, name, state.global_step >= at)
+
+
+def test_an_evaluation_that_a_later_callback_asks_for_is_in_no_step(tmp_path):
+    callbacks = MemoryTraceCallback(tmp_path, steps=[0, 1, 2, 3]), Asking(should_evaluate=1)
+    trainer = trainer_in(tmp_path, *callbacks)
+    trainer.train()
+    assert trainer.model.evaluated_bytes >= 6 * (16 << 20)
+    assert steps_in(tmp_path) == [0, 1, 2, 3]
+    assert max(stats.peak_bytes for stats in stats_in(tmp_path).values()) < 1 << 20
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["told before us", "told after us"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_training_that_stops_early_is_as_without_us(tmp_path, before, micro_batches):
+    def run(*ours):
+        stopping = EarlyStoppingCallback(1)
+        options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        trainer = trainer_in(
+            tmp_path / f"{len(ours)}",
+            *((stopping, *ours) if before else (*ours, stopping)),
+            gradient_accumulation_steps=micro_batches,
+            label_names=["labels"],  # without them there is no loss to stop at
+            metric_for_best_model="loss",
+            greater_is_better=True,  # so that the second step is worse
+            load_best_model_at_end=True,
+            **options,
+        )
+        trainer.train()
+        return losses_of(trainer), list(trainer.model.parameters())
+
+    losses, weights = run()
+    ours, our_weights = run(MemoryTraceCallback(tmp_path / "memory", steps=range(1, 6)))
+    assert len(losses) == 2
+    assert ours == losses
+    assert all(torch.equal(one, other) for one, other in zip(weights, our_weights, strict=True))
+    assert steps_in(tmp_path / "memory") == [1]
+    assert not is_profiling()
+
+
+def test_a_training_that_ends_before_the_chosen_steps_says_so(tmp_path, caplog):
+    trainer = trainer_in(tmp_path, MemoryTraceCallback(steps=[4]), Asking(should_training_stop=2))
+    trainer.train()
+    assert "the training ran steps 0 to 1, and none of them was chosen" in caplog.text
+    assert not is_profiling()
+
+
 def test_an_evaluation_outside_a_training_records_nothing(tmp_path):
     trainer = trainer_in(tmp_path, MemoryTraceCallback(steps=[0]))
     trainer.evaluate()
@@ -189,9 +253,10 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
     assert steps_in(tmp_path / "memory") == [4]
 
 
-def test_an_error_in_training_passes_and_the_step_that_failed_is_written(tmp_path):
-    trainer = trainer_in(tmp_path, MemoryTraceCallback(steps=[2, 3]), model=GPT2(fails_at=3))
-    with pytest.raises(MemoryError, match="the fourth batch is too large") as raised:
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_an_error_in_training_passes_and_the_step_that_failed_is_written(tmp_path, error):
+    trainer = trainer_in(tmp_path, MemoryTraceCallback(steps=[2, 3]), model=GPT2(fails_at=3, error=error))
+    with pytest.raises(error, match="the fourth batch is too large") as raised:
         trainer.train()
     assert raised.value.__cause__ is None
     assert not is_profiling()
@@ -233,9 +298,11 @@ def test_the_optimizers_state_is_told_apart(tmp_path):
 def test_the_trainer_that_we_wrap_looks_as_before():
     MemoryTraceCallback()
     MemoryTraceCallback()
-    assert Trainer.train.__name__ == "train"
-    assert "resume_from_checkpoint" in inspect.signature(Trainer.train).parameters
-    assert not hasattr(Trainer.train.__wrapped__, "__wrapped__")
+    for name, argument in (("train", "resume_from_checkpoint"), ("evaluate", "metric_key_prefix")):
+        method = getattr(Trainer, name)
+        assert method.__name__ == name
+        assert argument in inspect.signature(method).parameters
+        assert not hasattr(method.__wrapped__, "__wrapped__")
 
 
 @pytest.mark.slow

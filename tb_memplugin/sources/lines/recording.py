@@ -127,9 +127,10 @@ class HistoryLines(HistoryRecording):
     def end(self) -> RecordedLines:
         """Read what the allocator wrote down."""
         result = super().stop({}, [])
-        notes = (note for note in result.trace.notes if not note.startswith("The history holds"))
         trace = _with_forward_lines(replace(result.trace, source=SOURCE))
-        trace = replace(trace, notes=(*notes, *self._history_notes(result.peak_allocated, trace)))
+        lost = tuple(self._lost(result.peak_allocated, trace))
+        notes = [note for note in trace.notes if not (lost and note.startswith("The history holds"))]
+        trace = replace(trace, notes=(*notes, *self._history_notes(), *lost))
         born = trace.events.kind == Kind.ALLOC
         total = {
             row: int(trace.events.bytes[born & (trace.events.device == row)].sum())
@@ -137,9 +138,11 @@ class HistoryLines(HistoryRecording):
         }
         return RecordedLines(trace, total, {}, knows_threads=False)
 
-    def _history_notes(self, counted_peak: int, trace: MemoryTrace) -> Iterator[str]:
+    def _history_notes(self) -> Iterator[str]:
         if not self._is_fresh:
             yield "The history was on before: what it knows of older blocks' lines is shown with the others."
+
+    def _lost(self, counted_peak: int, trace: MemoryTrace) -> Iterator[str]:
         kept = max((int(trace.live(row).max()) for row in range(len(trace.devices))), default=0)
         if counted_peak > kept:
             yield (

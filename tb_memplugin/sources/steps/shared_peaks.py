@@ -15,6 +15,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 Stats = dict[str, Any]
+Name = tuple[Any, ...]
+"""Of a counter: the keys that lead to it."""
 Highest = TypeVar("Highest")
 
 _LEVELS = ("allocated_bytes", "reserved_bytes")
@@ -40,7 +42,7 @@ class Doors:
 class _Shared:
     """What was highest on one device since the user's last reset, and since each of ours."""
 
-    user: dict[tuple[str, str], int] = field(default_factory=dict)
+    user: dict[Name, int] = field(default_factory=dict)
     ours: list[list[int]] = field(default_factory=list)
 
 
@@ -131,12 +133,14 @@ class SharedPeaks:
         return resetting
 
 
-def _counters(stats: Stats) -> Iterator[tuple[tuple[str, str], dict[str, int]]]:
-    """Every counter that has a peak, by name and pool."""
+def _counters(stats: Stats) -> Iterator[tuple[Name, dict[str, int]]]:
+    """Every counter that has a peak: of a name and pool, of a name alone, of a private pool (2.13)."""
     for name, pools in stats.items():
         if isinstance(pools, dict):
             for pool, counter in pools.items():
                 if isinstance(counter, dict) and "peak" in counter:
                     yield (name, pool), counter
+                elif isinstance(counter, dict):
+                    yield from (((name, pool, part), one) for part, one in counter.items() if "peak" in one)
             if "peak" in pools:
-                yield (name, ""), pools
+                yield (name,), pools

@@ -37,7 +37,8 @@ class HistoryCalls:
     """What was noted beside an allocator's history. Times are epoch nanoseconds.
 
     `counted_peak` is the peak by the allocator's own counter, bytes, -1 where it does not tell; `is_full`
-    says that the history overwrote its oldest entries; `phases` are (time, name, whether it ends).
+    says that the history, of `entries` in all, overwrote its oldest ones; `phases` are (time, name, whether
+    it ends).
     """
 
     names: ModuleNames
@@ -48,6 +49,7 @@ class HistoryCalls:
     stop_ns: int
     counted_peak: int = -1
     is_full: bool = False
+    entries: int = 0
     max_events: int = 0
     with_fragmentation: bool = True
 
@@ -269,7 +271,12 @@ def _notes(noted: HistoryCalls) -> list[str]:
         if noted.counted_peak >= 0
         else "The peak is that of what is kept: the allocator's counter was higher before the block."
     )
+    room = (
+        f"{noted.entries:,} entries (whoever switched it on before us gave it no more room)"
+        if 0 < noted.entries < noted.max_events
+        else f"{noted.max_events:,} entries (max_events)"
+    )
     return [
-        f"The history holds {noted.max_events:,} entries (max_events) and overwrote older ones; layers' "
-        f"figures are those of what is kept. {peak}"
+        f"The history holds {room} and overwrote older ones; layers' figures are those of what is kept. "
+        f"{peak}"
     ]

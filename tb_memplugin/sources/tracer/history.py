@@ -17,7 +17,14 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.sources.history.recording import SWITCH, Allocator, HistorySwitch, allocators, since
+from tb_memplugin.sources.history.recording import (
+    SWITCH,
+    Allocator,
+    HistorySwitch,
+    allocators,
+    reaches,
+    since,
+)
 from tb_memplugin.sources.history.window import ModuleMarks
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.passing_hooks import PassingHook
@@ -101,6 +108,9 @@ class HistoryRecording:
             taken if self._is_fresh else since(taken, self._start_ns), "MemoryTracer", self._device.type
         )
         entries = max((len(one) for one in taken.get("device_traces", ())), default=0)
+        is_full = entries >= self._max_events or not (
+            self._is_fresh or reaches(taken, self._start_ns, self._number)
+        )
         return result_of(
             trace,
             HistoryCalls(
@@ -111,7 +121,8 @@ class HistoryRecording:
                 start_ns=self._start_ns,
                 stop_ns=stop_ns,
                 counted_peak=peak if peak > self._peak_before else -1,
-                is_full=entries >= self._max_events,
+                is_full=is_full,
+                entries=entries,
                 max_events=self._max_events,
                 with_fragmentation=self._with_fragmentation,
             ),

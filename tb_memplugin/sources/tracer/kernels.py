@@ -108,7 +108,8 @@ class KernelMemory:
 
     def __init__(self, ledger: Ledger, unseen: Unseen, numbers: SavedNumbers) -> None:
         self._ledger, self._unseen, self._numbers = ledger, unseen, numbers
-        self._log: AllocatorLog | None = allocator_log() if ledger.device_type == "cpu" else None
+        self._on_cpu = ledger.device_type == "cpu"
+        self._log: AllocatorLog | None = allocator_log() if self._on_cpu else None
         self.reports: deque[Reported] = deque()
         self.dead: list[tuple[int, Block | Buffer]] = []
         self._number_bytes: list[int] = []
@@ -118,17 +119,13 @@ class KernelMemory:
         if _is_quiet(operator, args):
             return operator(*args, **kwargs) if kwargs else operator(*args)
         log = self._log
-        if log is None or not log.begin(self.reports):
+        if self._on_cpu and (log is None or not log.begin(self.reports)):
             self._unseen.operators += 1
-        done = False
         try:
             out = operator(*args, **kwargs) if kwargs else operator(*args)
-            done = True
         finally:
             if log is not None:
                 log.end(self.reports)
-            if not done:  # what it took it gave back
-                self.reports.clear()
         if len(self.reports) > 2:  # a number comes and goes, beside the result
             self._number_bytes = numbers_in(operator, args)
             if self._number_bytes:

@@ -207,10 +207,14 @@ class ThreadLayers:
             del self.nodes_from[:half], self.node_rows[:half]
 
     def in_node(self, node: Any, began_ns: int) -> tuple[int, bool]:
-        """Where an operator of a backward belongs: its module's row, and whether it computes anew."""
-        if self.stack and self.stack[-1].in_backward:
+        """Where an operator of a backward belongs: its module's row, and whether it computes anew.
+
+        A device's backward runs on a thread of autograd's, with the modes of the thread that called it.
+        """
+        running = self.layers.threads.get(threading.get_ident(), self)
+        if running.stack and running.stack[-1].in_backward:
             self._in_backward(began_ns, self.backward_row)
-            return self.stack[-1].row, True
+            return running.stack[-1].row, True
         # Between nodes autograd adds gradients up: as part of the node before.
         row = self.backward_row if node is None else self._owner(node)
         if row != self.backward_row or not self.in_backward:

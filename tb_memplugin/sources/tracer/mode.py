@@ -77,19 +77,22 @@ class StorageMode(TorchDispatchMode):
     ) -> Any:
         """Run the operator, then note what it made."""
         if not self._layers.on:
+            _drop_soon()
             return func(*args, **kwargs) if kwargs else func(*args)
         here, ledger, kernels = self._here, self._ledger, self._kernels
         if ledger.deaths or here.numbers.waiting:
             with ledger.lock:
                 here.settle()
-        began = time_ns()
-        out = kernels.run(func, args, kwargs)
+        began, out = time_ns(), None
         try:
-            with ledger.lock:
-                self._note(out, func, began)
-        except Exception as error:  # the training goes on, whatever happens to us
-            logger.debug("noting an operator failed", exc_info=error)
-            self._layers.failed(error)
+            out = kernels.run(func, args, kwargs)
+        finally:  # an operator that raises took memory, too
+            try:
+                with ledger.lock:
+                    self._note(out, func, began)
+            except Exception as error:  # the training goes on, whatever happens to us
+                logger.debug("noting an operator failed", exc_info=error)
+                self._layers.failed(error)
         return out
 
     @property
@@ -119,14 +122,15 @@ class StorageMode(TorchDispatchMode):
         with self._ledger.lock:
             self._here.settle()
         began = time_ns()
-        out = self._kernels.run(_called, (call,), None)
         try:
-            with self._ledger.lock:
-                self._note(None, None, began)
-        except Exception as error:  # see __torch_dispatch__
-            logger.debug("noting a hidden call failed", exc_info=error)
-            self._layers.failed(error)
-        return out
+            return self._kernels.run(_called, (call,), None)
+        finally:
+            try:
+                with self._ledger.lock:
+                    self._note(None, None, began)
+            except Exception as error:  # see __torch_dispatch__
+                logger.debug("noting a hidden call failed", exc_info=error)
+                self._layers.failed(error)
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         here, ledger, kernels = self._here, self._ledger, self._kernels
@@ -199,7 +203,7 @@ class StorageMode(TorchDispatchMode):
         """End on this thread, also where modes that began later have not ended (a generator's, say).
 
         On another thread than the one it began on it cannot be taken off; there it does nothing from
-        here on, because the tracer is off, and goes when another begins or ends there.
+        here on, because the tracer is off, and goes with the next operator.
         """
         above = []
         while (top := dispatch._get_current_dispatch_mode()) is not None and top is not self:
@@ -216,6 +220,19 @@ def _drop_ended() -> None:
     """Take modes off this thread whose recording ended on another."""
     while isinstance(top := dispatch._get_current_dispatch_mode(), StorageMode) and not top.is_on:
         dispatch._pop_mode()
+
+
+def _drop_soon() -> None:
+    """Take ended modes off this thread behind the operator that runs: torch puts a mode back after it."""
+    if sys.getprofile() is None:
+        sys.setprofile(_drop_when_back)
+
+
+def _drop_when_back(*_: object) -> None:
+    top = dispatch._get_current_dispatch_mode()
+    if isinstance(top, StorageMode) and not top.is_on:
+        sys.setprofile(None)
+        _drop_ended()
 
 
 class StorageModeBesideDynamo(StorageMode):

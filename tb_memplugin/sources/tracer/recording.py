@@ -180,9 +180,9 @@ class StorageRecording:
             self.layers.failed(error)
 
     def _watch(self) -> None:
-        """Another thread calls a layer: watch it until the call ends."""
+        """Another thread calls a layer: watch it until the call ends, unless autograd brought a mode."""
         ident = threading.get_ident()
-        if ident == self._thread:
+        if ident == self._thread or any(modes_here(self.layers)):
             return
         self._foreign_calls += 1
         mode = self._modes[ident] = self._mode()
@@ -234,6 +234,8 @@ class StorageRecording:
         ledger = self.recorded.ledger
         yield from self.layers.problems
         unseen = self.layers.unseen
+        if self._device_type != "cpu":
+            yield "What kernels take and give back within an operator is not in these numbers."
         if unseen.operators:
             yield (
                 f"{unseen.operators:,} operators ran while another profiler recorded, or with a torch that "
@@ -267,7 +269,7 @@ class StorageRecording:
         if threading.get_ident() != self._thread:
             yield (
                 "The block ended on another thread than it began on (a generator's, say). A dispatch mode "
-                "that does nothing stays on that thread until it ends."
+                "that does nothing stays on that thread until its next operator."
             )
         if self._foreign_calls:
             yield (

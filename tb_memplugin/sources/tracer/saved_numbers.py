@@ -34,9 +34,15 @@ def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
     places = _places.get(operator)
     if places is None:
         places = _places[operator] = _tensor_places(operator)
-    return [
+    found = [
         NUMBER_BYTES[type(args[at])] for at in places if at < len(args) and type(args[at]) in NUMBER_BYTES
     ]
+    return found if found and any(map(_may_have_node, args)) else []
+
+
+def _may_have_node(given: Any) -> bool:
+    """Whether autograd may make a node for an operator that gets this."""
+    return given.requires_grad if isinstance(given, torch.Tensor) else isinstance(given, list | tuple)
 
 
 def _tensor_places(operator: Any) -> tuple[int, ...]:

@@ -77,3 +77,17 @@ def test_without_a_reader_the_users_calls_reach_the_allocator_as_they_are(alloca
     assert allocator.user_peak() == 9
     allocator.user_resets()
     assert (allocator.user_peak(), allocator.resets) == (0, 1)
+
+
+def test_the_users_peaks_of_private_pools_stay_right_too(allocator):
+    """torch 2.13 has counters by pool: `reserved_bytes_by_private_pools`, a name, a pool and a part deep."""
+    few, name, pool = allocator.module.read, "reserved_bytes_by_private_pools", (0, 1)
+    allocator.module.read = lambda index: {
+        **few(index),
+        name: {pool: {"all": few(index)["allocated_bytes"]["all"]}},
+    }
+    peaks = SharedPeaks(allocator.doors)
+    mine = peaks.open(0)
+    allocator.briefly(100)
+    peaks.take(0, mine)
+    assert allocator.module.read(0)[name][pool]["all"]["peak"] == 100

@@ -258,6 +258,14 @@ def test_an_operator_that_fails_leaves_no_profiler_and_no_bytes():
     assert int(trace.live(CPU)[-1]) == int(trace.live(CPU)[0])
 
 
+def test_what_an_operator_took_before_it_failed_is_in_the_peak():
+    matrix = -torch.eye(64)
+    tracer = MemoryTracer()
+    with tracer.trace(nn.Identity()), pytest.raises(RuntimeError, match="not positive-definite"):
+        torch.linalg.cholesky(matrix)
+    assert tracer.result.peak_allocated - int(tracer.trace_result().live(CPU)[0]) >= matrix.nbytes
+
+
 def test_nested_tracers_both_see_a_kernels_buffers():
     layer, outer, inner = nn.Linear(4, 2), MemoryTracer(), MemoryTracer()
     with outer.trace(layer), inner.trace(layer):

@@ -72,7 +72,7 @@ def test_hooks_on_saved_tensors_change_nothing():
 
 
 def test_only_where_an_operator_takes_a_tensor_does_a_number_become_one():
-    x = torch.ones(3)
+    x = torch.ones(3, requires_grad=True)
     assert numbers_in(aten.mul.Tensor, (x, 2.0)) == [8]
     assert numbers_in(aten.mul.Tensor, (x, True)) == [1]
     assert numbers_in(aten.mul.Tensor, (x, 1j)) == [16]
@@ -80,3 +80,7 @@ def test_only_where_an_operator_takes_a_tensor_does_a_number_become_one():
     assert numbers_in(aten.pow.Tensor_Scalar, (x, 2)) == []
     assert numbers_in(aten.sum.dim_IntList, (x, [0])) == []
     assert numbers_in(len, (x, 2)) == []
+
+
+def test_a_number_is_not_waited_for_where_nothing_needs_a_gradient():
+    assert numbers_in(aten.mul.Tensor, (torch.ones(3), 2.0)) == []

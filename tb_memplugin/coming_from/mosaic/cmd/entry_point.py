@@ -1,8 +1,4 @@
-"""Mosaic's Python calls on our analysis: `MemoryAbstract`, and the functions behind its commands.
-
-Where Mosaic looks at a snapshot's first device alone, these take the device with the highest peak, and
-include what was alive before the recording began; docs/coming_from.md says which command replaces which.
-"""
+"""What Mosaic's commands do, as functions of its names."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from tb_memplugin.exports import html
 from tb_memplugin.exports import json as trace_json
 from tb_memplugin.exports.report_data import Division
 from tb_memplugin.loading import load
-from tb_memplugin.trace import MemoryTrace
 
 PROFILES: Mapping[str, By] = {
     "annotations": "annotation",
@@ -26,60 +21,8 @@ PROFILES: Mapping[str, By] = {
     "compile_context": "context",
 }
 CUSTOM = "custom"
-PEAK = "memory_peak"
 
 _Path = str | os.PathLike[str]
-
-
-class MemorySnapshot:
-    """A loaded snapshot. `memory_peak`, bytes, and `device` are there once it was analysed."""
-
-    def __init__(self, trace: MemoryTrace) -> None:
-        self.trace = trace
-        self.memory_peak = 0
-        self.device = ""
-
-    def analyze_memory_snapshot(self, opt: str = PEAK) -> None:
-        """Find the peak of the device on which it is highest.
-
-        Raises:
-            MemPluginError: `opt` asks for something else than "memory_peak".
-        """
-        if opt != PEAK:
-            raise MemPluginError(
-                f"There is no analysis {opt!r}.",
-                where="opt",
-                fix=f'Give "{PEAK}", or call tb_memplugin.analysis.',
-            )
-        found = analysis.peak(self.trace)
-        self.memory_peak, self.device = found.bytes, found.device
-
-
-class MemoryAbstract:
-    """A snapshot file, read when asked to."""
-
-    def __init__(self, memory_snapshot_file: _Path) -> None:
-        self.memory_snapshot_file = memory_snapshot_file
-        self._snapshot: MemorySnapshot | None = None
-
-    def load_memory_snapshot(self) -> None:
-        """Read the file; see `tb_memplugin.load` for what it may be and what is raised."""
-        self._snapshot = MemorySnapshot(load(self.memory_snapshot_file))
-
-    @property
-    def memory_snapshot(self) -> MemorySnapshot:
-        """What the file holds.
-
-        Raises:
-            MemPluginError: it was not read yet.
-        """
-        if self._snapshot is None:
-            raise MemPluginError(
-                "The snapshot was not read yet.",
-                where=os.fspath(self.memory_snapshot_file),
-                fix="Call load_memory_snapshot() first.",
-            )
-        return self._snapshot
 
 
 def get_memory_profile(

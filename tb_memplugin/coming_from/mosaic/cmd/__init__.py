@@ -1,0 +1,1 @@
+"""The functions behind Mosaic's commands."""

@@ -1,0 +1,1 @@
+"""Mosaic's analysis."""

@@ -1,0 +1,1 @@
+"""A snapshot, read and analysed."""
