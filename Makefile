@@ -19,7 +19,7 @@ npm := $(bin)/python build_backend/bundle.py npm
 installed := $(VENV)/.tb_memplugin-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle demo test lint format bench docs proto clean
+.PHONY: help setup bundle demo test gpu lint format bench docs proto clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -54,6 +54,12 @@ endif
 # its first error. A test that needs it has a fault of its own, to be mended.
 test: lint ## lint, then every test, those in a real browser included
 	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(bin)/python -m pytest --reruns 1 --rerun-show-tracebacks -raR $(ARGS)
+ifeq ($(ARGS),)
+	if command -v nvidia-smi > /dev/null; then $(MAKE) gpu; fi
+endif
+
+gpu: $(installed) ## the tests that need a GPU (`make test` runs them where one is)
+	$(bin)/python -m pytest -m gpu tests/gpu tests/callbacks/test_recorder.py $(ARGS)
 
 lint: bundle ## ruff, mypy --strict, generated protobuf code, TypeScript and its unit tests
 	$(bin)/ruff check .

@@ -34,6 +34,8 @@ LEVELS = ("allocation", "segment", "active", "inactive_split")
 def measure() -> list[Figure]:
     """Microseconds that a step with three phases costs, and its share of a step of 100 ms."""
     cuda = torch.cuda.is_available()
+    if cuda:
+        torch.empty(1, device="cuda")  # counters of a device that is not in use are not read
     allocator, process = _rounds(None if cuda else _stand_in), _rounds(None, device="process")
     name = "cuda" if cuda else "stand-in for cuda's counters"
     return [

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import settings
 
 # No test is timed: on a busy machine a first example takes as long as it takes.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests of the CPU see no GPU, whether there is one or not; those of a GPU run alone, with `-m gpu`."""
+    if config.getoption("markexpr") != "gpu":
+        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+            os.environ[name] = ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,9 +14,15 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device: run on a machine with an NVIDIA GPU"
+        not torch.cuda.is_available(), reason="no CUDA device, or not run with -m gpu: make gpu"
     ),
 ]
+
+
+newest = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
+    reason="the table is that of torch 2.11 to 2.13",
+)
 
 
 @pytest.fixture
@@ -26,14 +34,16 @@ def spec():
         pytest.skip(f"{name} is not in the table: add it")
 
 
-def test_it_has_no_more_memory_than_the_driver_tells(spec):
+def test_it_has_the_memory_that_the_driver_tells(spec):
+    """The table has the least that drivers were seen to tell; they differ by some hundred MiB."""
     told = torch.cuda.get_device_properties(0).total_memory
-    assert 0.97 * told <= spec.memory_bytes <= told
+    assert 0.97 * told <= spec.memory_bytes <= 1.005 * told
     assert spec.compute_capability == torch.cuda.get_device_capability(0)
 
 
-def test_the_first_matrix_product_allocates_the_workspace(spec, monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+@newest
+@pytest.mark.skipif("CUBLAS_WORKSPACE_CONFIG" in os.environ, reason="the user chose another size")
+def test_the_first_matrix_product_allocates_the_workspace(spec):
     matrix = torch.ones(64, 64, device="cuda")
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
@@ -42,6 +52,7 @@ def test_the_first_matrix_product_allocates_the_workspace(spec, monkeypatch):
     assert grown - product.nbytes == spec.cublas_workspace_bytes
 
 
+@newest
 def test_attention_takes_the_first_kernel_of_the_order(spec):
     query = torch.ones(1, 4, 256, 64, device="cuda", dtype=torch.float16)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -15,7 +15,7 @@ from tests.training import MODELS
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device: run on a machine with an NVIDIA GPU"
+        not torch.cuda.is_available(), reason="no CUDA device, or not run with -m gpu: make gpu"
     ),
 ]
 
@@ -25,6 +25,12 @@ def train_step(model, optimizer) -> None:
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
+
+
+def in_storages(tensors) -> int:
+    """Bytes of the distinct storages: cuDNN keeps an LSTM's weights, and their gradients, in one each."""
+    behind = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    return sum(behind.values())
 
 
 @pytest.fixture(scope="module", params=["cnn", "transformer", "lstm", "checkpointed"])
@@ -59,20 +65,24 @@ def test_tensors_hold_no_more_than_was_requested(seen):
 
 def test_parts_sum_and_weights_are_whole(seen):
     memory, _, model = seen
-    storages = {
-        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()
-    }
     assert sum(memory.traced.at_peak.values()) == memory.traced.peak_bytes
-    assert memory.weight_bytes == sum(storages.values())
-    assert memory.gradient_bytes == sum(one.grad.nbytes for one in model.parameters())
+    assert memory.weight_bytes == in_storages(model.parameters())
+    assert memory.gradient_bytes == in_storages(one.grad for one in model.parameters())
     assert memory.feature_map_bytes > 0
     assert memory.intermediate_gradient_bytes > 0
+
+
+def test_nothing_ran_where_nobody_looked(seen):
+    """What checkpointing computes anew runs on autograd's thread for the device."""
+    memory, _, _ = seen
+    assert [note for note in memory.notes if "other threads" in note] == []
 
 
 def test_the_users_own_peak_is_what_it_would_have_been():
     model = MODELS["cnn"]().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
-    high = torch.empty(1 << 24, device="cuda")
+    train_step(model, optimizer)
+    high = torch.empty(1 << 26, device="cuda")
     del high
     peak = torch.cuda.max_memory_allocated()
     with IterationReport(model, console=Console(file=io.StringIO())) as report:

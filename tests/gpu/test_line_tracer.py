@@ -14,7 +14,7 @@ from tests.training import MODELS
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device: run on a machine with an NVIDIA GPU"
+        not torch.cuda.is_available(), reason="no CUDA device, or not run with -m gpu: make gpu"
     ),
 ]
 

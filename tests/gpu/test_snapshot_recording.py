@@ -16,7 +16,7 @@ from tests.training import MODELS
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device: run on a machine with an NVIDIA GPU"
+        not torch.cuda.is_available(), reason="no CUDA device, or not run with -m gpu: make gpu"
     ),
 ]
 
@@ -97,7 +97,7 @@ def test_the_history_is_on_in_profiled_steps_alone(seen):
 
 
 def test_a_users_history_stays_on_with_what_it_holds(tmp_path):
-    torch.cuda.memory._record_memory_history(max_entries=10_000)
+    torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
     try:
         kept = torch.empty(1000, device="cuda")
         before = len(torch.cuda.memory._snapshot()["device_traces"][0])
@@ -110,13 +110,16 @@ def test_a_users_history_stays_on_with_what_it_holds(tmp_path):
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.cuda.memory, "_get_memory_metadata"), reason="this torch has no marks: 2.10 or newer"
+)
 def test_marks_are_given_back(seen):
     assert torch.cuda.memory._get_memory_metadata() == ""
 
 
 def run_out() -> None:
     held = torch.empty(1 << 20, device="cuda")
-    torch.empty(1 << 50, device="cuda")
+    torch.empty(1 << 40, device="cuda")
     del held
 
 
@@ -126,5 +129,5 @@ def test_running_out_of_memory_is_recorded_and_raised(tmp_path):
     assert len(recorder.dumps) == 1
     (side_file,) = tmp_path.rglob("*.mem")
     (oom,) = load_window(str(side_file)).ooms
-    assert oom.requested_bytes >= 1 << 52  # floats of four bytes, rounded up
+    assert oom.requested_bytes == 1 << 42  # floats of four bytes
     assert not is_on()
