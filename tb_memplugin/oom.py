@@ -79,7 +79,8 @@ def record_on_oom(
     found = allocators()
     if not found:
         logger.warning(
-            "There is no CUDA or XPU device: out-of-memory errors are not recorded.\n"
+            "There is no CUDA or XPU device with torch's own caching allocator here: out-of-memory errors "
+            "are not recorded.\n"
             "  fix: leave record_on_oom out here, or run where there is one."
         )
     recorder = OomRecorder(files.absolute(os.fsdecode(dir_name)), worker_name, most_dumps)

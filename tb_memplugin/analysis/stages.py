@@ -71,7 +71,9 @@ def stages(trace: MemoryTrace, names: Collection[str] | None = None) -> tuple[St
 def _check(trace: MemoryTrace, names: Collection[str] | None) -> None:
     absent = [name for name in names or () if name not in trace.annotation_names]
     if absent:
-        have = ", ".join(trace.annotation_names[:20]) or "none: the trace has no annotations"
+        have = ", ".join(trace.annotation_names[:20])
         raise NotRecordedError(
-            f"No annotation has the name {absent[0]!r}.", where=trace.source, fix=f"There are: {have}."
+            f"No annotation has the name {absent[0]!r}.",
+            where=trace.source,
+            fix=f"There are: {have}." if have else "The trace has no annotations at all.",
         )

@@ -71,7 +71,9 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except MemPluginError as error:
-            _refuse(error)
+            from tb_memplugin.commands.opening import naming_files
+
+            _refuse(naming_files(error, ctx))
         except MemoryError:
             _refuse(
                 MemPluginError(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 import click
-from rich.table import Table
+from rich.console import RenderableType
 
 from tb_memplugin.analysis.breakdown import breakdown
 from tb_memplugin.analysis.oom import OomReport
@@ -125,8 +125,7 @@ def _number(text: str) -> int:
 
 def _show(state: DeviceState, top: int) -> None:
     out = console()
-    known = [state.active_bytes, state.reserved_bytes or 0]
-    unit = Unit.for_bytes(known)
+    unit = Unit.for_bytes([state.active_bytes, state.reserved_bytes or 0])
     for line in _heading(state):
         out.print(printable(line), soft_wrap=True)
     out.print(_pools(state, unit))
@@ -140,23 +139,34 @@ def _show(state: DeviceState, top: int) -> None:
 
 def _heading(state: DeviceState) -> Iterator[str]:
     waste, peak = state.fragmentation, state.peak
-    at_least = "" if state.rounded_exact or state.rounded_bytes is None else "at least "
     yield f"{state.name}, after event {state.number(state.event)}"
     yield (
-        f"allocated {_told(state.allocated_bytes)} as requested ({at_least}{_told(state.rounded_bytes)} "
-        f"rounded), pending {_told(state.pending_bytes)}, reserved {_told(state.reserved_bytes)}"
+        f"allocated {_told(state.allocated_bytes)}{_counted(state)}, pending {_told(state.pending_bytes)}, "
+        f"reserved {_told(state.reserved_bytes)}"
     )
-    yield (
-        f"fragmentation: {_percent(waste.unused)} of the reserve unused, {_percent(waste.split)} of what is "
-        f"free not in its largest piece ({_told(waste.largest_free_bytes)} of {_told(waste.free_bytes)})"
-    )
+    if state.reserved_bytes is not None:
+        yield (
+            f"fragmentation: {_percent(waste.unused)} of the reserve unused, {_percent(waste.split)} of "
+            f"what is free not in its largest piece ({_told(waste.largest_free_bytes)} of "
+            f"{_told(waste.free_bytes)})"
+        )
     yield (
         f"peak {_told(peak.bytes)} at event {state.number(peak.event)}: {_told(peak.before_bytes)} from "
         f"before, {_told(peak.came_bytes)} came; most reserved {_told(state.peak_reserved_bytes)}"
     )
 
 
-def _pools(state: DeviceState, unit: Unit) -> Table:
+def _counted(state: DeviceState) -> str:
+    """Which sizes are summed: what was asked for or, where only a profiler counted, whole blocks."""
+    if state.rounded_bytes is None:
+        return ""
+    if state.segments is None and state.rounded_exact:
+        return " in whole blocks (what was requested is not told)"
+    at_least = "" if state.rounded_exact else "at least "
+    return f" as requested ({at_least}{_told(state.rounded_bytes)} rounded)"
+
+
+def _pools(state: DeviceState, unit: Unit) -> RenderableType:
     columns = {
         f"pool ({unit.name})": [f"{pool.pool}, {pool.stream}" for pool in state.pools],
         "allocated": [unit.show(pool.allocated_bytes) for pool in state.pools],
@@ -176,7 +186,7 @@ def _pools(state: DeviceState, unit: Unit) -> Table:
     return table(list(columns), zip(*columns.values(), strict=True))
 
 
-def _segments(state: DeviceState, unit: Unit, top: int) -> Table:
+def _segments(state: DeviceState, unit: Unit, top: int) -> RenderableType:
     """The largest segments, and one row for all the others."""
     every = sorted(state.segments or (), key=lambda segment: -segment.bytes)
     shown = every[: top or None]
@@ -187,18 +197,16 @@ def _segments(state: DeviceState, unit: Unit, top: int) -> Table:
     if len(every) > len(shown):
         rest = every[len(shown) :]
         rows.append((f"({len(rest):,} others)", *_sizes(unit, rest)))
-    return table((f"segment ({unit.name})", "bytes", "active", "free", "blocks"), rows)
+    return table((f"segment ({unit.name})", "bytes", "in use", "free", "blocks"), rows)
 
 
 def _sizes(unit: Unit, segments: Sequence[SegmentState]) -> tuple[str, str, str, str]:
+    """The bytes of segments: in use (live blocks, rounded) and free sum to the whole."""
     blocks = [block for segment in segments for block in segment.blocks]
-    live = [block for block in blocks if block.state != "free"]
-    return (
-        unit.show(sum(segment.bytes for segment in segments)),
-        unit.show(sum(block.bytes for block in live)),
-        unit.show(sum(block.extent_bytes for block in blocks if block.state == "free")),
-        f"{len(live):,}",
-    )
+    whole = sum(segment.bytes for segment in segments)
+    free = sum(block.extent_bytes for block in blocks if block.state == "free")
+    live = sum(block.state != "free" for block in blocks)
+    return unit.show(whole), unit.show(whole - free), unit.show(free), f"{live:,}"
 
 
 def _show_oom(state: DeviceState, oom: OomReport) -> None:

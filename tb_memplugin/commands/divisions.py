@@ -16,6 +16,9 @@ RULE = "rule"
 DEFAULT: By = "category"
 REST = "(rest)"
 
+CALL_FRAMES = ("_wrapped_call_impl", "_call_impl")
+"""Functions of nn.Module that stand between each two modules of a stack."""
+
 Command = Callable[..., None]
 
 
@@ -58,10 +61,20 @@ def division_name(by: By | Rules) -> str:
 
 
 def shown_key(key: str) -> str:
-    """A part's key in one line: a stack's Python frames stand side by side, innermost first."""
-    frames = key.split("\n")
-    python = [frame for frame in frames if read_frame(frame).is_python]
-    return " ← ".join(python or frames) or "(root)"
+    """A part's key in one line: a stack's Python frames stand side by side, innermost first.
+
+    Of their files the last two names are shown, and nn.Module's own frames are not, so that stacks which
+    begin alike can be told apart.
+    """
+    frames = [read_frame(text) for text in key.split("\n")]
+    if len(frames) == 1:
+        return key or "(root)"
+    python = [frame for frame in frames if frame.is_python and frame.function not in CALL_FRAMES]
+    return " ← ".join(f"{frame.function} {_file_end(frame.file)}:{frame.line}" for frame in python or frames)
+
+
+def _file_end(path: str) -> str:
+    return "/".join(path.replace("\\", "/").split("/")[-2:])
 
 
 def top_parts(parts: Sequence[Part], top: int) -> list[Part]:

@@ -27,6 +27,9 @@ PATH_HELP = "a snapshot, a Kineto trace, a raw memory timeline, a recorded windo
 MOST_NOTES = 10
 """Notes of a trace that are told; of more, the number is."""
 
+_OPENED = "tb_memplugin.opened"
+"""In the command's context: the path and the source of each trace that it opened."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -130,8 +133,23 @@ def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen
     return found
 
 
+def naming_files(error: MemPluginError, context: click.Context) -> MemPluginError:
+    """The error of a command with files for its place, where it only names the kind of trace opened."""
+    opened: list[tuple[str, str]] = context.meta.get(_OPENED, [])
+    paths = [path for path, source in opened if source == error.where]
+    if ", ".join(source for _, source in opened) == error.where:
+        paths = [path for path, _ in opened]
+    return type(error)(error.what, where=", ".join(dict.fromkeys(paths)) or error.where, fix=error.fix)
+
+
 def tell_notes(trace: MemoryTrace, path: str) -> None:
-    """Say on stderr what in a trace is contradictory, not exact or not known."""
+    """Say on stderr what in a trace is contradictory, not exact or not known.
+
+    The command remembers where the trace is from: see `naming_files`.
+    """
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta.setdefault(_OPENED, []).append((path, trace.source))
     name = printable(Path(path).name, 80)
     for note in trace.notes[:MOST_NOTES]:
         click.echo(f"note: {name}: {printable(note)}", err=True)

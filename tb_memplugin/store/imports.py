@@ -70,24 +70,42 @@ def _take_place(run_folder: str, wanted: str, origin: str) -> _Place:
     writer_id = uuid.uuid4().hex
     for number in range(1, _MOST_NAMES):
         worker = wanted if number == 1 else f"{wanted}.{number}"
-        there = {generation(name, worker): name for name in files.folders_in(run_folder)}
-        there.pop(0, None)
-        paths = {age: files.join(run_folder, name) for age, name in there.items()}
-        if any(_origin(path) not in (origin, None) for path in paths.values()):
+        paths = _folders_of(run_folder, worker)
+        if _are_anothers(paths, origin):
             continue
         folder = files.join(run_folder, generation_folder(worker, max(paths, default=0) + 1))
-        if claim_folder(folder, writer_id, origin):
-            older = tuple(path for path in paths.values() if _origin(path) == origin)
-            return _Place(folder, worker, writer_id, older)
+        if not claim_folder(folder, writer_id, origin):
+            continue
+        if _are_anothers(_folders_of(run_folder, worker), origin):  # another process took the name meanwhile
+            _delete(folder)
+            continue
+        older = tuple(path for path in paths.values() if _origin(path) == origin)
+        return _Place(folder, worker, writer_id, older)
     raise MemPluginError(
         f"{_MOST_NAMES} files of this name have been imported.", where=run_folder, fix="Give another --run."
     )
 
 
+def _folders_of(run_folder: str, worker: str) -> dict[int, str]:
+    """The folders of a worker's imports, by their number."""
+    found = {generation(name, worker): files.join(run_folder, name) for name in files.folders_in(run_folder)}
+    found.pop(0, None)
+    return found
+
+
+def _are_anothers(paths: dict[int, str], origin: str) -> bool:
+    """Whether one of the folders is from another file, or a recording."""
+    return any(_origin(path) not in (origin, None) for path in paths.values())
+
+
 def _origin(folder: str) -> str | None:
-    """The file from which a folder was imported, "" if a writer recorded there, None if nobody did."""
-    content = files.read_small(files.join(folder, SIDE_FOLDER, CLAIM))
-    if content:
+    """The file from which a folder was imported, "" if a writer recorded there, None if nobody did.
+
+    Also "" where a claim has nothing in it yet: somebody is writing it.
+    """
+    claim = files.join(folder, SIDE_FOLDER, CLAIM)
+    content = files.read_small(claim)
+    if content or files.exists(claim):
         return content.partition(b"\n")[2].decode("utf-8", "surrogatepass")
     _, names = next(iter(files.walk(folder)), ("", []))
     return "" if any("tfevents" in name for name in names) else None

@@ -12,6 +12,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
 from tb_memplugin.store.event_file import step_record
+from tb_memplugin.store.outline import whole_summaries
 from tb_memplugin.store.paths import CLAIM, SIDE_FOLDER, side_file_name
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.windows import write_window
@@ -98,9 +99,10 @@ class RunWriter:
             self._use(folder)
         window = Window(folder.worker, folder.writer_id, self._windows, side_file_name(self._windows))
         summaries = WindowSummaries(trace, window)
-        steps = range(len(trace.steps))
+        steps, whole = range(len(trace.steps)), whole_summaries(trace)
         metadata = [summaries.metadata(row) for row in steps]
-        blobs = [pack(lambda limits, row=row: summaries.summary(row, limits)) for row in steps]  # type: ignore[misc]
+        blobs = [pack(lambda limits, row=row: summaries.summary(row, limits)) for row in steps[:whole]]  # type: ignore[misc]
+        blobs += [pack(lambda _, row=row: summaries.outline(row)) for row in steps[whole:]]  # type: ignore[misc]
         events = b"".join(map(step_record, metadata, blobs))
         side_file = files.join(folder.path, SIDE_FOLDER, window.side_file)
         size = files.write_whole(side_file, lambda stream: write_window(stream, trace))

@@ -90,8 +90,7 @@ def test_of_very_many_failed_requests_the_last_are_told(tmp_path):
 def test_people_get_pools_and_segments(step):
     shown = run("allocator", step).stdout
     assert "reserved 2,048.00 KiB" in shown
-    assert "0x1000 (not known), default stream" in shown
-    assert "0x1000" in shown
+    assert "0x1000 (not known), default stream   2,048.00     1.00   2,047.00        2" in shown
 
 
 def test_what_the_source_does_not_tell_is_said_not_guessed(tmp_path):
@@ -102,6 +101,17 @@ def test_what_the_source_does_not_tell_is_said_not_guessed(tmp_path):
     shown = run("allocator", side_file).stdout
     assert "there are no segments" in shown
     assert "reserved ?" in shown
+
+
+def test_a_profilers_sizes_are_whole_blocks_and_are_called_so(tmp_path):
+    event = {"Addr": 4096, "Bytes": 1024, "Total Allocated": 1536, "Total Reserved": 2048, "Ev Idx": 1}
+    event |= {"Device Type": 1, "Device Id": 0}
+    path = tmp_path / "a.pt.trace.json"
+    path.write_text(json.dumps({"traceEvents": [{"name": "[memory]", "ph": "i", "ts": 5, "args": event}]}))
+    shown = run("allocator", path).stdout
+    assert "allocated 1,536 B in whole blocks (what was requested is not told), pending 0 B" in shown
+    (device,) = told("allocator", path)["devices"]
+    assert (device["rounded_bytes"], device["rounded_exact"]) == (1536, True)
 
 
 def test_moments_that_are_not_there_are_refused(step):

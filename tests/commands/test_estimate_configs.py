@@ -52,6 +52,53 @@ def test_a_config_without_a_model(llama):
     assert "transformers cannot read the config" in refused("estimate", llama)
 
 
+def with_more(folder, **more):
+    (folder / "config.json").write_text(json.dumps(LLAMA | more))
+    return folder
+
+
+def test_the_type_is_that_of_the_config_and_else_fp32(llama):
+    assert estimate(llama, "--inference")["workload"]["dtype"] == "fp32"
+    answer = estimate(with_more(llama, dtype="bfloat16"), "--inference")
+    assert answer["workload"]["dtype"] == "bf16"
+    assert 0 <= parts(answer)["parameter"] - 2 * LLAMA_PARAMETERS < ROUNDING
+    assert "asks for the type 'float64'" in refused("estimate", with_more(llama, dtype="float64"))
+
+
+def test_quantized_weights_are_refused_and_with_a_type_left_out_by_name(llama):
+    folder = with_more(llama, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "the weights are quantized (gptq)" in refused("estimate", folder)
+    notes = estimate(folder, "--dtype", "bf16", "--inference")["notes"]
+    assert any("quantized (gptq): estimated without" in note for note in notes)
+
+
+def test_an_architecture_that_is_not_there_is_told(llama):
+    answer = estimate(with_more(llama, architectures=["LlamaForPoetry"]), "--inference")
+    assert answer["target"] == "LlamaForCausalLM (LlamaConfig)"
+    assert "names LlamaForPoetry, which transformers does not have" in answer["notes"][0]
+
+
+def test_a_model_that_does_not_run_in_a_type_is_told_what_would(llama):
+    sizes = {"d_model": 64, "n_layer": 1, "n_head": 4, "d_inner": 128, "vocab_size": 100}
+    (llama / "config.json").write_text(json.dumps({"model_type": "xlnet"} | sizes))
+    message = refused("estimate", llama, "--dtype", "bf16", "--seq", 16)
+    assert "does not run in this type" in message
+    assert "--autocast bf16" in message
+
+
+def test_a_mixture_in_fp32_and_tokens_alone_of_a_model_for_images(llama):
+    sizes = {name: LLAMA[name] for name in LLAMA if name not in ("model_type", "architectures")}
+    mixture = {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4}
+    (llama / "config.json").write_text(json.dumps(sizes | mixture))
+    experts = 2 * 4 * 3 * 128 * 256  # grouped products in fp32, forward and backward
+    assert parts(estimate(llama, "--seq", 64))["parameter"] > 4 * experts
+    vision = {"model_type": "clip_vision_model", "num_hidden_layers": 1, "image_size": 56, "patch_size": 14}
+    seeing = {"model_type": "llava", "text_config": LLAMA, "vision_config": vision, "image_token_index": 3}
+    (llama / "config.json").write_text(json.dumps(seeing))
+    notes = estimate(llama, "--seq", 64, "--inference")["notes"]
+    assert any("also takes images; tokens alone are estimated" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "seq"),
     [("GPT2Config", 124_439_808, 1024), ("ViTConfig", 85_800_194, None), ("BertConfig", 109_514_298, 512)],
@@ -135,7 +182,7 @@ def test_replicas_hold_all_and_a_bucket_of_gradients(llama):
     ("name", "mesh", "what"),
     [
         (None, "dp=2,tp=2", "does not take a model with tensor parallelism"),
-        (None, "pp=2,ep=2", "is not divided along ep together with other dimensions"),
+        (None, "pp=2,ep=2", "is not divided along ep together with these dimensions"),
         (None, "pp=2,dp=2", "fails in torch itself"),  # with two micro-batches: reducer.cpp asserts
         ("GPT2Config", "tp=2", "GPT2LMHeadModel has no plan for tensor parallelism"),
     ],

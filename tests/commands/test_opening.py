@@ -151,3 +151,11 @@ def test_names_in_files_cannot_steer_a_terminal(tmp_path):
         result = run(*arguments)
         assert result.exit_code == 0, result.output
         assert not {"\x1b", "\x07"} & set(result.output)
+
+
+def test_what_a_file_does_not_hold_is_told_with_the_files_name(tmp_path):
+    one = write(tmp_path / "one.pickle", step_snapshot())
+    other = write(tmp_path / "other.pickle", step_snapshot(device=1))
+    assert f"where: {one}\n" in refused("peak", one, "--device", "cuda:1")
+    assert f"where: {one}\n" in refused("stages", one, "--annotation", "loss")
+    assert f"where: {one}, {other}\n" in refused("diff", one, other, "--device", "cuda:1")

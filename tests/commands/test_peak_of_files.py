@@ -1,5 +1,6 @@
 import pytest
 
+from tb_memplugin.commands.divisions import shown_key
 from tb_memplugin.store.writer import RunWriter
 from tests.commands.files import (
     FORWARD,
@@ -107,6 +108,19 @@ def test_people_read_where_the_peak_was_and_why_memory_ran_out(tmp_path, step):
     assert (
         "out of memory at event 1" in run("peak", write(tmp_path / "oom.pickle", failing_snapshot())).stdout
     )
+
+
+def test_a_stack_is_shown_without_what_all_stacks_share():
+    frames = [
+        r"forward C:\work\net\layer.py:7",
+        "_call_impl /lib/torch/nn/modules/module.py:1",
+        "_wrapped_call_impl /lib/torch/nn/modules/module.py:2",
+        "main /home/me/train.py:9",
+        "PyObject_Call ??:0",
+    ]
+    assert shown_key("\n".join(frames)) == "forward net/layer.py:7 ← main me/train.py:9"
+    assert shown_key(frames[3]) == frames[3]  # so stand lines, modules and operators
+    assert shown_key("") == "(root)"
 
 
 def test_a_recorded_window_is_a_file_too(tmp_path):

@@ -86,3 +86,29 @@ def test_a_zoom_keeps_the_groups_and_opening_one_divides_it(tab):
     assert {"layers.0", "layers.1", "layers.2"} <= set(opened["keys"])
     assert "layers.*" not in opened["keys"]
     assert np.array(opened["stacks"]).sum(axis=0).tolist() == opened["max"]
+
+
+BASE = trace(
+    "start 400 w category=parameter module=layers.0",
+    "alloc 90 a module=layers.0.mlp",
+    "alloc 5 b module=layers.7.mlp",
+    "alloc 60 c module=adapter",
+)
+"""Another recording: a layer and a module that the first one lacks."""
+
+
+def test_folded_modules_of_two_recordings_compare_group_by_group(tmp_path):
+    RunWriter(str(tmp_path / "r"), "rank0").write(TWO_STEPS)
+    RunWriter(str(tmp_path / "base"), "rank0").write(BASE)
+    base = {"base_run": "base", "base_worker": "rank0", "base_step": 0, "base_device": "cpu"}
+    asked = {**STEP, "step": 6, "by": "module", "fold": 1}
+    other = Tab(tmp_path).get("moment", **asked, event=4)
+    answer = Tab(tmp_path).get("compare", **asked, **base)
+    rows = {row["key"]: (row["base_bytes"], row["other_bytes"]) for row in answer["rows"]}
+    assert {key: bytes_ for key, (_, bytes_) in rows.items() if bytes_} == {
+        part["key"]: part["bytes"] for part in other["parts"]
+    }
+    assert rows["layers.0.mlp"] == (90, 100)
+    assert rows["(other modules)"] == (60, 0)
+    assert rows["layers.*"] == (405, 400)
+    assert sum(row["delta_bytes"] for row in answer["rows"]) == answer["delta_bytes"] == 807 - 555

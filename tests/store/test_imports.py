@@ -4,6 +4,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store.generations import generation, generation_folder, superseded
 from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.reader import read_recordings
+from tb_memplugin.store.worker_folder import claim_folder
 from tests.traces import trace
 
 OLD = trace("step 1", "alloc 5 a")
@@ -46,6 +47,20 @@ def test_what_a_killed_import_left_is_cleared_away_by_the_next(tmp_path):
     assert steps_in(tmp_path) == [("w", 1)]
     write_import(str(tmp_path), "w", "/a/w.pickle", NEW)
     assert [path.name for path in tmp_path.iterdir()] == ["w.v3"]
+
+
+@pytest.mark.parametrize("claim", [b"someone\n/b/w.pickle", b""], ids=["claimed", "claim not written yet"])
+def test_another_import_that_takes_the_name_meanwhile_keeps_it(tmp_path, monkeypatch, claim):
+    side = tmp_path / "w/plugins/tb_memplugin"
+    side.mkdir(parents=True)
+
+    def late(folder, writer_id, origin):
+        (side / "claimed").write_bytes(claim)
+        return claim_folder(folder, writer_id, origin)
+
+    monkeypatch.setattr("tb_memplugin.store.imports.claim_folder", late)
+    assert write_import(str(tmp_path), "w", "/a/w.pickle", OLD).written.worker == "w.2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w", "w.2"]
 
 
 def test_what_others_put_beside_an_import_stays(tmp_path):

@@ -204,11 +204,19 @@ class _Merger:
                 self._note(pair, f"{int(np.count_nonzero(wrong)):,} {what}.")
 
     def _set_times(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
-        """The profile's clock for a device's history, with the order of its entries as it was."""
+        """The profile's clock for a device's history, with the order of its entries as it was.
+
+        The history's own clock has microseconds. So what the profile does not tell (a free's completion,
+        say) never moves what it does tell: it is at the latest when the next of those is.
+        """
         time, here = told["time_ns"], np.flatnonzero(self.snapshot.events.device == pair.row)
         if pair.is_merged:
             time[here] += pair.match.later_ns
+            both = np.sort(pair.match.snapshot)
+            latest = np.full(len(time), np.iinfo(np.int64).max)
             time[pair.match.snapshot] = self.profile.events.time_ns[pair.match.profile]
+            latest[both] = np.maximum.accumulate(time[both])
+            time[here] = np.minimum(time[here], np.minimum.accumulate(latest[here][::-1])[::-1])
         time[here] = np.maximum.accumulate(time[here])
 
     def _start(self, rows_of: dict[str, Int64]) -> StartState:

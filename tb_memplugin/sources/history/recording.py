@@ -48,7 +48,10 @@ class Allocator:
 
 
 def allocators() -> tuple[Allocator, ...]:
-    """The allocators on this machine that keep a history: none on a machine without CUDA, ROCm or XPU."""
+    """The allocators on this machine that keep a history: none on a machine without CUDA, ROCm or XPU.
+
+    `cudaMallocAsync` and pluggable allocators keep none.
+    """
     backends = ((name, getattr(torch, name, None)) for name in ("cuda", "xpu"))
     return tuple(
         _allocator(name, backend)
@@ -56,7 +59,13 @@ def allocators() -> tuple[Allocator, ...]:
         if backend is not None
         and hasattr(backend.memory, "_record_memory_history")
         and backend.is_available()
+        and getattr(backend.memory, "get_allocator_backend", _native)() == _native()
     )
+
+
+def _native() -> str:
+    """What torch calls its own caching allocator."""
+    return "native"
 
 
 def _allocator(name: str, backend: ModuleType) -> Allocator:
@@ -161,6 +170,13 @@ def since(snapshot: Snapshot, start_ns: int) -> Snapshot:
             one for one in snapshot.get("external_annotations", ()) if _time_us(one) >= start_us
         ],
     }
+
+
+def reaches(snapshot: Snapshot, start_ns: int, device: int) -> bool:
+    """Whether a device's entries begin before a time (epoch nanoseconds), so that none since is lost."""
+    traces = snapshot.get("device_traces", ())
+    entries = traces[device] if device < len(traces) else ()
+    return not entries or _time_us(entries[0]) <= start_ns / 1_000
 
 
 def _time_us(entry: dict[str, Any]) -> int:

@@ -92,12 +92,15 @@ def read_memory(
     arguments: list[Written] = [found if type(found := event.get("args")) is dict else {} for event in both]
     time, timed = time_column([event.get("ts") for event in both])
     size, sized = whole_column([found.get("Bytes") for found in arguments])
-    device, devices = _devices(arguments, where)
+    device, devices, numberless = _devices(arguments, where)
     index = _indices(arguments)
     faults = {
         "memory events tell no time; left out": int(np.count_nonzero(~timed)),
         "memory events tell no size; left out": int(np.count_nonzero(timed & ~sized)),
         "memory events tell no device; left out": int(np.count_nonzero(timed & sized & (device < 0))),
+        "memory events tell no number of their device; it is taken as 0": int(
+            np.count_nonzero(timed & sized & numberless)
+        ),
     }
     good = np.flatnonzero(timed & sized & (device >= 0))
     order = good[np.lexsort((index[good], time[good]))]
@@ -142,8 +145,8 @@ def _counter(arguments: Sequence[Written], name: str) -> Int64:
     return np.where(there & (number >= 0) & (number < MOST_BYTES), number, -1)
 
 
-def _devices(arguments: Sequence[Written], where: str) -> tuple[Int64, tuple[str, ...]]:
-    """Each event's device as a row of their names, sorted; -1 where it tells none."""
+def _devices(arguments: Sequence[Written], where: str) -> tuple[Int64, tuple[str, ...], Bool]:
+    """Each event's device as a row of their names, sorted, -1 where it tells none; and the numberless."""
     kind, has_kind = _types(arguments)
     number, has_number = whole_column([found.get("Device Id", -1) for found in arguments])
     pairs, pair = np.unique(
@@ -159,7 +162,8 @@ def _devices(arguments: Sequence[Written], where: str) -> tuple[Int64, tuple[str
     if len(devices) >= MOST_DEVICES:
         raise UnreadableFileError(f"The trace has {len(devices)} devices.", where=where, fix=FIX)
     rows = {name: row for row, name in enumerate(devices)}
-    return np.array([rows.get(name, -1) for name in name_of], np.int64), devices
+    numberless = has_kind & (kind > 0) & ~(has_number & (number >= 0))
+    return np.array([rows.get(name, -1) for name in name_of], np.int64), devices, numberless
 
 
 def _types(arguments: Sequence[Written]) -> Column:

@@ -11,7 +11,7 @@ from tb_memplugin.sources.kineto.events import MemoryRows
 from tb_memplugin.sources.shared_memory import SHARED
 from tb_memplugin.trace import MemoryTrace, StartState, start_state
 from tb_memplugin.trace.replay import address_order
-from tb_memplugin.trace.tables import Int64, UInt64
+from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,22 @@ def _counted(memory: MemoryRows, device: int) -> int | None:
     return int(memory.total[here[told[0]]]) - int(moved.sum())
 
 
-def start_of(found: Sequence[Beginning], not_named: int) -> StartState:
-    """The start state: the blocks of each device, then a row without address for its other bytes."""
+def start_of(found: Sequence[Beginning], not_named: int, in_blocks: Bool) -> StartState:
+    """The start state: the blocks of each device, then a row without address for its other bytes.
+
+    `in_blocks`: of which devices the sizes are those of whole blocks.
+    """
     others = np.array([max(one.others, 0) for one in found], np.int64)
-    device = [np.full(len(one.address), row, np.uint8) for row, one in enumerate(found)]
     rest = np.flatnonzero(others).astype(np.uint8)
     blocks = np.concatenate([*(one.bytes for one in found), others[rest]])
+    named = [np.full(len(one.address), row, np.uint8) for row, one in enumerate(found)]
+    device = np.concatenate([*named, rest])
     return start_state(
         blocks,
-        device=np.concatenate([*device, rest]),
+        device=device,
         address=np.concatenate([*(one.address for one in found), np.zeros(len(rest), np.uint64)]),
         module=np.full(len(blocks), not_named, np.int32),
+        rounded=np.where(in_blocks[device], blocks, -1),
     )
 
 
@@ -97,7 +102,16 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
                 "only while a profiler is on, and keeps what was freed in between: these bytes may be too "
                 "many, and what was allocated before any profiler was on is not in them."
             )
-        yield from _disagreement(name, trace.live(device)[here + 1], memory.total[here])
+        live = trace.live(device)[here + 1]
+        yield from _disagreement(name, live, memory.total[here])
+        reserved = trace.events.reserved[here]
+        beyond = np.where(reserved >= 0, live - reserved, 0)
+        count = int(np.count_nonzero(beyond > 0))
+        if count:
+            yield (
+                f"{name}: after {count:,} of {len(here):,} events more is live than the file calls reserved, "
+                f"by up to {int(beyond.max()):,} bytes."
+            )
     if trace.allocations.unseen_frees:
         yield (
             f"{trace.allocations.unseen_frees:,} blocks were freed without an event; they count as freed "

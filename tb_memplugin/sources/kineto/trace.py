@@ -34,7 +34,7 @@ from tb_memplugin.trace import (
     events,
 )
 from tb_memplugin.trace.replay import pair
-from tb_memplugin.trace.tables import NOT_NAMED, UInt8
+from tb_memplugin.trace.tables import NOT_NAMED, Bool, UInt8
 
 SOURCE = "kineto"
 EPOCH_FROM_NS = 10**18
@@ -79,7 +79,8 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
         source,
     )
     if not len(memory.time_ns):
-        raise UnreadableFileError("The trace holds no memory events.", where=source, fix=RECORD)
+        lost = "".join(f" {count:,} {what}." for what, count in memory.faults.items() if count)
+        raise UnreadableFileError(f"The trace holds no memory events.{lost}", where=source, fix=RECORD)
     ranges, around = read_ranges(
         [event for event in happened if event.get("cat") in CATEGORIES and event.get("ph") == "X"],
         threads,
@@ -134,10 +135,12 @@ def _trace(
     properties: dict[str, str],
 ) -> MemoryTrace:
     modules = (*found.modules, Module(NOT_NAMED))
-    start = start_of(beginning, len(modules) - 1)
+    # A caching allocator reports whole blocks to the profiler (c10/cuda/CUDACachingAllocator.cpp).
+    in_blocks = np.array([Device(name).has_reserved for name in memory.devices], bool)
+    start = start_of(beginning, len(modules) - 1, in_blocks)
     return MemoryTrace(
         source=SOURCE,
-        events=_events(memory, found, start),
+        events=_events(memory, found, start, in_blocks),
         start=start,
         devices=tuple(Device(name) for name in memory.devices),
         steps=steps,
@@ -153,11 +156,10 @@ def _trace(
     )
 
 
-def _events(memory: MemoryRows, found: Owned, start: StartState) -> Events:
+def _events(memory: MemoryRows, found: Owned, start: StartState, in_blocks: Bool) -> Events:
     kind = np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED)
     kind[memory.bytes == 0] = Kind.MARK
     kind[memory.oom] = Kind.OOM
-    names = np.array([Device(name).has_reserved for name in memory.devices], bool)
     columns = {
         "kind": kind,
         "device": memory.device,
@@ -167,7 +169,8 @@ def _events(memory: MemoryRows, found: Owned, start: StartState) -> Events:
         "module": found.module,
         "stack": found.stack,
         "phase": found.phase,
-        "reserved": np.where(names[memory.device], memory.reserved, -1),
+        "reserved": np.where(in_blocks[memory.device], memory.reserved, -1),
+        "rounded": np.where(in_blocks[memory.device] & (kind == Kind.ALLOC), memory.bytes, -1),
     }
     bare = events(memory.time_ns, **columns)
     return events(memory.time_ns, **columns, category=_categories(memory, found, pair(bare, start)))

@@ -37,6 +37,7 @@ _LABEL_WORDS = {
     "optimizer states": Category.OPTIMIZER_STATE,
     "activation": Category.ACTIVATION,
     "activations": Category.ACTIVATION,
+    "autograd_detail": Category.AUTOGRAD_DETAIL,
     "input": Category.INPUT,
     "inputs": Category.INPUT,
     "temporary": Category.TEMPORARY,

@@ -99,12 +99,6 @@ class SnapshotDevice:
         below = int(np.count_nonzero(self.reserved < 0))
         if below or self.reserved_at_start < 0:
             yield f"{self.name}: the reserve falls below zero after {below:,} entries; shown as 0."
-        beyond = self._beyond_reserve()
-        if len(beyond):
-            yield (
-                f"{self.name}: after {len(beyond):,} entries more is live than reserved, by up to "
-                f"{int(beyond.max()):,} bytes: entries are missing, or sizes are wrong."
-            )
         if self.segments.contradictions:
             yield (
                 f"{self.name}: segment entries and final segments disagree on "
@@ -115,15 +109,23 @@ class SnapshotDevice:
                 f"{self.name}: the snapshot tells no times (PyTorch before 2.2): an entry's index stands for "
                 "its time, in microseconds, and how entries of different devices interleave is not known."
             )
+        beyond = self._beyond_reserve()
+        if len(beyond):
+            told = np.isin(self.entries.kind, RESERVES).any()
+            why = (
+                "entries are missing, or sizes are wrong"
+                if told
+                else "no entry tells how the reserve changed"
+            )
+            yield (
+                f"{self.name}: after {len(beyond):,} entries more is live than reserved, by up to "
+                f"{int(beyond.max()):,} bytes: {why}."
+            )
         yield from self._ooms()
 
     def _beyond_reserve(self) -> Int64:
         """By how many bytes what is live exceeds the reserve, after each entry where it does."""
         kind, size = self.entries.kind, self.entries.bytes
-        if not np.isin(kind, RESERVES).any():
-            return np.empty(
-                0, np.int64
-            )  # what does not tell how the reserve came about may not tell all of it
         change = np.where(kind == Kind.ALLOC, size, np.where(kind == Kind.FREE_COMPLETED, -size, 0))
         live = int(self.start.bytes.sum()) + np.cumsum(change)
         beyond: Int64 = live - np.maximum(self.reserved, 0)
@@ -147,7 +149,9 @@ class SnapshotDevice:
         waits[kept] = self.final.pending[start.final[kept]] != 0
         requests = np.flatnonzero(self.entries.kind == Kind.FREE_REQUESTED)
         if not len(requests):
-            waits[~kept] = False  # a source that tells no requests
+            completed = np.count_nonzero(self.entries.kind == Kind.FREE_COMPLETED)
+            if completed > np.count_nonzero(~kept):  # frees of younger blocks too: requests are not recorded
+                waits[~kept] = False
             return waits.astype(np.uint8)
         address, first = np.unique(self.entries.address[requests], return_index=True)
         place = np.searchsorted(address, start.address).clip(max=len(address) - 1)

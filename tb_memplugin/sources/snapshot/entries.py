@@ -107,7 +107,7 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
         address=_addresses(trace, kind),
         bytes=size,
         time_ns=time_ns,
-        label=tables.label_rows([entry.get("user_metadata") for entry in trace]),
+        label=tables.label_rows(_labels(trace)),
         stack=tables.stacks.rows([entry.get("frames") for entry in trace]),
         stream=tables.stream_rows([entry.get("stream") for entry in trace]),
         pool=tables.pool_rows([entry.get("pool_id") for entry in trace]),
@@ -117,6 +117,15 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
         timed=timed,
         faults=faults,
     )
+
+
+def _labels(trace: Sequence[dict[str, Any]]) -> list[Any]:
+    """What entries are marked with: `user_metadata`.
+
+    Snapshots made from a profile have a `category` in its place (torch: cuda/_memory_viz.py).
+    """
+    told = [entry.get("user_metadata") for entry in trace]
+    return told if told.count(None) < len(told) else [entry.get("category") for entry in trace]
 
 
 def _kinds(actions: list[str], faults: dict[str, int]) -> UInt8:

@@ -234,6 +234,26 @@ def test_history_that_begins_too_late_is_not_joined_however_little_is_missing():
     assert any("does not reach back" in note for note in merged.notes)
 
 
+def test_a_frees_completion_on_the_histories_coarse_clock_does_not_move_the_profiles_times():
+    profile = trace(
+        "alloc 512 a device=cuda:0", "alloc 512 b device=cuda:0", "free a", "alloc 512 c device=cuda:0"
+    )
+    fine = EPOCH + np.array([900, 1_900, 2_100, 2_150])  # the clocks differ by 525 ns, the median says
+    profile = replace(profile, events=replace(profile.events, time_ns=fine))
+    told = (
+        f"alloc {0x1000} 500 0",
+        f"alloc {0x2000} 500 1",
+        f"free_requested {0x1000} 500 2",
+        f"free_completed {0x1000} 500 2",  # at 2,525 on the profile's clock, were nothing behind it
+        f"alloc {0x4000} 500 2",
+        f"alloc {0x9000} 500 3",
+    )
+    final = [segment(*(block(address, 500) for address in (0x2000, 0x4000, 0x9000)), total=0x9000)]
+    merged = merge_snapshot(profile, history(*told, segments=final)).events
+    assert (merged.time_ns - EPOCH).tolist() == [900, 1_900, 2_100, 2_150, 2_150, 3_525]
+    assert merged.kind[3] == Kind.FREE_COMPLETED
+
+
 def test_out_of_memory_points_at_the_same_event_as_before():
     told = history(*STORY[:3], "oom 50 9999 2", *STORY[3:])
     merged = merge_snapshot(trace(*PROFILE), told)

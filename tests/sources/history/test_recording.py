@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from tb_memplugin.sources.history.recording import HistorySwitch, _allocator, _settings, allocators, since
+from tb_memplugin.sources.history.recording import (
+    HistorySwitch,
+    _allocator,
+    _settings,
+    allocators,
+    reaches,
+    since,
+)
 from tb_memplugin.sources.history.window import HistoryWindowRecorder, ModuleMarks
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace.tables import MODULE_MARK
@@ -224,6 +231,13 @@ class TestAWindow:
         recorder.stop()
         assert net.seen[1] == MODULE_MARK + "inner"
         assert gpu.mark == ""
+
+
+def test_a_history_reaches_back_where_its_oldest_entry_is_older_or_it_has_none():
+    taken = {"device_traces": [[], [{"time_us": 5}, {"time_us": 9}]]}
+    assert reaches(taken, 5_000, device=1)
+    assert not reaches(taken, 4_000, device=1)
+    assert reaches(taken, 4_000, device=0)
 
 
 def test_a_snapshot_with_our_marks_names_the_modules():

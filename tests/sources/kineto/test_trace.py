@@ -184,6 +184,16 @@ def test_memory_that_processes_share_is_a_device_of_its_own() -> None:
     assert trace.live(1).tolist() == [0, 0, 700, 700]
 
 
+@pytest.mark.parametrize("number", ["GPU 3", None, -1, 1.5])
+def test_a_device_whose_number_is_none_is_told(number: object) -> None:
+    cuda = {"Device Type": 1}
+    trace = loaded(
+        memory("1 10 5 5", **cuda, **{"Device Id": 0}), memory("2 20 6 11", **cuda, **{"Device Id": number})
+    )
+    assert [device.name for device in trace.devices] == ["cuda:0"]
+    assert trace.notes[0] == "1 memory events tell no number of their device; it is taken as 0."
+
+
 STRANGE: list[object] = [
     None,
     True,
@@ -262,3 +272,24 @@ def test_a_total_that_cannot_be_is_told() -> None:
     trace = trace_from_kineto({"traceEvents": events}, "x")
     assert trace.live(0).tolist() == [0, 8, 16, 24, 32]
     assert "2 memory events tell no total, or an impossible one; not held against it." in trace.notes
+
+
+def test_a_gpus_sizes_are_those_of_whole_blocks_and_the_cpus_are_not() -> None:
+    cuda = {"Device Type": 1, "Device Id": 0}
+    trace = loaded(memory("1 10 512 1024", **cuda), memory("2 20 5 5"), memory("3 10 -512 512", **cuda))
+    assert trace.events.rounded.tolist() == [512, -1, -1]
+    assert (trace.start.bytes.tolist(), trace.start.rounded.tolist()) == ([512], [512])
+
+
+def test_more_live_than_reserved_is_told() -> None:
+    cuda = {"Device Type": 1, "Device Id": 0, "Total Reserved": 6}
+    trace = loaded(memory("1 10 8 8", **cuda), memory("2 10 -8 0", **cuda))
+    told = "cuda:0: after 1 of 2 events more is live than the file calls reserved, by up to 2 bytes."
+    assert told in trace.notes
+
+
+def test_what_was_left_out_is_told_where_nothing_remains() -> None:
+    with pytest.raises(
+        UnreadableFileError, match=r"no memory events\. 1 memory events tell no size; left out."
+    ):
+        loaded(memory("1 10 5 5", Bytes=None))

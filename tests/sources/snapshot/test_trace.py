@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tb_memplugin.analysis.allocator import levels
 from tb_memplugin.analysis.peak import peak
 from tb_memplugin.sources.snapshot.trace import load_snapshot, trace_from_snapshot
 from tb_memplugin.trace import Category, Kind, Phase
@@ -49,6 +50,19 @@ def test_a_block_is_live_until_its_free_is_completed() -> None:
     assert trace.live(0).tolist() == [0, 100, 100]
     assert trace.events.kind.tolist() == [Kind.ALLOC, Kind.FREE_REQUESTED]
     assert trace.notes == ()
+
+
+def test_a_free_that_the_window_only_completes_was_requested_before_it() -> None:
+    trace = trace_from_snapshot(
+        snapshot([segment(block(2000, 7))], entries("alloc 2000 7", "free_completed 1000 100")), "x"
+    )
+    assert levels(trace, 0).pending.tolist() == [100, 100, 0]
+
+
+def test_frees_of_a_recording_that_skips_requests_are_never_pending() -> None:
+    lines = ("free_completed 1000 100", "alloc 1000 7", "free_completed 1000 7")
+    trace = trace_from_snapshot(snapshot([segment(block(1000, 0, "inactive"))], entries(*lines)), "x")
+    assert levels(trace, 0).pending.tolist() == [0, 0, 0, 0]
 
 
 def test_an_oom_changes_nothing_and_is_told() -> None:
@@ -172,3 +186,24 @@ def test_addresses_above_the_half_are_the_same_signed_or_not() -> None:
     )
     assert trace.live(0).tolist() == [0, 100, 105, 100]
     assert trace.notes == ()
+
+
+def test_more_live_than_reserved_is_told_where_no_entry_says_how_the_reserve_changed() -> None:
+    lines = ("alloc 1000 3000", "free_requested 1000 3000", "free_completed 1000 3000")
+    notes = trace_from_snapshot(
+        snapshot([segment(block(1000, 0, "inactive", 2048))], entries(*lines)), "x"
+    ).notes
+    assert notes == (
+        "cuda:0: after 2 entries more is live than reserved, by up to 952 bytes: no entry tells how the "
+        "reserve changed.",
+    )
+
+
+def test_the_categories_of_a_snapshot_made_from_a_profile_are_read() -> None:
+    written = entries("alloc 1000 5", "alloc 2000 6", "alloc 3000 7")
+    for entry, category in zip(written, ("gradient", "autograd_detail", "unknown"), strict=True):
+        entry["category"] = category
+    trace = trace_from_snapshot(
+        snapshot([segment(*(block(1000 * row, 4 + row) for row in (1, 2, 3)))], written), "x"
+    )
+    assert trace.events.category.tolist() == [Category.GRADIENT, Category.AUTOGRAD_DETAIL, Category.UNKNOWN]

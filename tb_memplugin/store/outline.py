@@ -1,0 +1,121 @@
+"""A step's summary in outline: its figures without their divisions, for the later steps of long windows.
+
+A whole summary takes about a millisecond, so those of 20,000 steps would hold up whoever writes them. An
+outline is marked as folded: readers make the whole one from the side file when somebody looks at the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tb_memplugin.analysis.pool_names import NOT_KNOWN
+from tb_memplugin.analysis.steps import StepStats
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.proto.summary_pb2 import Curve, DeviceSummary, ModuleTable, Note, Parts, Peak, StepSummary
+from tb_memplugin.store.paths import readable
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.tables import Int64
+
+MOST_WHOLE = 500
+"""Whole summaries of one window: so many steps on one device, half as many on each of two."""
+
+_NOTE = (
+    "This summary tells the step's figures alone, because its window has very many steps: what the bytes "
+    "are stands in the side file."
+)
+
+
+def whole_summaries(trace: MemoryTrace) -> int:
+    """How many of a window's first steps have whole summaries."""
+    return max(MOST_WHOLE // max(len(trace.devices), 1), 1)
+
+
+class Outlines:
+    """Makes the outlines of a window's steps.
+
+    Args:
+        trace: the window.
+        stats: for each device the numbers of all steps.
+    """
+
+    def __init__(self, trace: MemoryTrace, stats: Sequence[Sequence[StepStats]]) -> None:
+        self._trace = trace
+        self._blocks = [_blocks_at_peaks(trace, device, steps) for device, steps in enumerate(stats)]
+        self._lowest = [_lowest(trace, device) for device in range(len(trace.devices))]
+
+    def outline(self, row: int, metadata: StepMetadata) -> StepSummary:
+        """The summary of a step whose bytes are not divided: they stand together as not known."""
+        trace = self._trace
+        return StepSummary(
+            metadata=metadata,
+            source=readable(trace.source),
+            properties={readable(key): readable(value) for key, value in trace.properties.items()},
+            notes=[Note(text=_NOTE)],
+            folded=True,
+            devices=[self._device(row, device, metadata) for device in range(len(trace.devices))],
+        )
+
+    def _device(self, row: int, device: int, metadata: StepMetadata) -> DeviceSummary:
+        info, stats = self._trace.devices[device], metadata.devices[device].stats
+        count = int(self._blocks[device][row])
+        unknown = [0] * len(Category)
+        unknown[Category.UNKNOWN] = stats.peak_bytes
+        whole = Parts(keys=[NOT_KNOWN], bytes=[stats.peak_bytes], counts=[count])
+        return DeviceSummary(
+            name=readable(info.name),
+            capacity_bytes=info.capacity,
+            product=readable(info.product),
+            stats=stats,
+            peak=Peak(
+                event=stats.peak_event,
+                time_ns=stats.peak_time_ns,
+                bytes=stats.peak_bytes,
+                phase=Phase.OTHER,
+                by_category=Parts(keys=[Category.UNKNOWN.key], bytes=[stats.peak_bytes], counts=[count]),
+                by_operator=whole,
+                by_phase=whole,
+            ),
+            curve=Curve(
+                t0_ns=stats.step_start_ns,
+                t1_ns=stats.step_end_ns,
+                columns=1,
+                low=[int(self._lowest[device][row])],
+                high=[stats.peak_bytes],
+                reserved=[stats.peak_reserved_bytes] if stats.HasField("peak_reserved_bytes") else [],
+                categories=[Category.UNKNOWN],
+                stacks=[stats.peak_bytes],
+                peak_event=stats.peak_event,
+                peak_time_ns=stats.peak_time_ns,
+            ),
+            modules=ModuleTable(
+                modules=[-1],
+                parents=[-1],
+                own=unknown,
+                own_count=[count],
+                peak_inside=[-1],
+                calls=[0],
+                allocations=[stats.allocations],
+                allocated_bytes=[stats.allocated_bytes],
+                forward_ns=[0],
+                backward_ns=[0],
+            ),
+        )
+
+
+def _blocks_at_peaks(trace: MemoryTrace, device: int, stats: Sequence[StepStats]) -> Int64:
+    """How many blocks of a device are live at the peak of each step: int64, one a step."""
+    blocks, peaks = trace.allocations, np.array([step.peak_event for step in stats], np.int64)
+    here = blocks.device == device
+    freed = np.sort(blocks.freed[here])
+    return np.searchsorted(blocks.born[here], peaks, "right") - np.searchsorted(freed, peaks, "right")
+
+
+def _lowest(trace: MemoryTrace, device: int) -> Int64:
+    """The lowest live bytes of a device in each step, the moment of its start included: int64."""
+    bounds = np.array([trace.step_events(row) for row in range(len(trace.steps))], np.int64)
+    bounds[:, 1] += 1
+    level = np.append(trace.live(device), np.iinfo(np.int64).max)
+    lowest: Int64 = np.minimum.reduceat(level, bounds.ravel())[::2]
+    return lowest

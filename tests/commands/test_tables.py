@@ -1,0 +1,22 @@
+from rich.table import Table
+
+from tb_memplugin.commands.tables import MOST_LAID_OUT, console, table
+
+
+def rows(count):
+    return [(f"step{number}_START", f"{number:,}") for number in range(count)]
+
+
+def test_a_long_table_is_a_line_a_row_and_is_not_laid_out(capsys):
+    assert isinstance(table(("stage", "B"), rows(MOST_LAID_OUT)), Table)
+    console().print(table(("stage", "B"), rows(MOST_LAID_OUT + 1)))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == MOST_LAID_OUT + 2
+    assert lines[0] == "stage               B"
+    assert lines[1] == "step0_START         0"
+    assert lines[-1] == "step1000_START  1,000"
+
+
+def test_a_long_table_has_no_text_that_could_steer_a_terminal(capsys):
+    console().print(table(("stage", "B"), [("\x1b[2J[red]", "1")] * (MOST_LAID_OUT + 1)))
+    assert capsys.readouterr().out.splitlines()[1] == "\\x1b[2J[red]  1"
