@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, itemgetter
 from time import time_ns
+from typing import Any
 
 import torch
 from torch import nn
@@ -192,19 +193,38 @@ class HeldByOptimizer:
         self._owner_of: dict[int, Owner] = {}
         self._gradient_owners: list[Owner] = []
         self._gradients, self._state = Group(Category.GRADIENT), Group(Category.OPTIMIZER_STATE)
+        self._wrappers: list[weakref.ref[torch.Tensor]] = []
 
     def look(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
         """Which gradients are new since the last look."""
         return self._gradients.look(_gradients(self._know(optimizer)), self._gradient_owners)
 
     def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
-        """What of its state is new since the last look."""
+        """What of its state is new since the last look.
+
+        A tensor of a class of its own (DTensor) is looked into where it is another object than before.
+        """
         self._know(optimizer)
         try:
-            found = self._tensors_of(optimizer)
+            values = self._state_of(optimizer)
         except (AttributeError, TypeError):  # state that is kept in another way
             return [sight(optimizer_storages(optimizer, self._names))]
-        return self._state.look([one for one, _ in found], [owner for _, owner in found])
+        kinds = set(map(type, [one for one, _ in values])) - _ONE_STORAGE
+        wrapping = {kind for kind in kinds if issubclass(kind, torch.Tensor)}
+        nested = kinds - wrapping - _WITHOUT_TENSORS
+        plain = [(one, owner) for one, owner in values if type(one) in _ONE_STORAGE]
+        if nested:
+            plain += [
+                (each, owner) for one, owner in values if type(one) in nested for each in tensors_in(one)
+            ]
+        seen = self._state.look([one for one, _ in plain], [owner for _, owner in plain])
+        return seen + self._new_wrappers([pair for pair in values if type(pair[0]) in wrapping])
+
+    def _new_wrappers(self, pairs: list[tuple[Any, Owner]]) -> list[Seen]:
+        refs = list(map(weakref.ref, [one for one, _ in pairs]))
+        same = list(map(id, self._wrappers)) == list(map(id, refs))
+        self._wrappers = refs
+        return [] if same else [sight((one, Category.OPTIMIZER_STATE, *owner) for one, owner in pairs)]
 
     def _know(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         """Its parameters; their owners are known from here on."""
@@ -216,23 +236,16 @@ class HeldByOptimizer:
             self._owner_of = dict(zip(identities, owners, strict=True))
         return held
 
-    def _tensors_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, Owner]]:
-        """The tensors of its state, nested ones too."""
+    def _state_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[Any, Owner]]:
+        """The values of its state with their owners, tensors or not, but no parameter itself."""
         owners = map(self._owner_of.get, map(id, optimizer.state))
         states = map(dict.items, optimizer.state.values())
-        values = [
-            (value, (owner[0], f"{owner[1]} ({name})"), parameter)
+        return [
+            (value, (owner[0], f"{owner[1]} ({name})"))
             for parameter, owner, state in zip(optimizer.state, owners, states, strict=True)
             if owner is not None
             for name, value in state
-        ]
-        plain = [(one, owner) for one, owner, of in values if type(one) in _ONE_STORAGE and one is not of]
-        return plain + [
-            (tensor, owner)
-            for one, owner, of in values
-            if type(one) not in _ONE_STORAGE and type(one) not in _WITHOUT_TENSORS
-            for tensor in tensors_in(one)
-            if tensor is not of
+            if value is not parameter
         ]
 
 

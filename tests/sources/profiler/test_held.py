@@ -61,6 +61,40 @@ def test_a_gradient_at_the_place_of_the_one_before_is_another():
         optimizer.zero_grad()  # the allocator gives the next one the same place
 
 
+def test_state_is_told_where_it_is_new_or_moved():
+    model = nn.Linear(2, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held = HeldByOptimizer(ModuleNames.of({"": model}))
+    state = optimizer.state[model.weight]
+
+    def told() -> list[tuple[str, int]]:
+        return [(seen.label, seen.bytes) for seen in told_once(held.look_at_state(optimizer))]
+
+    state |= {"moment": torch.zeros(6), "steps": 1, "weight": model.weight}
+    assert told() == [("weight (moment)", 24)]
+    assert told() == []
+    state["moment"].data = torch.zeros(7)
+    assert told() == [("weight (moment)", 28)]
+    state |= {"history": [torch.zeros(2)]}
+    assert told() == [("weight (moment)", 28), ("weight (history)", 8)]
+    state["history"].append(torch.zeros(3))
+    assert ("weight (history)", 12) in told()
+
+
+class Wrapping(torch.Tensor):
+    """A class of its own, as DTensor is."""
+
+
+def test_state_of_a_class_of_its_own_is_told_once():
+    model = nn.Linear(2, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held = HeldByOptimizer(ModuleNames.of({"": model}))
+    for size in (5, 6):
+        optimizer.state[model.weight]["moment"] = torch.zeros(size).as_subclass(Wrapping)
+        assert [seen.bytes for seen in told_once(held.look_at_state(optimizer))] == [4 * size]
+        assert held.look_at_state(optimizer) == []
+
+
 def test_parameters_moved_replaced_and_put_in_are_seen():
     model = nn.Sequential(nn.Linear(2, 3, bias=False))
     held = held_by(model)
