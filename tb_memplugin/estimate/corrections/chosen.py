@@ -13,6 +13,7 @@ from tb_memplugin.estimate.corrections.correction import Correction, Corrections
 from tb_memplugin.estimate.corrections.data_loading import DataLoading
 from tb_memplugin.estimate.corrections.data_parallel import DataParallel
 from tb_memplugin.estimate.corrections.devices import Devices
+from tb_memplugin.estimate.corrections.fused_kernels import FusedKernels
 from tb_memplugin.estimate.corrections.grouped_products import GroupedProducts
 from tb_memplugin.estimate.corrections.initialisers import Initialisers
 from tb_memplugin.estimate.corrections.kernel_buffers import (
@@ -60,6 +61,7 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     Compiled,
     DataLoading,
     SafeSoftmax,
+    FusedKernels,
     GroupedProducts,
     ContiguousCopies,
     ProductDerivatives,

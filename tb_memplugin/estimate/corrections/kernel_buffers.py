@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.corrections.fused_kernels import HAS_RMS_NORM
 from tb_memplugin.estimate.fake_ledger import Place
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
 
@@ -60,6 +61,9 @@ class ContiguousCopies(Correction):
             aten._log_softmax_backward_data.default: 2,
             aten.embedding_dense_backward.default: 1,
         }
+        if self.target.device_type == "cuda" and HAS_RMS_NORM:
+            reads[aten._fused_rms_norm.default] = 1
+            reads[aten._fused_rms_norm_backward.default] = 2
         return {operator: _straightened(count) for operator, count in reads.items()}
 
 

@@ -1,4 +1,4 @@
-"""Memory that only CUDA's libraries hold: cuBLAS workspaces, recurrent layers, flex_attention."""
+"""What CUDA's kernels and libraries take: workspaces, recurrent layers, flex_attention, fused operators."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
 from tb_memplugin import MemPluginError
+from tb_memplugin.estimate.corrections.fused_kernels import HAS_RMS_NORM
 from tests.estimate.fake_runs import KIB, MIB, allocations, estimated, sizes
 
 BEFORE_HOPPER, HOPPER = 8_519_680, 33_554_432
@@ -215,3 +217,41 @@ def test_the_derivative_of_masked_select_counts_where_each_element_goes() -> Non
 
     found = allocations(estimated(run))
     assert [size for name, size, _ in found if name == "masked_scatter"] == [MIB // 2]
+
+
+def backward_of(function: Any, dtype: torch.dtype = torch.float32) -> None:
+    """Of 4 rows of 64 numbers."""
+    result = function(torch.randn(4, 64, device="cuda", dtype=dtype, requires_grad=True))
+    result.backward(torch.empty_like(result))
+
+
+@pytest.mark.parametrize("function", [functional.silu, functional.mish], ids=["silu", "mish"])
+def test_an_activations_derivative_is_one_kernel(function: Any) -> None:
+    done = estimated(lambda: backward_of(function))
+    made = [(name, size) for name, size, _ in allocations(done) if name not in ("empty", "randn")]
+    name = function.__name__
+    assert made == [(name, 4 * SPREAD), ("empty_like", 4 * SPREAD), (f"{name}_backward", 4 * SPREAD)]
+
+
+@pytest.mark.skipif(not HAS_RMS_NORM, reason="this PyTorch has no such kernel")
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float64, 8)])
+def test_rms_norm_is_one_kernel_that_keeps_a_number_a_row(dtype: torch.dtype, size: int) -> None:
+    """The sums of bfloat16 are float32. The gradient of the weight is one row."""
+    weight: list[torch.Tensor] = []
+
+    def program() -> None:
+        weight.append(torch.randn(64, device="cuda", dtype=dtype, requires_grad=True))
+        backward_of(lambda x: functional.rms_norm(x, (64,), weight[0]), dtype)
+
+    done = estimated(program)
+    weight.clear()
+    assert sizes(done, "_fused_rms_norm") == [4 * 64 * size, 4 * max(size, 4)]
+    assert sizes(done, "_fused_rms_norm_backward") == [4 * 64 * size, 64 * size]
+
+
+def test_what_cuda_has_kernels_for_is_as_before_afterwards() -> None:
+    """A PyTorch built without CUDA has none; one built with it keeps its own."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    before = has_kernel("aten::silu_backward", "CUDA")
+    estimated(lambda: backward_of(functional.silu))
+    assert has_kernel("aten::silu_backward", "CUDA") is before is torch.backends.cuda.is_built()

@@ -1,0 +1,63 @@
+"""Operators that are one kernel on the device, and several operators on fake tensors.
+
+PyTorch has a formula of other operators for each of them. It stands in where a device has no kernel, as CUDA
+has none in a PyTorch built without it, and where FakeTensorMode knows no shapes of results. Which they are:
+those with kernels both for CUDA and for CompositeImplicitAutograd in PyTorch 2.13 built with CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.patches import Patches
+
+aten = torch.ops.aten
+HAS_RMS_NORM = hasattr(aten, "_fused_rms_norm_backward")
+"""Older ones have `_fused_rms_norm` for other devices only, with other arguments."""
+
+_ON_CUDA = ("silu_backward", "mish_backward", *(("_fused_rms_norm",) if HAS_RMS_NORM else ()))
+
+
+class FusedKernels(Correction):
+    """`silu` and `mish` in backward on all devices, `rms_norm` on CUDA."""
+
+    def rules(self) -> dict[Any, Rule]:
+        """Those of which FakeTensorMode does not know the results."""
+        found: dict[Any, Rule] = {aten.mish_backward.default: _mish_backward}
+        if self.target.device_type == "cuda" and HAS_RMS_NORM:
+            found[aten._fused_rms_norm.default] = _fused_rms_norm
+        return found
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Let autograd find a kernel of CUDA's, so that the operator comes to the mode in one piece."""
+        if self.target.device_type != "cuda":
+            return
+        library = torch.library.Library("aten", "IMPL")
+        patches.on_undo(library._destroy)
+        for name in _ON_CUDA:
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+                library.impl(name, _never_called, "CUDA")
+
+
+def _never_called(*_: Any) -> None:
+    raise AssertionError("fake tensors reach no kernel")
+
+
+def _mish_backward(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    return mode.quietly(aten.silu_backward.default, *args, **kwargs)  # of the same shape
+
+
+def _fused_rms_norm(
+    mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """The result, and a number for each row that backward reads, of the type in which sums are made."""
+    given, shape = args[0], args[1]
+    rows = (*given.shape[: given.dim() - len(shape)], *(1 for _ in shape))
+    dtype = torch.float64 if given.dtype is torch.float64 else torch.float32
+    result = mode.quietly(aten.empty_like.default, given, memory_format=torch.contiguous_format)
+    return result, mode.quietly(aten.empty.memory_format, rows, dtype=dtype, device=given.device)
