@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from tb_memplugin.commands.allocator_replay import read_size
-from tb_memplugin.commands.estimate_report import Report, report_json, show
+from tb_memplugin.commands.estimate_report import Report, report_json, show_more, show_step
+from tb_memplugin.commands.tables import doing
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 
@@ -61,8 +62,8 @@ trained on the sum of its output."""
 @click.option(
     "--mesh",
     metavar="TEXT",
-    help="Several ranks, such as dp=8,tp=2, for a function with a parameter named mesh. pp=4 divides a "
-    "torch.nn.Sequential, or a decoder of transformers, into stages of a pipeline, and pp=4,dp=2 replicas.",
+    help="Several ranks, such as fsdp=8 or pp=4,tp=2. A config's model is divided along dp, fsdp, tp, pp and "
+    "ep; a function shards its own with a parameter named mesh. pp=4 divides a torch.nn.Sequential, too.",
 )
 @click.option(
     "--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True, help="Of the pipeline."
@@ -109,7 +110,7 @@ def command(
         from tb_memplugin.estimate.workload import Workload
     except ModuleNotFoundError as error:
         raise _without(error) from error
-    with redirect_stdout(sys.stderr):  # what the target prints is no part of the answer
+    with redirect_stdout(sys.stderr), doing() as tell:  # what the target prints is no part of the answer
         estimator = StepEstimator(
             read_target(target),
             spec,
@@ -117,8 +118,13 @@ def command(
             mesh,
             Pipelining(schedule, micro_batches),
             read_hints(hints),
+            tell=lambda options: tell(f"Trying {options}"),
         )
+        tell(f"Estimating {target}")
         step = estimator.step(Workload(**sizes), logdir=logdir)
+    if not as_json:
+        show_step(step)  # before the changes: each of them takes as long
+    with redirect_stdout(sys.stderr), doing() as tell:
         report = Report(
             step,
             estimator.max_batch(step) if find_max_batch else None,
@@ -127,7 +133,7 @@ def command(
     if as_json:
         click.echo(json.dumps(report_json(report), indent=2))
     else:
-        show(report)
+        show_more(report)
 
 
 def _without(error: ModuleNotFoundError) -> Exception:

@@ -11,11 +11,12 @@ import click
 from tb_memplugin.commands.tables import Unit, console, printable, table
 
 if TYPE_CHECKING:
-    from tb_memplugin.estimate.changes import Changes
+    from tb_memplugin.estimate.changes import Change, Changes
     from tb_memplugin.estimate.max_batch import MaxBatch
     from tb_memplugin.estimate.step_estimate import StepEstimate
 
 NOT_TOLD = "?"
+JUST = "just"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,10 @@ def report_json(report: Report) -> dict[str, Any]:
     return told
 
 
-def show(report: Report) -> None:
-    """A report for people."""
-    out, found = console(), report.step.estimate
-    unit = Unit.for_bytes([found.peak_reserved_bytes])
-    for line in _headline(report.step, unit):
+def show_step(step: StepEstimate) -> None:
+    """Whether it fits and what fills it, for people."""
+    out, found, unit = console(), step.estimate, _unit(step)
+    for line in _headline(step, unit):
         out.print(printable(line), soft_wrap=True)
     rows = [(key, unit.show(size), _share(size, found.peak_allocated_bytes)) for key, size in found.breakdown]
     total = sum(size for _, size in found.breakdown)
@@ -80,12 +80,20 @@ def show(report: Report) -> None:
     )
     phases = [(name, unit.show(size)) for name, size in found.phases]
     out.print(table(("phase", f"peak ({unit.name})"), phases))
+
+
+def show_more(report: Report) -> None:
+    """What would make it smaller, and the notes, for people; stands below `show_step`."""
     if report.changes is not None:
-        _show_changes(report.changes, unit)
+        _show_changes(report.changes, _unit(report.step), report.step.gpu.usable_bytes)
     if report.max_batch is not None:
-        out.print(printable(_max_batch_line(report.step, report.max_batch)), soft_wrap=True)
+        console().print(printable(_max_batch_line(report.step, report.max_batch)), soft_wrap=True)
     for note in report.step.notes:
         click.echo(f"note: {printable(note)}", err=True)
+
+
+def _unit(step: StepEstimate) -> Unit:
+    return Unit.for_bytes([step.estimate.peak_reserved_bytes])
 
 
 def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
@@ -125,7 +133,7 @@ def _sizes(step: StepEstimate) -> Iterator[str]:
         yield "checkpointing"
 
 
-def _show_changes(changes: Changes, unit: Unit) -> None:
+def _show_changes(changes: Changes, unit: Unit, usable_bytes: int) -> None:
     out = console()
     for options, why in changes.impossible:
         click.echo(f"note: not tried: {options}: {printable(why)}", err=True)
@@ -134,14 +142,32 @@ def _show_changes(changes: Changes, unit: Unit) -> None:
         return
     rows = [
         (
-            change.options,
+            change.label,
             unit.show(change.saved_bytes),
             unit.show(change.peak_reserved_bytes),
-            NOT_TOLD if change.fits is None else "yes" if change.fits else "no",
+            fits_told(change, usable_bytes),
         )
         for change in changes.saving
     ]
     out.print(table(("change first", f"saves ({unit.name})", "reserved then", "fits"), rows))
+    for change in changes.saving:
+        if change.label == change.what:
+            out.print(printable(f"{change.what}: {change.options}"), soft_wrap=True)
+    if any(fits_told(change, usable_bytes) == JUST for change in changes.saving):
+        click.echo(
+            f"note: {JUST}: it would reserve more than there is; it fits only because the allocator gives "
+            "unused segments back when memory runs out: that is slow.",
+            err=True,
+        )
+
+
+def fits_told(change: Change, usable_bytes: int) -> str:
+    """Whether a step would fit then, in a word."""
+    if change.fits is None:
+        return NOT_TOLD
+    if not change.fits:
+        return "no"
+    return "yes" if change.peak_reserved_bytes <= usable_bytes else JUST
 
 
 def _max_batch_line(step: StepEstimate, found: MaxBatch) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -13,7 +14,7 @@ from rich.text import Text
 from tb_memplugin.analysis.units import Unit
 from tb_memplugin.exports.terminal import printable
 
-__all__ = ("Unit", "console", "printable", "table")
+__all__ = ("Unit", "console", "doing", "printable", "table")
 
 LONGEST = 160
 LEAST_WIDTH = 80
@@ -51,3 +52,17 @@ def console() -> Console:
     found = Console(markup=False, highlight=False, emoji=False)
     found.width = max(found.width, LEAST_WIDTH)
     return found
+
+
+@contextmanager
+def doing() -> Iterator[Callable[[str], None]]:
+    """Say on stderr what is being done now, by the function that is given, and wipe it when all is done.
+
+    Where stderr is no terminal, nothing is said.
+    """
+    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    if not screen.is_terminal:
+        yield lambda _: None
+        return
+    with screen.status("") as status:
+        yield lambda what: status.update(Text(printable(what, screen.width - 4)))

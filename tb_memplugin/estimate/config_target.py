@@ -29,7 +29,7 @@ IMAGE_SIDE = 224
 """Pixels, where a model takes images of any size."""
 
 ENCODER_DECODERS = ("SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM")
-OTHERS = ("MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION")
+OTHERS = ("MASKED_LM", "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION")
 """Tasks of which the first that a config has a model for is taken, if it names no architecture."""
 
 LOOP_OVER_TOKENS = ("mamba", "falcon_mamba", "jamba", "zamba", "rwkv")
@@ -155,6 +155,9 @@ class ConfigTarget:
         """Without first values: they do not matter here, and some ways to draw them look at the draws."""
         with _no_first_values()():
             model: Any = self.model_class(self.config)
+        device = torch.get_default_device()
+        if any(one.device.type != device.type for one in model.parameters()):
+            model.to(device)  # torch.FloatTensor, of old models, is always on the CPU
         model.tie_weights()
         return model  # type: ignore[no-any-return]  # every model of transformers is a module
 

@@ -129,10 +129,17 @@ GPUS = (
 
 OTHER_NAMES = {
     "v100": "v100-32gb",
+    "v100-16": "v100-16gb",
+    "v100-32": "v100-32gb",
     "a100": "a100-80gb",
+    "a100-40": "a100-40gb",
+    "a100-80": "a100-80gb",
     "h100-80gb": "h100",
     "h100-80gb-hbm3": "h100",
     "a6000": "rtxa6000",
+    "3090": "rtx3090",
+    "4090": "rtx4090",
+    "5090": "rtx5090",
 }
 """What people and drivers also say. A name that stands for several sizes is the largest."""
 

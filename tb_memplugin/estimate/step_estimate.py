@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.changes import Change, Changes, candidates
+from tb_memplugin.estimate.changes import (
+    MOST_GPUS,
+    SHARDED,
+    Candidate,
+    Change,
+    Changes,
+    candidates,
+    on_gpus,
+    together,
+)
 from tb_memplugin.estimate.config_target import ConfigTarget
 from tb_memplugin.estimate.estimator import MemoryEstimator
 from tb_memplugin.estimate.max_batch import MaxBatch, Need, max_batch
@@ -43,7 +53,8 @@ class StepEstimate:
 class StepEstimator:
     """Estimates of one target on one GPU, or on each of a mesh such as `dp=8,tp=2`.
 
-    `conf` is the text of PYTORCH_CUDA_ALLOC_CONF, `hints` are what hints.py reads.
+    `conf` is the text of PYTORCH_CUDA_ALLOC_CONF, `hints` are what hints.py reads, `ranks` those of the mesh
+    that are run, None for its corners. `tell` hears of each size and change before it is tried.
     """
 
     target: Target
@@ -52,6 +63,8 @@ class StepEstimator:
     mesh: str | None = None
     pipelining: Pipelining = field(default_factory=Pipelining)
     hints: Mapping[str, Any] | None = None
+    ranks: tuple[int, ...] | None = None
+    tell: Callable[[str], object] = str
 
     def step(self, workload: Workload, *, conf: str | None = None, logdir: str | None = None) -> StepEstimate:
         """Estimate a step; with other settings than `self.conf`, and written to a logdir, where told.
@@ -95,7 +108,7 @@ class StepEstimator:
                 ran.append(run(self.target, workload, estimator, mesh))
 
         hints, routing = self._routing(workload)
-        ranks = estimate_ranks(build, self.mesh or "", gpu=self.gpu, conf=conf, hints=hints)
+        ranks = estimate_ranks(build, self.mesh or "", self.ranks, gpu=self.gpu, conf=conf, hints=hints)
         if logdir is not None:
             ranks.save(logdir)
         found = ranks.worst.estimate
@@ -107,30 +120,61 @@ class StepEstimator:
         mesh = parse_mesh(self.mesh or "")
         if not isinstance(self.target, ConfigTarget) or EXPERTS not in mesh.names:
             return self.hints, ()
-        size = self.target.settled(workload)
-        hints, told = even_routing(
-            self.target.config, (size.batch or 1) * (size.seq or 1), mesh.size(EXPERTS), self.hints
-        )
+        size, tensors = self.target.settled(workload), mesh.size("tp")
+        at_once = (size.batch or 1) // self._least_batch if workload.batch else 1
+        tokens = max(at_once, 1) * (size.seq or 1) / tensors
+        hints, told = even_routing(self.target.config, tokens, mesh.size(EXPERTS) * tensors, self.hints)
         return hints, (told,)
 
     def changes(self, base: StepEstimate) -> Changes:
         """What would lower what a step reserves, the most first, each estimated.
 
+        Where a step does not fit, and no change alone makes it fit, all of them together follow, and the
+        fewest GPUs (2, 4, 8, ...) over which a config's model can be sharded so that it does.
         What saves nothing is left out; what cannot be done to this target is told with the reason.
         """
-        found, impossible = [], []
+        found: list[Change] = []
+        possible: list[Candidate] = []
+        impossible = []
         for candidate in candidates(base.workload, self.conf, self.target.takes):
             try:
-                other = self.step(candidate.workload, conf=candidate.conf).estimate
+                found.append(self._saved_by(candidate, base))
             except MemPluginError as error:
                 impossible.append((candidate.options, error.what))
                 continue
-            saved = base.estimate.peak_reserved_bytes - other.peak_reserved_bytes
-            if saved > 0:
-                found.append(
-                    Change(candidate.what, candidate.options, saved, other.peak_reserved_bytes, other.fits)
-                )
-        return Changes(tuple(sorted(found, key=lambda change: -change.saved_bytes)), tuple(impossible))
+            possible.append(candidate)
+        saving = sorted(
+            (change for change in found if change.saved_bytes > 0), key=lambda change: -change.saved_bytes
+        )
+        if base.estimate.fits is False and not any(change.fits for change in saving):
+            with suppress(MemPluginError):  # what cannot be done is no advice
+                if len(possible) > 1:
+                    saving.append(self._saved_by(together(possible, base.workload), base))
+            with suppress(MemPluginError):
+                if self.mesh is None and isinstance(self.target, ConfigTarget):
+                    saving.append(self._sharded(base))
+        return Changes(tuple(saving), tuple(impossible))
+
+    def _saved_by(self, candidate: Candidate, base: StepEstimate) -> Change:
+        self.tell(candidate.options)
+        largest_shard = (0,)
+        alone = candidate.mesh is None
+        estimator = self if alone else replace(self, mesh=candidate.mesh, ranks=largest_shard)
+        other = estimator.step(candidate.workload, conf=candidate.conf).estimate
+        saved = base.estimate.peak_reserved_bytes - other.peak_reserved_bytes
+        return Change(candidate.what, candidate.options, saved, other.peak_reserved_bytes, other.fits)
+
+    def _sharded(self, base: StepEstimate) -> Change:
+        """Over as many GPUs as the sharded part needs to fit beside the rest; over more where it does not."""
+        sharded = sum(size for name, size in base.estimate.breakdown if name in SHARDED)
+        room, gpus = self.gpu.usable_bytes - (base.estimate.peak_reserved_bytes - sharded), 2
+        while gpus < MOST_GPUS and sharded > gpus * room:
+            gpus *= 2
+        while True:
+            change = self._saved_by(on_gpus(gpus, base.workload, self.conf), base)
+            if change.fits or gpus >= MOST_GPUS:
+                return change
+            gpus *= 2
 
     def max_batch(self, base: StepEstimate) -> MaxBatch:
         """The largest batch with which a step fits, all else equal.
@@ -147,6 +191,7 @@ class StepEstimator:
         known = {base.workload.batch: base.estimate}
 
         def need_of(batch: int) -> Need:
+            self.tell(f"--batch {batch}")
             found = known.get(batch) or self.step(replace(base.workload, batch=batch)).estimate
             return Need(found.peak_reserved_bytes, bool(found.fits))
 

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -14,7 +15,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.corrections.named_errors import by_name, mixes_types
+from tb_memplugin.estimate.corrections.named_errors import (
+    by_name,
+    mixes_devices,
+    mixes_types,
+    names_by_value,
+)
 from tb_memplugin.estimate.repeated_blocks import checkpoint_blocks
 
 if TYPE_CHECKING:
@@ -46,8 +52,12 @@ OWN_CHECKPOINTING = {
 
 _BY_HAND = "Call torch.utils.checkpoint in the model's forward, and leave the option out."
 
-INSIDE = re.compile(r"tb_memplugin[/\\]estimate[/\\]|torch[/\\](_subclasses|_ops|_prims|utils[/\\]_)")
-"""Files that are not where a model went wrong."""
+_OWN = r"tb_memplugin[/\\]estimate[/\\]"
+INSIDE = (
+    re.compile(rf"{_OWN}|{re.escape(str(Path(torch.__file__).parent))}"),
+    re.compile(rf"{_OWN}|torch[/\\](_subclasses|_ops|_prims|utils[/\\]_)"),
+)
+"""Files that are not where a model went wrong; the second, where nothing but layers of torch is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +306,9 @@ def told_as_refusal(name: str, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error.__cause__, MemPluginError):  # ours, that torch's pipelines wrap
             raise error.__cause__ from error
-        line, known = _line_of(error), by_name(error) or mixes_types(error)
+        line = _line_of(error)
+        told = (by_name, mixes_types, mixes_devices, names_by_value)
+        known = next((found for one in told if (found := one(error)) is not None), None)
         raise MemPluginError(
             known.what
             if known is not None
@@ -317,6 +329,7 @@ def said_by(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> traceback.FrameSummary:
-    """The last line before the error came into torch's fake tensors, or into what stands around them here."""
+    """The last line of the program before the error came into torch; of torch's layers if there is none."""
     lines = traceback.extract_tb(error.__traceback__)
-    return next((line for line in reversed(lines) if not INSIDE.search(line.filename)), lines[-1])
+    outside = (line for inside in INSIDE for line in reversed(lines) if not inside.search(line.filename))
+    return next(outside, lines[-1])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.commands.files import refused
+from tests.commands.files import refused, told
 from tests.commands.test_estimate import M, estimate, parts
 
 pytest.importorskip("transformers")
@@ -182,10 +182,46 @@ def test_replicas_hold_all_and_a_bucket_of_gradients(llama):
     ("name", "mesh", "what"),
     [
         (None, "dp=2,tp=2", "does not take a model with tensor parallelism"),
-        (None, "pp=2,ep=2", "is not divided along ep together with these dimensions"),
+        (None, "pp=2,ep=2", "LlamaForCausalLM has no plan for expert parallelism"),
         (None, "pp=2,dp=2", "fails in torch itself"),  # with two micro-batches: reducer.cpp asserts
         ("GPT2Config", "tp=2", "GPT2LMHeadModel has no plan for tensor parallelism"),
     ],
 )
 def test_meshes_that_cannot_be_are_refused_by_name(llama, name, mesh, what):
     assert what in refused("estimate", name or llama, "--mesh", mesh, "--no-changes")
+
+
+def test_where_no_change_alone_fits_all_of_them_and_more_gpus_are_tried(llama):
+    """64 MiB of workspaces, and a gathered layer twice, are on each GPU."""
+    folder = with_more(llama, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, head_dim=64)
+    answer = told("estimate", folder, "--dtype", "bf16", "--capacity", "260MiB")
+    *single, together, sharded = answer["changes"]
+    assert not any(change["fits"] for change in (*single, together))
+    assert together["options"].split("--")[1:] == [
+        "checkpointing ",
+        "optimizer adafactor ",
+        "alloc-conf expandable_segments:True",
+    ]
+    assert together["saved_bytes"] >= max(change["saved_bytes"] for change in single)
+    assert (sharded["options"], sharded["fits"]) == ("--mesh fsdp=8", True)
+
+
+def test_a_model_of_images_and_words_has_its_head(llama):
+    """What is trained on images and words has a head for words, which its body alone has not."""
+    text = {name: value for name, value in LLAMA.items() if name != "architectures"}
+    vision = {"model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 64, "image_size": 28}
+    vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
+    (llama / "config.json").write_text(
+        json.dumps({"model_type": "llava", "text_config": text, "vision_config": vision})
+    )
+    assert estimate(llama, "--seq", 32)["target"] == "LlavaForConditionalGeneration (LlavaConfig)"
+
+
+def test_parameters_that_do_not_follow_the_device_are_moved_to_it(llama):
+    """XLNet makes its own with torch.FloatTensor, which is always on the CPU, and always float32."""
+    small = {"model_type": "xlnet", "d_model": 64, "n_layer": 1, "n_head": 2, "d_inner": 64, "vocab_size": 64}
+    (llama / "config.json").write_text(json.dumps(small))
+    assert parts(estimate(llama, "--seq", 32))["parameter"] > 0
+    message = refused("estimate", llama, "--seq", 32, "--dtype", "bf16")
+    assert "does not run in this type" in message
+    assert "modeling_xlnet.py" in message  # as the weights, loaded in bf16, do not

@@ -24,6 +24,8 @@ TABLE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text("utf-8")
         ("Tesla V100-SXM2-16GB", "v100-16gb"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("rtx-4090", "rtx4090"),
+        ("4090", "rtx4090"),
+        ("A100 40", "a100-40gb"),
         ("NVIDIA RTX A6000", "rtxa6000"),
         ("Tesla T4", "t4"),
     ],

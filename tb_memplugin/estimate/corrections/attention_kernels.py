@@ -120,10 +120,23 @@ def _cudnn(call: Call) -> bool:
     sizes = (call.query.shape[-1], call.value.shape[-1])
     if any(size > limit or size % 8 for size in sizes) or call.query.dtype not in _HALVES:
         return False
+    rows, columns = call.query.shape[-2], call.key.shape[-2]
+    if columns == 1 or (rows == 1 and call.dropout > 0) or not _mask_suits_cudnn(call):
+        return False
     deterministic = torch.are_deterministic_algorithms_enabled()
     return not (deterministic and not torch.is_deterministic_algorithms_warn_only_enabled()) and _dense(
         call, grouped=True
     )
+
+
+def _mask_suits_cudnn(call: Call) -> bool:
+    """No gradient, and four dimensions or the last two, each of its size or 1 (check_attn_mask_shape)."""
+    mask = call.mask
+    if mask is None:
+        return True
+    wanted = (*call.query.shape[:2], call.query.shape[-2], call.key.shape[-2])[-mask.dim() :]
+    alike = all(size in (1, whole) for size, whole in zip(mask.shape, wanted, strict=False))
+    return not mask.requires_grad and mask.dim() in (2, 4) and alike
 
 
 _CAN = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": lambda call: True}

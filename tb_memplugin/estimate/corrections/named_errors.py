@@ -79,3 +79,28 @@ def mixes_types(error: BaseException) -> MemPluginError | None:
         f"The model does not run in this type: {said.splitlines()[0]}. Real tensors should fail there, too.",
         fix="Use --dtype fp32, with --autocast bf16 for a forward in half precision.",
     )
+
+
+def mixes_devices(error: BaseException) -> MemPluginError | None:
+    """Our error where a model's own code computes with tensors of two devices, None for any other."""
+    said = str(error).strip()[:300]
+    if "on the same device" not in said:
+        return None
+    return MemPluginError(
+        f"The model computes with tensors of two devices: {said.splitlines()[0]} "
+        "Real tensors should fail there, too.",
+        fix="Move the model, and tensors that it makes itself, to the function's parameter named device: "
+        "model.to(device). torch.FloatTensor and the like do not follow torch.device.",
+    )
+
+
+def names_by_value(error: BaseException) -> MemPluginError | None:
+    """Our error where a model looks something up under a tensor's value, None for any other."""
+    if not isinstance(error, (KeyError, AttributeError)) or "FakeTensor(" not in str(error):
+        return None
+    return MemPluginError(
+        "The model looks something up under a tensor's value, which fake tensors do not have: "
+        f"{str(error)[:80]}.",
+        fix="Only a real run knows which (such as which experts are chosen): write that part so that it runs "
+        "all of them, or give module:function with a model that does.",
+    )

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, divided_experts, shard_experts
 from tb_memplugin.estimate.ranks.mesh import PIPELINE
 from tb_memplugin.estimate.ranks.sharded_model import (
     NOTE,
     by_tensors,
+    fully_sharded,
     in_data_parallel,
     refuse_other_dimensions,
 )
@@ -66,7 +68,8 @@ def run_stage(
         MemPluginError: the target cannot be divided, does not take the size, or does not run.
     """
     refuse_what_it_does_not_take(target, workload)
-    refuse_other_dimensions(tuple(name for name in mesh.mesh_dim_names or () if name != PIPELINE))
+    names = mesh.mesh_dim_names or ()
+    refuse_other_dimensions(names if EXPERTS in names else tuple(name for name in names if name != PIPELINE))
     _, each = SCHEDULES[how.schedule]
     group = mesh[PIPELINE]
     micro_batches = how.micro_batches_on(group.size())
@@ -104,9 +107,9 @@ def _stages(
     target: Target, workload: Workload, mesh: DeviceMesh, each: int, micro_batches: int
 ) -> tuple[list[Stage], Fed, tuple[str, ...]]:
     """Each is cut out of a model of its own; the whole models are given up at once."""
-    group, names = mesh[PIPELINE], mesh.mesh_dim_names or ()
+    group = mesh[PIPELINE]
     found, given, count = [], [], each * group.size()
-    told: list[str] = []
+    told = ""
     for turn in range(each):
         built = target.build(workload, None)
         built.model.train()
@@ -114,12 +117,25 @@ def _stages(
         if workload.checkpointing:
             checkpoint_model(built.model)
         _refuse_an_optimizer(built)
-        ways = [by_tensors(built.model, mesh)] if "tp" in names else []
-        stage = stage_of(built.model, group.get_local_rank() + turn * group.size(), count)
-        module, more = in_data_parallel(stage.module, mesh)
-        found.append(replace(stage, module=module))
-        told = [*ways, *more]
-    return found, given[-1], (f"{NOTE}Each stage is sharded by {', '.join(told)}.",) * bool(told)
+        stage, told = sharded_stage(built.model, group.get_local_rank() + turn * group.size(), count, mesh)
+        found.append(stage)
+    return found, given[-1], (told,) * bool(told)
+
+
+def sharded_stage(model: nn.Module, index: int, count: int, mesh: DeviceMesh) -> tuple[Stage, str]:
+    """A rank's part of a stage of a whole model, and a sentence on how it was sharded, if it was."""
+    names = mesh.mesh_dim_names or ()
+    if EXPERTS in names:
+        ranks, experts = divided_experts(model, mesh)
+        stage = stage_of(model, index, count)
+        shard_experts(stage.module, experts, ranks)
+        fully_sharded(stage.module, ranks.dense)
+        return stage, f"{NOTE}In each stage: {ranks.told}"
+    ways = [by_tensors(model, mesh)] if "tp" in names else []
+    stage = stage_of(model, index, count)
+    module, more = in_data_parallel(stage.module, mesh)
+    told = ", ".join([*ways, *more])
+    return replace(stage, module=module), f"{NOTE}Each stage is sharded by {told}." if told else ""
 
 
 def _train(

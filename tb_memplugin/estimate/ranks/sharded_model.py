@@ -5,7 +5,7 @@
 | dp | the model in `DistributedDataParallel`; with fsdp replicas of the sharded model (HSDP) |
 | fsdp | `fully_shard` around every repeated layer, and around the model |
 | tp | transformers' own plan for the model (`base_model_tp_plan`) |
-| ep, the last; also with dp, fsdp | see expert_parallel.py |
+| ep; also with the others | see expert_parallel.py |
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.ranks.expert_parallel import AROUND, EXPERTS, by_experts
+from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, ORDER, by_experts
 from tb_memplugin.estimate.repeated_blocks import repeated_blocks
 from tb_memplugin.estimate.workload import OWN_CHECKPOINTING
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 DIMENSIONS = ("dp", "fsdp", "tp")
-NOTE = "The batch is each rank's own. "
+NOTE = "The batch is each rank's own; ranks that share tensors (tp) or stages (pp) have one. "
 
 
 def sharded(model: Any, mesh: DeviceMesh) -> tuple[nn.Module, str]:
@@ -33,9 +33,9 @@ def sharded(model: Any, mesh: DeviceMesh) -> tuple[nn.Module, str]:
         MemPluginError: the mesh has other dimensions, or the model has no plan for one of them.
     """
     names = mesh.mesh_dim_names or ()
-    if names in AROUND:
-        return model, by_experts(model, mesh)
     refuse_other_dimensions(names)
+    if EXPERTS in names:
+        return model, NOTE + by_experts(model, mesh)
     told = [by_tensors(model, mesh)] if "tp" in names else []
     model, more = in_data_parallel(model, mesh)
     return model, f"{NOTE}Sharded by {', '.join([*told, *more])}."
@@ -45,7 +45,7 @@ def in_data_parallel(model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, tup
     """What a rank has of a model, or of a stage, along `dp` and `fsdp`; and what was done, if anything."""
     names = mesh.mesh_dim_names or ()
     if "fsdp" in names:
-        layers = _fully_sharded(model, mesh["dp", "fsdp"] if "dp" in names else mesh["fsdp"])
+        layers = fully_sharded(model, mesh["dp", "fsdp"] if "dp" in names else mesh["fsdp"])
         return model, (f"fully_shard around {layers} layers and the {'stage' if 'pp' in names else 'model'}",)
     if "dp" in names:
         return _replicated(model, mesh["dp"]), ("DistributedDataParallel",)
@@ -67,17 +67,20 @@ def by_tensors(model: Any, mesh: DeviceMesh) -> str:
         )
     try:
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
-    except ImportError as error:
+
+        divided = model._expand_parallel_plan(plan)  # transformers 5.20 has the function but not this
+    except (ImportError, AttributeError) as error:
         raise MemPluginError(
             "This version of transformers cannot shard a model that it built from a config.",
             where="--mesh",
             fix="Use transformers 5.21 or newer, or a function with a parameter named mesh.",
         ) from error
-    apply_tensor_parallelism(model, mesh["tp"], model._expand_parallel_plan(plan))
+    apply_tensor_parallelism(model, mesh["tp"], divided)
     return "tensor parallelism by transformers' plan"
 
 
-def _fully_sharded(model: nn.Module, mesh: DeviceMesh) -> int:
+def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> int:
+    """`fully_shard` around every repeated layer, and the model; how many layers."""
     from torch.distributed.fsdp import fully_shard
 
     layers = repeated_blocks(model)
@@ -104,17 +107,19 @@ def refuse_other_dimensions(names: tuple[str, ...]) -> None:
         MemPluginError: a model is not divided along one of the names, or not along all of them together.
     """
     fix = (
-        "Use dp, fsdp, tp, fsdp with tp, or dp with fsdp, each of them also with pp; ep alone, or the last "
-        "after dp, fsdp or both (dp=2,ep=8); or a function with a parameter named mesh."
+        "Use dp, fsdp, tp, fsdp with tp, or dp with fsdp, each of them also with pp; for experts ep, also "
+        f"with the others in the order {','.join(ORDER)}; or a function with a parameter named mesh."
     )
-    if others := [name for name in names if name not in DIMENSIONS]:
+    known = ORDER if EXPERTS in names else DIMENSIONS
+    if others := [name for name in names if name not in known]:
         raise MemPluginError(
-            f"A model is not divided along {', '.join(others)[:80]}"
-            + (" together with these dimensions, or in this order." if EXPERTS in others else "."),
-            where="--mesh",
-            fix=fix,
+            f"A model is not divided along {', '.join(others)[:80]}.", where="--mesh", fix=fix
         )
-    if "tp" in names and "dp" in names and "fsdp" not in names:
+    if EXPERTS in names and sorted(names, key=ORDER.index) != list(names):
+        raise MemPluginError(
+            f"Experts are not divided over a mesh in this order: {','.join(names)}.", where="--mesh", fix=fix
+        )
+    if "tp" in names and "dp" in names and "fsdp" not in names and EXPERTS not in names:
         raise MemPluginError(
             "DistributedDataParallel does not take a model with tensor parallelism.", where="--mesh", fix=fix
         )

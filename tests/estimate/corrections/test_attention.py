@@ -54,6 +54,21 @@ def test_a_mask_rules_flash_out() -> None:
     assert EFFICIENT in {name for name, _, _ in allocations(done)}
 
 
+@pytest.mark.parametrize(
+    ("shape", "learned", "kernel"),
+    [((1024, 1024), False, CUDNN), ((1, 1, 1024), False, EFFICIENT), ((1, 8, 1024, 1024), True, EFFICIENT)],
+)
+def test_a_learned_mask_and_one_of_three_dimensions_rule_cudnn_out(
+    shape: tuple[int, ...], learned: bool, kernel: str
+) -> None:
+    def masked() -> torch.Tensor:
+        mask = torch.zeros(shape, dtype=torch.bfloat16, device="cuda", requires_grad=learned)
+        return attend(attn_mask=mask)
+
+    done = estimated(masked, gpu="h100")
+    assert kernel in {name for name, _, _ in allocations(done)}
+
+
 def test_fewer_key_heads_rule_the_efficient_kernel_out() -> None:
     assert kernels("a100", key_heads=2, enable_gqa=True) == {FLASH}
     assert kernels("a100", key_heads=2, enable_gqa=True, dtype=torch.float32) == set()  # the math path

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from tb_memplugin.estimate.ranks.expert_parallel import by_experts
+from tb_memplugin.estimate.ranks.mesh import parse_mesh
+from tb_memplugin.estimate.ranks.pipeline import sharded_stage
+from tb_memplugin.estimate.ranks.stages import fed
+from tb_memplugin.estimate.workload import Built
 
 WIDTH = 128
 SENT = ((5, 11), (9, 7))
@@ -37,11 +44,48 @@ def exchange(functional: bool) -> object:
     return expert, rows, back
 
 
-def train_a_mixture(folder: str | None = None, around: str | None = None) -> object:
-    """Two steps of a Mixtral with four experts on two ranks; a real run notes the rows that it reads.
+def train_a_mixture(folder: str | None = None, ranks: str = "ep=2") -> object:
+    """Two steps of a Mixtral with four experts on the ranks of a mesh; a real run notes the rows it reads."""
+    read: list[int] = []
+    if folder is not None:
+        _note(read)
+    kept = (_in_stages if "pp" in ranks else _whole)(_mixture(), ranks)
+    if folder is not None:
+        Path(folder, f"read{dist.get_rank()}.json").write_text(json.dumps(read))
+    return kept
 
-    With `around`, dp or fsdp, there are two such pairs.
-    """
+
+def _whole(model: Any, ranks: str) -> object:
+    by_experts(model, _mesh(ranks))
+    ids = _tokens(1)
+    for _ in range(2):
+        model(input_ids=ids, labels=ids).loss.backward()
+        model.zero_grad()
+    return model
+
+
+def _in_stages(model: Any, ranks: str) -> object:
+    """Two micro-batches by 1F1B, divided as the command does; what stages send each other is told."""
+    mesh, ids = _mesh(ranks), _tokens(2)
+    given = fed(Built(model, (), {"input_ids": ids, "labels": ids}), 2)
+    group, index = mesh["pp"].get_group(), mesh["pp"].get_local_rank()
+    module = sharded_stage(model, index, 2, mesh)[0].module
+    del model
+    gc.collect()  # of what the other stage has
+    between = torch.empty(1, 32, 64, requires_grad=True)
+    ends: dict[str, Any] = {
+        "input_args": between if index else given.inputs[0][:1],
+        "output_args": torch.empty(1, 32, 128, requires_grad=True) if index else between,
+    }
+    stage = PipelineStage(module, index, 2, torch.empty(0).device, group=group, **ends)
+    schedule = Schedule1F1B(stage, 2, loss_fn=given.loss)
+    for _ in range(2):
+        schedule.step(*given.inputs[: index == 0], target=given.target if index else None)
+        module.zero_grad()
+    return schedule
+
+
+def _mixture() -> Any:
     import transformers
 
     torch.manual_seed(dist.get_rank())
@@ -58,19 +102,16 @@ def train_a_mixture(folder: str | None = None, around: str | None = None) -> obj
         attn_implementation="eager",
         experts_implementation="batched_mm",
     )
-    model = transformers.MixtralForCausalLM(config)
-    names, shape = (("ep",), (2,)) if around is None else ((around, "ep"), (2, 2))
-    by_experts(model, init_device_mesh("cpu", shape, mesh_dim_names=names))
-    ids = torch.randint(0, 128, (1, 32))
-    read: list[int] = []
-    if folder is not None:
-        _note(read)
-    for _ in range(2):
-        model(input_ids=ids, labels=ids).loss.backward()
-        model.zero_grad()
-    if folder is not None:
-        Path(folder, f"read{dist.get_rank()}.json").write_text(json.dumps(read))
-    return model
+    return transformers.MixtralForCausalLM(config)
+
+
+def _mesh(ranks: str) -> DeviceMesh:
+    told = parse_mesh(ranks)
+    return init_device_mesh("cpu", told.shape, mesh_dim_names=told.names)
+
+
+def _tokens(samples: int) -> torch.Tensor:
+    return torch.randint(0, 128, (samples, 32))
 
 
 def _note(read: list[int]) -> None:

@@ -19,6 +19,26 @@ from tests.estimate.ranks.real_ranks import differences, really, sizes
 
 ROWS_OF_A_RANK = 16 * 4 * WIDTH
 
+MIXTURE = {
+    "model_type": "mixtral",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+"""A config.json."""
+
+
+def estimated(folder: Path, *options: str) -> Any:
+    """What the command tells of a config, as JSON."""
+    ran = CliRunner().invoke(command, [str(folder), *options, "--dtype", "bf16", "--no-changes", "--json"])
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.stdout)
+
 
 def of_both(program: Any, hints: list[Any]) -> RankEstimates:
     """Each rank with its own hints."""
@@ -59,43 +79,50 @@ def test_a_mixture_of_transformers_allocates_what_real_processes_do(tmp_path: Pa
     assert not differences(found.ranks, real, late=2 * there_and_back)
 
 
-def test_experts_in_shards_and_replicas_allocate_what_real_processes_do(tmp_path: Path) -> None:
-    """Two pairs of ranks: all but the experts is sharded over four ranks, or over two, twice."""
+def test_experts_on_meshes_allocate_what_real_processes_do(tmp_path: Path) -> None:
+    """All but the experts in shards over four ranks, in two replicas, in tensors of two; and two stages."""
     pytest.importorskip("transformers.distributed.expert_parallel")
-    folders = {around: tmp_path / around for around in ("fsdp", "dp")}
-    for folder in folders.values():
-        folder.mkdir()
-    programs = {around: partial(train_a_mixture, str(folder), around) for around, folder in folders.items()}
-    real = really(programs, 4, tmp_path)
-    for around, folder in folders.items():
+    meshes = ("fsdp=2,ep=2", "dp=2,ep=2", "ep=2,tp=2", "pp=2,ep=2")
+    for mesh in meshes:
+        (tmp_path / mesh).mkdir()
+    real = really(
+        {mesh: partial(train_a_mixture, str(tmp_path / mesh), mesh) for mesh in meshes}, 4, tmp_path
+    )
+    for mesh in meshes:
         found = []
-        for rank in range(4):
-            rows = in_turn(json.loads((folder / f"read{rank}.json").read_text()))
-            run, mesh = partial(train_a_mixture, None, around), f"{around}=2,ep=2"
+        for rank in (0, 3):
+            rows = in_turn(json.loads((tmp_path / mesh / f"read{rank}.json").read_text()))
+            run = partial(train_a_mixture, None, mesh)
             ranks = estimate_ranks(lambda *_, run=run: run(), mesh, [rank], device="cpu", hints=rows)
             found.append(ranks.of(rank))
-        assert not differences(found, real[around], late=1 << 20)  # what gloo's threads may still hold
+        held_by_gloo = 1 << 20  # by its threads, at most
+        assert not differences(found, [real[mesh][0], real[mesh][3]], late=held_by_gloo)
+
+
+def test_experts_are_divided_over_the_ranks_that_share_tensors_too(tmp_path: Path) -> None:
+    """Eight experts over four ranks are two each; 256 tokens of two choices, half of them sent by a rank."""
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    told = estimated(tmp_path, "--mesh", "pp=2,ep=2,tp=2", "--seq", "256")
+    assert [one["rank"] for one in told["ranks"]] == list(range(8))
+    assert any(f"{2 * 256 // 2 // 4} rows from each rank to each" in note for note in told["notes"])
+    assert any("Experts are divided over 4 ranks" in note for note in told["notes"])
+
+
+@pytest.mark.parametrize("mesh", ["tp=2,ep=2", "ep=2,pp=2", "ep=2,cp=2"])
+def test_a_mesh_of_experts_in_another_order_is_refused(tmp_path: Path, mesh: str) -> None:
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    ran = CliRunner().invoke(command, [str(tmp_path), "--mesh", mesh, "--seq", "32"])
+    assert ran.exit_code != 0
+    assert "in the order pp,dp,fsdp,ep,tp" in str(ran.exception)
 
 
 def test_the_command_divides_the_experts_of_a_config(tmp_path: Path) -> None:
     """8 experts of 3 x 64 x 128 in bf16 over 4 ranks, twice: 2 each, 128 rows from each rank to each."""
     pytest.importorskip("transformers.distributed.expert_parallel")
-    config = {
-        "model_type": "mixtral",
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    options = ["--mesh", "dp=2,ep=4", "--seq", "256", "--dtype", "bf16", "--no-changes", "--json"]
-    ran = CliRunner().invoke(command, [str(tmp_path), *options])
-    assert ran.exit_code == 0, ran.output
-    told = json.loads(ran.stdout)
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    told = estimated(tmp_path, "--mesh", "dp=2,ep=4", "--seq", "256")
     assert [one["rank"] for one in told["ranks"]] == [0, 3, 4, 7]
     assert any("128 rows from each rank to each" in note for note in told["notes"])
 
