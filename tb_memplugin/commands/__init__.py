@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import sys
@@ -75,13 +76,12 @@ class LazyGroup(click.Group):
 
             _refuse(naming_files(error, ctx))
         except MemoryError:
-            _refuse(
-                MemPluginError(
-                    "The command needs more memory than there is.",
-                    where=" ".join(sys.argv[1:])[:LONGEST_COMMAND],
-                    fix="Try it where there is more memory.",
-                )
-            )
+            _refuse_all("The command needs more memory than there is.", "Try it where there is more memory.")
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of our output is gone: click ends quietly
+                raise
+            what = f"A file or its host cannot be reached: {error.strerror or error}."
+            _refuse_all(what, "See to the paths, and that this machine reaches them.")
 
 
 def _write_any_text() -> None:
@@ -89,6 +89,11 @@ def _write_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _refuse_all(what: str, fix: str) -> NoReturn:
+    """Refuse for a reason that no single file of the command line is known to have."""
+    _refuse(MemPluginError(what, where=" ".join(sys.argv[1:])[:LONGEST_COMMAND], fix=fix))
 
 
 def _refuse(error: MemPluginError) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 
@@ -71,8 +72,11 @@ def highest(steps: Sequence[RecordedStep], device: str | None = None) -> Recorde
 
 
 def tell_others(steps: Sequence[RecordedStep], folder: str) -> None:
-    """Say on stderr which folder is shown, where there are several."""
+    """Say on stderr which folder is shown, where there are several; the others from where all of them lie."""
     others = sorted({other.folder for other in steps} - {folder})
     if others:
-        names = ", ".join(printable(name, 80) for name in others[:5]) + (", …" if len(others) > 5 else "")
+        begin = os.path.commonprefix([folder, *others])  # noqa: RUF071  # by character: some are URLs
+        above = len(begin.rpartition("/")[0].rstrip("/"))
+        shown = [printable(name[above:].lstrip("/"), 80) for name in others[:5]]
+        names = ", ".join(shown) + (", …" if len(others) > 5 else "")
         click.echo(f"Shown is {printable(folder)}, which has the highest peak. Also here: {names}", err=True)

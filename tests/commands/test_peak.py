@@ -92,7 +92,7 @@ def test_of_several_runs_the_highest_is_shown_and_the_others_are_named(logdir):
     RunWriter(str(logdir / "bigger"), "rank0").write(BIGGER)
     result = run("peak", logdir, "--json")
     assert json.loads(result.stdout)["source"].endswith("bigger/rank0")
-    assert "baseline" in result.stderr
+    assert result.stderr.endswith("/bigger/rank0, which has the highest peak. Also here: baseline/rank0\n")
 
 
 def test_a_worker_can_be_chosen(logdir):
@@ -120,8 +120,16 @@ def test_what_was_not_recorded_is_refused_with_the_choices(logdir, arguments, wo
 def test_a_folder_without_recordings_is_refused(tmp_path):
     result = run("peak", tmp_path)
     assert (result.exit_code, "No memory recording" in result.stderr) == (2, True)
-    result = run("peak", tmp_path / "absent")
-    assert (result.exit_code, "no such folder" in result.stderr) == (2, True)
+    for absent in (tmp_path / "absent", ""):
+        result = run("peak", absent)
+        assert (result.exit_code, "no such folder" in result.stderr) == (2, True)
+
+
+def test_a_host_that_does_not_answer_is_no_traceback():
+    """Port 9 discards, where anybody listens at all."""
+    result = run("peak", "http://127.0.0.1:9/run")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "cannot be reached" in result.stderr
 
 
 def test_without_its_side_file_a_step_is_told_from_its_summary(logdir):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
+from tb_memplugin.sources.modules import clean_name
 from tb_memplugin.sources.phases import phase_at, phase_spans
 from tb_memplugin.sources.profiler.calls import Calls, by_thread, calls_from, crossings_from_spans
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents
@@ -28,8 +30,9 @@ class Attribution:
     """Columns for the allocs of a window (not the frees), in time order, and the tables they point into.
 
     `row` is the place of each alloc among the memory events. `operator_end_ns` is 0 where no operator
-    encloses the birth. `recomputing`: born in a module call that ran during backward. `unseen_calls` counts
-    module calls on threads that the profiler does not see.
+    encloses the birth. `recomputing`: born in a module call that ran during backward. `communicating`: born
+    while FSDP2 gathered or reduced. `unseen_calls` counts module calls on threads that the profiler does not
+    see.
     """
 
     row: Int64
@@ -38,6 +41,7 @@ class Attribution:
     module: Int32
     operator_end_ns: Int64
     recomputing: Bool
+    communicating: Bool
     operators: Names
     owners: Owners
     phases: Spans
@@ -110,6 +114,8 @@ def attribute(
     in_node = node >= 0
     recomputing = in_node & (running >= 0) & (call_start >= np.append(node_start, 0)[node])
     module = np.where(in_node & ~recomputing, np.append(node_module, -1)[node], running)
+    communicating, gathered = _sharding(tree, time, window)
+    module = np.where(gathered >= 0, gathered, module)
 
     operators = Names()
     operator_id = np.append(operators.add_all(tree.operator_names), operators.add(NO_OPERATOR))
@@ -132,6 +138,7 @@ def attribute(
         module=owners.with_outside(module, outside_id, operators),
         operator_end_ns=ends,
         recomputing=recomputing,
+        communicating=communicating,
         operators=operators,
         owners=owners,
         phases=phases,
@@ -259,6 +266,26 @@ def _running_calls(
         module[mine] = calls.module_of(call)
         entered[mine] = np.append(calls.start_ns, 0)[call]
     return module, entered
+
+
+def _sharding(tree: ProfilerTree, time: Int64, window: Window) -> tuple[Bool, Int64]:
+    """Whether FSDP2 gathered or reduced at each time, and the row of the module that it names, -1 for none.
+
+    It prefetches: what a module's node gathers is the next module's.
+    """
+    ranges = sorted(tree.ranges.get(Role.SHARDING, ()), key=itemgetter(1))
+    start = np.array([begin for _, begin, _ in ranges], np.int64)
+    end = np.array([finish for *_, finish in ranges] + [0], np.int64)
+    place = np.searchsorted(start, time, side="right") - 1
+    inside = (place >= 0) & (time < end[place])
+    rows = {module.key: row for row, module in enumerate(window.names.modules)}
+    named = [rows.get(key, -1) for key in (_module_of_sharding(name) for name, *_ in ranges)]
+    return inside, np.where(inside, np.array([*named, -1], np.int64)[place], -1)
+
+
+def _module_of_sharding(name: str) -> str:
+    """The FQN in `FSDP::all_gather (layers.0)`; "" for the root."""
+    return clean_name(name.partition(" (")[2].partition(")")[0])
 
 
 def _node_names(forward: _Forward, maker: Int64, operator_id: Int64, node_id: Int64) -> Int64:

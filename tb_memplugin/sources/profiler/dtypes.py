@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from tb_memplugin.sources.storages import model_storages, optimizer_storages, sight
 from tb_memplugin.trace import Category
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from tb_memplugin.sources.modules import ModuleNames
     from tb_memplugin.sources.storages import Sighting
 
 _TOLD = (Category.PARAMETER, Category.OPTIMIZER_STATE)
@@ -29,3 +35,11 @@ def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
         key = f"dtype_bytes.{seen.category.key}.{seen.device}.{seen.dtype}"
         total[key] = total.get(key, 0) + seen.bytes
     return {key: str(size) for key, size in total.items()}
+
+
+def dtypes_of(
+    models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer], names: ModuleNames
+) -> dict[str, str]:
+    """The same of what models and optimizers hold now."""
+    states = (optimizer_storages(optimizer, names) for optimizer in optimizers)
+    return dtype_properties(sight(chain(model_storages(models, names), *states)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -58,7 +61,8 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             else "Pass profile_memory=True.",
         )
     memory = read_memory_events(tree)
-    steps = _steps(tree, window, number)
+    on_steps: list[str] = []
+    steps = _steps(tree, window, number, on_steps)
     found = attribute(tree, memory, window, logged, steps, lambda: forward_threads(results.events()))
     devices = _all_devices(memory, window)
     labels = Names()
@@ -81,6 +85,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         calls=found.calls,
         notes=(
             *window.problems,
+            *on_steps,
             *notes,
             *beside_counters(memory),
             *_notes(blocks, full, tree, called, found.unseen_calls),
@@ -89,12 +94,29 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     )
 
 
-def _steps(tree: ProfilerTree, window: Window, number: int) -> tuple[Step, ...]:
+def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[str]) -> tuple[Step, ...]:
     found = tree.ranges.get(Role.STEP)
     if not found:
         return (Step(number, window.start_ns, window.stop_ns),)
-    steps = (Step(int(name.removeprefix(STEP_PREFIX)), start, end) for name, start, end in found)
-    return tuple(sorted(steps, key=lambda step: step.start_ns))
+    steps = [Step(int(name.removeprefix(STEP_PREFIX)), start, end) for name, start, end in found]
+    return _numbered_once(sorted(steps, key=lambda step: step.start_ns), notes)
+
+
+def _numbered_once(steps: Sequence[Step], notes: list[str]) -> tuple[Step, ...]:
+    """Steps in order of time, each with a number of its own: of several with one number the last keeps it.
+
+    Lightning's PyTorchProfiler counts validation and training apart, and profiles both in one window.
+    """
+    free = itertools.count(max(step.number for step in steps) + 1)
+    taken: set[int] = set()
+    found: list[Step] = []
+    for step in reversed(steps):
+        number = next(free) if step.number in taken else step.number
+        taken.add(number)
+        found.append(Step(number, step.start_ns, step.end_ns))
+        if number != step.number:
+            notes.append(f"The profile has several steps {step.number}: an earlier one is shown as {number}.")
+    return tuple(reversed(found))
 
 
 def _all_devices(memory: MemoryEvents, window: Window) -> tuple[str, ...]:
@@ -127,10 +149,11 @@ def _bare_events(memory: MemoryEvents, found: Attribution, called: ProfiledStack
 
 def _with_deaths(bare: Events, window: Window, devices: tuple[str, ...]) -> Events:
     """Add the deaths of start-state storages, each before the profiler's own word of it."""
-    if not window.died:
+    died = window.died + _emptied(bare, window)
+    if not died:
         return bare
-    time = np.array([when for when, _ in window.died], np.int64)
-    seen = [window.start[row] for _, row in window.died]
+    time = np.array([when for when, _ in died], np.int64)
+    seen = [window.start[row] for _, row in died]
     deaths = events(
         time,
         kind=np.full(len(time), Kind.STORAGE_FREE),
@@ -143,6 +166,19 @@ def _with_deaths(bare: Events, window: Window, devices: tuple[str, ...]) -> Even
         name: np.concatenate((getattr(deaths, name), getattr(bare, name)))[order] for name in Events.__slots__
     }
     return Events(**columns)
+
+
+def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:
+    """(time, row) of start-state storages that were emptied: known when they are filled, else at the end.
+
+    Where something else took their place, its birth has ended them.
+    """
+    if not window.moved:
+        return []
+    allocs = np.flatnonzero(bare.kind == Kind.ALLOC)
+    times = dict(zip(bare.address[allocs].tolist(), bare.time_ns[allocs].tolist(), strict=True))
+    left = [(row, place) for row, place in window.moved if window.start[row].address not in times]
+    return [(times.get(place, int(bare.time_ns[-1])), row) for row, place in left]
 
 
 def _categorised(
@@ -170,6 +206,7 @@ def _categorised(
     )
     names = found.operators.as_tuple()
     category = by_lifetime(born, found.phases, names, knows_optimizer=bool(window.parameter_bytes))
+    category[found.communicating] = Category.COMMUNICATION
     category[workspaces(born, devices, names, window.stop_ns)] = Category.WORKSPACE
     label = np.full(len(rows), -1, np.int32)
     module = bare.module[rows].copy()

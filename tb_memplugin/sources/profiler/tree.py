@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch._C import _profiler
 
+from tb_memplugin.sources.profiler.node_numbers import number_behind_hooks
 from tb_memplugin.sources.python_frames import CallTree
 from tb_memplugin.trace.tables import Int64
 
@@ -45,6 +46,7 @@ _get_total = getter(_Allocation, "total_allocated")
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 STEP_PREFIX = "ProfilerStep#"
+SHARDING_PREFIXES = ("FSDP::all_gather", "FSDP::post_backward_reduce")
 _STEP = re.compile(r"ProfilerStep#[0-9]{1,18}\Z")
 """People open ranges, too: `ProfilerStep#warmup` is one of theirs."""
 OPTIMIZER_PREFIX = "Optimizer.step#"
@@ -68,6 +70,8 @@ class Role(IntEnum):
     """A range that the user opened, or an event of another kind: what is inside it counts as not enclosed."""
     CALL = 7
     """A Python function (only with `with_stack`). What is inside it counts as not enclosed."""
+    SHARDING = 8
+    """FSDP2 gathers parameters or reduces gradients."""
 
 
 @dataclass(slots=True)
@@ -271,7 +275,10 @@ def _walk_thread(
                 tree.node_start.append(start)
                 tree.node_end.append(start + duration)
                 tree.node_parent.append(node)
-                tree.node_sequence.append(_get_fields(event).sequence_number)
+                sequence = _get_fields(event).sequence_number
+                if sequence < 0 and len(inner) > 1:
+                    sequence = number_behind_hooks(name.removeprefix(NODE_PREFIX), inner)
+                tree.node_sequence.append(sequence)
                 pending.append((inner, -1, len(tree.node_names) - 1, _IN_NODE, frame, its_thread))
             elif role is _CALL:
                 if inner:
@@ -376,6 +383,10 @@ def _role(name: str, event: Event) -> Role:
         return Role.OPTIMIZER
     if name.startswith(_PLAIN_PREFIXES):
         return Role.PLAIN
+    if name == "PythonDispatchMode":  # FlopCounterMode, say: ranges of steps and optimizers begin inside one
+        return Role.RANGE
+    if name.startswith(SHARDING_PREFIXES):
+        return Role.SHARDING
     fields = _get_fields(event)
     if isinstance(fields, _profiler._ExtraFields_TorchOp):
         user = fields.scope == _profiler.RecordScope.USER_SCOPE and not name.startswith(

@@ -48,6 +48,7 @@ class Window:
         names: the models' modules.
         start: the storages alive at the start.
         died: (time, row in `start`) of storages of the start state that were freed.
+        moved: (row in `start`, address at the end) of those that were emptied, and perhaps filled elsewhere.
         crossings: see `ModuleRecorder.log`.
         sightings: gradients and optimizer state seen during the window and at its end.
         parameter_bytes: per optimizer, (module row, label, bytes) of parameters in its order.
@@ -62,6 +63,7 @@ class Window:
     names: ModuleNames
     start: list[Sighting] = field(default_factory=list)
     died: list[tuple[int, int]] = field(default_factory=list)
+    moved: list[tuple[int, int]] = field(default_factory=list)
     crossings: list[tuple[int, int, int, int]] = field(default_factory=list)
     sightings: list[Sighting] = field(default_factory=list)
     parameter_bytes: list[list[tuple[int, str, int]]] = field(default_factory=list)
@@ -88,7 +90,7 @@ class WindowRecorder:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [weakref.ref(one) for one in optimizers]
         self._modules = ModuleRecorder()
         self._handles: list[Any] = []
-        self._deaths: list[weakref.ref[torch.UntypedStorage]] = []
+        self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._window: Window | None = None
         self._held: HeldByModels | None = None
         self._optimizers_held: dict[int, HeldByOptimizer] = {}
@@ -181,13 +183,16 @@ class WindowRecorder:
         died = window.died
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
             if sighting.device in ("cpu", "shared"):
-                self._deaths.append(weakref.ref(storage, _on_death(died, row)))
+                self._deaths[row] = weakref.ref(storage, _on_death(died, row))
 
     def _take_end(self, window: Window) -> None:
         tensors = list(model_storages(self._alive_models(), window.names))
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
         self._seen.append([sight(tensors)])
+        alive = ((row, storage) for row, died in self._deaths.items() if (storage := died()) is not None)
+        places = [(row, storage.data_ptr()) for row, storage in alive]
+        window.moved = [(row, place) for row, place in places if place != window.start[row].address]
         window.sightings = list(chain.from_iterable(map(told_once, self._seen)))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -262,7 +267,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Itera
 
 
 def _parameter_bytes(optimizer: torch.optim.Optimizer, names: ModuleNames) -> list[tuple[int, str, int]]:
-    return [(row, label, tensor.nbytes) for tensor, row, label in optimizer_parameters(optimizer, names)]
+    parameters = optimizer_parameters(optimizer, names)  # of a DTensor only a part is here
+    return [(row, label, getattr(one, "_local_tensor", one).nbytes) for one, row, label in parameters]
 
 
 def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]:

@@ -127,7 +127,8 @@ def test_tensors_of_several_storages_are_told_beside_plain_ones():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_scripted_model_is_told_too():
-    assert looked(held_by(torch.jit.script(nn.Linear(2, 3)))) == [WEIGHT, BIAS]
+    model = torch.jit.script(nn.Linear(2, 3))  # held weakly
+    assert looked(held_by(model)) == [WEIGHT, BIAS]
 
 
 def test_nothing_is_held_alive():

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.profiler import ProfilerAction, profile, schedule
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
-from tb_memplugin.sources.profiler.window import WindowRecorder
+from tb_memplugin.sources.profiler.trace import trace_from_profile
+from tb_memplugin.sources.profiler.window import WindowRecorder, watch
 from tb_memplugin.trace import Category, Phase
 from tests.training import Cycle, train
 
@@ -225,6 +233,20 @@ def test_parameters_that_are_replaced_in_every_step_are_parameters():
     assert born(cycle, operator="aten::clone", category=Category.PARAMETER) == [1200] * STEPS
 
 
+def test_a_parameter_that_is_emptied_and_filled_elsewhere_is_counted_once():
+    """A MiB more in every step, so never where it was."""
+    sizes: list[int] = []
+
+    def step(model, *_):
+        sizes.append((1 + len(sizes)) << 20)
+        model[0].weight.untyped_storage().resize_(0)
+        model[0].weight.untyped_storage().resize_(sizes[-1])
+
+    (cycle,) = train(line(100, 3), optimizer=torch.optim.SGD, step=step, batch=batch)
+    blocks, last = cycle.trace.allocations, len(cycle.trace.events) - 1
+    assert blocks.bytes[blocks.alive_at(last, 0)].tolist() == [sizes[-1]]
+
+
 def test_parameters_that_are_not_made_yet_do_no_harm():
     """A lazy layer makes its own in its first forward; all else is recorded meanwhile."""
     model = nn.ModuleDict({"now": line(100, 3), "later": nn.LazyLinear(2)})
@@ -279,3 +301,100 @@ def test_state_of_an_optimizer_that_was_not_given_is_said_to_be_missing():
         problems.append(window.problems)
     assert "the 2,404 bytes of state" in problems[0][0]
     assert problems[1] == []
+
+
+def test_a_dispatch_mode_around_the_loop_hides_no_step():
+    """FlopCounterMode, say: torch then opens the steps' ranges inside an event of the mode."""
+    with FlopCounterMode(display=False):
+        (cycle,) = train(line(100, 3), optimizer=torch.optim.SGD, batch=batch)
+    assert [step.number for step in cycle.trace.steps] == [2, 3]
+    assert born(cycle, module="0", phase=Phase.FORWARD).count(60) == STEPS  # 5 x 3 floats
+
+
+@pytest.mark.parametrize("options", [{}, {"with_stack": True}])
+def test_a_tensors_hook_does_not_take_its_nodes_module_away(options):
+    """torch numbers a node by the event after its start: here that is the hook's. 5 x 10 floats."""
+
+    class Hooked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = line(100, 10), line(10, 3)
+
+        def forward(self, x):
+            x = self.first(x).tanh()
+            if x.requires_grad:
+                x.register_hook(lambda gradient: gradient * 2)
+            return self.last(x)
+
+    (cycle,) = train(Hooked(), optimizer=torch.optim.SGD, batch=batch, **options)
+    assert born(cycle, operator="aten::mul", module="").count(200) == STEPS
+    assert born(cycle, operator="TanhBackward0", module="").count(200) == STEPS
+
+
+def profiled(
+    recorder: WindowRecorder, plan: Callable[[int], ProfilerAction], loop: Callable[..., None]
+) -> Cycle:
+    """The one window of a loop of its own, which gets the profile."""
+    cycles = []
+    watch(recorder)
+
+    def ready(prof):
+        window = recorder.take()
+        assert window is not None
+        cycles.append(Cycle(trace_from_profile(prof, window), [], {}, {}, {}, None))
+
+    with profile(profile_memory=True, schedule=plan, on_trace_ready=ready) as prof:
+        loop(prof)
+    (cycle,) = cycles
+    return cycle
+
+
+def test_steps_that_a_profile_numbers_alike_are_told_apart():
+    """As Lightning's PyTorchProfiler does, which counts validation and training apart."""
+    record = [ProfilerAction.RECORD] * 2
+    plan = iter([ProfilerAction.WARMUP, *record, ProfilerAction.RECORD_AND_SAVE, ProfilerAction.NONE])
+
+    def loop(prof):
+        for number in (0, 1, 1, 2):
+            prof.step_num = number
+            prof.step()
+            torch.ones(100)
+
+    trace = profiled(WindowRecorder({}, []), lambda _: next(plan), loop).trace
+    assert [step.number for step in trace.steps] == [1, 3, 2]
+    assert "The profile has several steps 2: an earlier one is shown as 3." in trace.notes
+
+
+@pytest.fixture
+def one_of_two():
+    """The first rank of a group of two, whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def test_what_fsdp2_gathers_is_communication_of_the_module_that_it_gathers(one_of_two):
+    """`0` has 1,000 floats, which the last node of `1` gathers; `1` has 40. Activations: 5 x 10 and 5 x 4."""
+    model = line(100, 10, 4)
+    for layer in (*model, model):
+        fully_shard(layer, mesh=one_of_two, reshard_after_forward=True)
+
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    def loop(prof):
+        for _ in range(3):
+            F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+            optimizer.step()
+            prof.step()
+
+    cycle = profiled(
+        WindowRecorder({"": model}, [optimizer]), schedule(wait=0, warmup=1, active=2, repeat=1), loop
+    )
+    for module, size in (("0", 4000), ("1", 160)):
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            gathered = born(cycle, category=Category.COMMUNICATION, module=module, phase=phase)
+            assert gathered.count(size) >= 2, (module, phase, gathered)
+    assert born(cycle, category=Category.ACTIVATION, module="0") == [200] * 2
+    assert born(cycle, category=Category.ACTIVATION, module="1") == [80] * 2
+    assert born(cycle, operator="aten::sqrt", module="0") == [2000] * 2  # a half of its state is here
+    assert not [module.key for module in cycle.trace.modules if module.key.endswith("Backward0")]
