@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
-from tb_memplugin.analysis.folded_names import folded_name
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.leaks import FEWEST_STEPS, Leak, leaks, step_bounds
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
 from tb_memplugin.trace import MemoryTrace
@@ -32,6 +32,8 @@ def growth(trace: MemoryTrace, device: int) -> Result:
     steps = len(bounds) - 1
     if steps < FEWEST_STEPS:
         has = f"has {len(trace.steps)}" if len(trace.steps) > 1 else "tells no steps apart"
+        if len(trace.steps) >= FEWEST_STEPS:
+            has += f", of which {max(steps, 0)} with events of this device"
         return NotJudged(f"It needs {FEWEST_STEPS} whole steps in one recording, and this one {has}.")
     found = leaks(trace, device)
     if not found:
@@ -58,10 +60,11 @@ class _Place:
         return sum(leak.bytes for leak in self.leaks)
 
 
-def _places(found: tuple[Leak, ...]) -> list[_Place]:
+def _places(trace: MemoryTrace, found: tuple[Leak, ...]) -> list[_Place]:
+    rows = folds([module.key for module in trace.modules])
     by_name: dict[str, list[Leak]] = {}
     for leak in found:
-        by_name.setdefault(place_name(leak.key, leak.frames), []).append(leak)
+        by_name.setdefault(place_name(leak.key, leak.frames, rows), []).append(leak)
     places = [_Place(name, tuple(leaks)) for name, leaks in by_name.items()]
     return sorted(places, key=lambda place: (-place.bytes, place.name))
 
@@ -70,7 +73,7 @@ def _finding(
     trace: MemoryTrace, device: int, found: tuple[Leak, ...], bounds: Int64, a_step: int, peak: int
 ) -> Finding:
     last, event = trace.step_at(int(bounds[-1]) - 1).number, int(bounds[-1]) - 1
-    places = _places(found)
+    places = _places(trace, found)
     rows = [_evidence(place, last, event) for place in places[:SHOWN_PLACES]]
     rest = places[SHOWN_PLACES:]
     if rest:
@@ -107,28 +110,30 @@ def _evidence(place: _Place, step: int, event: int) -> Evidence:
         f"{_rise(place)}; {blocks:,} {_plural('block', blocks)} {kept}, "
         f"grew in {steps} of {place.leaks[0].of_steps} steps"
     )
-    return Evidence(place.name, place.bytes, detail, where=_where(place.leaks[0], step, event))
+    return Evidence(place.name, place.bytes, detail, where=_where(place, step, event))
 
 
 def _rise(place: _Place) -> str:
     return f"rises {in_words(sum(leak.slope_bytes for leak in place.leaks))} a step"
 
 
-def place_name(key: str, frames: Sequence[str]) -> str:
-    """The line that a stack goes by; else module, layers folded, and operator (see `Leak.key`)."""
+def place_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
+    """The line that a stack goes by; else the module's row in `folds` and the operator (see `Leak.key`)."""
     frame = leading_frame(frames)
     if frame is not None:
         return line_key(frame)
-    return folded_name(f"(root){key}" if key.startswith(" · ") else key)
+    module, dot, operator = key.partition(" · ")
+    return f"{rows.get(module, module) or '(root)'}{dot}{operator}"
 
 
-def _where(leak: Leak, step: int, event: int) -> Where:
+def _where(place: _Place, step: int, event: int) -> Where:
+    leak = place.leaks[0]
     frame = leading_frame(leak.frames)
     if frame is not None:
         search = frame.partition(FX)[0][:LONGEST_SEARCH]
         return Where("stacks", (("step", str(step)), ("event", str(event)), ("search", search)))
     module, _, operator = leak.key.partition(" · ")
-    search = operator if module in ("", NOT_NAMED) or folded_name(module) != module else module
+    search = operator if module in ("", NOT_NAMED) or not place.name.startswith(module) else module
     return Where("allocations", (("step", str(step)), ("search", search), ("listed", "lifetime")))
 
 

@@ -119,31 +119,41 @@ def kept_places(trace: MemoryTrace, device: int, before: int) -> list[tuple[str,
 def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) -> Int64:
     """Where whole steps begin and end: int64, shape (steps + 1,), ascending, empty where there are none.
 
-    Step i holds the events bounds[i] <= e < bounds[i + 1].
+    Step i holds the events bounds[i] <= e < bounds[i + 1]. Steps without an event of this device tell
+    nothing about it and are none: its ring buffer may begin later than another's, and end earlier.
     """
     if annotation is None and len(trace.steps) >= FEWEST_STEPS:
         starts = [trace.step_events(row)[0] for row in range(len(trace.steps))]
-        return np.array([*starts, len(trace.events)], np.int64)
+        return _own_bounds(trace, device, np.array([*starts, len(trace.events)], np.int64))
+    found = _annotation_starts(trace, device, annotation)
+    if found is None and annotation is None:
+        found = trace.phases.start_ns[trace.phases.phase == Phase.OPTIMIZER]
+    if found is None or len(found) <= FEWEST_STEPS:
+        return np.empty(0, np.int64)
+    return _own_bounds(trace, device, np.searchsorted(trace.events.time_ns, found, side="left"))
+
+
+def _annotation_starts(trace: MemoryTrace, device: int, annotation: str | None) -> Int64 | None:
+    """When the steps begin that annotations tell, epoch nanoseconds; None where too few do."""
     told = trace.annotations
     for beginning in STEP_ANNOTATIONS if annotation is None else (annotation,):
         rows = [row for row, name in enumerate(trace.annotation_names) if name.startswith(beginning)]
         # Several optimizers take turns within one step: the first name alone tells steps apart.
         groups = [rows] if beginning.endswith("Step#") and annotation is None else [[row] for row in rows]
         for group in groups:
-            here = (told.ends == 0) & np.isin(told.name, group)
-            mine = here & (told.device == device)
-            times = told.time_ns[mine if mine.any() else here]
-            if len(times) > FEWEST_STEPS:
-                return np.unique(np.searchsorted(trace.events.time_ns, times, side="left"))
-    return _optimizer_bounds(trace) if annotation is None else np.empty(0, np.int64)
+            here = np.flatnonzero((told.ends == 0) & np.isin(told.name, group))
+            count = np.bincount(told.device[here], minlength=len(trace.devices))
+            where = device if count[device] else count.argmax()  # one device's: each may tell all steps
+            if count[where] > FEWEST_STEPS:
+                starts: Int64 = told.time_ns[here[told.device[here] == where]]
+                return starts
+    return None
 
 
-def _optimizer_bounds(trace: MemoryTrace) -> Int64:
-    """From one stretch of optimizer to the next: for where neither steps nor annotations tell."""
-    began = trace.phases.start_ns[trace.phases.phase == Phase.OPTIMIZER]
-    if len(began) <= FEWEST_STEPS:
-        return np.empty(0, np.int64)
-    return np.unique(np.searchsorted(trace.events.time_ns, began, side="left")).astype(np.int64)
+def _own_bounds(trace: MemoryTrace, device: int, bounds: npt.NDArray[np.signedinteger]) -> Int64:
+    """Bounds, each moved up to the device's next event, and those that fall together once."""
+    own = np.append(np.flatnonzero(trace.events.device == device), len(trace.events))
+    return np.unique(own[np.searchsorted(own, bounds)]).astype(np.int64)
 
 
 def _places(trace: MemoryTrace, rows: Int64) -> Int64:

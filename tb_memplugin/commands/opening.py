@@ -113,9 +113,9 @@ def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen
             found = load(
                 path, device_type=reading.device_type, limit_bytes=reading.limit_bytes, progress=progress
             )
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:  # "" is no folder, and no file
         raise MemPluginError(
-            "There is no such folder or file.", where=path, fix=f"Give {PATH_HELP}."
+            "There is no such folder or file.", where=path or "''", fix=f"Give {PATH_HELP}."
         ) from error
     except io.UnsupportedOperation as error:
         raise UnreadableFileError(

@@ -192,3 +192,19 @@ def test_each_device_has_leaks_of_its_own(device: int) -> None:
     history = allocator_trace(*lines, stacks=STACKS, **optimizer_steps(0, 2, 4, 6))
     (leak,) = leaks(history, device)
     assert leak.bytes == 3 * (102 + device)
+
+
+def test_steps_before_a_devices_first_event_say_nothing_about_it() -> None:
+    lines = [f"alloc {16 + step}M 100 stack=0 device={int(step >= 4)}" for step in range(8)]
+    history = allocator_trace(*lines, stacks=STACKS, **optimizer_steps(*range(8)))
+    assert step_bounds(history, 1).tolist() == [4, 5, 6, 7]
+    (leak,) = leaks(history, 1)
+    assert (leak.steps, leak.of_steps, leak.bytes) == (3, 3, 300)
+
+
+def test_steps_that_two_other_devices_tell_are_counted_once() -> None:
+    lines = [f"alloc {16 + place}M 100 stack=0 device={place % 3}" for place in range(15)]
+    twice = optimizer_steps(*(place for place in range(15) if place % 3 < 2))
+    twice["annotations"].device[1::2] = 1  # type: ignore[attr-defined]
+    history = allocator_trace(*lines, stacks=STACKS, **twice)
+    assert step_bounds(history, 2).tolist() == [2, 5, 8, 11, 14]

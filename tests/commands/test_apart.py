@@ -47,7 +47,11 @@ def test_what_the_command_says_and_its_exit_code_come_through(tmp_path):
     assert program("peak", tmp_path / "absent").returncode == 2
 
 
-@pytest.mark.parametrize(("content", "told"), [(ENDLESS, "takes absurdly long"), (DEEP, "crash (signal 11)")])
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(ENDLESS, "takes absurdly long"), (DEEP, "crash (signal 11)")],
+    ids=["endless", "deep"],  # pytest would spell the bytes out, and hand them to every process as a variable
+)
 def test_a_key_without_end_is_refused(content, told, tmp_path):
     path = tmp_path / "bomb.pickle"
     path.write_bytes(content)

@@ -27,6 +27,9 @@ MOST_BYTES = 1 << 62
 """The sum of all sizes; beyond it running sums in 64 bits would wrap."""
 
 MOST_DEVICES = 256
+LONGEST_PROCESS = 40
+"""Characters of a process's name: whoever merged traces of many ranks may have given it one."""
+
 FIX = "Export the trace again with torch.profiler, or load a whole copy of the file."
 
 Written = dict[str, Any]
@@ -92,7 +95,10 @@ def read_memory(
     arguments: list[Written] = [found if type(found := event.get("args")) is dict else {} for event in both]
     time, timed = time_column([event.get("ts") for event in both])
     size, sized = whole_column([found.get("Bytes") for found in arguments])
-    device, devices, numberless = _devices(arguments, where)
+    device, devices, numberless = _devices(arguments)
+    device, devices = _processes_apart(device, devices, [event.get("pid") for event in both])
+    if len(devices) > MOST_DEVICES // 2:  # each may have shared memory beside it
+        raise UnreadableFileError(f"The trace has {len(devices)} devices.", where=where, fix=FIX)
     index = _indices(arguments)
     faults = {
         "memory events tell no time; left out": int(np.count_nonzero(~timed)),
@@ -121,7 +127,7 @@ def read_memory(
         time_ns=time[order],
         address=address.view(np.uint64),
         bytes=size[order],
-        total=np.where(np.array([*devices, ""])[device] == SHARED, -1, total),
+        total=np.where(np.array([name.startswith(SHARED) for name in devices], bool)[device], -1, total),
         reserved=_counter(arguments, "Total Reserved")[order],
         device=device.astype(np.uint8),
         thread=threads.rows(both)[order],
@@ -145,7 +151,7 @@ def _counter(arguments: Sequence[Written], name: str) -> Int64:
     return np.where(there & (number >= 0) & (number < MOST_BYTES), number, -1)
 
 
-def _devices(arguments: Sequence[Written], where: str) -> tuple[Int64, tuple[str, ...], Bool]:
+def _devices(arguments: Sequence[Written]) -> tuple[Int64, tuple[str, ...], Bool]:
     """Each event's device as a row of their names, sorted, -1 where it tells none; and the numberless."""
     kind, has_kind = _types(arguments)
     number, has_number = whole_column([found.get("Device Id", -1) for found in arguments])
@@ -159,8 +165,6 @@ def _devices(arguments: Sequence[Written], where: str) -> tuple[Int64, tuple[str
     for place in np.flatnonzero(~has_kind).tolist():
         name_of[place] = _spelled(arguments[place])
     devices = tuple(sorted(set(name_of) - {""}))
-    if len(devices) >= MOST_DEVICES:
-        raise UnreadableFileError(f"The trace has {len(devices)} devices.", where=where, fix=FIX)
     rows = {name: row for row, name in enumerate(devices)}
     numberless = has_kind & (kind > 0) & ~(has_number & (number >= 0))
     return np.array([rows.get(name, -1) for name in name_of], np.int64), devices, numberless
@@ -193,16 +197,41 @@ def _spelled(arguments: Written) -> str:
     return ""
 
 
+def _processes_apart(
+    device: Int64, devices: tuple[str, ...], processes: Sequence[object]
+) -> tuple[Int64, tuple[str, ...]]:
+    """Give each process devices of its own where several use one, as in ranks' traces put into one file.
+
+    Addresses and counters are a process's own: in one column, they would free one another's blocks.
+    """
+    number, there = whole_column(processes)
+    if not len(number) or (there.all() and (number == number[0]).all()):
+        return device, devices
+    named = [
+        str(number) if known else told[:LONGEST_PROCESS] if isinstance(told, str) else "not told"
+        for told, number, known in zip(processes, number.tolist(), there.tolist(), strict=True)
+    ]
+    names, process = np.unique(named, return_inverse=True)
+    pairs, pair = np.unique(np.stack((device, process.reshape(-1))), axis=1, return_inverse=True)
+    users = np.bincount(pairs[0] + 1)  # places from 0 on: -1 stands for no device
+    own = [
+        devices[row] if users[row + 1] == 1 else f"{devices[row]} (process {names[user]})"
+        for row, user in pairs.T.tolist()
+        if row >= 0
+    ]
+    row_of = np.where(pairs[0] < 0, -1, np.arange(len(pairs[0])) - np.count_nonzero(pairs[0] < 0))
+    return row_of[pair.reshape(-1)], tuple(own)
+
+
 def _shared_apart(
     device: Int64, devices: tuple[str, ...], size: Int64, total: Int64, address: Int64, oom: Bool
 ) -> tuple[Int64, tuple[str, ...]]:
     """Give memory that processes share a device of its own: c10's MapAllocator reports a total of 0."""
-    if "cpu" not in devices:
-        return device, devices
-    on_cpu = (device == devices.index("cpu")) & ~oom
-    shared = in_shared_memory(address, size, total, on_cpu)
-    if not shared.any():
-        return device, devices
-    device = device.copy()
-    device[shared] = len(devices)
-    return device, (*devices, SHARED)
+    device, found = device.copy(), devices
+    for row in (row for row, name in enumerate(devices) if name.startswith("cpu")):
+        here = np.flatnonzero((device == row) & ~oom)
+        shared = in_shared_memory(address[here], size[here], total[here], np.ones(len(here), bool))
+        if shared.any():
+            device[here[shared]] = len(found)
+            found = (*found, devices[row].replace("cpu", SHARED, 1))
+    return device, found

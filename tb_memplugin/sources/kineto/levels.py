@@ -86,7 +86,7 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
                 f"{name}: {count:,} events tell no address (PyTorch before 1.10): which of several blocks of "
                 "one size was freed is not known; no sum depends on it."
             )
-        if one.counted is None and name != SHARED:
+        if one.counted is None and not name.startswith(SHARED):
             yield (
                 f"{name}: the file tells no totals (PyTorch before 1.10): what was alive before it and is "
                 "not freed in it is missing from every level."
@@ -96,9 +96,9 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
                 f"{name}: the blocks that were alive before the first event sum to {-one.others:,} bytes "
                 "more than the profiler's counter."
             )
-        if name == "cpu" and one.others > 0:
+        if name.startswith("cpu") and one.others > 0:
             yield (
-                f"cpu: the counter stands at {one.counted:,} bytes when the trace begins. It counts "
+                f"{name}: the counter stands at {one.counted:,} bytes when the trace begins. It counts "
                 "only while a profiler is on, and keeps what was freed in between: these bytes may be too "
                 "many, and what was allocated before any profiler was on is not in them."
             )

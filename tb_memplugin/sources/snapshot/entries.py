@@ -155,16 +155,17 @@ def _times(trace: Sequence[dict[str, Any]], faults: dict[str, int]) -> tuple[Int
     absent = times.count(None)
     if absent == len(times):
         return np.arange(len(times), dtype=np.int64) * 1_000, False
-    if absent:
-        faults["entries have no time; given the time of the one before"] = absent
-        times = [0 if time is None else time for time in times]
-    written = whole_numbers(times)
+    faults["entries have no time; given the time of the one before"] = absent
+    told = [row for row, time in enumerate(times) if time is not None] if absent else []
+    written = whole_numbers([times[row] for row in told] if absent else times)
     if written.max() >= LATEST_US:
         raise OverflowError(f"the time {int(written.max())} µs is out of range")
     risen = np.maximum.accumulate(np.maximum(written, 0))
-    faults["entries are earlier than the one before; moved to its time"] = (
-        int(np.count_nonzero(risen != written)) - absent
+    faults["entries are earlier than the one before; moved to its time"] = int(
+        np.count_nonzero(risen != written)
     )
+    if absent:  # those at the beginning have none before them: they take the first that is told
+        risen = risen[np.searchsorted(told, np.arange(len(times)), side="right").clip(min=1) - 1]
     return risen * 1_000, True
 
 

@@ -184,6 +184,17 @@ def test_memory_that_processes_share_is_a_device_of_its_own() -> None:
     assert trace.live(1).tolist() == [0, 0, 700, 700]
 
 
+def test_processes_whose_traces_were_put_into_one_file_keep_their_own_devices_and_counters() -> None:
+    first = [memory("1 10 5 5"), memory("4 10 -5 0")]
+    second = [{**memory("2 10 7 107"), "pid": 2}, {**memory("3 90 700 0"), "pid": 2}]
+    gpu = {**memory("5 10 9 9", **{"Device Type": 1, "Device Id": 0}), "pid": 2}
+    trace = loaded(*first, *second, gpu)
+    names = [device.name for device in trace.devices]
+    assert names == ["cpu (process 1)", "cpu (process 2)", "cuda:0", "shared (process 2)"]
+    assert [trace.live(row)[-1] for row in range(4)] == [0, 107, 9, 700]
+    assert not any("counter" in note and "up to" in note for note in trace.notes)
+
+
 @pytest.mark.parametrize("number", ["GPU 3", None, -1, 1.5])
 def test_a_device_whose_number_is_none_is_told(number: object) -> None:
     cuda = {"Device Type": 1}

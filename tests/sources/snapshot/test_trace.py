@@ -143,6 +143,17 @@ def test_without_times_the_index_stands_for_them() -> None:
     assert "tells no times" in trace.notes[0]
 
 
+def test_an_entry_without_a_time_takes_the_one_before_and_at_the_beginning_the_first_told() -> None:
+    lines = "alloc 1000 1", "free_completed 1000 1", "snapshot 0 0 70", "snapshot 0 0", "snapshot 0 0 60"
+    written = entries(*lines)
+    for row in (0, 1, 3):
+        del written[row]["time_us"]
+    trace = trace_from_snapshot(snapshot([], written), "x")
+    assert trace.events.time_ns.tolist() == [70_000] * 5
+    assert trace.notes[0].startswith("cuda:0: 3 entries have no time")
+    assert trace.notes[1].startswith("cuda:0: 1 entries are earlier")
+
+
 def test_legacy_blocks_lie_one_behind_the_other_and_history_has_the_request() -> None:
     blocks = [
         {"size": 512, "state": "inactive"},
