@@ -33,7 +33,7 @@ from tb_memplugin.logs import instance_logger, tell_trace_is_lost
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
 from tb_memplugin.sources.lines.recording import HistoryLines, RecordedLines, StorageLines, recording_device
 from tb_memplugin.sources.tracer.history import has_history
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.block_writer import BlockWriter
 from tb_memplugin.trace import MemoryTrace
 
 __all__ = [
@@ -80,6 +80,8 @@ class LineTracer:
         self._lock = threading.Lock()
         self._running: StorageLines | HistoryLines | None = None
         self._recorded: RecordedLines | None = None
+        self._stretch = -1
+        self._saved = BlockWriter()
 
     @hidden_from_dynamo
     def start_tracing(self) -> None:
@@ -98,6 +100,7 @@ class LineTracer:
             recording = self._recording()
             recording.begin()
             self._running, self._recorded = recording, None
+            self._stretch += 1
 
     @hidden_from_dynamo
     def stop_tracing(self) -> None:
@@ -196,10 +199,13 @@ class LineTracer:
     def save(self, logdir: str | os.PathLike[str], worker_name: str | None = None) -> None:
         """Write the trace for the Memory tab of `tensorboard --logdir <logdir>`; its view Stacks has lines.
 
+        A tracer's stretches are numbered from 0: saved to the same place, each is a step there.
+
         Raises:
             MemPluginError: nothing was traced, or the folder cannot be written.
         """
-        RunWriter(os.fspath(logdir), worker_name or default_worker_name()).write(self.trace_result())
+        worker = worker_name or default_worker_name()
+        self._saved.write(self.trace_result(), self._stretch, logdir, worker)
 
     def _peak(self, recorded: RecordedLines, device: str | None) -> tuple[MemoryTrace, int, int]:
         """The trace that has a device's peak, the device's row, and the event after which it held."""

@@ -42,7 +42,7 @@ from tb_memplugin.sources.tracer.results import (
     PhaseMemoryStats,
     TracerResult,
 )
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.block_writer import BlockWriter
 from tb_memplugin.trace import MemoryTrace
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer", "PhaseMemoryStats"]
@@ -87,6 +87,8 @@ class MemoryTracer:
         self._lock = threading.Lock()
         self._running: StorageRecording | HistoryRecording | None = None
         self._result: TracerResult | None = None
+        self._block = -1
+        self._saved = BlockWriter()
 
     def trace(
         self,
@@ -226,10 +228,13 @@ class MemoryTracer:
     def save(self, logdir: str | os.PathLike[str], worker_name: str | None = None) -> None:
         """Write the trace for the Memory tab of `tensorboard --logdir <logdir>`.
 
+        A tracer's blocks are numbered from 0: saved to the same place, each is a step there.
+
         Raises:
             MemPluginError: nothing was traced, or the folder cannot be written.
         """
-        RunWriter(os.fspath(logdir), worker_name or default_worker_name()).write(self.trace_result())
+        worker = worker_name or default_worker_name()
+        self._saved.write(self.trace_result(), self._block, logdir, worker)
 
     def _timeline(self) -> dict[str, Any]:
         result = self.result
@@ -266,13 +271,19 @@ class MemoryTracer:
         device = device or torch.device("cpu")
         if has_history(device.type):
             return HistoryRecording(device, self.max_events, with_fragmentation=self._with_fragmentation)
-        refuse_absent(device, "MemoryTracer", "Leave `device` out: then the tracer follows the model.")
+        fix = (
+            "Leave `device` out: then the tracer follows the model."
+            if self._device is not None
+            else "Put the model on a device that is here, or say which one to trace with device=."
+        )
+        refuse_absent(device, "MemoryTracer", fix)
         return StorageRecording(device.type, self.max_events)
 
     def _end(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         with self._lock:
             recording, self._running = self._running, None
             self._result = None
+            self._block += 1
         if recording is None:
             return
         try:

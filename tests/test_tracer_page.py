@@ -83,3 +83,10 @@ def test_a_script_of_its_forerunners_may_name_the_arguments_of_its_reference(tmp
     tracer.export_flame_graph(output_path=tmp_path / "flame.json")
     tracer.export_timeline(output_path=str(tmp_path / "timeline.json"))
     assert {path.name for path in tmp_path.iterdir()} == {"flame.json", "timeline.json"}
+
+
+def test_its_dataclasses_are_made_with_the_pages_fields_and_read_with_vars():
+    stats = LayerMemoryStats("fc", 8, 16, 2, 1, 0.5, 3.0)
+    event = MemoryEvent(0.5, "alloc", 4, None, 8, 16, 0.5)
+    assert list(vars(stats).values())[:7] == ["fc", 8, 16, 2, 1, 0.5, 3.0]
+    assert list(vars(event).values()) == [0.5, "alloc", 4, None, 8, 16, 0.5]

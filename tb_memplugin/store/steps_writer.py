@@ -29,7 +29,8 @@ SCALARS_EACH = 1_000
 class StepsWriter:
     """Writes the figures of one worker's steps into `<logdir>/<worker>.steps`.
 
-    Nothing is touched before the first write. Not for several threads.
+    Nothing is touched before the first write. A folder that somebody deletes meanwhile is made again. Not
+    for several threads.
 
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
@@ -55,7 +56,7 @@ class StepsWriter:
             OSError: the folder cannot be written. What was written before stays readable.
             MemPluginError: there is no free folder.
         """
-        if self._folder is None:
+        if self._folder is None or self._folder.is_gone():
             self._folder = take_folder(self._logdir, self._worker, STEPS_END)
         last = int(figures.steps[-1])
         event = Event(wall_time=time.time(), step=last, summary=Summary(value=[self._value(figures)]))

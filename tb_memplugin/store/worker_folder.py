@@ -33,6 +33,13 @@ class WorkerFolder:
         self._event_stem = f"events.out.tfevents.{int(time.time()):010d}.{maker}"
         self._parts = 0
 
+    def is_gone(self) -> bool:
+        """Whether somebody deleted it, which is told. Elsewhere than here, writing makes it again."""
+        if files.is_remote(self.path) or files.exists(files.join(self.path, SIDE_FOLDER, CLAIM)):
+            return False
+        _log.warning("%s was deleted; what is recorded from here on goes into a new one.", self.path)
+        return True
+
     def add_events(self, events: bytes) -> str:
         """Append to the event file; where nothing can be appended to, every call makes a file of its own.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from dataclasses import dataclass
@@ -13,13 +12,11 @@ from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
 from tb_memplugin.store.event_file import step_record
 from tb_memplugin.store.outline import whole_summaries
-from tb_memplugin.store.paths import CLAIM, SIDE_FOLDER, side_file_name
+from tb_memplugin.store.paths import SIDE_FOLDER, side_file_name
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.windows import write_window
 from tb_memplugin.store.worker_folder import WorkerFolder, take_folder
 from tb_memplugin.trace import MemoryTrace
-
-_log = logging.getLogger("tb_memplugin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +83,8 @@ class RunWriter:
                 self._refuse(error)
 
     def _forget_deleted(self) -> None:
-        """Take a folder anew where somebody has deleted ours. Elsewhere than here, writing makes it again."""
-        path = self._folder.path if self._folder else ""
-        if path and not files.is_remote(path) and not files.exists(files.join(path, SIDE_FOLDER, CLAIM)):
-            _log.warning("%s was deleted; what is recorded from here on goes into a new one.", path)
+        """Take a folder anew where somebody has deleted ours."""
+        if self._folder is not None and self._folder.is_gone():
             self._folder = None
 
     def _write(self, trace: MemoryTrace) -> WrittenWindow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,16 @@ def test_a_second_training_in_the_same_folder_leaves_the_first_alone(tmp_path, c
     path = StepsWriter(str(tmp_path), "rank0", 0).write(figures([2]))
     assert Path(path).parent == tmp_path / "rank0.2.steps"
     assert "rank0.2.steps" in caplog.text
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path, caplog):
+    writer = StepsWriter(str(tmp_path), "rank0", 0)
+    writer.write(figures([1]))
+    shutil.rmtree(tmp_path / "rank0.steps")
+    path = writer.write(figures([2], first=1))
+    assert points(values_of(path), "memory/peak_allocated") == [(1, 2)]
+    assert "was deleted; what is recorded from here on goes into a new one" in caplog.text
+    assert "already holds" not in caplog.text
 
 
 def test_a_hundred_thousand_steps_take_some_forty_bytes_each(tmp_path):

@@ -47,6 +47,8 @@ class AllocatorLog:
 
     def begin(self, reader: deque[Reported]) -> bool:
         """Begin to fill a queue. Returns whether reports come: not while another profiler is on."""
+        if self._on:  # for a tracer around: until now torch only made tensors of numbers, to call our mode
+            self._disable()
         if not self._on and not _profiler_enabled():
             _enable(_CONFIG)
             _record_functions(False)
@@ -64,14 +66,20 @@ class AllocatorLog:
 
     def stop(self) -> None:
         """Hand on what was reported, and report no more."""
+        now = time_ns()
+        lists = self._disable()
+        if len(lists) > 1 or (lists and len(lists[0]) > 2):  # more than its two marks
+            self._hand_on(lists, now)
+
+    def _disable(self) -> list[list[Any]]:
+        """Report no more; gives what was reported, nothing where another profiler has taken its place."""
+        lists: list[list[Any]] = []
         if self._on:
             self._on = False
             if _profiler_type().value == _LEGACY:
-                now = time_ns()
                 lists = _disable()
                 _record_functions(True)
-                if len(lists) > 1 or len(lists[0]) > 2:  # more than its two marks
-                    self._hand_on(lists, now)
+        return lists
 
     def _hand_on(self, lists: list[list[Any]], now: int) -> None:
         events = lists[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import time_ns
 from typing import Any
 
@@ -28,6 +29,7 @@ from tb_memplugin.sources.history.recording import (
 from tb_memplugin.sources.history.window import ModuleMarks
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.passing_hooks import PassingHook
+from tb_memplugin.sources.profiler.dtypes import dtypes_of
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.sources.tracer.calls import Crossing, HistoryCalls, result_of
 from tb_memplugin.sources.tracer.results import NamedPhase, TracerResult
@@ -95,7 +97,9 @@ class HistoryRecording:
             self._switch.off(self._allocator)
             raise
 
-    def stop(self, _: Mapping[str, nn.Module], __: Sequence[torch.optim.Optimizer]) -> TracerResult:
+    def stop(
+        self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> TracerResult:
         """End it, and read what the allocator wrote down."""
         stop_ns = time_ns()
         self._unhook()
@@ -107,6 +111,8 @@ class HistoryRecording:
         trace = trace_from_snapshot(
             taken if self._is_fresh else since(taken, self._start_ns), "MemoryTracer", self._device.type
         )
+        dtypes = dtypes_of(models, optimizers, self._names)
+        trace = replace(trace, properties={**trace.properties, **dtypes})
         entries = max((len(one) for one in taken.get("device_traces", ())), default=0)
         is_full = entries >= self._max_events or not (
             self._is_fresh or reaches(taken, self._start_ns, self._number)

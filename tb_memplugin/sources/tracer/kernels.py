@@ -88,13 +88,16 @@ class Unseen:
     `operators` ran while another profiler recorded, or torch has none for us; `frees` are bytes given back
     inside operators, of blocks that nobody knew; `kept` are bytes that an operator took, did not return in
     a tensor and did not give back: they count for that operator alone. `sparse_gradients` are sparse
-    tensors of backwards: autograd copies gradients because a dispatch mode is on.
+    tensors of backwards: autograd copies gradients because a dispatch mode is on. `second_block` is
+    the last peak that an operator of a backward reached by a result that it may write over an input where no
+    mode is on, and that result's bytes.
     """
 
     operators: int = 0
     frees: int = 0
     kept: int = 0
     sparse_gradients: int = 0
+    second_block: tuple[int, int] = (-1, 0)
 
 
 class KernelMemory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
@@ -110,8 +111,8 @@ class ThreadLayers:
         self.layers, self.ledger = layers, layers.ledger
         self.numbers = SavedNumbers(layers.ledger)
         self.stack: list[Frame] = []
-        self.nodes_from: list[int] = [0]
-        self.node_rows: list[int] = [-1]
+        self.nodes_from = array("q", [0])
+        self.node_rows = array("q", [-1])
         self.backward_row = -1
         self.in_backward = False
         self._began_ns = self._layer_began_ns = 0
@@ -199,7 +200,7 @@ class ThreadLayers:
     def _boundary(self) -> None:
         self._sequence = _sequence_number()
         if self._sequence < self.nodes_from[-1]:  # a new thread with an old one's ident
-            self.nodes_from, self.node_rows = [0], [-1]
+            self.nodes_from, self.node_rows = array("q", [0]), array("q", [-1])
         self.nodes_from.append(self._sequence)
         self.node_rows.append(self.stack[-1].row if self.stack else -1)
         if len(self.nodes_from) > _MOST_BOUNDARIES:

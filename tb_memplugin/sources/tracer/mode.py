@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from time import time_ns
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo, is_hidden
-from tb_memplugin.sources.storage_lifetimes import Ledger
+from tb_memplugin.sources.storage_lifetimes import Block, Ledger
 from tb_memplugin.sources.storages import storages
 from tb_memplugin.sources.tracer.kernels import KernelMemory, Made, Place
 from tb_memplugin.sources.tracer.layers import Layers, ThreadLayers
@@ -24,7 +25,12 @@ _current_task = torch._C._current_graph_task_id
 _current_node = torch._C._current_autograd_node
 _Tensor, _strided = torch.Tensor, torch.strided
 _BACKWARD, _OTHER = Phase.BACKWARD, Phase.OTHER
-
+_CALLERS = frozenset((KernelMemory.run.__code__.co_filename, torch._ops.__file__))
+"""Files whose functions only pass on what an operator is called with."""
+_OVERWRITES = frozenset(
+    f"aten::{name}" for name in ("add", "sub", "index_add", "index_put", "masked_fill", "scatter_add")
+)
+"""What autograd, and formulas of backward, do in place where no dispatch mode is on."""
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -51,6 +57,16 @@ def _is_torchs(storage: torch.UntypedStorage) -> bool:
         return False
 
 
+def _let_go(failed: TracebackType | None) -> None:
+    """Empty the frames that stand in a failed operator's traceback because of us.
+
+    They hold what it was given. Untraced it has no such frames: an error that is kept would keep tensors.
+    """
+    while failed is not None and failed.tb_frame.f_code.co_filename in _CALLERS:
+        failed.tb_frame.clear()
+        failed = failed.tb_next
+
+
 class StorageMode(TorchDispatchMode):
     """Writes the storages behind every operator's results into a ledger. One object a thread.
 
@@ -62,6 +78,7 @@ class StorageMode(TorchDispatchMode):
         self._layers = layers
         self._ledger: Ledger = layers.ledger
         self._is_told = False
+        self._overwritten: tuple[int, Block] | None = None
         self._on_cpu = layers.ledger.device_type == "cpu"
         self._here: ThreadLayers = layers.here()
         self._kernels = KernelMemory(layers.ledger, layers.unseen, self._here.numbers)
@@ -80,12 +97,18 @@ class StorageMode(TorchDispatchMode):
             _drop_soon()
             return func(*args, **kwargs) if kwargs else func(*args)
         here, ledger, kernels = self._here, self._ledger, self._kernels
+        if self._overwritten is not None:
+            self._tell_overwritten()
         if ledger.deaths or here.numbers.waiting:
             with ledger.lock:
                 here.settle()
-        began, out = time_ns(), None
+        began, out, highest = time_ns(), None, ledger.peak
         try:
             out = kernels.run(func, args, kwargs)
+        except BaseException as error:
+            args, kwargs = (), None
+            _let_go(error.__traceback__ and error.__traceback__.tb_next)
+            raise
         finally:  # an operator that raises took memory, too
             try:
                 with ledger.lock:
@@ -93,7 +116,25 @@ class StorageMode(TorchDispatchMode):
             except Exception as error:  # the training goes on, whatever happens to us
                 logger.debug("noting an operator failed", exc_info=error)
                 self._layers.failed(error)
+        if ledger.peak > highest and _current_task() != -1 and not torch.is_grad_enabled():
+            self._suspect(func, args, out)
         return out
+
+    def _suspect(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """A backward's operator reached the peak: note the input that it may write over without a mode."""
+        schema = getattr(func, "_schema", None)
+        if schema is None or schema.name not in _OVERWRITES or not (type(args[0]) is type(out) is _Tensor):
+            return
+        blocks = self._ledger.blocks
+        given, made = (blocks.get(one.untyped_storage()._cdata) for one in (args[0], out))
+        if isinstance(given, Block) and made is not None and made is not given and made.bytes == given.bytes:
+            self._overwritten = self._ledger.peak, given
+
+    def _tell_overwritten(self) -> None:
+        """Count it, if it went before the next operator."""
+        if self._overwritten is not None and self._overwritten[1]() is None:
+            self._layers.unseen.second_block = self._overwritten[0], self._overwritten[1].bytes
+        self._overwritten = None
 
     @property
     def is_on(self) -> bool:
@@ -214,6 +255,7 @@ class StorageMode(TorchDispatchMode):
             dispatch._push_mode(mode)
         _drop_ended()
         FLAGS.down()
+        self._tell_overwritten()
 
 
 def _drop_ended() -> None:

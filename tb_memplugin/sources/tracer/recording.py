@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import time_ns
@@ -17,6 +18,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.beside_dynamo import UncompiledHere
 from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.optimizer_hooks import StepHooks
+from tb_memplugin.sources.profiler.dtypes import dtypes_of
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages, storages
 from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
@@ -52,6 +54,7 @@ class StorageRecording:
         self._modes: dict[int, StorageMode] = {}
         self._foreign_calls = 0
         self._step_ns = time_ns()
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.phases: deque[NamedPhase] = deque(maxlen=max_events)
 
     def start(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -74,7 +77,7 @@ class StorageRecording:
         self._beside_others = others_may_run()
         alive = storages_alive(of_gradients=not self._beside_others)
         ledger.take_in(storage for storage in alive if self._is_mine(storage))
-        ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
+        self.recorded.start_ns = ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
         self._hooks = LayerHooks(self.layers, self._watch, self._unwatch)
         try:
             self._hooks.start(models, names)
@@ -110,6 +113,7 @@ class StorageRecording:
             ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
             recorded.stop_ns = time_ns()
             recorded.notes += self._notes()
+            recorded.properties.update(dtypes_of(models, {*optimizers, *self._stepped}, self.layers.names))
             result = self._result(trace_from_ledger(recorded))
             ledger.blocks.clear()  # with them the weak references go
         return result
@@ -222,6 +226,7 @@ class StorageRecording:
         self._step_ns = time_ns()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._stepped.add(optimizer)
         self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
         self.layers.optimizer.append((self._step_ns, time_ns()))
         try:
@@ -250,6 +255,12 @@ class StorageRecording:
             yield (
                 f"{unseen.sparse_gradients:,} sparse tensors were made in backward. Autograd copies sparse "
                 "gradients while a dispatch mode is on: a training that nobody traces has no such copies."
+            )
+        if unseen.second_block[0] == ledger.peak:
+            yield (
+                "The peak was reached in backward, by a result that torch may write over an input where no "
+                "dispatch mode is on (gradients that meet, some formulas): in a training that nobody traces "
+                f"the peak may be up to {unseen.second_block[1]:,} bytes lower."
             )
         if ledger.dropped:
             yield (

@@ -13,9 +13,11 @@ ROOT = "(root)"
 """The name of the outermost module, whose FQN is empty."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerMemoryStats:
     """One layer: what happened while it, or a layer inside it, ran, in forward and in backward.
+
+    The first seven are Memory Tracer's, which scripts also make themselves and read with `vars()`.
 
     Attributes:
         layer_name: its FQN, `(root)` for the model itself.
@@ -37,10 +39,10 @@ class LayerMemoryStats:
     total_deallocations: int
     avg_fragmentation: float
     duration_ms: float
-    allocated_bytes: int
-    calls: int
-    forward_ms: float
-    backward_ms: float
+    allocated_bytes: int = 0
+    calls: int = 0
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -68,9 +70,9 @@ class PhaseMemoryStats:
         return self.after_bytes - self.before_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemoryEvent:
-    """One event, with the device's levels after it.
+    """One event, with the device's levels after it. Its fields are Memory Tracer's, also for `vars()`.
 
     Attributes:
         timestamp: seconds since the trace began.

@@ -45,6 +45,7 @@ class Recorded:
     stop_ns: int = 0
     marks: deque[Mark] = field(default_factory=deque)
     notes: list[str] = field(default_factory=list)
+    properties: dict[str, str] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
@@ -84,7 +85,7 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
         annotation_names=names.as_tuple(),
         modules=tables.owners.as_tuple(),
         notes=tuple(recorded.notes),
-        properties={"torch": torch.__version__},
+        properties={"torch": torch.__version__, **recorded.properties},
     )
 
 

@@ -275,6 +275,17 @@ def test_nested_tracers_both_see_a_kernels_buffers():
     assert sizes[0].count(24) >= 2
 
 
+def test_nested_tracers_leave_nothing_unseen_where_numbers_become_tensors():
+    one, outer, inner = torch.ones(10), MemoryTracer(), MemoryTracer()
+    with outer.trace(nn.Identity()), inner.trace(nn.Identity()):
+        one.mul_(0.5)
+        one.div(3)
+    for tracer in (outer, inner):
+        assert tracer.trace_result().notes == ()
+        signs = np.sign(signed(tracer.trace_result()))
+        assert signs.sum() == 0  # what `div` gave went, too
+
+
 def test_states_of_random_generators_count_and_torchs_function_comes_back():
     before, tracer = torch.get_rng_state, MemoryTracer()
     state = before()
