@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from examples.demo import Config, Transformer, batches, standard_library
 from tb_memplugin import load, memory_trace_handler
 from tb_memplugin.analysis import Finding, advice
-from tb_memplugin.analysis.folded_names import folded_name
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import highest_step
 from tb_memplugin.analysis.recompute import Activations
 from tb_memplugin.trace import MemoryTrace
@@ -49,8 +49,9 @@ def record(text: Tensor, tmp_path: Path) -> Iterator[Record]:
     def recorded(train: Train = usual, *, recompute: str = "", with_stack: bool = False) -> MemoryTrace:
         torch.manual_seed(0)
         model = Transformer(CONFIG)
+        rows = folds([name for name, _ in model.named_modules()])
         for name, module in model.named_modules():
-            if recompute and folded_name(name) == recompute:
+            if recompute and rows[name] == recompute:
                 module.forward = partial(checkpoint, module.forward, use_reentrant=False)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         with profile(
@@ -183,7 +184,8 @@ def test_with_stacks_growth_has_the_function_that_made_it(record: Record) -> Non
 def test_checkpointing_saves_what_was_foretold_but_for_the_random_state(record: Record, name: str) -> None:
     trace = record()
     step = highest_step(trace, 0)
-    rows = [row for row, module in enumerate(trace.modules) if folded_name(module.key) == name]
+    folded = folds([module.key for module in trace.modules])
+    rows = [row for row, module in enumerate(trace.modules) if folded[module.key] == name]
     foretold = Activations(trace, 0, step).recomputed(np.array(rows))
     assert foretold.saved_bytes > 0.05 * step.peak_bytes
     saved = step.peak_bytes - peak(record(recompute=name))

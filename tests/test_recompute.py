@@ -15,7 +15,7 @@ from torch.profiler import profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 from tb_memplugin import load, memory_trace_handler
-from tb_memplugin.analysis.folded_names import folded_name
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import highest_step
 from tb_memplugin.analysis.recompute import Activations, Recomputed
 from tb_memplugin.trace import MemoryTrace
@@ -96,8 +96,9 @@ def one_thread() -> Iterator[None]:
 def trained(name: str, recompute: str, folder: Path) -> MemoryTrace:
     torch.manual_seed(0)
     model = MODELS[name]()
+    rows = folds([key for key, _ in model.named_modules()])
     for key, module in model.named_modules():
-        if recompute and folded_name(key) == recompute:
+        if recompute and rows[key] == recompute:
             module.forward = partial(checkpoint, module.forward, use_reentrant=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     x = torch.rand(INPUTS[name])
@@ -116,7 +117,8 @@ def trained(name: str, recompute: str, folder: Path) -> MemoryTrace:
 
 
 def foretold(trace: MemoryTrace, name: str) -> Recomputed:
-    rows = [row for row, module in enumerate(trace.modules) if folded_name(module.key) == name]
+    folded = folds([module.key for module in trace.modules])
+    rows = [row for row, module in enumerate(trace.modules) if folded[module.key] == name]
     return Activations(trace, 0, highest_step(trace, 0)).recomputed(np.array(rows, np.int64))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.curve import extremes
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
@@ -18,7 +19,8 @@ class Bands:
 
     `low`, `high`: of each column, shape (columns,). A column shows the moment of its high: allocation
     `rows[i]` (of `trace.allocations`, in order of birth) is alive in the columns `first[i]..last[i]`.
-    In each column the bytes of those and `rest` sum to `high`; `others` allocations are in `rest`.
+    In each column the bytes of those and `rest` sum to `high`; `small` are the allocations in `rest`, alive
+    in the columns `small_first..small_last`.
     """
 
     low: Int64
@@ -27,7 +29,9 @@ class Bands:
     first: Int64
     last: Int64
     rest: Int64
-    others: int
+    small: npt.NDArray[np.intp]
+    small_first: npt.NDArray[np.int32]
+    small_last: npt.NDArray[np.int32]
     peak_event: int
     peak_column: int
 
@@ -49,7 +53,8 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     first = np.searchsorted(at, blocks.born[rows], side="right")
     last = np.searchsorted(at, blocks.freed[rows], side="right") - 1
     seen = np.flatnonzero(first <= last)
-    chosen = seen[_largest(blocks.bytes[rows[seen]], most)]
+    place = _largest(blocks.bytes[rows[seen]], most)
+    chosen, small = seen[place], np.delete(seen, place)
     size = blocks.bytes[rows[chosen]]
     top = int(np.argmax(high))
     return Bands(
@@ -59,10 +64,28 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
         first=first[chosen].astype(np.int64),
         last=last[chosen].astype(np.int64),
         rest=high - _stacked(size, first[chosen], last[chosen], len(at)),
-        others=len(seen) - len(chosen),
+        small=rows[small],
+        small_first=first[small].astype(np.int32),
+        small_last=last[small].astype(np.int32),
         peak_event=int(at[top]) - 1,
         peak_column=top,
     )
+
+
+def divided_rest(found: Bands, size: Int64, part: Int64, parts: int) -> Int64:
+    """The rest of each column by what its allocations belong to. Bytes, int64, shape (parts, columns).
+
+    Args:
+        found: the bands.
+        size: bytes of each of `found.small`.
+        part: the part of each of `found.small`, from 0 to `parts` - 1.
+        parts: how many there are.
+    """
+    width = len(found.rest) + 1
+    change = sums(part * width + found.small_first, size, parts * width)
+    change -= sums(part * width + found.small_last + 1, size, parts * width)
+    divided: Int64 = np.cumsum(change.reshape(parts, width), axis=1)[:, :-1]
+    return divided
 
 
 def _largest(size: Int64, most: int) -> npt.NDArray[np.intp]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words, share
-from tb_memplugin.analysis.folded_names import folded_name
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import highest_step
 from tb_memplugin.analysis.recompute import Activations, Recomputed
 from tb_memplugin.trace import Category, MemoryTrace, Phase
@@ -76,10 +76,11 @@ def _groups(trace: MemoryTrace, own: Int64) -> list[tuple[str, Int64]]:
     for row in range(len(trace.modules) - 1, -1, -1):
         if trace.modules[row].parent >= 0:
             held[trace.modules[row].parent] += held[row]
+    folded = folds([module.key for module in trace.modules])
     rows: dict[str, list[int]] = {}
     for row, module in enumerate(trace.modules):
         if module.is_module and held[row]:
-            rows.setdefault(folded_name(module.key), []).append(row)
+            rows.setdefault(folded[module.key], []).append(row)
     total = {name: int(held[places].sum()) for name, places in rows.items()}
     largest = sorted(rows, key=lambda name: (-total[name], name))[:TRIED]
     return [(name, np.array(rows[name], np.int64)) for name in largest]

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,6 +54,24 @@ def layer_paths(keys: Sequence[str]) -> list[LayerPath]:
         else LayerPath((key,) if key.startswith(OUTSIDE) else tuple(key.split(".")), None)
         for key, (head, number, tail) in zip(keys, split, strict=True)
     ]
+
+
+def folds(keys: Sequence[str]) -> dict[str, str]:
+    """The row of each module key: what it shares with other layers, else the key itself.
+
+    A list within layers folds by the same rule: `stages.*.*`, where tables have `stages.*.0`, `stages.*.1`.
+    """
+    before, rows = list(keys), shared_rows(keys)
+    while rows != before:
+        before, rows = rows, shared_rows(rows)
+    return dict(zip(keys, rows, strict=True))
+
+
+def shared_rows(keys: Sequence[str]) -> list[str]:
+    """The row of each key in a table: its folded name where two keys or more share it, else the key."""
+    rows = [path.folded for path in layer_paths(keys)]
+    times = Counter(rows)
+    return [row if times[row] > 1 else key for key, row in zip(keys, rows, strict=True)]
 
 
 def _split_at_number(key: str) -> tuple[str, int | None, tuple[str, ...]]:

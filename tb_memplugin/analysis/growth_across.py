@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.growth import MATTERS_IN_STEPS, MATTERS_SHARE, place_name
 from tb_memplugin.analysis.leaks import MODELS_OWN, kept_places
 from tb_memplugin.trace import MemoryTrace
@@ -158,6 +159,7 @@ def _kept(trace: MemoryTrace, device: int) -> tuple[tuple[str, int], ...]:
     steps = len(trace.steps)
     before = trace.step_events(steps - 1)[0] if steps > 1 else len(trace.events)
     found: Counter[str] = Counter()
+    rows = folds([module.key for module in trace.modules])
     for key, frames, size in kept_places(trace, device, before):
-        found[place_name(key, frames)] += size // max(1, steps - 1)
+        found[place_name(key, frames, rows)] += size // max(1, steps - 1)
     return tuple(found.most_common())

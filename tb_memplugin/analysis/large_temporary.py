@@ -6,7 +6,7 @@ import numpy as np
 
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
-from tb_memplugin.analysis.folded_names import folded_name
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import HighestStep, highest_step
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
 from tb_memplugin.trace import Category, MemoryTrace
@@ -57,7 +57,8 @@ def _places(trace: MemoryTrace, rows: Int64) -> Int64:
     """A number for the operator and the module, layers folded, of each block."""
     blocks = trace.allocations
     names: dict[str, int] = {}
-    folded = [names.setdefault(folded_name(module.key), len(names)) for module in trace.modules]
+    row = folds([module.key for module in trace.modules])
+    folded = [names.setdefault(row[module.key], len(names)) for module in trace.modules]
     module = np.array([*folded, len(names)], np.int64)[blocks.module[rows]]
     key = module * (len(trace.operators) + 1) + blocks.operator[rows] + 1
     place: Int64 = np.unique(key, return_inverse=True)[1].astype(np.int64)
@@ -77,7 +78,8 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
     operator = blocks.operator[largest]
     name = trace.operators[operator] if operator >= 0 else NO_OPERATOR
     key = trace.modules[blocks.module[largest]].key if blocks.module[largest] >= 0 else ""
-    inside = f" in {folded_name(key)}" if key and not key.startswith(OUTSIDE) else ""
+    row = folds([module.key for module in trace.modules])
+    inside = f" in {row[key]}" if key and not key.startswith(OUTSIDE) else ""
     detail = f"{len(at_peak):,} alive at once, {len(rows):,} in the step"
     frame = leading_frame(trace.stacks[blocks.stack[largest]]) if blocks.stack[largest] >= 0 else None
     line = [Evidence(line_key(frame), int(blocks.bytes[largest]), "made here")] if frame else []

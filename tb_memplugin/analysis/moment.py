@@ -15,9 +15,11 @@ from tb_memplugin.trace import Category, MemoryTrace, Phase
 class LiveAllocation:
     """One live block. `born_ns` is None if it was alive before the window, `freed_ns` if it outlived it.
 
-    `module`, `operator` and `name` (a parameter's FQN, say) are None where not known.
+    `row`: its place in `trace.allocations`. `module`, `operator` and `name` (a parameter's FQN, say) are None
+    where not known.
     """
 
+    row: int
     bytes: int
     address: int
     category: Category
@@ -103,6 +105,7 @@ def live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
     blocks, time = trace.allocations, trace.events.time_ns
     born, freed = int(blocks.born[row]), int(blocks.freed[row])
     return LiveAllocation(
+        row=row,
         bytes=int(blocks.bytes[row]),
         address=int(blocks.address[row]),
         category=Category(int(blocks.category[row])),

@@ -44,7 +44,7 @@ def optimizer_state(trace: MemoryTrace, device: int) -> Result:
     if not dtypes:
         return NotJudged(
             f"The recording does not tell the dtypes of its {in_words(held)} of optimizer state: "
-            "torch.profiler with memory_trace_handler does."
+            "torch.profiler with memory_trace_handler does, and so does MemoryTracer."
         )
     wide = sum(size for dtype, size in dtypes.items() if element_bytes(dtype) >= 4)
     saved = sum(

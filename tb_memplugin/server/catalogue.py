@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tensorboard.context import RequestContext
@@ -54,6 +54,7 @@ class Catalogue:
         self._lock = threading.Lock()
         self._listings: dict[str, Listing] = {}
         self._summaries: dict[tuple[str, str, str, str], StepSummary] = {}
+        self._read: dict[bytes, StepMetadata] = {}
 
     def listing(self, ctx: RequestContext, experiment: str, *, fresh: bool = False) -> Listing:
         """Everything there is: as it was when last asked, or asked anew.
@@ -63,7 +64,7 @@ class Catalogue:
         """
         listing = None if fresh else self._listings.get(experiment)
         if listing is None:
-            listing = self._listings[experiment] = _sorted(self._list(ctx, experiment))
+            listing = self._listings[experiment] = self._sorted(self._list(ctx, experiment))
         return listing
 
     def find(
@@ -110,6 +111,17 @@ class Catalogue:
                     del self._summaries[next(iter(self._summaries))]
         return summary
 
+    def _sorted(self, found: dict[str, dict[str, bytes]]) -> Listing:
+        """What was read before is read once: of twenty thousand steps that would take a second."""
+        before, self._read = self._read, {}
+
+        def metadata(content: bytes, where: str) -> StepMetadata:
+            read = before.get(content) or read_metadata(content, where)
+            self._read[content] = read
+            return read
+
+        return _sorted(found, metadata)
+
     def _list(self, ctx: RequestContext, experiment: str) -> dict[str, dict[str, Any]]:
         if self._provider is None:
             return {}
@@ -151,14 +163,14 @@ def run_and_worker(folder: str, worker: str) -> tuple[str, str]:
     return run or ".", worker
 
 
-def _sorted(found: dict[str, dict[str, bytes]]) -> Listing:
+def _sorted(found: dict[str, dict[str, bytes]], read: Callable[[bytes, str], StepMetadata]) -> Listing:
     workers: dict[tuple[str, str], list[Entry]] = {}
     problems: list[UnreadableFileError] = []
     folders: dict[str, list[Entry]] = {}
     for folder in sorted(found):
         for tag, content in found[folder].items():
             try:
-                metadata = _metadata(content, f"{folder}: {tag}")
+                metadata = read(content, f"{folder}: {tag}")
             except UnreadableFileError as error:
                 problems.append(error)
                 continue
@@ -172,14 +184,12 @@ def _sorted(found: dict[str, dict[str, bytes]]) -> Listing:
         key = (entries[0].run, entries[0].worker)
         if key in workers:
             key = (key[0], f"{key[1]} ({folder.rpartition('/')[2]})")
-        entries = [Entry(*key, entry.folder, entry.tag, entry.metadata) for entry in entries]
+        entries = [
+            entry if (entry.run, entry.worker) == key else replace(entry, run=key[0], worker=key[1])
+            for entry in entries
+        ]
         workers[key] = sorted(entries, key=lambda entry: (entry.metadata.window, entry.metadata.step))
     return Listing(workers, tuple(problems))
-
-
-@lru_cache(maxsize=16_384)
-def _metadata(content: bytes, where: str) -> StepMetadata:
-    return read_metadata(content, where)
 
 
 def _not_recorded(listing: Listing, run: str, worker: str, step: int) -> NotRecordedError:

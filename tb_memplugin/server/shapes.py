@@ -33,11 +33,20 @@ def stats_shape(device: DeviceStats) -> Json:
     """STEPSTATS: bytes and nanoseconds since the window's epoch."""
     stats = device.stats
     shape: Json = {name: getattr(stats, name) for name in _STATS}
-    shape["peak_reserved_bytes"] = (
-        stats.peak_reserved_bytes if stats.HasField("peak_reserved_bytes") else None
-    )
-    shape["capacity_bytes"] = device.capacity_bytes if device.HasField("capacity_bytes") else None
+    shape["peak_reserved_bytes"] = reserved_bytes(device)
+    shape["capacity_bytes"] = capacity_bytes(device)
     return shape
+
+
+def reserved_bytes(device: DeviceStats) -> int | None:
+    """The step's highest reserved, None where the device has no such counter."""
+    stats = device.stats
+    return stats.peak_reserved_bytes if stats.HasField("peak_reserved_bytes") else None
+
+
+def capacity_bytes(device: DeviceStats) -> int | None:
+    """The device's memory, None where unknown."""
+    return device.capacity_bytes if device.HasField("capacity_bytes") else None
 
 
 def parts_shape(parts: Sequence[Part]) -> list[Json]:

@@ -362,7 +362,7 @@ def test_a_temporary_without_which_the_peak_is_half() -> None:
 
 
 def test_temporaries_of_layers_that_repeat_are_one_and_of_others_hide_each_other() -> None:
-    lines = [f"alloc 500 t{n} category=temporary operator=softmax module=blocks.{n}" for n in range(2)]
+    lines = [f"alloc 500 t{n} category=temporary operator=softmax module=blocks.{n}.attn" for n in range(2)]
     each = [line for n, alloc in enumerate(lines) for line in (alloc, f"free t{n}")]
     assert found(trace("start 100 w", *each), "large_temporary").bytes == 500
     other = ("alloc 500 u category=temporary operator=mm module=head", "free u")

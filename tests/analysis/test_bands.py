@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tb_memplugin.analysis.bands import bands
+from tb_memplugin.analysis.bands import bands, divided_rest
 from tb_memplugin.analysis.curve import curve
 from tb_memplugin.analysis.reserve_curve import event_cuts, time_cuts
 from tests.traces import trace
@@ -29,7 +29,14 @@ def test_bands_by_hand():
     assert SMALL.allocations.bytes[found.rows].tolist() == [400, 100]
     assert list(zip(found.first.tolist(), found.last.tolist(), strict=True)) == [(0, 4), (0, 4)]
     assert found.rest.tolist() == [0, 20, 20, 60, 60]
-    assert (found.others, found.peak_event, found.peak_column) == (2, 3, 3)
+    assert SMALL.allocations.bytes[found.small].tolist() == [20, 60]
+    assert (found.peak_event, found.peak_column) == (3, 3)
+
+
+def test_the_rest_is_divided_by_what_its_blocks_belong_to():
+    found = bands(SMALL, 0, event_cuts(SMALL, 0, 5, 5), most=2)
+    divided = divided_rest(found, np.array([20, 60]), np.array([1, 0]), 2)
+    assert divided.tolist() == [[0, 0, 0, 60, 60], [0, 20, 20, 0, 0]]
 
 
 def test_a_block_is_drawn_in_the_columns_at_whose_moment_it_lives():
@@ -45,7 +52,7 @@ def test_of_equal_blocks_the_first_are_drawn():
     same = trace(*(f"alloc 8 b{number}" for number in range(6)))
     found = bands(same, 0, event_cuts(same, 0, 6, 3), most=4)
     assert found.rows.tolist() == [0, 1, 2, 3]
-    assert (found.rest.tolist(), found.others) == ([0, 0, 16], 2)
+    assert (found.rest.tolist(), found.small.tolist()) == ([0, 0, 16], [4, 5])
 
 
 def test_only_what_lives_in_a_zoom_is_drawn():
@@ -83,6 +90,10 @@ def test_bands_and_the_rest_sum_to_the_curve(history, columns, most, over_time):
         total[first : last + 1] += history.allocations.bytes[row]
     assert total.tolist() == found.high.tolist()
     assert (found.rest >= 0).all()
+    small = history.allocations.bytes[found.small]
+    divided = divided_rest(found, small, found.small % 3, 3)
+    assert divided.sum(axis=0).tolist() == found.rest.tolist()
+    assert (divided >= 0).all()
     assert len(found.rows) <= most
     assert np.all(np.diff(found.rows) > 0)
     if wanted is not None:

@@ -154,4 +154,4 @@ def watched(tab: Tab) -> Iterator[Tab]:
 
 
 def count_steps(answer: dict) -> int:
-    return sum(len(worker["steps"]) for run in answer["runs"] for worker in run["workers"])
+    return sum(len(worker["steps"]["step"]) for run in answer["runs"] for worker in run["workers"])

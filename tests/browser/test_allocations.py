@@ -263,7 +263,7 @@ def test_other_colours_tell_the_same_bytes(tab):
     ready(tab)
     expect(tab("colour").locator("option")).to_contain_text(["Category", "Source line", "Stack"])
     tab("colour").select_option("line")
-    expect(tab("bands-key")).to_contain_text("optimizer.py:57 adamw")
+    expect(tab("bands-key")).to_contain_text("adamw optimizer.py:57")
     tab.wait_until(lambda: "colour=line" in tab.page.url, "the colour in the address")
 
 
@@ -278,6 +278,9 @@ def test_a_hundred_thousand_scroll_like_ten(tab):
     tab("allocation-rows").evaluate("(box) => box.scrollTo(0, box.scrollHeight)")
     tab.wait_until(lambda: (listed(tab) or [(0, 0)])[-1][1] == 1000 + MANY - 1, "the last row")
     expect(tab("bands-sum")).to_contain_text(f"3,000 allocations are drawn one by one; the {MANY - 3000:,}")
+    tab.page.mouse.move(*point(tab, 0.9, 0.5))
+    expect(tab("bands-tip")).to_contain_text("bytes) in small allocations")  # a pile goes by what it is of
+    expect(tab("bands-tip")).to_contain_text("unknown: ")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

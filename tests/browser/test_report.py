@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from tb_memplugin.exports import html
 from tb_memplugin.exports.report_data import Division
+from tests.analysis.histories import allocator_trace
 from tests.browser.tab import SIZE, bytes_in
 from tests.traces import trace
 
@@ -160,3 +161,22 @@ def test_a_narrow_window_needs_no_sideways_scrolling(report):
         "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     )
     assert widths[0] <= widths[1] == 700
+
+
+def test_a_source_line_reads_from_left_to_right(chromium, tmp_path):
+    made = allocator_trace("alloc 16M 100 stack=0", stacks=(("step /home/me/train.py:17",),))
+    html.write(made, tmp_path / "report.html", [Division("line", "Line")], "a run")
+    context = chromium.new_context(viewport=SIZE, offline=True)
+    tail = Page(context.new_page(), tmp_path / "report.html").page.locator(".tail").first
+    expect(tail).to_have_text(":17 (step)")
+    places = tail.evaluate(
+        """node => [...node.textContent].map((_, place) => {
+            const text = document.createTreeWalker(node, NodeFilter.SHOW_TEXT).nextNode();
+            const one = document.createRange();
+            one.setStart(text, place);
+            one.setEnd(text, place + 1);
+            return one.getBoundingClientRect().left;
+        })"""
+    )
+    context.close()
+    assert places == sorted(places)

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.recorded import recorded
-from tests.browser.tab import assert_rounds, bytes_in, colours
+from tests.browser.tab import assert_rounds, bytes_in, colours, exact
 
 
 def moment_shown(tab):
@@ -75,6 +75,18 @@ def test_it_opens_at_the_peak(each_tab, logdir):
     assert (event, total) == (there.stats.peak_event, there.stats.peak_bytes)
     assert parts == there.parts("category")
     assert_rounds(each_tab("moment-panel").locator(".big").inner_text(), total)
+
+
+def test_the_largest_lead_to_themselves_among_the_allocations(tab, logdir):
+    ready(tab)
+    largest = recorded(logdir).state().largest[1]  # without a word the view shows the first
+    row = tab("moment-panel").locator(".large-list tr").nth(1)
+    assert bytes_in(row.locator("td").first.get_attribute("title") or "") == largest.bytes
+    row.get_by_role("link").click()
+    tab("view-allocations").wait_for()
+    expect(tab("allocation-panel")).to_have_attribute("data-row", str(largest.row))
+    expect(tab("allocation-panel")).to_have_attribute("data-exact", "true")
+    assert exact(tab("allocation-bytes")) == largest.bytes
 
 
 @pytest.mark.parametrize("share", [0.1, 0.7])

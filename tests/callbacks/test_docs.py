@@ -22,7 +22,7 @@ def example(about: str) -> str:
 def steps_in_the_tab(logdir) -> list[int]:
     (run,) = Tab(logdir).get("runs")["runs"]
     (worker,) = run["workers"]
-    return [step["step"] for step in worker["steps"]]
+    return list(worker["steps"]["step"])
 
 
 def test_the_transformers_example(tmp_path, monkeypatch):

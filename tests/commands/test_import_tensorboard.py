@@ -42,11 +42,11 @@ def put(folder, logdir, kept, device=0):
 def peaks(answer):
     """Peaks by run, worker and device."""
     return [
-        (run["run"], worker["worker"], device, stats["peak_bytes"])
+        (run["run"], worker["worker"], device, peak)
         for run in answer["runs"]
         for worker in run["workers"]
-        for step in worker["steps"]
-        for device, stats in step["devices"].items()
+        for device, stats in worker["steps"]["devices"].items()
+        for peak in stats["peak_bytes"]
     ]
 
 

@@ -56,8 +56,11 @@ def test_bands_by_hand(tab):
     assert answer["peak"] == {"event": 1, "time_ns": 1_000, "bytes": 1080, "column": 1}
     assert [(part["key"], part["bytes"]) for part in answer["keys"]] == [
         ("parameter", 1000),
+        ("activation", 30),
         ("temporary", 50),
+        ("unknown", 20),
     ]
+    assert answer["parts"] == [[0] * 6, [30] * 6, [0] * 6, [0, 0, 0, 20, 20, 20]]
 
 
 @pytest.mark.parametrize("over", ["time", "event"])

@@ -78,7 +78,7 @@ def tab(logdir):
 @pytest.fixture
 def chosen(tab):
     (run,) = tab.get("runs")["runs"]
-    step = run["workers"][0]["steps"][0]["step"]
+    step = run["workers"][0]["steps"]["step"][0]
     return {"run": "made", "worker": "rank0", "step": step, "device": "cuda:0"}
 
 

@@ -38,7 +38,7 @@ def worker_of(answer, run="demo/baseline"):
 
 def test_a_worker_lists_what_was_recorded_and_what_was_watched(watched):
     worker = worker_of(watched.get("runs"))
-    assert [step["step"] for step in worker["steps"]] == [5, 6]
+    assert worker["steps"]["step"] == [5, 6]
     assert worker["monitored"]["cpu"] == {
         "kind": "allocator",
         "capacity_bytes": 1 << 40,
@@ -57,7 +57,8 @@ def test_a_worker_lists_what_was_recorded_and_what_was_watched(watched):
 def test_a_run_that_was_only_watched_is_listed_without_recorded_steps(logdir):
     StepsWriter(str(logdir / "long"), "rank0", 0).write(figures([1, 2]))
     worker = worker_of(Tab(logdir).get("runs"), "long")
-    assert (worker["steps"], worker["devices"], worker["monitored"]["cuda:0"]["count"]) == ([], [], 2)
+    assert worker["steps"] == {"step": [], "window": [], "devices": {}}
+    assert (worker["devices"], worker["monitored"]["cuda:0"]["count"]) == ([], 2)
 
 
 def test_steps_are_drawn_and_a_stretch_of_them(watched):

@@ -18,8 +18,16 @@ def test_every_run_worker_step_and_device_is_listed(tab, logdir):
     assert [run["run"] for run in answer["runs"]] == ["demo/baseline", "demo/bigger"]
     (worker,) = answer["runs"][0]["workers"]
     assert (worker["worker"], worker["devices"]) == ("rank0", ["cpu"])
-    assert [(step["step"], step["window"]) for step in worker["steps"]] == [(5, 0), (6, 0)]
-    assert worker["steps"][0]["devices"]["cpu"] == {
+    assert (worker["steps"]["step"], worker["steps"]["window"]) == ([5, 6], [0, 0])
+    columns = worker["steps"]["devices"]["cpu"]
+    assert (columns["at"], columns["peak_reserved_bytes"], columns["capacity_bytes"]) == (
+        [0, 1],
+        [None, None],
+        [None, None],
+    )
+    stats = tab.get("step", run="demo/baseline", worker="rank0", step=5, device="cpu")["stats"]
+    assert all(values[0] == stats[name] for name, values in columns.items() if name != "at")
+    assert stats == {
         "peak_bytes": 560,
         "peak_time_ns": 3_500,
         "start_bytes": 400,
@@ -39,8 +47,9 @@ def test_every_run_worker_step_and_device_is_listed(tab, logdir):
 def test_an_accelerator_has_capacity_and_reserve(tab):
     (worker,) = tab.get("runs")["runs"][1]["workers"]
     assert worker["devices"] == ["cpu", "cuda:0"]
-    stats = worker["steps"][0]["devices"]["cuda:0"]
-    assert (stats["peak_bytes"], stats["peak_reserved_bytes"], stats["capacity_bytes"]) == (64, 2048, 1 << 20)
+    told = worker["steps"]["devices"]["cuda:0"]
+    assert told["peak_bytes"] == [64]
+    assert (told["peak_reserved_bytes"], told["capacity_bytes"]) == ([2048], [1 << 20])
 
 
 def test_an_empty_logdir_has_no_runs(tmp_path):
@@ -60,10 +69,10 @@ def test_what_is_written_later_shows_after_a_reload(tmp_path):
     writer = RunWriter(str(tmp_path / "live"), "rank0")
     writer.write(trace("step 1", "alloc 10 a"))
     tab = Tab(tmp_path)
-    assert len(tab.get("runs")["runs"][0]["workers"][0]["steps"]) == 1
+    assert tab.get("runs")["runs"][0]["workers"][0]["steps"]["step"] == [1]
     writer.write(trace("step 2", "alloc 20 a"))
     tab.reload()
-    assert [step["step"] for step in tab.get("runs")["runs"][0]["workers"][0]["steps"]] == [1, 2]
+    assert tab.get("runs")["runs"][0]["workers"][0]["steps"]["step"] == [1, 2]
     chosen = {"run": "live", "worker": "rank0", "step": 2, "device": "cpu"}
     assert tab.get("step", **chosen)["previous_step"] == 1
     assert tab.get("curve", **chosen)["peak"]["bytes"] == 20
@@ -133,7 +142,7 @@ def test_a_truncated_event_file_is_named_and_what_stands_before_is_shown(logdir)
     path.write_bytes(path.read_bytes()[:-20])
     tab = Tab(logdir)
     answer = tab.get("runs")
-    assert [step["step"] for step in answer["runs"][0]["workers"][0]["steps"]] == [5]
+    assert answer["runs"][0]["workers"][0]["steps"]["step"] == [5]
     assert "breaks off" in answer["problems"][0]["reason"]
     assert answer["problems"][0]["file"].startswith("demo/baseline/rank0/events.out")
 

@@ -59,7 +59,7 @@ def test_the_tab_is_there_and_active(served):
 def test_every_step_is_kept(served):
     server, _ = served
     runs = {run["run"]: run for run in server.get("runs")["runs"]}
-    assert [step["step"] for step in runs["many"]["workers"][0]["steps"]] == list(range(60))
+    assert runs["many"]["workers"][0]["steps"]["step"] == list(range(60))
 
 
 def test_every_view_answers(served):
@@ -112,11 +112,11 @@ def test_what_is_written_while_it_runs_shows_on_reload(served):
 
 def _steps(answer, name):
     return [
-        step["step"]
+        step
         for run in answer["runs"]
         if run["run"] == name
         for worker in run["workers"]
-        for step in worker["steps"]
+        for step in worker["steps"]["step"]
     ]
 
 

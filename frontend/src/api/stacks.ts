@@ -99,6 +99,8 @@ export interface BandsAnswer {
   bands: { row: number[]; bytes: number[]; first: number[]; last: number[]; key: number[] };
   rest: number[];
   others: number;
+  /** What is in the rest, by key; null where nothing is. */
+  parts: number[][] | null;
   keys: { key: string; label: string; bytes: number; count: number }[];
   peak: { event: number; time_ns: number; bytes: number; column: number };
   first_event: number;

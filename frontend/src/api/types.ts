@@ -2,20 +2,24 @@
 
 export type Categories = Record<string, number>;
 
-export interface StepStats {
+/** What `runs` tells of each step. */
+export interface StepPeaks {
   peak_bytes: number;
   peak_time_ns: number;
-  start_bytes: number;
-  end_bytes: number;
-  window_peak_bytes: number;
   peak_reserved_bytes: number | null;
   step_start_ns: number;
   step_end_ns: number;
+  capacity_bytes: number | null;
+}
+
+export interface StepStats extends StepPeaks {
+  start_bytes: number;
+  end_bytes: number;
+  window_peak_bytes: number;
   allocated_bytes: number;
   allocations: number;
   stayed_bytes: number;
   stayed: number;
-  capacity_bytes: number | null;
 }
 
 export interface MonitoredWhole {
@@ -35,7 +39,7 @@ export interface MonitoredWhole {
 export interface StepEntry {
   step: number;
   window: number;
-  devices: Record<string, StepStats>;
+  devices: Record<string, StepPeaks>;
 }
 
 export interface WorkerEntry {
@@ -154,7 +158,8 @@ export interface MomentAnswer {
   by_phase: Part[];
   /** By the division that was asked for. */
   parts?: LabelledPart[];
-  largest: Allocation[];
+  /** `row`: as in `allocations`. */
+  largest: (Allocation & { row: number })[];
 }
 
 export interface LabelledPart {

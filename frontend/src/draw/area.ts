@@ -94,7 +94,7 @@ export function drawPeak(
   const y = Math.max(16, at.y - 9);
   context.lineJoin = "round";
   context.strokeStyle = palette.ground;
-  context.lineWidth = 4;
+  context.lineWidth = 6;
   context.strokeText(label, left, y);
   context.fillStyle = palette.peak;
   context.fillText(label, left, y);

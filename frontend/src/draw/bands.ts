@@ -1,6 +1,6 @@
 /**
  * Bands of single allocations, stacked: which pixel belongs to which. Pure numbers, no canvas.
- * A band that was born later lies above; when one goes, those above it sink. The rest lies on top of all.
+ * A band that was born later lies above; when one goes, those above it sink. The rest lies on top of all, by its keys.
  */
 import type { BandsAnswer } from "../api/stacks";
 
@@ -11,13 +11,13 @@ export interface Owners {
   height: number;
   /** Bytes that the whole height stands for. */
   top: number;
-  /** Of each pixel, row by row from the top: the place of a band, the number of bands for the rest, or NOTHING. */
+  /** Of each pixel, row by row from the top: the place of a band; of the rest the number of bands plus its key; or NOTHING. */
   of: Int32Array;
 }
 
 /** A pixel belongs to what lies at its middle, so no band is drawn larger than it is by more than half a pixel. */
 export function ownersOf(answer: BandsAnswer, height: number, top: number): Owners {
-  const { bands, px: width, rest } = answer;
+  const { bands, px: width, parts } = answer;
   const count = bands.row.length;
   const owners: Owners = { width, height, top, of: new Int32Array(width * height).fill(NOTHING) };
   let alive: number[] = [];
@@ -43,7 +43,11 @@ export function ownersOf(answer: BandsAnswer, height: number, top: number): Owne
       bytes += bands.bytes[band]!;
       row = fill(owners, column, row, bytes, band);
     }
-    fill(owners, column, row, bytes + rest[column]!, count);
+    parts?.forEach((part, key) => {
+      if (part[column] === 0) return;
+      bytes += part[column]!;
+      row = fill(owners, column, row, bytes, count + key);
+    });
   }
   return owners;
 }

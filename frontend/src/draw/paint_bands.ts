@@ -8,7 +8,6 @@ export interface BandColours {
   /** Of each key; null is drawn hatched: unknown. */
   keys: (Rgb | null)[];
   unknown: Rgb;
-  rest: Rgb;
   ground: Rgb;
   edge: Rgb;
 }
@@ -17,6 +16,10 @@ export interface BandColours {
 const TONES = [0, 0.1, 0.2];
 const THIN = 2;
 const EDGE = 0.28;
+/** Many small ones together are paler, and ruled like a pile of thin sheets. */
+const PILE = 0.38;
+const SHEET = 0.62;
+const SHEETS_APART = 4;
 
 export function paintOwners(owners: Owners, answer: BandsAnswer, colours: BandColours): ImageData {
   const image = new ImageData(owners.width, owners.height);
@@ -30,14 +33,17 @@ export function paintOwners(owners: Owners, answer: BandsAnswer, colours: BandCo
   const edges = answer.bands.key.map((key) => packed(mixed(colours.keys[key] ?? colours.unknown, colours.edge, EDGE)));
   const hatched = answer.bands.key.map((key) => (colours.keys[key] ?? null) === null);
   const ground = packed(colours.ground);
-  const rest = packed(colours.rest);
+  const piles = colours.keys.map((key) => packed(mixed(key ?? colours.unknown, colours.ground, PILE)));
+  const sheets = colours.keys.map((key) => packed(mixed(key ?? colours.unknown, colours.ground, SHEET)));
   let at = 0;
   for (let row = 0; row < owners.height; row++) {
     for (let column = 0; column < owners.width; column++, at++) {
       const owner = owners.of[at]!;
       if (owner === NOTHING) continue;
-      if (owner === count) pixels[at] = rest;
-      else if (isEdge(owners, at, column)) pixels[at] = edges[owner]!;
+      if (owner >= count) {
+        const hatch = colours.keys[owner - count] === null && (column + row) % 7 > 2;
+        pixels[at] = hatch ? ground : (row % SHEETS_APART === 0 ? sheets : piles)[owner - count]!;
+      } else if (isEdge(owners, at, column)) pixels[at] = edges[owner]!;
       else if (hatched[owner] && (column + row) % 7 > 2) pixels[at] = ground;
       else pixels[at] = fills[owner]!;
     }

@@ -10,7 +10,11 @@ export function PartName({ by, name }: { by: string; name: string }) {
     return (
       <span class="name" title={titleText(name)} dir="ltr">
         <span class="head">{head}</span>
-        {tail && <span class="tail">{tail}</span>}
+        {tail && (
+          <span class="tail">
+            <bdi dir="ltr">{tail}</bdi>
+          </span>
+        )}
       </span>
     );
   }

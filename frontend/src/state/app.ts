@@ -3,6 +3,7 @@ import { computed, signal } from "@preact/signals";
 import type { RunsAnswer } from "../api/types";
 import { forgetAnswers } from "../api/remote";
 import { type Failure, request, RequestFailed } from "../api/request";
+import { type PackedRuns, unpackedRuns } from "../api/runs";
 import { onAddressEdited, readAddress, routeFromHost, writeAddress } from "../host/address";
 import { GET_URL_DATA, type Host } from "../host/messages";
 import { onDataChanged, onShown } from "../host/refresh";
@@ -100,13 +101,13 @@ let lastText = "";
 
 export async function loadRuns(): Promise<void> {
   try {
-    const answer = await request<RunsAnswer>("runs");
+    const answer = await request<PackedRuns>("runs");
     const text = JSON.stringify(answer);
     runsFailure.value = undefined;
     if (text === lastText) return;
     if (lastText !== "") forgetAnswers();
     lastText = text;
-    runs.value = answer;
+    runs.value = unpackedRuns(answer);
   } catch (error) {
     runsFailure.value =
       error instanceof RequestFailed ? error.failure : { what: String(error), where: "runs", fix: "Try again." };

@@ -1,12 +1,12 @@
 /** What the route's picks mean in the runs that are there. */
-import type { MonitoredWhole, RunEntry, RunsAnswer, StepStats, WorkerEntry } from "../api/types";
+import type { MonitoredWhole, RunEntry, RunsAnswer, StepPeaks, WorkerEntry } from "../api/types";
 import type { Route } from "./route";
 
 export interface StepChoice {
   step: number;
   /** Which of the worker's windows it was recorded in. */
   window: number;
-  stats: StepStats;
+  stats: StepPeaks;
 }
 
 export interface Pick {
@@ -18,7 +18,7 @@ export interface Pick {
 
 export interface Selection extends Pick {
   /** Of the recorded step; null where a monitor alone saw it. */
-  stats: StepStats | null;
+  stats: StepPeaks | null;
   /** What a monitor saw of all steps on this device. */
   monitored: MonitoredWhole | null;
   runs: string[];
@@ -95,8 +95,9 @@ export function resolveBase(answer: RunsAnswer, route: Route, picked: Selection)
   if (!run || !worker) return null;
   const chosen = within(run, worker, route, picked);
   if (chosen || route.base_run !== undefined) return chosen;
+  const next = runBefore(answer, picked); // the run that the page offers to compare with, by the same rule
   const others = [...answer.runs]
-    .sort((a, b) => apart(a.run, picked.run) - apart(b.run, picked.run))
+    .sort((a, b) => Number(b.run === next) - Number(a.run === next) || apart(a.run, picked.run) - apart(b.run, picked.run))
     .flatMap((r) => r.workers.filter(hasSteps).map((w) => ({ r, w })));
   const other = others.find(({ r, w }) => w.steps.length > 0 && !(r === run && w === worker));
   return other ? within(other.r, other.w, route, picked) : null;

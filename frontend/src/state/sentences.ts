@@ -70,7 +70,8 @@ export function comparison(answer: CompareAnswer, unit: Unit): Piece[] {
 
 /** "All of it in `loss`, as temporary memory. 6,769 allocations against 6,768." */
 export function comparisonDetail(answer: CompareAnswer): Piece[] {
-  const counts = `${grouped(answer.other.allocations)} allocations against ${grouped(answer.base.allocations)}.`;
+  const made = answer.other.allocations === 1 ? "allocation" : "allocations";
+  const counts = `${grouped(answer.other.allocations)} ${made} against ${grouped(answer.base.allocations)}.`;
   if (answer.delta_bytes === 0) return [...sameDetail(answer), ` ${counts}`];
   const where = whereItIs(answer, "");
   const [first, ...rest] = where;

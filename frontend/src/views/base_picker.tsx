@@ -33,6 +33,7 @@ export function BasePicker() {
         ref={button}
         class="dashed"
         data-testid="picker-base"
+        title={b ? baseLabel(b) : undefined}
         aria-expanded={open}
         aria-haspopup="dialog"
         onClick={() => setOpen(!open)}

@@ -28,7 +28,7 @@ export function CategoryBar({ categories, full, unit, tall = false }: BarProps) 
   const width = full > 0 ? Math.min(100, (100 * total(categories)) / full) : 0;
   return (
     <span class={tall ? "bar tall" : "bar"} role="img" aria-label={words || "nothing"} title={words}>
-      <span class="fill" style={{ width: `${width}%`, gap: width < 12 ? 0 : "1px" }}>
+      <span class={width < 12 ? "fill" : "fill parted"} style={{ width: `${width}%` }}>
         {parts.map(([key, bytes]) => (
           <span key={key} style={{ ...paint("category", key), flexGrow: bytes }} />
         ))}

@@ -13,6 +13,7 @@ const answer: BandsAnswer = {
   bands: { row: [5, 6, 9], bytes: [40, 30, 20], first: [0, 0, 1], last: [3, 1, 3], key: [0, 0, 1] },
   rest: [10, 10, 0, 10],
   others: 3,
+  parts: [[10, 0, 0, 0], [0, 10, 0, 10]],
   keys: [],
   peak: { event: 1, time_ns: 1, bytes: 100, column: 1 },
   first_event: 0,
@@ -22,19 +23,19 @@ const answer: BandsAnswer = {
 /** A column from the bottom, a letter for each ten bytes. */
 function column(at: number): string {
   const owners = ownersOf(answer, 10, 100);
-  const names = new Map([[NOTHING, "."], [0, "a"], [1, "b"], [2, "c"], [3, "r"]]);
+  const names = new Map([[NOTHING, "."], [0, "a"], [1, "b"], [2, "c"], [3, "r"], [4, "s"]]);
   return Array.from({ length: 10 }, (_, row) => names.get(owners.of[(9 - row) * 4 + at]!)).join("");
 }
 
 describe("bands", () => {
-  it("are stacked in order of birth, with the rest on top", () => {
-    expect([0, 1].map(column)).toEqual(["aaaabbbr..", "aaaabbbccr"]);
+  it("are stacked in order of birth, with the rest on top by its keys", () => {
+    expect([0, 1].map(column)).toEqual(["aaaabbbr..", "aaaabbbccs"]);
   });
-  it("sink when one below them goes", () => expect([2, 3].map(column)).toEqual(["aaaacc....", "aaaaccr..."]));
+  it("sink when one below them goes", () => expect([2, 3].map(column)).toEqual(["aaaacc....", "aaaaccs..."]));
   it("tell who owns a place", () => {
     const owners = ownersOf(answer, 10, 100);
     expect(ownerAt(owners, 0.3, 0.95)).toBe(0);
-    expect(ownerAt(owners, 0.3, 0.05)).toBe(3);
+    expect(ownerAt(owners, 0.3, 0.05)).toBe(4);
     expect(ownerAt(owners, 0.6, 0.05)).toBe(NOTHING);
     expect([ownerAt(owners, -0.1, 0.5), ownerAt(owners, 0.5, 1)]).toEqual([NOTHING, NOTHING]);
   });

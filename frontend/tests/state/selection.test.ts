@@ -115,7 +115,7 @@ describe("what it is compared with", () => {
     };
     const picked = resolveSelection(lone, { view: "compare" })!;
     expect(picked.run).toBe("lone");
-    expect(resolveBase(lone, { view: "compare" }, picked)).toMatchObject({ run: "a", step: 2 });
+    expect(resolveBase(lone, { view: "compare" }, picked)).toMatchObject({ run: runBefore(lone, picked)! });
     expect(resolveBase({ ...lone, runs: lone.runs.slice(0, 1) }, { view: "compare" }, picked)).toBeNull();
   });
   it("is rather a run of the same folder", () => {

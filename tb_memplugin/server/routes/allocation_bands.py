@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from tb_memplugin.analysis.bands import Bands, bands
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, codes, sums
+from tb_memplugin.analysis.bands import Bands, bands, divided_rest
+from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Divided, codes, sums
 from tb_memplugin.analysis.curve import OTHERS
+from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.frames import labels_of
+from tb_memplugin.server.grouping import divided
 from tb_memplugin.server.kept import Kept
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json
 from tb_memplugin.server.stretch import step_events, stretch
+from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS, DEFAULT_BANDS, MOST_BANDS = 1_000, 1_000, 4_000
 SHOWN_KEYS = 10
@@ -44,36 +48,45 @@ def answer(session: Session, request: Request) -> Json:
         "px": columns,
         "min": found.low.tolist(),
         "max": found.high.tolist(),
-        **_bands_shape(opened, found, colour),
+        **_bands_shape(opened, found, colour, divided(request, opened, colour)),
         "rest": found.rest.tolist(),
-        "others": found.others,
+        "others": len(found.small),
         "peak": _peak_shape(opened, found),
         "first_event": first_event,
         "last_event": last_event,
     }
 
 
-def _bands_shape(opened: Opened, found: Bands, colour: By) -> Json:
-    key, keys = _keys(opened, found, colour)
+def _bands_shape(opened: Opened, found: Bands, colour: By, by: Divided) -> Json:
+    size = opened.trace.allocations.bytes
+    key, keys = _keys(opened, np.concatenate((found.rows, found.small)), colour, by)
+    count = len(found.rows)
     columns = {
         "row": found.rows,
-        "bytes": opened.trace.allocations.bytes[found.rows],
+        "bytes": size[found.rows],
         "first": found.first,
         "last": found.last,
-        "key": key,
+        "key": key[:count],
     }
-    return {"bands": {name: column.tolist() for name, column in columns.items()}, "keys": keys}
+    parts = divided_rest(found, size[found.small], key[count:], len(keys)) if len(found.small) else None
+    return {
+        "bands": {name: column.tolist() for name, column in columns.items()},
+        "keys": keys,
+        "parts": None if parts is None else parts.tolist(),
+    }
 
 
-def _keys(opened: Opened, found: Bands, colour: By) -> tuple[np.ndarray, list[Json]]:
-    """The key of each band, and the keys: categories in stacking order, others by size."""
-    part, names = codes(opened.trace, colour, found.rows)
-    total = sums(part, opened.trace.allocations.bytes[found.rows], len(names))
+def _keys(opened: Opened, rows: npt.NDArray[np.intp], colour: By, by: Divided) -> tuple[Int64, list[Json]]:
+    """The key of each allocation, and the keys: categories and groups in stacking order, others by size."""
+    part, names = codes(opened.trace, by, rows)
+    total = sums(part, opened.trace.allocations.bytes[rows], len(names))
     count = np.bincount(part, minlength=len(names))
-    used = np.flatnonzero(count)
-    if colour != "category":
+    grouped = isinstance(by, ModuleGroups)
+    used = np.arange(len(names)) if grouped else np.flatnonzero(count)
+    steady = grouped or colour == "category"  # each in its place and colour, as in `curve`
+    if not steady:
         used = used[np.argsort(-total[used], kind="stable")]
-    shown = used if colour == "category" else used[:SHOWN_KEYS]
+    shown = used if steady else used[:SHOWN_KEYS]
     place = np.full(len(names), len(shown), np.int64)
     place[shown] = np.arange(len(shown))
     named = [names[row] for row in shown.tolist()]

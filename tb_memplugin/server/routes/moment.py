@@ -36,7 +36,7 @@ def answer(session: Session, request: Request) -> Json:
         **({} if request.given("by") else {"by_module": parts_shape(state.parts("module"))}),
         "by_phase": parts_shape(state.parts("phase")),
         **_asked_parts(request, opened, state),
-        "largest": [allocation_shape(block, epoch) for block in state.largest],
+        "largest": [{"row": block.row, **allocation_shape(block, epoch)} for block in state.largest],
     }
 
 

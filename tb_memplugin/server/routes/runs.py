@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto.metadata_pb2 import DeviceStats
 from tb_memplugin.server.catalogue import Entry, Listing
 from tb_memplugin.server.monitored import MonitoredRuns, Series
 from tb_memplugin.server.routes.step_figures import whole_shape
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Json, stats_shape
+from tb_memplugin.server.shapes import Json, capacity_bytes, reserved_bytes
 
 
 def answer(session: Session, request: Request) -> Json:
@@ -31,7 +32,7 @@ def _runs(listing: Listing, monitored: MonitoredRuns) -> list[Json]:
             {
                 "worker": worker,
                 "devices": list(dict.fromkeys(device for entry in entries for device in entry.devices)),
-                "steps": [_step(entry) for entry in entries],
+                "steps": _steps(entries),
                 "monitored": _monitored(monitored.workers.get((run, worker))),
             }
         )
@@ -45,9 +46,28 @@ def _monitored(series: Series | None) -> Json:
     return {device.name: whole_shape(figures, row) for row, device in enumerate(figures.devices)}
 
 
-def _step(entry: Entry) -> Json:
-    devices = {device.device: stats_shape(device) for device in entry.metadata.devices}
-    return {"step": entry.metadata.step, "window": entry.metadata.window, "devices": devices}
+def _steps(entries: list[Entry]) -> Json:
+    """In columns: a list of twenty thousand steps is read by every page, and at each reload."""
+    metadata = [entry.metadata for entry in entries]
+    of: dict[str, list[tuple[int, DeviceStats]]] = {}
+    for place, one in enumerate(metadata):
+        for device in one.devices:
+            of.setdefault(device.device, []).append((place, device))
+    return {
+        "step": [one.step for one in metadata],
+        "window": [one.window for one in metadata],
+        "devices": {device: _columns(found) for device, found in of.items()},
+    }
+
+
+def _columns(found: list[tuple[int, DeviceStats]]) -> Json:
+    columns: Json = {
+        name: [getattr(device.stats, name) for _, device in found]
+        for name in ("peak_bytes", "peak_time_ns", "step_start_ns", "step_end_ns")
+    }
+    columns["peak_reserved_bytes"] = [reserved_bytes(device) for _, device in found]
+    columns["capacity_bytes"] = [capacity_bytes(device) for _, device in found]
+    return {"at": [place for place, _ in found], **columns}
 
 
 def _each_once(found: list[UnreadableFileError]) -> list[UnreadableFileError]:

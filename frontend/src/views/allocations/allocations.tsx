@@ -37,9 +37,10 @@ export function Allocations() {
   const colour = divisions.find((by) => by === route.value.colour) ?? "category";
   const zoom = zoomOf(over);
   const range = zoom ? { t0: zoom[0], t1: zoom[1] } : {};
+  const folding = colour === "module" && route.value.fold !== "off" ? { fold: "1", open: route.value.opened } : {}; // as in Timeline
   const px = Math.min(2400, Math.max(1, Math.round((width - MARGIN.left - MARGIN.right) * sharpness())));
   const answer = useRemote<BandsAnswer>(
-    width > 0 ? address("allocation_bands", { ...pick, over, ...range, px, colour, most: MOST }) : null,
+    width > 0 ? address("allocation_bands", { ...pick, over, ...range, px, colour, ...folding, most: MOST }) : null,
     zoom ? 40 : 0,
     sameStep,
   );
@@ -122,11 +123,13 @@ function headline(data: BandsAnswer, zoomed: boolean, name: string): Piece[] {
   const half = halfOf(data, peak.column);
   const alive = bands.bytes.filter((_, i) => bands.first[i]! <= peak.column && bands.last[i]! >= peak.column);
   const largest = alive.reduce((top, bytes) => Math.max(top, bytes), 0);
-  if (!half || largest === 0) return [size, ` are alive ${when}.`];
+  const largestOne = { strong: asPartOf(peak.bytes, largest), exact: largest };
+  if (largest === 0) return [size, ` are alive ${when}.`];
+  if (!half) return [size, ` are alive ${when}, in allocations of no more than `, largestOne, "."];
   const few = half.count === 1 ? "One allocation makes" : `${grouped(half.count)} allocations make`;
   const pieces: Piece[] = [`${few} half of the `, size, ` alive ${when}`];
   if (half.count === 1) return [...pieces, "."];
-  return [...pieces, "; the largest is ", { strong: asPartOf(peak.bytes, largest), exact: largest }, "."];
+  return [...pieces, "; the largest is ", largestOne, "."];
 }
 
 /** Until someone points at another one. */

@@ -8,6 +8,7 @@ import { sharpness, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { exactBytes, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
+import { partLabel } from "../divisions";
 import { useWheel } from "../timeline/chart";
 import { useDrag } from "../timeline/drag";
 import { usePlotHeight } from "../plot_height";
@@ -75,12 +76,12 @@ export function BandsChart(props: Props) {
     setAt({ x: px, y: py });
     if (found === hovered) return;
     setHovered(found);
-    props.onHover(found >= 0 ? (answer.bands.row[found] ?? null) : null);
+    props.onHover(answer.bands.row[found] ?? null);
   };
   const leave = (): void => (setHovered(NOTHING), props.onHover(null));
   const drag = useDrag(x, width, MARGIN, {
     onHover: () => undefined,
-    onClick: () => props.onPick(hovered >= 0 ? (answer?.bands.row[hovered] ?? null) : null),
+    onClick: () => props.onPick(answer?.bands.row[hovered] ?? null),
     onRange: (t0, t1) => whole && onZoom(kept([t0, t1], whole)),
   });
   const least = over === "event" ? 8 : 1000;
@@ -103,7 +104,6 @@ export function BandsChart(props: Props) {
     } else return;
     event.preventDefault();
   };
-  const isRest = answer !== undefined && hovered === answer.bands.row.length;
   const column = answer ? Math.min(answer.px - 1, Math.max(0, Math.floor(shareAt(at.x) * answer.px))) : 0;
   return (
     <div ref={stage} class="stage bands">
@@ -136,14 +136,20 @@ export function BandsChart(props: Props) {
         <span class="zoom-box" style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${bottom}px` }} />
       )}
       {answer && hovered !== NOTHING && !drag.box && (
-        <span class="tip" data-testid="bands-tip" style={{ left: `${Math.min(at.x + 14, Math.max(0, width - 250))}px`, top: `${at.y + 18}px` }}>
-          {isRest
-            ? `${withUnit(answer.rest[column] ?? 0)} (${exactBytes(answer.rest[column] ?? 0)}) of ${grouped(answer.others)} smaller allocations`
-            : `${withUnit(answer.bands.bytes[hovered] ?? 0)} (${exactBytes(answer.bands.bytes[hovered] ?? 0)})`}
+        <span class="tip" data-testid="bands-tip" style={{ left: `${Math.min(at.x + 14, Math.max(0, width - 380))}px`, top: `${at.y + 18}px` }}>
+          {tip(answer, hovered, column, props.colour)}
         </span>
       )}
     </div>
   );
+}
+
+/** What is pointed at: one allocation, or in this column the small ones of a key. It may be of the answer before. */
+function tip({ bands, keys, parts }: BandsAnswer, hovered: number, column: number, colour: string): string {
+  const pile = hovered - bands.row.length;
+  const size = (pile < 0 ? bands.bytes[hovered] : parts?.[pile]?.[column]) ?? 0;
+  const told = `${withUnit(size)} (${exactBytes(size)})`;
+  return pile < 0 ? told : `${partLabel(colour, keys[pile]?.label ?? "")}: ${told} in small allocations`;
 }
 
 function largestOf({ bands }: BandsAnswer): number {
@@ -152,5 +158,5 @@ function largestOf({ bands }: BandsAnswer): number {
 
 function spoken(answer: BandsAnswer | undefined): string {
   if (!answer) return "The allocations are loading.";
-  return `${grouped(answer.bands.row.length)} allocations as bands over ${answer.over}, and ${grouped(answer.others)} smaller ones as one band. Highest ${withUnit(answer.peak.bytes)}. Left and right keep one allocation after the other, plus and minus zoom, with Shift left and right move, Escape shows everything.`;
+  return `${grouped(answer.bands.row.length)} allocations as bands over ${answer.over}, and ${grouped(answer.others)} smaller ones in piles. Highest ${withUnit(answer.peak.bytes)}. Left and right keep one allocation after the other, plus and minus zoom, with Shift left and right move, Escape shows everything.`;
 }

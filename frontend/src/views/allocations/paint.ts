@@ -156,7 +156,6 @@ function coloursOf(canvas: HTMLCanvasElement, { answer, colour }: Picture): Band
       return name === "--cat-unknown" ? null : read(name);
     }),
     unknown: read("--cat-unknown"),
-    rest: read("--others"),
     ground: read("--card"),
     edge: read("--text"),
   };

@@ -1,7 +1,7 @@
 import { address } from "../../api/request";
 import type { OomReport } from "../../api/allocator";
 import { useRemote } from "../../api/remote";
-import type { StepStats } from "../../api/types";
+import type { Note, StepStats } from "../../api/types";
 import type { Pick } from "../../state/selection";
 import { exactBytes, withUnit } from "../../state/bytes";
 import { duration } from "../../state/time";
@@ -9,11 +9,20 @@ import { CAUSES } from "../allocator/sentences";
 import { Notice } from "../notices";
 import { RouteLink } from "../route_link";
 
-/** Where a request failed in this step, that comes before all numbers. Devices without a reserve are not asked. */
-export function OutOfMemory({ pick, stats }: { pick: Pick; stats: StepStats }) {
-  const asks = stats.peak_reserved_bytes !== null;
+/** The requests that failed in this step. Devices without a reserve are not asked. */
+export function useFailed(pick: Pick, stats: StepStats | undefined): OomReport[] {
+  const asks = stats !== undefined && stats.peak_reserved_bytes !== null;
   const answer = useRemote<{ reports: OomReport[] }>(asks ? address("allocator_oom", { ...pick }) : null);
-  const failed = answer.data?.reports.filter((report) => report.step === pick.step) ?? [];
+  return answer.data?.reports.filter((report) => report.step === pick.step) ?? [];
+}
+
+/** What the source said of them, which is then told already; of other devices it is still news. */
+export function withoutFailures(notes: Note[], { device }: Pick, failed: OomReport[]): Note[] {
+  return failed.length === 0 ? notes : notes.filter((note) => !note.text.startsWith(`${device}: out of memory `));
+}
+
+/** Where a request failed in this step, that comes before all numbers. */
+export function OutOfMemory({ failed, stats }: { failed: OomReport[]; stats: StepStats }) {
   const [first] = failed;
   if (!first) return null;
   const why = CAUSES[first.cause];

@@ -15,13 +15,14 @@ import { ByLine, namesModules } from "./by_line";
 import { ByModule } from "./by_module";
 import { Findings } from "./findings";
 import { Largest } from "./largest";
-import { OutOfMemory } from "./out_of_memory";
+import { OutOfMemory, useFailed, withoutFailures } from "./out_of_memory";
 import { PeakOfEachStep } from "./peak_of_each_step";
 
 /** What peaked, where, and what changed; below it the numbers that prove it. */
 export function Overview() {
   const pick = picked.value!;
   const step = useRemote<StepAnswer>(address("step", pick), 0, sameRun);
+  const failed = useFailed(pick, step.data?.stats);
   if (step.failure) return <FailureState failure={step.failure} onRetry={step.retry} />;
   const answer = step.data;
   if (!answer) return <Loading what={`step ${pick.step}`} />;
@@ -31,7 +32,7 @@ export function Overview() {
         <Sentence pieces={headline(answer, alone.value)} />
       </h1>
       <Change answer={answer} />
-      <OutOfMemory pick={pick} stats={answer.stats} />
+      <OutOfMemory failed={failed} stats={answer.stats} />
       <Cards answer={answer} />
       {selection.value!.monitored ? (
         <PeakOfAllSteps selection={selection.value!} bytes={answer.peak.bytes} />
@@ -46,7 +47,7 @@ export function Overview() {
         {namesModules(answer.peak.by_module) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
       </div>
       <Largest pick={pick} peak={answer.peak} />
-      <Notes notes={answer.notes} />
+      <Notes notes={withoutFailures(answer.notes, pick, failed)} />
       <Source answer={answer} />
     </div>
   );

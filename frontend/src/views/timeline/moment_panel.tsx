@@ -6,6 +6,7 @@ import { knownPhase } from "../../state/sentences";
 import { duration, exactTime } from "../../state/time";
 import { Swatch } from "../category";
 import { Name } from "../name";
+import { RouteLink } from "../route_link";
 import { allocationName } from "../overview/largest";
 import type { RecordedWindow } from "../../state/selection";
 import { Breakdown } from "./breakdown";
@@ -146,7 +147,9 @@ function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {
               <td>
                 <span class="flexed">
                   <Swatch of={a.category} />
-                  <Name text={allocationName(a)} />
+                  <RouteLink to={{ view: "allocations", block: String(a.row) }}>
+                    <Name text={allocationName(a)} />
+                  </RouteLink>
                 </span>
               </td>
             </tr>

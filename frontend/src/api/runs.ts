@@ -1,0 +1,34 @@
+/** The answer of `runs`, whose steps come in columns: a page reads twenty thousand of them at each reload. */
+import type { RunsAnswer, StepEntry, StepPeaks, WorkerEntry } from "./types";
+
+type Columns = { [K in keyof StepPeaks]: StepPeaks[K][] };
+
+export interface PackedSteps {
+  step: number[];
+  window: number[];
+  /** `at`: which of the steps each row is of. */
+  devices: Record<string, { at: number[] } & Columns>;
+}
+
+export interface PackedRuns extends Omit<RunsAnswer, "runs"> {
+  runs: { run: string; workers: (Omit<WorkerEntry, "steps"> & { steps: PackedSteps })[] }[];
+}
+
+export function unpackedRuns(answer: PackedRuns): RunsAnswer {
+  const workers = (packed: PackedRuns["runs"][number]["workers"]): WorkerEntry[] =>
+    packed.map((worker) => ({ ...worker, steps: unpackedSteps(worker.steps) }));
+  return { ...answer, runs: answer.runs.map((run) => ({ run: run.run, workers: workers(run.workers) })) };
+}
+
+function unpackedSteps({ step, window, devices }: PackedSteps): StepEntry[] {
+  const entries = step.map((number, i): StepEntry => ({ step: number, window: window[i]!, devices: {} }));
+  for (const [device, columns] of Object.entries(devices)) {
+    const { at, ...peaks } = columns;
+    const names = Object.keys(peaks) as (keyof StepPeaks)[];
+    at.forEach((place, row) => {
+      const told = Object.fromEntries(names.map((name) => [name, peaks[name][row]]));
+      Object.defineProperty(entries[place]!.devices, device, { value: told, enumerable: true }); // also "__proto__"
+    });
+  }
+  return entries;
+}
