@@ -67,6 +67,15 @@ def test_what_numpy_allocated_is_not_torchs():
     assert [one.size_bytes for one in tracer.events if one.event_type == "alloc"] == [2 * 100 * 8]
 
 
+def test_sparse_gradients_that_meet_are_added_up():
+    table, tracer = nn.Embedding(1000, 64, sparse=True), MemoryTracer()
+    rows = torch.arange(64)
+    with tracer.trace(table):
+        (table(rows).sum() + table(rows).pow(2).sum()).backward()
+    expected = (1 + 2 * table.weight.detach()[:64]).sum()
+    torch.testing.assert_close(table.weight.grad.to_dense().sum(), expected)
+
+
 def test_sparse_gradients_are_noted_because_autograd_copies_them_under_a_mode():
     table, tracer = nn.EmbeddingBag(100, 4, sparse=True, mode="sum"), MemoryTracer()
     with tracer.trace(table):

@@ -117,13 +117,18 @@ class StorageMode(TorchDispatchMode):
                 logger.debug("noting an operator failed", exc_info=error)
                 self._layers.failed(error)
         if ledger.peak > highest and _current_task() != -1 and not torch.is_grad_enabled():
-            self._suspect(func, args, out)
+            try:
+                self._suspect(func, args, out)
+            except Exception as error:  # see above
+                logger.debug("looking at a peak failed", exc_info=error)
         return out
 
     def _suspect(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """A backward's operator reached the peak: note the input that it may write over without a mode."""
         schema = getattr(func, "_schema", None)
-        if schema is None or schema.name not in _OVERWRITES or not (type(args[0]) is type(out) is _Tensor):
+        if schema is None or schema.name not in _OVERWRITES or not args:
+            return
+        if not (type(args[0]) is type(out) is _Tensor and args[0].layout is out.layout is _strided):
             return
         blocks = self._ledger.blocks
         given, made = (blocks.get(one.untyped_storage()._cdata) for one in (args[0], out))
