@@ -72,6 +72,7 @@ def test_sparse_gradients_that_meet_are_added_up():
     rows = torch.arange(64)
     with tracer.trace(table):
         (table(rows).sum() + table(rows).pow(2).sum()).backward()
+    assert table.weight.grad is not None
     expected = (1 + 2 * table.weight.detach()[:64]).sum()
     torch.testing.assert_close(table.weight.grad.to_dense().sum(), expected)
 
