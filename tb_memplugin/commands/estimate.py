@@ -120,6 +120,8 @@ def command(
             read_hints(hints),
             tell=lambda options: tell(f"Trying {options}"),
         )
+        if find_max_batch:
+            estimator.refuse_without_batch()
         tell(f"Estimating {target}")
         step = estimator.step(Workload(**sizes), logdir=logdir)
     if not as_json:

@@ -182,12 +182,7 @@ class StepEstimator:
         Raises:
             MemPluginError: the target has no batch to change.
         """
-        if "batch" not in self.target.takes:
-            raise MemPluginError(
-                f"{self.target.name} takes no batch, so none can be found.",
-                where="--find-max-batch",
-                fix="Give the function a parameter named batch.",
-            )
+        self.refuse_without_batch()
         known = {base.workload.batch: base.estimate}
 
         def need_of(batch: int) -> Need:
@@ -198,6 +193,19 @@ class StepEstimator:
         unit = self._least_batch
         found = max_batch(lambda count: need_of(unit * count), self.gpu.usable_bytes)
         return MaxBatch(unit * found.batch, tuple((unit * count, need) for count, need in found.needs))
+
+    def refuse_without_batch(self) -> None:
+        """Whether a largest batch can be found is known before anything runs.
+
+        Raises:
+            MemPluginError: the target has no batch to change.
+        """
+        if "batch" not in self.target.takes:
+            raise MemPluginError(
+                f"{self.target.name} takes no batch, so none can be found.",
+                where="--find-max-batch",
+                fix="Give the function a parameter named batch.",
+            )
 
     @property
     def _least_batch(self) -> int:

@@ -58,7 +58,9 @@ class Page:
         return {key: bytes_in(title) for key, title in self(testid).evaluate_all(cells)}
 
     def point(self, share):
-        """A place on the plot, between its margins."""
+        """A place on the plot, between its margins, once it is laid out and hears the mouse."""
+        frames = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50)))"
+        self.page.evaluate(f"() => new Promise((done) => {frames})")
         box = self("timeline-canvas").bounding_box()
         left, right = box["x"] + 78, box["x"] + box["width"] - 12
         return left + (right - left) * share, box["y"] + 150
