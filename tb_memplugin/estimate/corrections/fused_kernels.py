@@ -20,7 +20,7 @@ aten = torch.ops.aten
 HAS_RMS_NORM = hasattr(aten, "_fused_rms_norm_backward")
 """Older ones have `_fused_rms_norm` for other devices only, with other arguments."""
 
-_ON_CUDA = ("silu_backward", "mish_backward", *(("_fused_rms_norm",) if HAS_RMS_NORM else ()))
+ON_CUDA = ("silu_backward", "mish_backward", *(("_fused_rms_norm",) if HAS_RMS_NORM else ()))
 
 
 class FusedKernels(Correction):
@@ -39,7 +39,7 @@ class FusedKernels(Correction):
             return
         library = torch.library.Library("aten", "IMPL")
         patches.on_undo(library._destroy)
-        for name in _ON_CUDA:
+        for name in ON_CUDA:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
                 library.impl(name, _never_called, "CUDA")
 

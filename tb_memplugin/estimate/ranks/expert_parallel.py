@@ -11,7 +11,8 @@ Which expert a token goes to is a matter of values: here as many rows go to each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,23 @@ ASKS = "transformers/distributed/expert_parallel.py"
 """Where transformers reads how many rows go to each rank, and come from it."""
 
 
+@contextmanager
+def refusing_old_transformers() -> Iterator[None]:
+    """Around the look-up of what only new versions have.
+
+    Raises:
+        MemPluginError: this one has it not.
+    """
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        raise MemPluginError(
+            "This version of transformers cannot divide a model that it built from a config.",
+            where="--mesh",
+            fix="Use transformers 5.21 or newer, or a function with a parameter named mesh.",
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertMesh:
     """How many ranks stand along each dimension; `views` are transformers' own of the same ranks."""
@@ -52,14 +70,9 @@ class ExpertMesh:
         Raises:
             MemPluginError: transformers is too old.
         """
-        try:
+        with refusing_old_transformers():
+            from transformers.distributed.expert_parallel import apply_expert_parallelism  # noqa: F401
             from transformers.distributed.utils import TransformersDeviceMesh
-        except ImportError as error:
-            raise MemPluginError(
-                "This version of transformers does not divide experts over ranks.",
-                where="--mesh",
-                fix="Use transformers 5.21 or newer, or a function with a parameter named mesh.",
-            ) from error
         told = dict(zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=True))
         stages, replicas, shards, experts, tensors = (told.get(name, 1) for name in ORDER)
         views = _views(mesh.device_type, stages, replicas, shards, experts, tensors)

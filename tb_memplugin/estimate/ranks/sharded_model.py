@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, ORDER, by_experts
+from tb_memplugin.estimate.ranks.expert_parallel import (
+    EXPERTS,
+    ORDER,
+    by_experts,
+    refusing_old_transformers,
+)
 from tb_memplugin.estimate.repeated_blocks import repeated_blocks
 from tb_memplugin.estimate.workload import OWN_CHECKPOINTING
 
@@ -65,16 +70,10 @@ def by_tensors(model: Any, mesh: DeviceMesh) -> str:
             where="--mesh",
             fix="Use fsdp instead of tp, or a function with a parameter named mesh.",
         )
-    try:
+    with refusing_old_transformers():
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-        divided = model._expand_parallel_plan(plan)  # transformers 5.20 has the function but not this
-    except (ImportError, AttributeError) as error:
-        raise MemPluginError(
-            "This version of transformers cannot shard a model that it built from a config.",
-            where="--mesh",
-            fix="Use transformers 5.21 or newer, or a function with a parameter named mesh.",
-        ) from error
+        divided = model._expand_parallel_plan(plan)
     apply_tensor_parallelism(model, mesh["tp"], divided)
     return "tensor parallelism by transformers' plan"
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
 from tb_memplugin import MemPluginError
-from tb_memplugin.estimate.corrections.fused_kernels import HAS_RMS_NORM
+from tb_memplugin.estimate.corrections.fused_kernels import HAS_RMS_NORM, ON_CUDA
 from tests.estimate.fake_runs import KIB, MIB, allocations, estimated, sizes
 
 BEFORE_HOPPER, HOPPER = 8_519_680, 33_554_432
@@ -255,3 +255,14 @@ def test_what_cuda_has_kernels_for_is_as_before_afterwards() -> None:
     before = has_kernel("aten::silu_backward", "CUDA")
     estimated(lambda: backward_of(functional.silu))
     assert has_kernel("aten::silu_backward", "CUDA") is before is torch.backends.cuda.is_built()
+
+
+@pytest.mark.skipif(
+    not torch.backends.cuda.is_built(), reason="only a PyTorch built with CUDA has its kernels"
+)
+def test_no_other_operator_has_a_formula_and_a_kernel_of_cudas() -> None:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    formulas = {name for name in names if has_kernel(name, "CompositeImplicitAutograd")}
+    both = {name for name in formulas if has_kernel(name, "CUDA")}
+    assert both <= {f"aten::{name}" for name in ON_CUDA}
