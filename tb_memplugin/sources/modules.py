@@ -21,8 +21,6 @@ from torch import nn
 from tb_memplugin.sources.passing_hooks import PassingHook
 from tb_memplugin.trace import Module
 
-Models = nn.Module | Mapping[str, nn.Module]
-
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

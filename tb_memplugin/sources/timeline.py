@@ -49,9 +49,9 @@ LATEST_NS = MOST_BYTES = 1 << 62
 FIX = "Export the timeline again: prof.export_memory_timeline('timeline.raw.json.gz', device='cuda:0')."
 
 NOTES = (
-    "The file tells no addresses: which of several blocks of one size and category was freed is not known; "
-    "no sum depends on it.",
-    "A block whose category changes is shown as freed and allocated anew at that moment.",
+    "The file has no addresses, so it is not known which of several blocks of one size and category "
+    "was freed. No sum depends on it.",
+    "A block whose category changes is shown as freed and allocated again at that moment.",
 )
 
 
@@ -81,12 +81,15 @@ def trace_from_timeline(content: object, source: str, device: str) -> MemoryTrac
     """
     time, action, size, category = _columns(content, source)
     before = action == PREEXISTING
-    notes = [f"The file does not tell its device: taken as {device}.", *NOTES]
+    notes = [f"The file does not name its device; {device} is assumed.", *NOTES]
     if np.any(before[1:] & ~before[:-1]):
-        notes.append("Blocks that were alive before the window stand among its events; moved to its start.")
+        notes.append(
+            "Blocks that were alive before the window appear among its events; they are moved to its start."
+        )
     order = np.argsort(~before, kind="stable")
     time, size, category, before = time[order], size[order], category[order], before[order]
-    backwards = int(np.count_nonzero(np.diff(time[~before]) < 0))
+    recorded = time[~before]
+    backwards = int(np.count_nonzero(recorded[1:] < recorded[:-1]))
     if backwards:
         notes.append(f"{backwards:,} events are earlier than the one before; moved to its time.")
     address = addresses_by_size(category.astype(np.int64), size)
@@ -94,8 +97,9 @@ def trace_from_timeline(content: object, source: str, device: str) -> MemoryTrac
     orphans = first[size[first] < 0]
     if len(orphans):
         notes.append(
-            f"{len(orphans):,} rows free {-int(size[orphans].sum()):,} bytes in all, of categories that had "
-            "no block of that size; they are ignored, so later levels are higher than the file's own sums."
+            f"{len(orphans):,} rows free {-int(size[orphans].sum()):,} bytes in all, of categories "
+            "that had no block of that size. They are ignored, so later levels are higher than the "
+            "sums in the file."
         )
     count = int(np.count_nonzero(before))
     happened = _events(time[count:], size[count:], category[count:], address[count:])
@@ -117,12 +121,12 @@ def _columns(content: object, source: str) -> tuple[Int64, Int64, Int64, UInt8]:
     rows: list[Any] = content if isinstance(content, list) else []
     if not rows or set(map(type, rows)) != {list} or set(map(len, rows)) != {WIDTH}:
         raise UnreadableFileError(
-            "The file holds no list of [time, action, bytes, category].", where=source, fix=FIX
+            "The file does not contain a list of [time, action, bytes, category].", where=source, fix=FIX
         )
     kinds = set(map(type, chain.from_iterable(rows)))
     if kinds != {int}:
         names = sorted(kind.__name__ for kind in kinds - {int})
-        raise UnreadableFileError(f"The rows hold {names} where numbers belong.", where=source, fix=FIX)
+        raise UnreadableFileError(f"The rows contain {names} where numbers belong.", where=source, fix=FIX)
     try:
         flat = np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * WIDTH)
     except OverflowError as error:
@@ -146,7 +150,7 @@ def _check(time: Int64, action: Int64, size: Int64, category: Int64, source: str
             row = int(np.argmax(wrong))
             raise UnreadableFileError(f"Row {row} of the timeline has {what}.", where=source, fix=FIX)
     if float(np.sum(np.abs(size.astype(np.float64)))) >= MOST_BYTES:
-        raise UnreadableFileError("The rows sum to no possible size.", where=source, fix=FIX)
+        raise UnreadableFileError("The sum of the rows is impossibly large.", where=source, fix=FIX)
 
 
 def _events(time: Int64, size: Int64, category: UInt8, address: UInt64) -> Events:

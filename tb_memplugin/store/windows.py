@@ -195,7 +195,7 @@ class _WindowReader:
 
     def _column(self, name: str) -> np.ndarray:
         if name not in self._columns:
-            self._refuse(f"Column {name} is absent.")
+            self._refuse(f"Column {name} is missing.")
         column = self._columns[name]
         if column.rows > MOST_ROWS or column.rows != sum(chunk.rows for chunk in column.chunks):
             self._refuse(f"Column {name} claims {column.rows} rows.")
@@ -228,10 +228,11 @@ class _WindowReader:
             if len(column) and (int(column.min()) < lowest or int(column.max()) >= end):
                 self._refuse(f"Column {what} points outside its table.")
         if any(not -1 <= module.parent < row for row, module in enumerate(trace.modules)):
-            self._refuse("A module stands before its parent.")
+            self._refuse("A module comes before its parent.")
         if any(oom.event >= len(trace.events) for oom in trace.ooms):
-            self._refuse("A failed request stands behind the last event.")
-        if len(trace.events) and bool((np.diff(trace.events.time_ns) < 0).any()):
+            self._refuse("A failed request comes after the last event.")
+        times = trace.events.time_ns
+        if bool((times[1:] < times[:-1]).any()):  # their difference may be more than an int64 holds
             self._refuse("The events are not in time order.")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -287,7 +288,7 @@ def _told(field: str, values: np.ndarray) -> bool:
 def _column(envelope: EnvelopeWriter, name: str, values: np.ndarray) -> Column:
     if len(values) > MOST_ROWS:
         raise MemPluginError(
-            f"The window has {len(values)} {name.partition('.')[0]}; a file holds {MOST_ROWS}.",
+            f"The window has {len(values)} {name.partition('.')[0]}; a file can hold {MOST_ROWS}.",
             where=name,
             fix="Profile fewer steps at a time.",
         )

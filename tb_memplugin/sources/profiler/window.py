@@ -71,7 +71,6 @@ class Window:
     blocks: list[tuple[str, int, int]] = field(default_factory=list)
     stop_ns: int = 0
     has_models: bool = False
-    has_optimizers: bool = False
     problems: list[str] = field(default_factory=list)
 
 
@@ -106,7 +105,6 @@ class WindowRecorder:
         try:
             window.names = ModuleNames.of(models)
             window.has_models = bool(models)
-            window.has_optimizers = bool(self._given)
             self._missing(models)
             self._take_start(models)
             self._modules.start(models, window.names)
@@ -162,8 +160,9 @@ class WindowRecorder:
         gone = len(self._models) - len(models)
         if gone:
             self._window.problems.append(
-                f"{gone} model(s) given to memory_trace_handler no longer exist: their modules have no names "
-                "here. Keep a reference to the model, or make a new handler for the new one."
+                f"{gone} model(s) given to memory_trace_handler no longer exist, so their modules have "
+                "no names here. Keep a reference to the model, or create a new handler for the new "
+                "one."
             )
 
     def _take_start(self, models: Mapping[str, nn.Module]) -> None:
@@ -241,17 +240,17 @@ class WindowRecorder:
         window.parameter_bytes.append(parameters)
         if self._given:
             window.problems.append(
-                f"{type(optimizer).__name__} stepped, but is not the optimizer given to "
-                "memory_trace_handler. Its state is recorded from here on; state it held before this window "
-                "is not named in it."
+                f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
+                "memory_trace_handler. Its state is recorded from here on; state from before this "
+                "window has no names."
             )
             return
         before = sum(seen.bytes for seen in sight(optimizer_storages(optimizer, window.names)))
         if window.has_models and before:
             window.problems.append(
-                f"{type(optimizer).__name__} was not given to memory_trace_handler: the {before:,} bytes of "
-                "state that it held before this window are not in its curve. Later windows have them; pass "
-                "optimizer=... to have them in the first."
+                f"{type(optimizer).__name__} was not given to memory_trace_handler. The {before:,} "
+                "bytes of its state from before this window are not in the curve of this window, but "
+                "are in later ones. Pass optimizer=... to include them in the first window."
             )
 
     def _failed(self, moment: str, error: Exception) -> None:
@@ -311,8 +310,8 @@ def watch(recorder: WindowRecorder) -> None:
     global _original
     if not hasattr(autograd_profiler, "_run_on_profiler_start"):
         logger.warning(
-            "torch %s does not tell when a profiler starts, so no memory will be recorded.\n"
-            "  fix: use a torch between 2.6 and 2.13, or a newer tb_memplugin.",
+            "torch %s does not report when a profiler starts, so no memory will be recorded.\n  fix: "
+            "use a torch between 2.6 and 2.13, or a newer tb_memplugin.",
             torch.__version__,
         )
         return

@@ -90,7 +90,7 @@ def test_a_first_backward_that_torch_stops_at_is_refused_by_name() -> None:
     """GPipe learns shapes by a backward of its own: each gradient is ready twice (reducer.cpp asserts)."""
     with pytest.raises(RuntimeError) as told:
         estimate_ranks(lambda *_: train_replicas("dp", "GPipe"), "pp=2,dp=2", [0], device="cpu")
-    assert "made 8 gradients ready, of 4" in str(told.value.__cause__)
+    assert "produced 8 of 4 gradients" in str(told.value.__cause__)
 
 
 def widening(estimator: MemoryEstimator, mesh: DeviceMesh) -> object:

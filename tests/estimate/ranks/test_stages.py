@@ -43,7 +43,7 @@ def divided(mesh: str, **pipelining: Any) -> StepEstimate:
 
 def test_layers_are_divided_evenly_the_first_stages_have_more() -> None:
     assert [list(one) for one in shares(5, 3)] == [[0, 1], [2, 3], [4]]
-    with pytest.raises(MemPluginError, match="2 layers, for 3 stages"):
+    with pytest.raises(MemPluginError, match="2 layers, which is too few for 3 stages"):
         shares(2, 3)
 
 
@@ -95,7 +95,7 @@ def test_what_a_schedule_cannot_do_is_refused(
 @pytest.mark.parametrize("pipelining", [{"micro_batches": 4}, {"schedule": "gpipe"}])
 def test_what_only_a_pipeline_follows_is_refused_without_one(pipelining: dict[str, Any]) -> None:
     target = FunctionTarget("layers", layers_of_one_size)
-    with pytest.raises(MemPluginError, match="those of a pipeline"):
+    with pytest.raises(MemPluginError, match="are for a pipeline"):
         StepEstimator(target, GpuSpec.named("a100"), "", None, Pipelining(**pipelining)).step(Workload())
 
 
