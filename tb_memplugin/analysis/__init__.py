@@ -1,4 +1,4 @@
-"""Pure functions from a trace to a frozen result, one for each question, all to be imported from here.
+"""The analyses: pure functions that take a trace and return a frozen result. Import them from here.
 
 Example:
     >>> from tb_memplugin import load
@@ -35,7 +35,7 @@ from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.analysis.usage import Action, Allocation, Usage, read_allocation, usage
 
 # isort: split
-# After the module of the same name: from here on, the name is the function's.
+# Imported after the module `fragmentation`, so that the name refers to the function.
 from tb_memplugin.analysis.allocator import fragmentation
 
 __all__ = [

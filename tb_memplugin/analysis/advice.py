@@ -1,4 +1,4 @@
-"""Advice: what of the memory could be saved, with the evidence for it. No finding without evidence."""
+"""Advice: which memory could be saved. Every finding comes with its evidence."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ RULES: dict[FindingKind, Callable[[MemoryTrace, int], Result]] = {
     "optimizer_state": optimizer_state,
     "large_temporary": large_temporary,
 }
-"""Every rule, one file each. docs/advice.md tells their thresholds."""
+"""Every rule; each has a file of its own. docs/advice.md lists their thresholds."""
 
 
 Run = Callable[[], Sequence[WindowLevel]]
 
 
 def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None) -> Advice:
-    """What every rule finds on a device, or on all: findings, and why the other rules found none.
+    """Apply every rule to one device, or to all, and return the findings and each rule's judgement.
 
     Args:
-        trace: any trace. A rule for which it records too little says so, and finds nothing.
-        device: a device's name; None looks at every one.
-        run: gives what other windows of its run tell; asked where this one has too few steps for growth.
+        trace: any trace. A rule that needs more than the trace records is reported as "not judged".
+        device: a device's name; None means every device.
+        run: returns the levels of windows of the same run. It is called only where this trace has too few
+            steps to judge growth.
 
     Raises:
-        NotRecordedError: no such device.
+        NotRecordedError: the trace has no such device.
     """
     rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
     findings: list[Finding] = []

@@ -1,4 +1,4 @@
-"""The allocator's own numbers on a device: active, pending, allocated, reserved, by pool and stream."""
+"""The allocator's figures on a device: active, pending, allocated and reserved bytes, by pool and stream."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tb_memplugin.trace.tables import Int64
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Bytes on a device over time: int64, shape (events + 1,); entry e + 1 holds after event e.
+    """Bytes on a device over time: int64, shape (events + 1,); entry e + 1 is the level after event e.
 
-    `active`: live until the free was completed, as requested. `pending`: the part of them whose free
-    was requested. `allocated`: active - pending. `reserved`: None where the source tells none.
+    `active`: requested bytes of blocks whose free is not yet completed. `pending`: the part of them whose
+    free was requested. `allocated`: active - pending. `reserved`: None if the source does not report it.
     """
 
     active: Int64
@@ -30,15 +30,15 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """How much of a reserve is of no use. Bytes, and ratios: of 0 to 1 where the file is sound.
+    """How much of the reserved memory is unused. Sizes are bytes; ratios are 0 to 1 if the file is sound.
 
     Attributes:
-        reserved_bytes: None where the source tells none.
-        allocated_bytes: requested, without what is pending.
-        unused: (reserved - allocated) / reserved, what rounding takes included. None without a reserve.
-        free_bytes: in the reserve and in no block, None where segments are not known.
-        largest_free_bytes: the longest stretch of them, within one segment.
-        split: 1 - largest free / all free: 0 where all that is free is one stretch. None without any.
+        reserved_bytes: None if the source does not report it.
+        allocated_bytes: requested bytes, without pending blocks.
+        unused: (reserved - allocated) / reserved; rounding counts as unused. None if nothing is reserved.
+        free_bytes: reserved bytes that lie in no block; None if the segments are not known.
+        largest_free_bytes: the longest free stretch within one segment.
+        split: 1 - largest free / all free: 0 if all free memory is one stretch, None if nothing is free.
     """
 
     reserved_bytes: int | None
@@ -51,15 +51,16 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """What one pool holds for one stream. Bytes; the numbers of all pools sum to the device's.
+    """What one pool holds for one stream, in bytes. The values of all pools sum to the device's.
 
     Attributes:
-        pool, stream: for people; a block in a segment counts where the segment does.
-        allocated_bytes: requested, without what is pending.
-        pending_bytes: requested, of blocks let go of but not yet free.
-        rounded_bytes: what the allocator set aside for both; never less than this.
-        by_rule_bytes: the part of `rounded_bytes` that follows from the rule of rounding: a lower bound.
-        reserved_bytes, segments, free_bytes, largest_free_bytes: None where segments are not known.
+        pool, stream: display names. A block within a segment counts to the segment's pool and stream.
+        allocated_bytes: requested bytes, without pending blocks.
+        pending_bytes: requested bytes of blocks whose free was requested but is not completed.
+        rounded_bytes: what the allocator set aside for both: a lower bound unless `rounded_exact`.
+        by_rule_bytes: the part of `rounded_bytes` that was computed by the rounding rule, because the file
+            does not record it.
+        reserved_bytes, segments, free_bytes, largest_free_bytes: None if the segments are not known.
     """
 
     pool: str
@@ -75,18 +76,18 @@ class PoolState:
 
     @property
     def rounded_exact(self) -> bool:
-        """Whether the file tells `rounded_bytes` to the byte."""
+        """Whether the file records all of `rounded_bytes`."""
         return self.by_rule_bytes == 0
 
     @property
     def active_bytes(self) -> int:
-        """Requested bytes of blocks that are not free: allocated and pending."""
+        """Requested bytes of the allocated and the pending blocks."""
         return self.allocated_bytes + self.pending_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PeakSplit:
-    """A device's peak: what was alive before the window, and what came in it. They sum to the peak."""
+    """A device's peak as the sum of bytes allocated before the window and bytes allocated in it."""
 
     event: int
     bytes: int
@@ -95,7 +96,7 @@ class PeakSplit:
 
 
 def levels(trace: MemoryTrace, device: int) -> Levels:
-    """Active, pending, allocated and reserved bytes after every event of a trace, on one device."""
+    """Return the active, pending, allocated and reserved bytes of a device after every event of a trace."""
     blocks, count = trace.allocations, len(trace.events)
     since = pending_since(trace, device)
     waits = np.flatnonzero(since < blocks.freed)
@@ -106,10 +107,10 @@ def levels(trace: MemoryTrace, device: int) -> Levels:
 
 
 def reserved_levels(trace: MemoryTrace, device: int) -> Int64 | None:
-    """The reserve of a device: int64, shape (events + 1,); None where the source tells none.
+    """Return the reserved bytes of a device over time: int64, shape (events + 1,); None if not reported.
 
-    Before the first event it is `reserved_at_start`; where that is not told, the sum of the segments
-    then, else what the first event reports.
+    The level before the first event is `reserved_at_start`. If that is not known, it is the sum of the
+    segments at the start; if there are none, the value that the first event reports.
     """
     known = np.flatnonzero((trace.events.device == device) & (trace.events.reserved >= 0))
     start = _reserved_at_start(trace, device)
@@ -129,7 +130,7 @@ def _reserved_at_start(trace: MemoryTrace, device: int) -> int | None:
 
 
 def fragmentation(trace: MemoryTrace, device: int, event: int) -> Fragmentation:
-    """How much of a device's reserve is of no use after an event (-1: before the first).
+    """Return how much of a device's reserved memory is unused after an event (-1: before the first).
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
@@ -150,7 +151,7 @@ def fragmentation(trace: MemoryTrace, device: int, event: int) -> Fragmentation:
 
 
 def knows_segments(trace: MemoryTrace, device: int) -> bool:
-    """Whether the source tells where a device's reserve lies."""
+    """Return whether the trace has segments or segment events of a device."""
     kind = trace.events.kind
     moved = (kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP)
     told = (trace.segments.device == device).any() or (moved & (trace.events.device == device)).any()
@@ -158,7 +159,7 @@ def knows_segments(trace: MemoryTrace, device: int) -> bool:
 
 
 def pools(trace: MemoryTrace, device: int, event: int) -> tuple[PoolState, ...]:
-    """Every pool of a device, by stream, after an event (-1: before the first); largest first.
+    """Return every pool and stream of a device after an event (-1: before the first), largest first.
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
@@ -169,7 +170,7 @@ def pools(trace: MemoryTrace, device: int, event: int) -> tuple[PoolState, ...]:
 def pools_of(
     trace: MemoryTrace, device: int, event: int, found: Layout, since: Int64 | None = None
 ) -> tuple[PoolState, ...]:
-    """As `pools`, of a layout that is at hand; `since` is `pending_since` of the device, if that is, too."""
+    """Return `pools` of a known layout; `since` is `pending_since` of the device, if it is known as well."""
     homes, of_segment, of_block = _homes(trace, found)
     rows, count = np.concatenate((found.rows, found.misfits)), len(homes)
     rounded = np.concatenate((found.extent, _rounded(trace, found.misfits)))
@@ -195,9 +196,9 @@ def pools_of(
 
 
 def _homes(trace: MemoryTrace, found: Layout) -> tuple[list[tuple[int, int]], Int64, Int64]:
-    """Each pool and stream in use (rows of the tables), and which one each segment and each block is in.
+    """Return the (pool, stream) pairs in use (rows of the tables) and the pair of each segment and block.
 
-    A block is where its segment is, as far as that is known; misfits come last and are where they say.
+    A block belongs to its segment's pool and stream if those are known, else to its own. Misfits come last.
     """
     blocks, segments = trace.allocations, found.segments
     rows = np.concatenate((found.rows, found.misfits))
@@ -220,7 +221,7 @@ def _rounded(trace: MemoryTrace, rows: np.ndarray) -> Int64:
 
 
 def _reserve_of(found: Layout, of_segment: Int64, count: int) -> tuple[Int64, Int64, Int64, Int64]:
-    """Reserved bytes, segments, free bytes and the longest free stretch of each home."""
+    """Reserved bytes, segments, free bytes and the longest free stretch of each pool and stream."""
     of_free = of_segment[found.free_segment]
     largest = np.zeros(count, np.int64)
     np.maximum.at(largest, of_free, found.free_bytes)
@@ -233,7 +234,7 @@ def _reserve_of(found: Layout, of_segment: Int64, count: int) -> tuple[Int64, In
 
 
 def peak_split(trace: MemoryTrace, device: int) -> PeakSplit:
-    """What a device's peak is made of: bytes from before the window, and bytes that came in it."""
+    """Split a device's peak into bytes allocated before the window and bytes allocated in it."""
     event = int(np.argmax(trace.live(device))) - 1
     rows = trace.allocations.alive_at(event, device)
     size, came = trace.allocations.bytes[rows], trace.allocations.born[rows] >= 0

@@ -1,4 +1,4 @@
-"""Annotations as nested ranges, and which of them was open when a block was born."""
+"""Annotations as nested ranges, and the innermost open range at each allocation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NONE = -1
 class AnnotationRange:
     """One annotation from its START to its END. Epoch nanoseconds; events as in `Annotations.event`.
 
-    `end_ns` and `end_event` are None where it was still open at the end of the trace, `start_ns` and
-    `start_event` where it was open before the first annotation. `depth` counts the ranges that were open
-    when it began; `parent` is the place of the innermost of them in the tuple, -1 for none.
+    `end_ns` and `end_event` are None if the range was still open at the end of the trace, `start_ns` and
+    `start_event` if it was open before the first annotation. `depth` counts the ranges that were open when
+    it began; `parent` is the index of the innermost of them in the tuple, -1 if there is none.
     """
 
     name: str
@@ -34,10 +34,10 @@ class AnnotationRange:
 
 @dataclass(slots=True)
 class _Nesting:
-    """Ranges, in order of their start: the rows that start and end them, None for not recorded.
+    """Ranges in order of their start, with the rows that start and end them (None if not recorded).
 
-    `innermost`: the youngest open range after each row, `NONE` where none is open; its first entry is
-    from before the first row. `names`: of the ranges.
+    `innermost`: the most recent open range after each row, `NONE` if none is open; its first entry is the
+    range open before the first row.
     """
 
     names: list[int] = field(default_factory=list)
@@ -49,10 +49,10 @@ class _Nesting:
 
 
 def annotation_ranges(trace: MemoryTrace, device: int) -> tuple[AnnotationRange, ...]:
-    """The annotations of a device (its row) as nested ranges, in order of their start.
+    """Return the annotations of a device (its row) as nested ranges, in order of their start.
 
-    An END closes the youngest open range of its name: nothing but the name tells ranges apart. One that
-    closes none belongs to a range that was open from before the first annotation on.
+    An END closes the most recent open range of its name, because only the name identifies a range. An END
+    without an open range belongs to one that was already open before the first annotation.
     """
     written = trace.annotations
     rows = np.flatnonzero(written.device == device)
@@ -74,10 +74,10 @@ def annotation_ranges(trace: MemoryTrace, device: int) -> tuple[AnnotationRange,
 
 
 def innermost_at_birth(trace: MemoryTrace, rows: npt.NDArray[np.intp] | slice) -> Int64:
-    """The innermost open annotation at the birth of allocations: rows of `annotation_names`, -1 for none.
+    """Return the innermost annotation open when each block was allocated: rows of `annotation_names`.
 
-    Only annotations of an allocation's own device count. Blocks of the start state get -1, which there
-    means "not known".
+    -1 means that none was open; for blocks of the start state, that it is not known. Only annotations of
+    the allocation's own device count.
     """
     blocks, written = trace.allocations, trace.annotations
     born, device = blocks.born[rows], blocks.device[rows]
@@ -85,18 +85,18 @@ def innermost_at_birth(trace: MemoryTrace, rows: npt.NDArray[np.intp] | slice) -
     for row in np.unique(written.device).tolist():
         mine = np.flatnonzero(written.device == row)
         nested = _nested(written.name[mine].tolist(), written.ends[mine].tolist())
-        names = np.array([*nested.names, NONE], np.int64)  # the last one is for NONE
+        names = np.array([*nested.names, NONE], np.int64)  # index NONE (-1) reads the last entry
         here = np.flatnonzero((device == row) & (born >= 0))
-        # An annotation stands behind its event: only later births come after it.
+        # An annotation comes after its event, so it applies to allocations at later events only.
         passed = np.searchsorted(written.event[mine], born[here], side="left")
         found[here] = names[np.array(nested.innermost, np.int64)[passed]]
     return found
 
 
 def _nested(names: list[int], is_end: list[int]) -> _Nesting:
-    """Match starts and ends: a loop over annotations, of which there are few beside events."""
+    """Match starts and ends. A loop is fast enough: there are far fewer annotations than events."""
     found = _Nesting()
-    opened: list[int] = []  # open ranges, youngest last; closed ones below the youngest may linger
+    opened: list[int] = []  # open ranges, most recent last; ranges below the last may already be closed
     closed: list[bool] = []
     of_name: defaultdict[int, list[int]] = defaultdict(list)
     count = 0
@@ -111,7 +111,7 @@ def _nested(names: list[int], is_end: list[int]) -> _Nesting:
         opened.append(len(closed) - 1)
         of_name[name].append(len(closed) - 1)
 
-    for name in reversed(_ends_alone(names, is_end)):  # what ends last was open first
+    for name in reversed(_ends_alone(names, is_end)):  # the range that ends last was opened first
         begin(name, None)
         count += 1
     found.innermost.append(opened[-1] if opened else NONE)
@@ -131,7 +131,7 @@ def _nested(names: list[int], is_end: list[int]) -> _Nesting:
 
 
 def _ends_alone(names: list[int], is_end: list[int]) -> list[int]:
-    """The names of ENDs before which no range of their name is open, in order."""
+    """Return the names of ENDs that have no open range of their name before them, in order."""
     opened: Counter[int] = Counter()
     alone: list[int] = []
     for name, ending in zip(names, is_end, strict=True):

@@ -1,4 +1,4 @@
-"""The largest allocations of a stretch of time, each as a band over pixel columns, and all others as one."""
+"""The largest allocations of a stretch as bands over pixel columns, and all others as one band."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import sums
-from tb_memplugin.analysis.curve import extremes
+from tb_memplugin.analysis.columns import extremes
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
@@ -17,10 +17,10 @@ from tb_memplugin.trace.tables import Int64
 class Bands:
     """A device's live bytes in columns, divided into single allocations. Bytes, int64.
 
-    `low`, `high`: of each column, shape (columns,). A column shows the moment of its high: allocation
-    `rows[i]` (of `trace.allocations`, in order of birth) is alive in the columns `first[i]..last[i]`.
-    In each column the bytes of those and `rest` sum to `high`; `small` are the allocations in `rest`, alive
-    in the columns `small_first..small_last`.
+    `low`, `high`: the lowest and highest of each column, shape (columns,). A column shows the moment of its
+    highest level: allocation `rows[i]` (a row of `trace.allocations`, in order of allocation) is alive in the
+    columns `first[i]` to `last[i]`. In each column the bytes of these and `rest` sum to `high`. `small` are
+    the allocations in `rest`, alive in the columns `small_first` to `small_last`.
     """
 
     low: Int64
@@ -37,7 +37,7 @@ class Bands:
 
 
 def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
-    """Divide the live bytes of a stretch into its `most` largest allocations and one rest.
+    """Divide the live bytes of a stretch into its `most` largest allocations and a rest.
 
     Args:
         trace: any trace.
@@ -49,7 +49,7 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     blocks = trace.allocations
     near = (blocks.device == device) & (blocks.born < at[-1]) & (blocks.freed >= at[0])
     rows = np.flatnonzero(near)
-    # Alive at a moment `at` when born < at <= freed; moments never decrease from column to column.
+    # A block is alive at a moment `at` if born < at <= freed. `at` never decreases from column to column.
     first = np.searchsorted(at, blocks.born[rows], side="right")
     last = np.searchsorted(at, blocks.freed[rows], side="right") - 1
     seen = np.flatnonzero(first <= last)
@@ -73,13 +73,13 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
 
 
 def divided_rest(found: Bands, size: Int64, part: Int64, parts: int) -> Int64:
-    """The rest of each column by what its allocations belong to. Bytes, int64, shape (parts, columns).
+    """Divide the rest of each column into parts. Returns bytes, int64, shape (parts, columns).
 
     Args:
         found: the bands.
         size: bytes of each of `found.small`.
         part: the part of each of `found.small`, from 0 to `parts` - 1.
-        parts: how many there are.
+        parts: how many parts there are.
     """
     width = len(found.rest) + 1
     change = sums(part * width + found.small_first, size, parts * width)
@@ -89,7 +89,7 @@ def divided_rest(found: Bands, size: Int64, part: Int64, parts: int) -> Int64:
 
 
 def _largest(size: Int64, most: int) -> npt.NDArray[np.intp]:
-    """The places of the largest, in the order in which they stand; of equal ones the first."""
+    """Return the indices of the `most` largest, in ascending order; of equal ones the first."""
     if len(size) <= most:
         return np.arange(len(size), dtype=np.intp)
     least = np.partition(size, len(size) - most)[len(size) - most]
@@ -99,7 +99,7 @@ def _largest(size: Int64, most: int) -> npt.NDArray[np.intp]:
 
 
 def _stacked(size: Int64, first: npt.NDArray[np.intp], last: npt.NDArray[np.intp], columns: int) -> Int64:
-    """The sum of bands in each column."""
+    """Return the sum of the bands in each column."""
     change = np.zeros(columns + 1, np.int64)
     np.add.at(change, first, size)
     np.subtract.at(change, last + 1, size)

@@ -1,4 +1,4 @@
-"""What is alive at a moment, divided into parts that sum to the whole."""
+"""Live memory at a moment, divided into parts that sum to the whole."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ By = Literal[
 ]
 ALL_DIVISIONS: tuple[By, ...] = get_args(By)
 DIVISIONS: tuple[By, ...] = ALL_DIVISIONS[:4]
-"""Those that every recorded summary keeps."""
+"""The divisions that every recorded summary contains."""
 
 BEFORE_WINDOW = "(before the window)"
-"""The operator, context and annotation of what was alive when the window began: they cannot be known."""
+"""Operator, context and annotation key of blocks allocated before the window, for which none is known."""
 
 NONE = "(none)"
-"""Key of blocks born in the window in no annotation, and with no compile context."""
+"""Key of blocks allocated in the window outside any annotation, or without a compile context."""
 
 Divided = By | Rules | ModuleGroups
-"""What memory can be divided by."""
+"""Everything that memory can be divided by."""
 
 _CATEGORY_KEYS = tuple(category.key for category in Category)
 
@@ -42,7 +42,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a whole: `bytes` in `count` blocks. `categories` divides the bytes again (modules only)."""
+    """One part: `bytes` in `count` blocks. `categories` holds the bytes by category (modules only)."""
 
     key: str
     bytes: int
@@ -51,16 +51,16 @@ class Part:
 
 
 def codes(trace: MemoryTrace, by: Divided, rows: Rows = _ALL) -> tuple[Int64, tuple[str, ...]]:
-    """The part to which allocations belong.
+    """Return the part to which each allocation belongs.
 
     Args:
         trace: any trace.
         by: what to divide by.
-        rows: which allocations; default: every one.
+        rows: which allocations; default: all.
 
     Returns:
-        int64, one entry per chosen allocation, indices into the tuple of keys. Keys are not always all
-        that the trace has, nor always distinct.
+        Indices into a tuple of keys, one per chosen allocation, int64; and that tuple. It may leave out
+        keys that no chosen allocation has, and may contain a key twice.
 
     Raises:
         MemPluginError: `by` is none of `ALL_DIVISIONS`.
@@ -142,12 +142,12 @@ _CODES: dict[str, Callable[[MemoryTrace, Rows], Codes]] = {
 
 
 def _known_from_birth(trace: MemoryTrace, rows: Rows, table_row: npt.NDArray[np.signedinteger]) -> Int64:
-    """0 for what was born before the window, 1 for none, from 2 on the rows of a table."""
+    """Return 0 for blocks allocated before the window, else the row of a table plus 2 (1 for no row)."""
     return np.where(trace.allocations.born[rows] < 0, 0, table_row.astype(np.int64) + 2)
 
 
 def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> tuple[Part, ...]:
-    """The live bytes on a device after an event, in parts that sum to them, largest first.
+    """Divide the live bytes on a device after an event into parts that sum to them, largest first.
 
     Args:
         trace: any trace.
@@ -162,7 +162,7 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> tuple
 
 
 def parts_of(trace: MemoryTrace, rows: npt.NDArray[np.intp], by: Divided) -> tuple[Part, ...]:
-    """The bytes of some allocations (rows of `trace.allocations`), in parts, largest first.
+    """Divide the bytes of some allocations (rows of `trace.allocations`) into parts, largest first.
 
     Raises:
         MemPluginError: `by` is none of `ALL_DIVISIONS`.
@@ -188,7 +188,7 @@ def parts_of(trace: MemoryTrace, rows: npt.NDArray[np.intp], by: Divided) -> tup
 
 
 def sums(group: Int64, size: Int64, groups: int) -> Int64:
-    """Exact integer sums of `size` within each group: int64, shape (groups,)."""
+    """Return the exact integer sum of `size` in each group: int64, shape (groups,)."""
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, size)
     return total
@@ -199,7 +199,7 @@ def _named(row: list[int]) -> dict[str, int]:
 
 
 def merged(a: Part, b: Part) -> Part:
-    """Two rows with one key: tables may name a thing twice, people should see it once."""
+    """Add two parts that have the same key; a trace's tables may contain a name twice."""
     categories = {
         key: a.categories.get(key, 0) + b.categories.get(key, 0) for key in {**a.categories, **b.categories}
     }

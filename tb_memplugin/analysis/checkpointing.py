@@ -12,41 +12,44 @@ from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
 LEAST_SHARE = 0.1
-"""Of the peak that is gone with checkpointing."""
+"""Least share of the peak that checkpointing must save for a finding."""
 
 NEARLY = 0.9
-"""Of the best saving: modules that reach it are as good, and the one with the least time wins."""
+"""Modules that save this share of the best saving count as equally good; the one with the least forward
+time is chosen."""
 
 TRIED = 24
-"""Modules looked at: those that hold most at the peak."""
+"""How many modules are examined: those that hold the most activations at the peak."""
 
 SHOWN, SHOWN_SHARE = 8, 0.01
-"""Modules shown, and how much of the peak each must save."""
+"""How many modules are shown, and the least share of the peak that each must save."""
 
 
 def checkpointing(trace: MemoryTrace, device: int) -> Result:
-    """The modules, layers that repeat being one, whose checkpointing lowers the highest step's peak most.
+    """Find the modules whose checkpointing lowers the highest step's peak most; repeated layers count as one.
 
-    Its bytes are by how much the peak falls at least, see `recompute.Recomputed`; what the checkpoint
-    itself keeps beside inputs (random state, 5 KB a call on the CPU) is not counted.
+    The finding's bytes are a lower bound of the saving, see `recompute.Recomputed`. What the checkpoint
+    itself keeps besides inputs (random state, 5 KB per call on the CPU) is not counted.
     """
     blocks = trace.allocations
     if not (trace.calls.phase == Phase.FORWARD).any() or not (trace.calls.phase == Phase.BACKWARD).any():
-        return NotJudged("It needs the modules' calls in forward and backward: give the recorder the model.")
+        return NotJudged(
+            "This rule needs the modules' forward and backward calls: pass the model to the recorder."
+        )
     if not ((blocks.category == Category.ACTIVATION) & (blocks.device == device)).any():
-        return NotJudged("The recording tells no activations from other memory.")
+        return NotJudged("The recording does not tell activations apart from other memory.")
     step = highest_step(trace, device)
     activations = Activations(trace, device, step)
     groups = _groups(trace, activations.own_bytes(step.peak_event))
     found = [(name, activations.recomputed(rows)) for name, rows in groups]
     found = [(name, one) for name, one in found if one.saved_bytes > 0]
     if not found:
-        return Fine(f"Recomputing no module would lower the peak of step {step.number}.")
+        return Fine(f"There is no module whose recomputation would lower the peak of step {step.number}.")
     most = max(one.saved_bytes for _, one in found)
     if most < LEAST_SHARE * step.peak_bytes:
         return Fine(
-            f"Recomputing any module would lower the peak of step {step.number} by "
-            f"{in_words(most)} ({share(most, step.peak_bytes)}) at most."
+            f"Recomputing one module would lower the peak of step {step.number} by at most {in_words(most)} "
+            f"({share(most, step.peak_bytes)})."
         )
     good = [(name, one) for name, one in found if one.saved_bytes >= NEARLY * most]
     name, best = min(good, key=lambda item: (item[1].forward_ns, -item[1].saved_bytes, item[0]))
@@ -58,7 +61,7 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
         level="option",
         device=trace.devices[device].name,
         step=step.number,
-        title=f"Recompute {_shown(name)} in backward instead of keeping its activations ({calls} a step).",
+        title=f"Recompute {_shown(name)} in backward instead of keeping its activations ({calls} per step).",
         subject=_shown(name),
         bytes=best.saved_bytes,
         measure="less at the peak",
@@ -66,12 +69,12 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
         evidence=tuple(_evidence(name, one, step.number) for name, one in found[:SHOWN]),
         where=_where(name, step.number),
         what_to_do="Call it through torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).",
-        price=f"its forward once more: {_ms(best)} a step",
+        price=f"one more forward of it: {_ms(best)} per step",
     )
 
 
 def _groups(trace: MemoryTrace, own: Int64) -> list[tuple[str, Int64]]:
-    """Modules under one folded name, those that hold most, with what is inside them, first."""
+    """Return the modules (rows) under each folded name, largest first, submodules included."""
     held = own.copy()
     for row in range(len(trace.modules) - 1, -1, -1):
         if trace.modules[row].parent >= 0:
@@ -89,7 +92,7 @@ def _groups(trace: MemoryTrace, own: Int64) -> list[tuple[str, Int64]]:
 def _evidence(name: str, one: Recomputed, step: int) -> Evidence:
     calls = f"{one.calls:,} {'call' if one.calls == 1 else 'calls'}"
     a_ms = in_words(one.saved_bytes * 1e6 / max(one.forward_ns, 1))
-    detail = f"{_ms(one)} of forward in {calls}; {a_ms} for each ms; holds {in_words(one.held_bytes)}"
+    detail = f"{_ms(one)} of forward in {calls}; saves {a_ms} per ms; holds {in_words(one.held_bytes)}"
     return Evidence(_shown(name), one.saved_bytes, detail, where=_where(name, step))
 
 

@@ -1,4 +1,4 @@
-"""Comparison: what was added, removed, grown and shrunk between two moments, or two traces' peaks."""
+"""Comparison of two moments, or of two traces' peaks: what was added and removed, what grew and shrank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Status = Literal["added", "removed", "grown", "shrunk", "same"]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One key on both sides. `category` is the one that changed most within it, None if not known."""
+    """One key on both sides. `category` is the category that changed most in it, None if not known."""
 
     key: str
     status: Status
@@ -37,8 +37,8 @@ class Delta:
 class DeviceComparison:
     """The peaks of one device in two traces. The rows' deltas sum to the difference of the peaks.
 
-    `device` is its name in the base; `other_device` in the other trace. A trace that has no such device
-    counts 0 bytes, and its name is "".
+    `device` is its name in the base, `other_device` its name in the other trace. If a trace has no such
+    device, the name is "" and the peak counts as 0 bytes.
     """
 
     device: str
@@ -61,19 +61,19 @@ def compare(
     step: int | None = None,
     by: By | Rules = "category",
 ) -> tuple[DeviceComparison, ...]:
-    """What differs between the peaks of two traces, device by device.
+    """Compare the peaks of two traces, device by device.
 
-    Devices are the same if they have the same name. What is left over is paired in the order of names,
-    within a type of device (two workers' GPUs, say), and then compared with nothing.
+    Devices with the same name are paired. The others are paired in order of name within each device type
+    (the GPUs of two workers, say); a device that is still left over is compared with nothing.
 
     Args:
-        base, other: any traces, also of different sources.
-        device: a device's name, in both; default: all devices.
-        step: a step's number, in both; default: the whole window.
+        base, other: any traces; they may be from different sources.
+        device: the name of a device in both traces; default: all devices.
+        step: the number of a step in both traces; default: the whole window.
         by: what to divide by.
 
     Raises:
-        NotRecordedError: a device or step that one of them does not have.
+        NotRecordedError: one of the traces does not have the device or step, or neither has a device.
         MemPluginError: `by` is no division.
     """
     if device is not None:
@@ -85,7 +85,7 @@ def compare(
         raise NotRecordedError(
             "Neither trace has a device: nothing was recorded in them.",
             where=f"{base.source}, {other.source}",
-            fix="Record again, with memory being allocated meanwhile.",
+            fix="Record again while the program allocates memory.",
         )
     return tuple(_device_comparison(base, other, names, step, by) for names in pairs)
 
@@ -107,7 +107,7 @@ def _device_comparison(
 
 
 def _pairs(base: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
-    """Names on both sides, in the order of the base; "" where a side has none."""
+    """Pair the device names of both sides, in the order of the base; "" if a side has no partner."""
     left = sorted(set(base) - set(other), key=_rank)
     right = sorted(set(other) - set(base), key=_rank)
     partner = {name: name for name in base if name in other}
@@ -125,10 +125,10 @@ def _rank(name: str) -> tuple[str, int, str]:
 
 
 def compare_parts(base: Sequence[Part], other: Sequence[Part]) -> tuple[Delta, ...]:
-    """Every key of two breakdowns, largest change first.
+    """Compare two breakdowns key by key, largest change first.
 
-    The deltas sum to the difference of the wholes. A key that is absent on one side counts 0 bytes
-    there: it was added or removed, even where the other side holds it with 0 bytes.
+    The deltas sum to the difference of the totals. A key that is absent on one side counts 0 bytes there
+    and is "added" or "removed", even if the other side has 0 bytes under it.
     """
     left, right = {part.key: part for part in base}, {part.key: part for part in other}
     keys = {**left, **right}

@@ -1,4 +1,4 @@
-"""Curves for a screen: the exact lowest and highest value in every pixel column."""
+"""Memory curves reduced to pixel columns, with the exact lowest and highest value of each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.analysis.breakdown import Divided, codes, sums
+from tb_memplugin.analysis.columns import Cuts, event_cuts, extremes, highest, time_cuts
 from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, ModuleGroups
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.trace import Category, MemoryTrace
@@ -14,19 +15,23 @@ from tb_memplugin.trace.tables import Int64
 
 OTHERS = "(others)"
 SHOWN_MODULES = MOST_GROUPS
-"""Modules (stacks, lines, ...) that get a band of their own; the rest share one exact band."""
+"""How many modules (stacks, lines, ...) get a band of their own; the others share one band."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A device's live bytes over `[t0_ns, t1_ns]`, in columns of equal width.
+    """A device's live bytes over `[t0_ns, t1_ns]`, in columns of equal width: of time, or of events.
 
-    `low`, `high`, `reserved`: int64, shape (columns,); `reserved` is None where there is none.
-    `stacks`: int64, shape (keys, columns), the state at the moment of each column's high: it sums to it.
+    `first_event`, `end_event`: the first event in it, and the one after its last.
+    `low`, `high`, `reserved`: int64, shape (columns,); `reserved` is None if it is not known.
+    `stacks`: int64, shape (keys, columns), the bytes of each key at the moment of a column's highest level,
+    to which they sum.
     """
 
     t0_ns: int
     t1_ns: int
+    first_event: int
+    end_event: int
     low: Int64
     high: Int64
     reserved: Int64 | None
@@ -50,67 +55,45 @@ def curve(
         columns: how many pixel columns.
         by: what the stacks divide by.
     """
-    edges = t0_ns + (np.arange(columns + 1, dtype=np.int64) * (t1_ns - t0_ns)) // columns
-    cuts = np.searchsorted(trace.events.time_ns, edges, side="left")
-    cuts[-1] = np.searchsorted(trace.events.time_ns, t1_ns, side="right")
-    live = trace.live(device)
-    low, high, at = extremes(live, cuts)
+    return _drawn(trace, device, (t0_ns, t1_ns), time_cuts(trace, t0_ns, t1_ns, columns), by)
+
+
+def event_curve(
+    trace: MemoryTrace, device: int, first: int, end: int, columns: int, by: Divided = "category"
+) -> Curve:
+    """Return the curve over the events from `first` to before `end`, all of equal width.
+
+    Event e spans e to e + 1; `t0_ns` and `t1_ns` are the times of the first and the last of these events.
+    """
+    time_ns = trace.events.time_ns
+    if len(time_ns):
+        times = tuple(int(time_ns[min(max(event, 0), len(time_ns) - 1)]) for event in (first, end - 1))
+    else:
+        times = (trace.steps[0].start_ns, trace.steps[0].end_ns)
+    return _drawn(trace, device, (times[0], times[1]), event_cuts(trace, first, end, columns), by)
+
+
+def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, by: Divided) -> Curve:
+    low, high, at = extremes(trace.live(device), cuts)
     keys, stacks = _stacks(trace, device, at, by)
     top = int(np.argmax(high))
     event = int(at[top]) - 1
-    inside = event >= 0 and int(trace.events.time_ns[event]) >= t0_ns
+    inside = event >= int(cuts[0])
     return Curve(
-        t0_ns=t0_ns,
-        t1_ns=t1_ns,
+        t0_ns=times[0],
+        t1_ns=times[1],
+        first_event=int(cuts[0]),
+        end_event=int(cuts[-1]),
         low=low,
         high=high,
         reserved=_reserved(trace, device, cuts),
         keys=keys,
         stacks=stacks,
         peak_event=event,
-        peak_time_ns=int(trace.events.time_ns[event]) if inside else t0_ns,
+        peak_time_ns=int(trace.events.time_ns[event]) if inside else times[0],
         peak_bytes=int(high[top]),
         peak_column=top,
     )
-
-
-def extremes(level: Int64, cuts: Int64) -> tuple[Int64, Int64, Int64]:
-    """Lowest, highest and the place of the highest in each column.
-
-    A column spans the level on entry (`cuts[c]`, which holds after the event before it) up to the
-    level after its last event. `level` has one entry more than there are events.
-    """
-    first, last = cuts[:-1], cuts[1:]
-    low, high, at = level[first].copy(), level[first].copy(), first.astype(np.int64)
-    busy = np.flatnonzero(last > first)
-    if not len(busy):
-        return low, high, at
-    inside = level[first[busy[0]] : last[busy[-1]] + 1]
-    base = first[busy[0]]
-    starts = first[busy] - base
-    low[busy] = np.minimum(np.minimum.reduceat(inside, starts), level[last[busy]])
-    high[busy] = np.maximum(np.maximum.reduceat(inside, starts), level[last[busy]])
-    at[busy] = _first_places(inside, starts, last[busy] - base, high[busy]) + base
-    return low, high, at
-
-
-def highest(level: Int64, cuts: Int64) -> Int64:
-    """The highest in each column, as `extremes` finds it."""
-    first, last = cuts[:-1], cuts[1:]
-    ranges = np.stack((first, last), axis=1).ravel()
-    top: Int64 = np.maximum(np.maximum.reduceat(level, ranges)[::2], level[last])
-    return top
-
-
-def _first_places(level: Int64, starts: Int64, ends: Int64, wanted: Int64) -> Int64:
-    """The first index in each closed range [starts, ends] at which the level is the wanted one."""
-    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, ends[-1] + 1)))
-    hits = np.flatnonzero(level[: len(group)] == wanted[group])
-    owner = group[hits]  # ascending: the first hit of a group stands where the group changes
-    first = np.flatnonzero(np.diff(owner, prepend=-1))
-    places: Int64 = ends.astype(np.int64).copy()
-    places[owner[first]] = hits[first]
-    return places
 
 
 def _reserved(trace: MemoryTrace, device: int, cuts: Int64) -> Int64 | None:
@@ -127,7 +110,7 @@ def _reserved(trace: MemoryTrace, device: int, cuts: Int64) -> Int64 | None:
 
 
 def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tuple[str, ...], Int64]:
-    """The live bytes of each key at each place (an index into `live`)."""
+    """Return the live bytes of each key at each index into `live`."""
     blocks = trace.allocations
     part, names = codes(trace, by)
     part, names = _folded(trace, device, part, names, int(at[np.argmax(trace.live(device)[at])]) - 1, by)
@@ -136,7 +119,7 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tu
     stacks = np.zeros((len(names), len(at)), np.int64)
     order = np.argsort(at, kind="stable")
     places = at[order]
-    # A block counts at every place p with born < p <= freed: added at the first, taken off behind the last.
+    # A block counts at every place p with born < p <= freed: add it at the first, subtract it after the last.
     enter = np.searchsorted(places, born, side="right")
     leave = np.searchsorted(places, freed, side="right")
     seen = enter < leave
@@ -165,7 +148,7 @@ def _folded(
 
 
 def category_columns(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int) -> Curve:
-    """The coarse curve that a summary keeps: like `curve` by category, with all categories in order."""
+    """Return the coarse curve of a summary: `curve` by category, with all categories in order."""
     drawn = curve(trace, device, t0_ns, t1_ns, columns, "category")
     stacks = np.zeros((len(Category), columns), np.int64)
     keys = [category.key for category in Category]

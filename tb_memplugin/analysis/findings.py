@@ -1,4 +1,4 @@
-"""What advice is made of: findings with their evidence, and what every rule came to."""
+"""The results of the advice rules: findings with their evidence, and one judgement per rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Level = Literal["problem", "option"]
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What shows it: a view of the Memory tab, and the state in its address, as (key, value) pairs."""
+    """A link to a view of the Memory tab; `state` are the (key, value) pairs in its address."""
 
     view: str
     state: tuple[tuple[str, str], ...] = ()
@@ -23,9 +23,9 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One row of evidence: what holds how many bytes. `detail` says the rest: how often, how long, when.
+    """One row of evidence: `what` holds `bytes`. `detail` adds how often, for how long, or when.
 
-    `name` is True where `what` is a name from outside (a module, a line), not a word of ours.
+    `name` is True if `what` is a name from the user's program (a module, a line), False if it is our text.
     """
 
     what: str
@@ -37,23 +37,23 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to act on. See docs/advice.md for what each kind's bytes are.
+    """One thing to act on. docs/advice.md explains what the bytes of each kind are.
 
     Attributes:
         kind: the rule that found it.
-        level: "problem" costs memory for nothing; "option" is memory to be had at a price.
+        level: "problem" if the memory is wasted; "option" if saving it has a price.
         device: a device's name.
-        step: the number of the step that it is about; None where it is about the window.
-        title: a sentence with the names in it.
-        subject: the name within the title, "" where it has none.
-        bytes: what one would get back, or what is at stake.
-        measure: what they are: "a step", "less at the peak", ...
-        of_bytes: what they are a part of, for a share: the peak, or the reserve.
-        evidence: rows, the weightiest first.
+        step: the number of the step concerned; None if it concerns the whole window.
+        title: a sentence that contains the names.
+        subject: the name within the title, "" if it has none.
+        bytes: the bytes that could be saved, or that are at stake.
+        measure: what `bytes` counts: "more with every step", "less at the peak", ...
+        of_bytes: the total of which `bytes` is a share: the peak, or the reserved bytes.
+        evidence: rows of evidence, the most important first.
         where: the view that shows it.
-        what_to_do: one sentence.
-        price: what doing so costs, "" where nothing.
-        levels: live bytes at each step's bounds, for growth; else empty.
+        what_to_do: what to change, in a few sentences.
+        price: what the change costs, "" if nothing.
+        levels: live bytes at the bounds of the steps, or in each window, for growth; else empty.
     """
 
     kind: FindingKind
@@ -74,7 +74,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a rule came to on a device: "found", "fine", or "not judged", and why, as a sentence."""
+    """The verdict of a rule on a device; `why` gives the reason in a sentence."""
 
     kind: FindingKind
     device: str
@@ -84,7 +84,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All findings, problems first, then by bytes; and one judgement for every rule on every device."""
+    """All findings, problems first, then by bytes, and one judgement per rule and device."""
 
     findings: tuple[Finding, ...]
     judgements: tuple[Judgement, ...]
@@ -92,14 +92,14 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Fine:
-    """A rule looked and found nothing: what it saw, as a sentence."""
+    """The result of a rule that found nothing; `why` says in a sentence what it saw."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class NotJudged:
-    """The trace does not record what a rule needs: what is missing, as a sentence."""
+    """The result of a rule that needs more than the trace records; `why` says what is missing."""
 
     why: str
 
@@ -108,10 +108,10 @@ Result = Finding | Fine | NotJudged
 
 
 def in_words(size: float) -> str:
-    """Bytes as people say them: "13.25 MiB"; the rule is that of all units."""
+    """Return bytes as text, as `size_told` does: "13.25 MiB"."""
     return size_told(size)
 
 
 def share(part: int, whole: int) -> str:
-    """A part of a whole: "12.3 %"."""
+    """Return a part of a whole as a percentage: "12.3 %"."""
     return f"{100 * part / whole:.1f} %" if whole else "0.0 %"

@@ -1,4 +1,4 @@
-"""Call stacks merged from the outermost frame, in columns: what a flame graph draws."""
+"""Call stacks merged from the outermost frame on, as columns for a flame graph."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Flame:
-    """Nodes of a tree of calls: parents before children, siblings largest first, subtrees in one piece.
+    """A call tree in preorder: parents before children, siblings largest first, each subtree contiguous.
 
     `runs`: the frames that a node stands for, outermost first; () for the root, which is node 0.
-    `parent`: int64, -1 for the root. `bytes`, `count` of allocations: with all that is below. `own`:
-    bytes of stacks that end here. `end`: the subtree of node n is n up to and without end[n].
-    `without`: the node of what has no stack, the last of all; -1 where there is nothing without.
+    `parent`: int64, -1 for the root. `bytes` and `count` of allocations include the subtree. `own`: bytes
+    of stacks that end in the node. `end`: the subtree of node n is the range n to end[n], end excluded.
+    `without`: the node of allocations without a stack, which is the last; -1 if there are none.
     """
 
     runs: tuple[tuple[str, ...], ...]
@@ -37,14 +37,14 @@ class Flame:
     without: int
 
     def path(self, node: int) -> list[int]:
-        """The node and what lies above it, root first."""
+        """Return the node and its ancestors, root first."""
         found = [node]
         while self.parent[found[-1]] >= 0:
             found.append(int(self.parent[found[-1]]))
         return found[::-1]
 
     def in_sight(self, node: int, least_bytes: float) -> tuple[Places, int]:
-        """A node with what lies above it and what of its subtree is large enough; how many nodes are not."""
+        """Return a node, its ancestors and its large enough descendants; and how many descendants are not."""
         below = np.arange(node + 1, self.end[node], dtype=np.intp)
         large = below[self.bytes[below] >= least_bytes]
         return np.concatenate((np.array(self.path(node), np.intp), large)), len(below) - len(large)
@@ -63,12 +63,12 @@ class _Node:
 
 
 def flame(rows: Sequence[StackRow], frames: Frames = "all") -> Flame:
-    """Merge the rows of a `stack_table`. The root's children, and its own bytes, sum to the whole.
+    """Merge the rows of a `stack_table` into a tree. The root's children and its own bytes sum to the total.
 
     Args:
         rows: what each stack allocated.
-        frames: "all"; "user": frames of libraries left out; "folded": as "all", and a frame whose bytes all
-            go on to one only frame stands as one node with it.
+        frames: "all" keeps every frame; "user" leaves out frames of libraries; "folded" keeps every frame,
+            but joins a frame into one node with the frame below it if all its allocations pass through that.
     """
     root, without = _Node(""), _Node(NO_STACK)
     users: dict[str, bool] = {}
@@ -87,7 +87,10 @@ def flame(rows: Sequence[StackRow], frames: Frames = "all") -> Flame:
 
 
 def _shortened(frames: tuple[str, ...], users: dict[str, bool]) -> tuple[str, ...]:
-    """The user's frames, else the innermost Python frame, else the innermost. `users` keeps findings."""
+    """Return the user's frames, else the innermost Python frame, else the innermost frame.
+
+    `users` caches whether a frame is user code.
+    """
     for text in frames:
         if text not in users:
             users[text] = is_user_code(text)
@@ -96,7 +99,7 @@ def _shortened(frames: tuple[str, ...], users: dict[str, bool]) -> tuple[str, ..
 
 
 def _columns(root: _Node, without: _Node | None, *, fold: bool) -> Flame:
-    """In preorder, without recursion: stacks may be deeper than Python recurses."""
+    """List the nodes in preorder, without recursion: stacks may be deeper than Python's recursion limit."""
     runs: list[tuple[str, ...]] = []
     nodes: list[_Node] = []
     parent: list[int] = []
@@ -123,7 +126,7 @@ def _columns(root: _Node, without: _Node | None, *, fold: bool) -> Flame:
 
 
 def _run(node: _Node, *, fold: bool) -> tuple[tuple[str, ...], _Node]:
-    """The frames from a node on that stand as one, and the last of their nodes."""
+    """Return the frames that are joined into one node, beginning with `node`, and the last of their nodes."""
     run = [node.frame]
     while fold and len(node.children) == 1:
         (only,) = node.children.values()
@@ -142,5 +145,5 @@ def _ends(parent: list[int]) -> Int64:
 
 
 def label_of(run: Sequence[str]) -> str:
-    """The frame that a run, outermost first, goes by: as a stack goes by its leading line."""
+    """Return the leading frame of a run (outermost first), which is its label; see `leading_frame`."""
     return leading_frame(reversed(run)) or NO_STACK

@@ -1,83 +1,118 @@
-"""Layers that repeat: which modules are one thing in many layers.
+"""Fold repeated layers: find the modules that are the same in many layers, or in many experts of a layer.
 
-`frontend/src/state/folding.ts` keeps the same rule for the page's tables, and
-`tests/analysis/folded_layers.json` holds the two together.
+`frontend/src/state/folding.ts` has the same rule for the page's tables, and
+`tests/analysis/folded_layers.json` tests both.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tb_memplugin.trace.tables import OUTSIDE
 
 FEWEST_DEEP, FEWEST_BARE = 2, 4
-"""Fewest layers with something inside that fold, and fewest bare ones: net.0 and net.2 are often unlike."""
+"""Fewest layers that fold: if they have submodules, and if not, as net.0 and net.2 often differ."""
 
 _LONGEST_NUMBER = 9
+_STAR = "\0"
+"""Stands for a folded number when patterns are compared; no name contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPath:
-    """A module's name in steps, its layer's number starred: ("layers.*", "mlp", "up") and 7."""
+    """A module's name in steps; a list and its number form one: ("layers.*", "mlp", "up") of layers.7.mlp.up.
+
+    `layers`: the number of each step that ends in a folded number, None for the others: (7, None, None).
+    """
 
     steps: tuple[str, ...]
-    layer: int | None
-
-    @property
-    def folded(self) -> str:
-        """The row that it shares with the same module of the other layers: `layers.*.mlp.up`."""
-        return ".".join(self.steps)
+    layers: tuple[int | None, ...]
 
 
 def layer_paths(keys: Sequence[str]) -> list[LayerPath]:
-    """The path of each module key. What starts with "outside:" is one step.
-
-    A key's first number tells its layer, where the list that it stands in has `FEWEST_DEEP` layers or more
-    (`FEWEST_BARE` where nothing is inside any of them).
-    """
-    split = [_split_at_number(key) for key in keys]
-    layers: dict[str, set[int]] = defaultdict(set)
-    deep: set[str] = set()
-    for head, number, tail in split:
-        if number is not None:
-            layers[head].add(number)
-            if tail:
-                deep.add(head)
-    alike = {
-        head for head, found in layers.items() if len(found) >= (FEWEST_DEEP if head in deep else FEWEST_BARE)
-    }
-    return [
-        LayerPath((f"{head}.*" if head else "*", *tail), number)
-        if number is not None and head in alike
-        else LayerPath((key,) if key.startswith(OUTSIDE) else tuple(key.split(".")), None)
-        for key, (head, number, tail) in zip(keys, split, strict=True)
-    ]
+    """Return the path of each module key. A key that starts with "outside:" is one step."""
+    return [_path(segments, folded) for segments, folded in _folded_numbers(keys)]
 
 
 def folds(keys: Sequence[str]) -> dict[str, str]:
-    """The row of each module key: what it shares with other layers, else the key itself.
+    """Return the row of each module key in a table: the name that it shares with other layers, or the key.
 
-    A list within layers folds by the same rule: `stages.*.*`, where tables have `stages.*.0`, `stages.*.1`.
+    Keys that differ only in folded numbers share a row, whose name has a star where they differ.
     """
-    before, rows = list(keys), shared_rows(keys)
-    while rows != before:
-        before, rows = rows, shared_rows(rows)
-    return dict(zip(keys, rows, strict=True))
+    split = _folded_numbers(keys)
+    rows: dict[str, list[list[str]]] = defaultdict(list)
+    patterns = [_starred(segments, folded) for segments, folded in split]
+    for pattern, (segments, _) in zip(patterns, split, strict=True):
+        rows[pattern].append(segments)
+    names = {pattern: _row_name(alike) for pattern, alike in rows.items()}
+    return {key: names[pattern] for key, pattern in zip(keys, patterns, strict=True)}
 
 
-def shared_rows(keys: Sequence[str]) -> list[str]:
-    """The row of each key in a table: its folded name where two keys or more share it, else the key."""
-    rows = [path.folded for path in layer_paths(keys)]
-    times = Counter(rows)
-    return [row if times[row] > 1 else key for key, row in zip(keys, rows, strict=True)]
+def _row_name(alike: Sequence[Sequence[str]]) -> str:
+    return ".".join(found[0] if len(set(found)) == 1 else "*" for found in zip(*alike, strict=True))
 
 
-def _split_at_number(key: str) -> tuple[str, int | None, tuple[str, ...]]:
-    """("model.layers", 7, ("mlp",)) of model.layers.7.mlp; no number where there is none."""
-    segments = () if key.startswith(OUTSIDE) else tuple(key.split("."))
-    for at, segment in enumerate(segments):
-        if segment.isascii() and segment.isdigit() and len(segment) <= _LONGEST_NUMBER:
-            return ".".join(segments[:at]), int(segment), segments[at + 1 :]
-    return key, None, ()
+def _folded_numbers(keys: Sequence[str]) -> list[tuple[list[str], list[int]]]:
+    """Return the segments of each key, and the indices of the numbers in them that fold.
+
+    The segments before a number name a list. It folds if it has at least `FEWEST_DEEP` numbers
+    (`FEWEST_BARE` if none of them has submodules). Lists within folded layers count as one list, such as
+    layers.0.experts and layers.1.experts. So the first number of every key is decided first, then the
+    second, and so on.
+    """
+    split = [[key] if key.startswith(OUTSIDE) else key.split(".") for key in keys]
+    numbers = [[at for at, segment in enumerate(segments) if _is_number(segment)] for segments in split]
+    folded: list[list[int]] = [[] for _ in keys]
+    for turn in range(max(map(len, numbers), default=0)):
+        rows = [row for row, found in enumerate(numbers) if len(found) > turn]
+        lists = {row: _starred(split[row][: numbers[row][turn]], folded[row]) for row in rows}
+        alike = _alike((lists[row], split[row], numbers[row][turn]) for row in rows)
+        for row in rows:
+            if lists[row] in alike:
+                folded[row].append(numbers[row][turn])
+    return list(zip(split, folded, strict=True))
+
+
+def _alike(found: Iterable[tuple[str, list[str], int]]) -> set[str]:
+    """Return the names of lists that fold, given (list, segments, index of the number) of each key."""
+    layers: dict[str, set[int]] = defaultdict(set)
+    deep: set[str] = set()
+    for name, segments, at in found:
+        layers[name].add(int(segments[at]))
+        if at + 1 < len(segments):
+            deep.add(name)
+    return {
+        name for name, have in layers.items() if len(have) >= (FEWEST_DEEP if name in deep else FEWEST_BARE)
+    }
+
+
+def _is_number(segment: str) -> bool:
+    return segment.isascii() and segment.isdigit() and len(segment) <= _LONGEST_NUMBER
+
+
+def _starred(segments: Sequence[str], folded: Sequence[int]) -> str:
+    starred = list(segments)
+    for at in folded:
+        starred[at] = _STAR
+    return ".".join(starred)
+
+
+def _path(segments: Sequence[str], folded: Sequence[int]) -> LayerPath:
+    """Return a path. Its first step includes everything before the first list: wrappers are no steps."""
+    if not folded:
+        return LayerPath(tuple(segments), (None,) * len(segments))
+    first = folded[0]
+    steps = [".".join((*segments[:first], "*"))]
+    layers: list[int | None] = [int(segments[first])]
+    for at in range(first + 1, len(segments)):
+        if at not in folded:
+            steps.append(segments[at])
+            layers.append(None)
+        elif at - 1 in folded:
+            steps.append("*")
+            layers.append(int(segments[at]))
+        else:
+            steps[-1], layers[-1] = f"{steps[-1]}.*", int(segments[at])
+    return LayerPath(tuple(steps), tuple(layers))

@@ -1,4 +1,4 @@
-"""Modules of any recording in the groups of one window, so that two recordings compare group by group."""
+"""Sort the modules of any recording into the groups of one window, to compare recordings by group."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tb_memplugin.analysis.module_groups import OTHER_MODULES
 def folded_parts(
     parts: Iterable[Part], group_of: Mapping[str, str], groups: Sequence[str]
 ) -> tuple[Part, ...]:
-    """Parts by module as parts by group, whose bytes sum to the same.
+    """Merge parts by module into parts by group, with the same total bytes.
 
     Args:
-        parts: of any recording, one for each module.
-        group_of: the group of every module of the window that was grouped.
-        groups: the names of its groups. A module that the window does not have goes to the one that would
-            hold it (`layers.30.mlp` to `layers.*.mlp`), else to the other modules.
+        parts: the parts of any recording, one for each module.
+        group_of: the group of every module of the window that defines the groups.
+        groups: the names of that window's groups. A module that the window does not have goes to the group
+            whose pattern it matches (`layers.30.mlp` to `layers.*.mlp`), else to the other modules.
     """
     patterns = sorted(((name.split("."), name) for name in groups), key=lambda one: -len(one[0]))
     found: dict[str, Part] = {}
@@ -30,7 +30,7 @@ def folded_parts(
 
 
 def _holder(key: Sequence[str], patterns: Sequence[tuple[list[str], str]]) -> str:
-    """The deepest group whose name covers the key's beginning."""
+    """Return the deepest group whose name matches the beginning of the key."""
     for pattern, name in patterns:
         if len(pattern) <= len(key) and all(map(_covers, pattern, key)):
             return name
@@ -38,7 +38,7 @@ def _holder(key: Sequence[str], patterns: Sequence[tuple[list[str], str]]) -> st
 
 
 def _covers(pattern: str, segment: str) -> bool:
-    """`*` and `0-15` cover layers' numbers; what is no number covers itself."""
+    """Return whether a segment of a pattern matches: `*` any number, `0-15` a range, a name itself."""
     if pattern == segment:
         return True
     first, dash, last = pattern.partition("-")

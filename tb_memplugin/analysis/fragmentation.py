@@ -1,4 +1,4 @@
-"""Fragmentation over time, in columns for a screen."""
+"""Fragmentation over time, reduced to the pixel columns of a chart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.allocator import knows_segments, levels
+from tb_memplugin.analysis.columns import Cuts, time_cuts
 from tb_memplugin.analysis.layout import Placement
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
@@ -15,7 +16,7 @@ from tb_memplugin.trace.tables import Int64
 Ratio = npt.NDArray[np.float64]
 
 SAMPLED_MOMENTS = 200
-"""Layouts that a curve computes: 200 of a million events take less than a second."""
+"""How many layouts a curve computes at most: 200 layouts of a million events take less than a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,12 @@ class FragmentationCurve:
     """Two measures of waste over `[t0_ns, t1_ns]`; ratios of 0 to 1, float64.
 
     Attributes:
-        unused: shape (columns,): the highest (reserved - allocated) / reserved that each column of time
-            holds, of every event in it. None without a reserve; NaN where it is 0 bytes.
-        events: int64, shape (moments,), ascending: the moments at which the layout was looked at, the
-            last events of columns. Between them it is not known here: ask `fragmentation` for any one.
-        free_bytes, largest_free_bytes: int64, shape (moments,): all that is free in the reserve, and
-            the longest stretch of it.
+        unused: shape (columns,): the highest (reserved - allocated) / reserved among all events of each
+            column. None if the reserved bytes are not reported; NaN in a column where they are 0.
+        events: int64, shape (moments,), ascending: the events after which the layout was computed, each the
+            last of a column. Use `fragmentation` for any other moment.
+        free_bytes, largest_free_bytes: int64, shape (moments,): all free bytes in the segments, and the
+            longest free stretch.
     """
 
     t0_ns: int
@@ -40,7 +41,7 @@ class FragmentationCurve:
 
     @property
     def split(self) -> Ratio:
-        """1 - largest free / all free at each moment, shape (moments,); NaN where nothing is free."""
+        """1 - largest free / all free at each moment, shape (moments,); NaN if nothing is free."""
         split = np.full(len(self.events), np.nan)
         np.divide(self.largest_free_bytes, self.free_bytes, out=split, where=self.free_bytes > 0)
         return 1 - split
@@ -55,21 +56,19 @@ def fragmentation_curve(
     *,
     moments: int = SAMPLED_MOMENTS,
 ) -> FragmentationCurve:
-    """Fragmentation of a device's reserve in pixel columns.
+    """Return the fragmentation of a device's reserved memory in pixel columns.
 
     Args:
         trace: any trace; without segments there are no moments.
         device: row in `trace.devices`.
         t0_ns, t1_ns: epoch nanoseconds, t0 < t1. Column c covers the c-th of `columns` equal parts.
         columns: how many pixel columns.
-        moments: at how many of them, at most, to look at the layout.
+        moments: in how many columns, at most, to compute the layout.
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    edges = t0_ns + (np.arange(columns + 1, dtype=np.int64) * (t1_ns - t0_ns)) // columns
-    cuts = np.searchsorted(trace.events.time_ns, edges, side="left")
-    cuts[-1] = np.searchsorted(trace.events.time_ns, t1_ns, side="right")
+    cuts = time_cuts(trace, t0_ns, t1_ns, columns)
     asked = np.unique(cuts[1:] - 1) if knows_segments(trace, device) else np.empty(0, np.int64)
     if len(asked) > moments:
         asked = asked[np.linspace(0, len(asked) - 1, moments).astype(np.int64)]
@@ -77,8 +76,8 @@ def fragmentation_curve(
     return FragmentationCurve(t0_ns, t1_ns, _unused(trace, device, cuts), asked, free, largest)
 
 
-def _unused(trace: MemoryTrace, device: int, cuts: npt.NDArray[np.intp]) -> Ratio | None:
-    """The highest in each column, which spans the level on entry up to that after its last event."""
+def _unused(trace: MemoryTrace, device: int, cuts: Cuts) -> Ratio | None:
+    """Return the highest ratio in each column, from its level on entry to that after its last event."""
     now = levels(trace, device)
     if now.reserved is None:
         return None

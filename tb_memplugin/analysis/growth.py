@@ -15,34 +15,36 @@ from tb_memplugin.trace.tables import NOT_NAMED, Int64
 
 MATTERS_IN_STEPS = 1_000
 MATTERS_SHARE = 0.01
-"""Growth is worth a word where 1,000 steps of it would add 1 % of the peak."""
+"""Growth is reported if 1,000 steps of it would add at least 1 % of the peak."""
 
 SHOWN_PLACES = 8
 
 LONGEST_SEARCH = 400
-"""Characters that the tab's search takes."""
+"""The most characters that the Memory tab's search accepts."""
 
 
 def growth(trace: MemoryTrace, device: int) -> Result:
-    """Places whose blocks pile up (see `leaks`), as one finding: they often belong to one cause.
+    """Report places whose blocks pile up (see `leaks`) as one finding, because they often have one cause.
 
-    Its bytes are what is born in a step and kept, the mean over all whole steps.
+    Its bytes are what a step allocates and keeps, the mean over all whole steps.
     """
     bounds = step_bounds(trace, device)
     steps = len(bounds) - 1
     if steps < FEWEST_STEPS:
-        has = f"has {len(trace.steps)}" if len(trace.steps) > 1 else "tells no steps apart"
+        has = f"has {len(trace.steps)}" if len(trace.steps) > 1 else "has no separate steps"
         if len(trace.steps) >= FEWEST_STEPS:
-            has += f", of which {max(steps, 0)} with events of this device"
-        return NotJudged(f"It needs {FEWEST_STEPS} whole steps in one recording, and this one {has}.")
+            has += f", {max(steps, 0)} of them with events of this device"
+        return NotJudged(f"This rule needs {FEWEST_STEPS} whole steps in one recording; this one {has}.")
     found = leaks(trace, device)
     if not found:
-        return Fine(f"No place grew in three of four of the {steps} steps and kept what it had grown by.")
+        return Fine(
+            f"No place grew in at least 3 of every 4 steps and kept that growth ({steps} steps recorded)."
+        )
     peak = int(trace.live(device).max())
     a_step = sum(leak.bytes for leak in found) // steps
     if a_step * MATTERS_IN_STEPS < MATTERS_SHARE * peak:
         return Fine(
-            f"It grows by {in_words(a_step)} a step: {MATTERS_IN_STEPS:,} steps add less than "
+            f"Memory grows by {in_words(a_step)} per step: {MATTERS_IN_STEPS:,} steps would add less than "
             f"{MATTERS_SHARE:.0%} of the peak."
         )
     return _finding(trace, device, found, bounds, a_step, peak)
@@ -50,7 +52,7 @@ def growth(trace: MemoryTrace, device: int) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """All leaks that go by one name: a source line, or a module and an operator."""
+    """All leaks with the same name: a source line, or a module and an operator."""
 
     name: str
     leaks: tuple[Leak, ...]
@@ -79,7 +81,8 @@ def _finding(
     if rest:
         more = _Place(f"{len(rest):,} more {_plural('place', len(rest))}", _all(rest))
         rows.append(Evidence(more.name, more.bytes, _rise(more), name=False))
-    others = f", and {len(places) - 1:,} more {_plural('place', len(places) - 1)} too" if places[1:] else ""
+    count = len(places) - 1
+    others = f" (also {count:,} more {_plural('place', count)})" if count else ""
     return Finding(
         kind="growth",
         level="problem",
@@ -92,9 +95,12 @@ def _finding(
         of_bytes=peak,
         evidence=tuple(rows),
         where=rows[0].where or Where("allocations"),
-        what_to_do="Find what still refers to these tensors after the step, such as a list of losses or "
-        "outputs, and keep loss.item() or tensor.detach() instead. A cache or queue that still fills looks "
-        f"the same but ends: record more than these {len(bounds) - 1} steps to tell.",
+        what_to_do=(
+            "Find what still holds these tensors after the step, such as a list of losses or outputs, and "
+            "store loss.item() or tensor.detach() instead. A cache or queue that is still filling up looks "
+            "the same at first, but stops growing later: to find out, record more than these "
+            f"{len(bounds) - 1} steps."
+        ),
         levels=tuple(trace.live(device)[bounds].tolist()),
     )
 
@@ -114,11 +120,17 @@ def _evidence(place: _Place, step: int, event: int) -> Evidence:
 
 
 def _rise(place: _Place) -> str:
-    return f"rises {in_words(sum(leak.slope_bytes for leak in place.leaks))} a step"
+    return f"rises {in_words(sum(leak.slope_bytes for leak in place.leaks))} per step"
 
 
 def place_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
-    """The line that a stack goes by; else the module's row in `folds` and the operator (see `Leak.key`)."""
+    """Return the line that stands for a stack; without a stack, the folded module name and the operator.
+
+    Args:
+        key: see `Leak.key`.
+        frames: the stack, innermost frame first; empty if there is none.
+        rows: the folded name of each module, from `folds`.
+    """
     frame = leading_frame(frames)
     if frame is not None:
         return line_key(frame)

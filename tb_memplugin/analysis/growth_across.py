@@ -16,30 +16,30 @@ from tb_memplugin.analysis.leaks import MODELS_OWN, kept_places
 from tb_memplugin.trace import MemoryTrace
 
 FEWEST_WINDOWS = 4
-"""So that there are three gaps between them: as many as the steps that growth within a window needs."""
+"""Four windows have three gaps between them: as many as the steps that `growth` needs in one window."""
 
 MOST_WINDOWS = 12
-"""Windows of a run that are read, spread over it: each is a file."""
+"""How many windows of a run are read at most, spread over the run; each is a file."""
 
 SHOWN_PLACES = 5
 
 COUNTED_ON_CPU = ("MemoryTracer", "IterationReport", "LineTracer")
-"""Sources that look for all that is alive when a window begins. On the CPU torch.profiler cannot."""
+"""Sources that count all CPU memory alive when a window begins. torch.profiler does not on the CPU."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class WindowLevel:
-    """What one window of a run tells of a device.
+    """What one window of a run records of a device. Categories in `MODELS_OWN` are left out.
 
     Attributes:
         step: the number of its first step.
         device: the device's name.
-        through_bytes: alive from its first event to its last, and before, without the model's own: state of
-            an optimizer comes as parts of the model are first used.
-        kept: places of which blocks were born in it and stayed, by bytes a step, without the model's own;
-            where it has several steps, blocks of the last do not count.
+        through_bytes: bytes alive before its first event and still after its last. (Optimizer state is left
+            out because it is allocated as parts of the model are first used.)
+        kept: (place, bytes per step) of blocks that were allocated in it and not freed. If the window has
+            several steps, blocks of the last one do not count.
     """
 
     step: int
@@ -49,7 +49,7 @@ class WindowLevel:
 
 
 def window_levels(trace: MemoryTrace) -> tuple[WindowLevel, ...]:
-    """What a window tells of each device that its source counts all memory of."""
+    """Return the level of a window on each device whose memory its source counts completely."""
     blocks, last = trace.allocations, len(trace.events)
     through = (blocks.born < 0) & (blocks.freed >= last) & ~np.isin(blocks.category, MODELS_OWN)
     return tuple(
@@ -65,19 +65,20 @@ def window_levels(trace: MemoryTrace) -> tuple[WindowLevel, ...]:
 
 
 def spread(windows: Sequence[T]) -> list[T]:
-    """At most `MOST_WINDOWS` of them, the first and the last too."""
+    """Choose at most `MOST_WINDOWS` windows, evenly spread, including the first and the last."""
     chosen = np.unique(np.linspace(0, len(windows) - 1, min(len(windows), MOST_WINDOWS)).round().astype(int))
     return [windows[row] for row in chosen.tolist()] if len(windows) else []
 
 
 def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -> Result:
-    """Whether what outlives windows grows from one to the next, in three of four gaps and in the last.
+    """Judge whether the memory that outlives windows grows from one window to the next.
 
-    Its bytes are the median rise a step, from one window to the next. What a step holds for the next one
-    (a batch, a loss) does not outlive a window; a cache that is full does not grow.
+    It does if it rises in at least three of four gaps between windows, and in the last one. The finding's
+    bytes are the median rise per step. What one step holds for the next (a batch, a loss) does not outlive a
+    window, and a cache that is full does not grow.
 
     Args:
-        trace: one window of the run, for the peak.
+        trace: one window of the run, whose peak is the measure.
         device: row in `trace.devices`.
         run: windows of one worker, in any order.
     """
@@ -89,13 +90,15 @@ def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -
     rises, steps = np.diff(levels), np.diff([one.step for one in mine])
     grew = int(np.count_nonzero(rises > 0))
     if 4 * grew < 3 * len(rises) or rises[-1] <= 0:
-        last = "" if rises[-1] > 0 or not grew else ", not in the last"
-        return Fine(f"What outlives a window grew in {grew} of {len(rises)} gaps between windows{last}.")
+        last = "" if rises[-1] > 0 or not grew else ", but not in the last"
+        return Fine(
+            f"The memory that outlives a window grew in {grew} of {len(rises)} gaps between windows{last}."
+        )
     a_step, peak = int(np.median(rises / steps)), int(trace.live(device).max())
     if a_step * MATTERS_IN_STEPS < MATTERS_SHARE * peak:
         return Fine(
-            f"From window to window it grows by {in_words(a_step)} a step: {MATTERS_IN_STEPS:,} steps add "
-            f"less than {MATTERS_SHARE:.0%} of the peak."
+            f"From window to window, memory grows by {in_words(a_step)} per step: {MATTERS_IN_STEPS:,} "
+            f"steps would add less than {MATTERS_SHARE:.0%} of the peak."
         )
     return _finding(name, mine, levels, a_step, peak)
 
@@ -103,11 +106,11 @@ def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -
 def _too_few(device: str, count: int) -> str:
     if device == "cpu" and not count:
         return (
-            "It needs 3 whole steps in one recording: on the CPU torch.profiler does not tell what was alive "
-            "before, so windows cannot be compared."
+            "This rule needs 3 whole steps in one recording. Windows cannot be compared: on the CPU, "
+            "torch.profiler does not report what was allocated before it started."
         )
-    needed = f"It needs 3 whole steps in one recording, or {FEWEST_WINDOWS} windows of one worker"
-    return f"{needed}: here are {count}."
+    needed = f"This rule needs 3 whole steps in one recording, or {FEWEST_WINDOWS} windows of one worker"
+    return f"{needed}; found: {count}."
 
 
 def _finding(device: str, run: Sequence[WindowLevel], levels: np.ndarray, a_step: int, peak: int) -> Finding:
@@ -126,33 +129,35 @@ def _finding(device: str, run: Sequence[WindowLevel], levels: np.ndarray, a_step
             Evidence(
                 f"outlives the window at step {last.step}",
                 last.through_bytes,
-                "the last one; without the model's own",
+                "the last window; the model's own memory is not included",
                 False,
             ),
             Evidence(
                 f"outlived the window at step {first.step}",
                 first.through_bytes,
-                f"the first of {len(run)}; grew in {grew} of {len(run) - 1} gaps",
+                f"the first of {len(run)} windows; grew in {grew} of {len(run) - 1} gaps",
                 False,
             ),
             *_suspects(run),
         ),
         where=Where("allocations", (("step", str(last.step)), ("listed", "lifetime"))),
-        what_to_do="Find what still refers to tensors after their step, such as a list of losses or outputs, "
-        "and keep loss.item() or tensor.detach() instead. Places named here stayed in every window, which "
-        "alone is no fault: record 3 steps in one window to tell.",
+        what_to_do=(
+            "Find what still holds tensors after their step, such as a list of losses or outputs, and store "
+            "loss.item() or tensor.detach() instead. The places listed here kept memory in every window, "
+            "which is not a fault in itself: to be sure, record 3 steps in one window."
+        ),
         levels=tuple(levels.tolist()),
     )
 
 
 def _suspects(run: Sequence[WindowLevel]) -> list[Evidence]:
-    """Places of which something stayed in every window, by the least that did."""
+    """Return the places that kept memory in every window, sorted by the least that they kept in one."""
     seen = Counter(name for one in run for name, _ in one.kept)
     least = {
         name: min(dict(one.kept)[name] for one in run) for name, count in seen.items() if count == len(run)
     }
     largest = sorted(least.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_PLACES]
-    return [Evidence(name, size, "a step or more, stayed in every window") for name, size in largest]
+    return [Evidence(name, size, "kept for a step or more, in every window") for name, size in largest]
 
 
 def _kept(trace: MemoryTrace, device: int) -> tuple[tuple[str, int], ...]:

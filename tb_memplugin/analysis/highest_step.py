@@ -1,4 +1,4 @@
-"""The step in which a device's peak is reached, and what its curve would be without some blocks."""
+"""The step in which a device reaches its peak, and that step's curve without some blocks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class HighestStep:
     """A step on a device and its live bytes.
 
     Attributes:
-        row, number: of the step, in `trace.steps` and as profiled.
-        first, end: its events, half-open.
-        level: int64, shape (end - first + 1,); entry i holds before event first + i.
-        peak_event: the event after which the peak is reached, first - 1 for the step's start.
+        row, number: the step's row in `trace.steps`, and its number.
+        first, end: its events, end excluded.
+        level: live bytes: int64, shape (end - first + 1,); entry i is the level before event first + i.
+        peak_event: the event after which the peak is reached; first - 1 if it is at the step's start.
     """
 
     row: int
@@ -31,11 +31,15 @@ class HighestStep:
 
     @property
     def peak_bytes(self) -> int:
-        """The highest level."""
+        """The step's peak: its highest level."""
         return int(self.level[self.peak_event + 1 - self.first])
 
     def without(self, size: Int64, gone: Int64, back: Int64) -> Int64:
-        """The level if blocks were absent before the events gone..back, both included. Clips to the step."""
+        """Return the level as it would be without some blocks for part of the step.
+
+        Block i, of size[i] bytes, is missing from the levels before the events gone[i] to back[i], both
+        included; what lies outside the step is ignored.
+        """
         length = len(self.level)
         begin, end = np.clip(gone - self.first, 0, length), np.clip(back - self.first + 1, 0, length)
         change = np.zeros(length + 1, np.int64)
@@ -47,17 +51,20 @@ class HighestStep:
 
 
 def step_on(trace: MemoryTrace, device: int, row: int) -> HighestStep:
-    """One step of a trace on a device (rows)."""
+    """Return one step of a trace (its row) on a device (its row)."""
     return stretch_on(trace, device, row, *trace.step_events(row))
 
 
 def stretch_on(trace: MemoryTrace, device: int, row: int, first: int, end: int) -> HighestStep:
-    """The events first..end, half-open, of a step on a device (rows)."""
+    """Return the events first to end, end excluded, of a step (its row) on a device (its row)."""
     level = trace.live(device)[first : end + 1]
     return HighestStep(row, trace.steps[row].number, first, end, level, first - 1 + int(np.argmax(level)))
 
 
 def highest_step(trace: MemoryTrace, device: int, rows: npt.ArrayLike | None = None) -> HighestStep:
-    """The step with a device's highest peak, the first of several; `rows` names those to look at."""
+    """Return the step with a device's highest peak, the first of equals.
+
+    `rows` limits the search to these steps (rows of `trace.steps`).
+    """
     chosen = range(len(trace.steps)) if rows is None else np.unique(np.asarray(rows, np.int64)).tolist()
     return max((step_on(trace, device, row) for row in chosen), key=lambda step: step.peak_bytes)

@@ -1,4 +1,4 @@
-"""By what a window's allocations can be divided with any gain: a division into one part tells nothing."""
+"""The divisions that are useful for a window: those for which it records anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PARTS_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
-    """Divisions that this trace knows something of, in the order in which to offer them.
+    """Return the divisions for which a trace has data, in the order in which to offer them.
 
     Args:
         trace: any trace.
@@ -19,7 +19,7 @@ def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
     """
     blocks = trace.allocations
     here = blocks.device == device
-    modules = np.array([*(module.is_module for module in trace.modules), False])  # the last is for -1
+    modules = np.array([*(module.is_module for module in trace.modules), False])  # index -1 reads the last
     stacks = bool((blocks.stack[here] >= 0).any())
     known: dict[By, bool] = {
         "category": True,

@@ -13,7 +13,7 @@ from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
 LEAST_SHARE = 0.01
-"""Of the peak that the gradients cost: less is not worth a change."""
+"""Least share of the peak that the gradients must cost for a finding."""
 
 SHOWN_GRADIENTS = 5
 
@@ -22,26 +22,27 @@ NEVER_FREED = "zeroed in place and never freed"
 NOT_FREED_YET = "not freed by the end of the recording"
 
 TRIED = 8
-"""Steps looked at: those with the highest peaks."""
+"""How many steps are examined: those with the highest peaks."""
 
 
 def kept_gradients(trace: MemoryTrace, device: int) -> Result:
-    """Gradients that were alive in an optimizer step and still are when the forward after it has ended.
+    """Find gradients that are alive in an optimizer step and still at the peak of the next forward.
 
-    Gradients that are freed between an optimizer step and the next forward are as they should be, also
-    where several backward passes add up in them. Its bytes are what the step's peak loses if they are
-    freed there: a lower bound, for each counts as back from its module's first node in backward on.
-    Where no steps are told apart, a step goes from one optimizer step to the next.
+    Gradients that are freed between an optimizer step and the next forward are as they should be, even if
+    several backward passes accumulate into them. The finding's bytes are by how much the step's peak falls
+    if the gradients are freed there. They are a lower bound: each gradient counts as allocated again from
+    the first backward node of its module on. If the trace does not separate steps, a step is the time from
+    one optimizer step to the next.
     """
     gaps = _Gaps.of(trace, device)
     blocks = trace.allocations
     gradient = np.flatnonzero((blocks.category == Category.GRADIENT) & (blocks.device == device))
     if not len(gaps.begin):
-        return NotJudged("It needs an optimizer step and a forward after it in one recording.")
+        return NotJudged("This rule needs an optimizer step and a forward after it, in one recording.")
     if not len(gradient):
-        return NotJudged("The recording tells no gradient from other memory.")
+        return NotJudged("The recording does not tell gradients apart from other memory.")
     named = blocks.label[gradient] >= 0
-    if named.any():  # the others are no parameter's: LBFGS, say, keeps what it makes of gradients
+    if named.any():  # blocks without a name are no parameter's gradient: LBFGS keeps copies, for example
         gradient = gradient[named]
     first, behind = _kept(trace, gradient, gaps)
     count = len(gaps.end) + 1
@@ -60,22 +61,22 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
     )
     if best.bytes < LEAST_SHARE * best.step.peak_bytes:
         return Fine(
-            f"{in_words(best.kept_bytes)} of gradients stay alive in forward, but the peak is elsewhere: "
-            f"without them it would be {in_words(best.bytes)} lower."
+            f"{in_words(best.kept_bytes)} of gradients stay allocated during forward, but the peak is "
+            f"elsewhere: without them it would be only {in_words(best.bytes)} lower."
         )
     return _finding(trace, device, best)
 
 
 @dataclass(frozen=True, slots=True)
 class _Gaps:
-    """From each optimizer step to the end of the next stretch of forward: event indices, int64 (n,).
+    """The gaps from each optimizer step to the peak of the next forward: event indices, int64 (n,).
 
     Attributes:
-        optimizer: the optimizer step's first event.
-        begin: the first event behind it.
+        optimizer: the first event of the optimizer step.
+        begin: the first event after the optimizer step.
         forward: the first event of the forward.
-        end: the event behind that forward's highest moment: what comes after it, up to backward, counts
-            as forward too, but what is freed there was in nobody's way.
+        end: the event after that forward's peak. The phase goes on until backward, but a gradient that is
+            freed after the peak does not raise it.
     """
 
     optimizer: Int64
@@ -91,7 +92,7 @@ class _Gaps:
         following = np.searchsorted(phases.start_ns[forwards], phases.end_ns[updates], side="left")
         known = following < len(forwards)
         updates, forwards = updates[known], forwards[following[known]]
-        last = np.append(forwards[1:] != forwards[:-1], True)[: len(forwards)]  # of several optimizers
+        last = np.append(forwards[1:] != forwards[:-1], True)[: len(forwards)]  # last update before forward
         time = trace.events.time_ns
         last &= phases.start_ns[forwards] <= time.max(initial=-1)
         updates, forwards = updates[last], forwards[last]
@@ -109,7 +110,7 @@ class _Gaps:
         )
 
     def step(self, trace: MemoryTrace, device: int, gap: int) -> HighestStep:
-        """The step in which a gap's forward begins; in a trace of one, what lies up to the next gap."""
+        """Return the step in which a gap's forward begins; if the trace has one step, up to the next gap."""
         begins = [trace.step_events(row)[0] for row in range(1, len(trace.steps))]
         if begins:
             return step_on(trace, device, bisect_right(begins, int(self.forward[gap])))
@@ -118,9 +119,10 @@ class _Gaps:
 
 
 def _kept(trace: MemoryTrace, rows: Int64, gaps: _Gaps) -> tuple[Int64, Int64]:
-    """The gaps first..behind, half-open, through which each gradient (row) lives on.
+    """Return the gaps first to behind, behind excluded, that each gradient (row) outlives.
 
-    One that is freed between some optimizer step and its forward was summed up on purpose: none.
+    A gradient that is freed between an optimizer step and its next forward gets none: it was kept to
+    accumulate in it.
     """
     born, freed = trace.allocations.born[rows], trace.allocations.freed[rows]
     first = np.searchsorted(gaps.optimizer, born, side="right").astype(np.int64)
@@ -132,14 +134,14 @@ def _kept(trace: MemoryTrace, rows: Int64, gaps: _Gaps) -> tuple[Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What the gradients kept in one gap cost: the step's peak is `bytes` lower without them."""
+    """The cost of the gradients kept in one gap: without them, the step's peak is `bytes` lower."""
 
     step: HighestStep
     rows: Int64
     kept_bytes: int
     bytes: int
     fate: str
-    """How they went on: freed after forward, or never, as far as the recording tells."""
+    """What happened to them: FREED_LATE, NEVER_FREED or NOT_FREED_YET."""
 
     @classmethod
     def of(cls, trace: MemoryTrace, device: int, rows: Int64, gaps: _Gaps, gap: int) -> _Cost:
@@ -154,7 +156,7 @@ class _Cost:
 
 
 def _fate(trace: MemoryTrace, rows: Int64, end: int) -> str:
-    """What becomes of gradients behind a forward's end; not known where no backward comes there."""
+    """Return what happens to gradients after event `end`; not known if no backward follows it."""
     if not (trace.allocations.freed[rows] == len(trace.events)).all():
         return FREED_LATE
     phases = trace.phases
@@ -163,7 +165,10 @@ def _fate(trace: MemoryTrace, rows: Int64, end: int) -> str:
 
 
 def _needed_again(trace: MemoryTrace, rows: Int64, after: int) -> Int64:
-    """The event at which each gradient's module, else all of backward, begins behind an event."""
+    """Return the first event, after event `after`, of the backward of each gradient's module.
+
+    If the module has no backward call there, it is the first event of the whole backward.
+    """
     time, calls = trace.events.time_ns, trace.calls
     since = int(time[after])
     later = (calls.start_ns >= since) & (calls.phase == Phase.BACKWARD)
@@ -180,9 +185,9 @@ def _needed_again(trace: MemoryTrace, rows: Int64, after: int) -> Int64:
 def _finding(trace: MemoryTrace, device: int, cost: _Cost) -> Finding:
     step, several = cost.step, len(trace.steps) > 1
     title = (
-        "Gradients of the step before are freed only after forward, where nothing needs them."
+        "Gradients of the previous step are freed only after forward, which does not need them."
         if cost.fate == FREED_LATE
-        else "Gradients stay allocated through forward, where nothing needs them."
+        else "Gradients stay allocated during forward, which does not need them."
     )
     where = Where("allocations", (("step", str(step.number)), ("search", "gradient"), ("listed", "lifetime")))
     return Finding(
@@ -197,7 +202,7 @@ def _finding(trace: MemoryTrace, device: int, cost: _Cost) -> Finding:
         of_bytes=step.peak_bytes,
         evidence=(
             Evidence(
-                "gradients alive through forward", cost.kept_bytes, f"{len(cost.rows):,}, {cost.fate}", False
+                "gradients alive during forward", cost.kept_bytes, f"{len(cost.rows):,}, {cost.fate}", False
             ),
             Evidence(
                 f"peak of step {step.number}" if several else "peak between two optimizer steps",
@@ -205,12 +210,14 @@ def _finding(trace: MemoryTrace, device: int, cost: _Cost) -> Finding:
                 "as recorded",
                 False,
             ),
-            Evidence("the same, without them", step.peak_bytes - cost.bytes, "at most", False),
+            Evidence("the same peak without them", step.peak_bytes - cost.bytes, "at most", False),
             *_largest(trace, cost.rows),
         ),
         where=where,
-        what_to_do="Call optimizer.zero_grad() right after optimizer.step(), and leave set_to_none at its "
-        "default, True: then gradients give their memory back until backward makes them anew.",
+        what_to_do=(
+            "Call optimizer.zero_grad() right after optimizer.step(), with set_to_none=True (the default). "
+            "This frees the gradients until the next backward allocates them again."
+        ),
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tb_memplugin.trace import Module, Phase, Spans, Step
+from tb_memplugin.trace import MemoryTrace, Module, Phase, Spans, Step
 from tb_memplugin.trace.tables import Int64
 
 _NO_SPANS = Spans()
@@ -15,15 +15,16 @@ _NO_SPANS = Spans()
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """What ran within a stretch of time. Epoch nanoseconds.
+    """What ran within a stretch, in epoch nanoseconds or, for the output of `over_events`, in events.
 
     Attributes:
-        steps: the steps that touch it.
-        phases: stretches of forward, backward, optimizer; `name` is a `Phase`.
-        modules: module calls by depth, outermost first; `name` is a row of the modules. Within a
-            depth they are sorted by start. Autograd nodes are merged into one span for as long as
-            they run for the same module of that depth.
-        omitted: module calls that are narrower than a column, and are left out.
+        steps: the steps that overlap it.
+        phases: spans of forward, backward and optimizer; `name` is a `Phase`.
+        modules: module calls by depth, outermost first; `name` is a row of the modules. Each depth is
+            sorted by start. Consecutive autograd nodes of the same module at that depth are merged into
+            one span.
+        omitted: how many module calls are left out because they are narrower than a column. Calls of zero
+            width, such as those without an event, are left out too, but not counted.
     """
 
     steps: tuple[Step, ...]
@@ -41,12 +42,12 @@ def lanes(
     t1_ns: int,
     columns: int,
 ) -> Lanes:
-    """What to draw under `[t0_ns, t1_ns]`.
+    """Return what to draw under the curve over `[t0_ns, t1_ns]`.
 
     Args:
-        steps, phases, calls, modules: of a trace, or what a summary keeps of them.
-        t0_ns, t1_ns: epoch nanoseconds, t0 < t1.
-        columns: the screen's width; what is narrower than one of its columns is left out.
+        steps, phases, calls, modules: those of a trace or of a summary.
+        t0_ns, t1_ns: epoch nanoseconds, t0 < t1; for the output of `over_events`, events.
+        columns: the width of the chart; calls narrower than a column are left out.
     """
     forward = calls.phase != Phase.BACKWARD
     parent = _called_parents(modules, calls.name[forward & (calls.name >= 0)])
@@ -61,8 +62,9 @@ def lanes(
     omitted, shown = 0, []
     for level in levels:
         inside = _touching(level, t0_ns, t1_ns)
-        wide = inside[(level.end_ns[inside] - level.start_ns[inside]) * columns >= t1_ns - t0_ns]
-        omitted += len(inside) - len(wide)
+        width = level.end_ns[inside] - level.start_ns[inside]
+        wide = inside[width * columns >= t1_ns - t0_ns]
+        omitted += int(np.count_nonzero(width)) - len(wide)
         shown.append(_rows(level, wide))
     while shown and not len(shown[-1]):
         shown.pop()
@@ -74,17 +76,35 @@ def lanes(
     )
 
 
-def _called_parents(modules: Sequence[Module], called: np.ndarray) -> Int64:
-    """The nearest enclosing module that is itself called, so that both directions lie at one depth.
+def over_events(trace: MemoryTrace) -> tuple[tuple[Step, ...], Spans, Spans]:
+    """Return a trace's steps, phases and calls on an axis of events, where event e spans e to e + 1.
 
-    Lists and other containers are never called: no forward lane has them.
+    Their `start_ns` and `end_ns` are events: the first one within, and the one after the last.
+    """
+    bounds = map(trace.step_events, range(len(trace.steps)))
+    steps = tuple(
+        replace(step, start_ns=first, end_ns=end)
+        for step, (first, end) in zip(trace.steps, bounds, strict=True)
+    )
+    return steps, _events_in(trace, trace.phases), _events_in(trace, trace.calls)
+
+
+def _events_in(trace: MemoryTrace, spans: Spans) -> Spans:
+    start, end = (np.searchsorted(trace.events.time_ns, edge) for edge in (spans.start_ns, spans.end_ns))
+    return replace(spans, start_ns=start.astype(np.int64), end_ns=end.astype(np.int64))
+
+
+def _called_parents(modules: Sequence[Module], called: np.ndarray) -> Int64:
+    """Return each module's nearest ancestor that is called, so that forward and backward have the same depth.
+
+    Lists and other containers are never called, so they are in no lane of forward.
     """
     parent = np.array([module.parent for module in modules], np.int64)
     if not len(called):
         return parent
     is_called = np.zeros(len(parent) + 1, bool)
     is_called[called] = True
-    is_called[-1] = True  # where row -1, "none", is looked up
+    is_called[-1] = True  # for row -1, which means no parent
     while not (settled := is_called[parent]).all():
         parent = np.where(settled, parent, parent[parent])
     return parent
@@ -100,7 +120,7 @@ def _by_depth(calls: Spans, rows: Int64) -> list[Spans]:
 
 
 def _owners_by_depth(module: Int64, parent: Int64) -> list[Int64]:
-    """For each depth of the module tree, the module of that depth around each row; -1 where it is deeper."""
+    """Return, for each depth, the module of that depth around each row; -1 if the row is less deep."""
     chain = [module]
     while len(module) and (chain[-1] >= 0).any():
         chain.append(np.where(chain[-1] >= 0, parent[chain[-1]], -1))
@@ -117,7 +137,7 @@ def _owners_by_depth(module: Int64, parent: Int64) -> list[Int64]:
 
 
 def _stretch(start_ns: Int64, steps: Sequence[Step], phases: Spans) -> Int64:
-    """A number that changes from one step or phase to the next: no span is merged across it."""
+    """Return a number that changes with each step or phase; spans are not merged across such a change."""
     begins = np.array([step.start_ns for step in steps], np.int64)
     edges = np.sort(np.concatenate((begins, phases.start_ns)))
     return np.searchsorted(edges, start_ns, side="right")

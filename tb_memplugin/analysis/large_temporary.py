@@ -1,4 +1,4 @@
-"""Advice: temporaries of one operator that alone set the peak."""
+"""Advice: temporaries of a single operator that raise the peak."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import NO_OPERATOR, OUTSIDE, Int64
 
 LEAST_SHARE = 0.1
-"""Of the peak that is gone without the temporaries."""
+"""Least share of the peak that must be gone without the temporaries for a finding."""
 
 TRIED = 3
-"""Places looked at: those whose temporaries hold most at the peak."""
+"""How many places are examined: those whose temporaries hold the most bytes at the peak."""
 
 
 def large_temporary(trace: MemoryTrace, device: int) -> Result:
-    """Temporaries (made and freed within one operator) of one place, without which the peak is lower.
+    """Find a place whose temporaries (allocated and freed within one operator) raise the peak.
 
-    A place is an operator in a module, layers that repeat being one. Its bytes are what the peak of the
-    highest step loses without them.
+    A place is an operator in a module; repeated layers count as one. The finding's bytes are by how much
+    the peak of the highest step falls without these temporaries.
     """
     blocks = trace.allocations
     if not ((blocks.category == Category.TEMPORARY) & (blocks.device == device)).any():
-        return NotJudged("The recording tells no temporaries from other memory.")
+        return NotJudged("The recording does not tell temporaries apart from other memory.")
     step = highest_step(trace, device)
     alive = blocks.alive_at(step.peak_event, device)
     alive = alive[blocks.category[alive] == Category.TEMPORARY]
@@ -47,14 +47,14 @@ def large_temporary(trace: MemoryTrace, device: int) -> Result:
     if saved[best] < LEAST_SHARE * step.peak_bytes:
         size = int(blocks.bytes[alive].sum())
         return Fine(
-            f"Temporaries hold {in_words(size)} at the peak of step {step.number}, and without those of any "
-            f"one operator it would be at most {in_words(saved[best])} lower."
+            f"Temporaries hold {in_words(size)} at the peak of step {step.number}. Without those of any "
+            f"single operator, the peak would be at most {in_words(saved[best])} lower."
         )
     return _finding(trace, device, step, mine[place == best], saved[best])
 
 
 def _places(trace: MemoryTrace, rows: Int64) -> Int64:
-    """A number for the operator and the module, layers folded, of each block."""
+    """Return a number for each block that stands for its operator and folded module."""
     blocks = trace.allocations
     names: dict[str, int] = {}
     row = folds([module.key for module in trace.modules])
@@ -80,7 +80,7 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
     key = trace.modules[blocks.module[largest]].key if blocks.module[largest] >= 0 else ""
     row = folds([module.key for module in trace.modules])
     inside = f" in {row[key]}" if key and not key.startswith(OUTSIDE) else ""
-    detail = f"{len(at_peak):,} alive at once, {len(rows):,} in the step"
+    detail = f"{len(at_peak):,} alive at the peak, {len(rows):,} in the step"
     frame = leading_frame(trace.stacks[blocks.stack[largest]]) if blocks.stack[largest] >= 0 else None
     line = [Evidence(line_key(frame), int(blocks.bytes[largest]), "made here")] if frame else []
     return Finding(
@@ -88,7 +88,7 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
         level="option",
         device=trace.devices[device].name,
         step=step.number,
-        title=f"Temporaries of {name}{inside} set the peak: they live within the operator alone.",
+        title=f"Temporaries of {name}{inside} set the peak: they exist only while this operator runs.",
         subject=name,
         bytes=saved,
         measure="less at the peak",
@@ -97,10 +97,12 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
             Evidence(f"{name}{inside}", int(blocks.bytes[at_peak].sum()), detail),
             *line,
             Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
-            Evidence("the same, without them", step.peak_bytes - saved, "", False),
+            Evidence("the same peak without them", step.peak_bytes - saved, "", False),
         ),
         where=Where("allocations", (("step", str(step.number)), ("block", str(largest)))),
-        what_to_do="Let the operator work on pieces of its input, such as a loss over parts of the batch, or "
-        "take a fused or in-place variant of it.",
-        price="a change of code",
+        what_to_do=(
+            "Process the input in pieces, such as computing the loss over parts of the batch, or use a fused "
+            "or in-place variant of the operator."
+        ),
+        price="a change to the code",
     )

@@ -1,4 +1,4 @@
-"""Where the live blocks lie in the reserve, and what is free between them."""
+"""Where the live blocks lie in the reserved memory, and the free stretches between them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SMALL_SEGMENT = 2 << 20
 """A segment of this size serves requests up to `SMALL_REQUEST` and no others (kSmallBuffer)."""
 
 SMALL_REQUEST = 1 << 20
-"""Requests above it are served from large segments (kSmallSize). A large segment that cannot expand
-holds no block of this size or less: a smaller rest stays with the block before it (should_split)."""
+"""Requests above this size are served from large segments (kSmallSize). A large segment that is not
+expandable has no block of this size or less: so small a remainder is not split off (should_split)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,15 @@ class SegmentColumns:
 
     @property
     def small(self) -> Bool:
-        """Which serve only requests up to `SMALL_REQUEST`. Of those that expand it is not known."""
+        """The mask of segments that serve only requests up to `SMALL_REQUEST`.
+
+        It is False for expandable segments, for which this is not known.
+        """
         told: Bool = ~self.expandable & (self.bytes == SMALL_SEGMENT)
         return told
 
     def rows(self) -> Iterator[tuple[int, int, int, int, bool]]:
-        """Address, bytes, stream, pool and whether it expands, of each."""
+        """Iterate over address, bytes, stream, pool and whether it can expand, of each segment."""
         columns = (self.address, self.bytes, self.stream, self.pool, self.expandable)
         return zip(*(column.tolist() for column in columns), strict=True)
 
@@ -56,15 +59,15 @@ class Layout:
     """Segments, blocks and free stretches of one device after one event, each in address order.
 
     Attributes:
-        segments: what is reserved.
-        rows: live blocks within a segment, rows of `trace.allocations`.
-        segment: the segment that each lies in.
-        extent: bytes that each takes there. Extents and free bytes of a segment sum to its bytes.
-        by_rule: whether the extent follows from the rule of rounding (see `rounded_by_rule`), not
-            from the file.
+        segments: the reserved segments.
+        rows: live blocks that lie in a segment, as rows of `trace.allocations`.
+        segment: the index of the segment in which each of these blocks lies.
+        extent: the bytes that each block takes. Extents and free bytes of a segment sum to its bytes.
+        by_rule: whether an extent was computed by the rounding rule (`rounded_by_rule`) because the file
+            does not record it.
         free_address, free_bytes, free_segment: the free stretches.
-        misfits: rows of live blocks that lie in no segment (all of them, where segments are not known).
-        overlaps: blocks that would reach into the next one or beyond their segment; cut off there.
+        misfits: rows of live blocks that lie in no segment (all of them, if segments are not known).
+        overlaps: how many blocks would reach into the next block or beyond their segment; they are cut off.
     """
 
     segments: SegmentColumns
@@ -80,9 +83,9 @@ class Layout:
 
 
 class Placement:
-    """One device's blocks and reserve in address order: makes the layout at any event.
+    """One device's blocks and reserved memory in address order, from which it computes layouts.
 
-    Ordering is the costly part, so keep it where many moments are asked for.
+    Sorting is the expensive part: keep the object to compute the layout at many events.
     """
 
     def __init__(self, trace: MemoryTrace, device: int) -> None:
@@ -94,7 +97,7 @@ class Placement:
         self.reserve = reserve(trace, device)
 
     def at(self, event: int) -> Layout:
-        """The layout after an event; -1 is the moment before the first."""
+        """Return the layout after an event (-1: before the first)."""
         segments = _segments(self.reserve, event)
         rows = self._rows[(self._born <= event) & (self._freed > event)]
         address = self._blocks.address[rows]
@@ -109,7 +112,7 @@ class Placement:
 
 
 def layout(trace: MemoryTrace, device: int, event: int) -> Layout:
-    """The segments, blocks and free stretches of a device after an event (-1: before the first).
+    """Return the segments, blocks and free stretches of a device after an event (-1: before the first).
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
@@ -118,7 +121,7 @@ def layout(trace: MemoryTrace, device: int, event: int) -> Layout:
 
 
 def faults(trace: MemoryTrace, device: int, event: int) -> tuple[str, ...]:
-    """What contradicts itself in a device's segments and blocks after an event, as sentences; none if sound.
+    """Return the contradictions in a device's segments and blocks after an event, one sentence each.
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
@@ -127,10 +130,10 @@ def faults(trace: MemoryTrace, device: int, event: int) -> tuple[str, ...]:
     found, reserved = placement.at(event), placement.reserve
     lost = int(trace.allocations.bytes[found.misfits].sum())
     counts = {
-        f"live blocks ({lost:,} bytes) lie in no segment": len(found.misfits) if len(reserved) else 0,
-        "live blocks reach into the next one or beyond their segment; cut off there": found.overlaps,
-        "stretches were reserved while they already were": reserved.doubled,
-        "stretches were given back that were not reserved": reserved.strays,
+        f"live blocks ({lost:,} bytes) lie outside every segment": len(found.misfits) if len(reserved) else 0,
+        "live blocks overlap the next one or the end of their segment; cut off there": found.overlaps,
+        "address ranges were reserved although they already were": reserved.doubled,
+        "address ranges were released although they were not reserved": reserved.strays,
     }
     return tuple(
         f"{trace.devices[device].name}: {count:,} {what}." for what, count in counts.items() if count
@@ -138,20 +141,21 @@ def faults(trace: MemoryTrace, device: int, event: int) -> tuple[str, ...]:
 
 
 def rounded_by_rule(requested: Int64) -> Int64:
-    """The least that the allocator sets aside for requests: multiples of 512 bytes, at least one.
+    """Round requests up to multiples of 512 bytes: the least that the allocator sets aside for them.
 
-    It may be more: a rest too small to be a block stays with it, and `roundup_power2_divisions` rounds
-    further up (round_size and should_split in c10/cuda/CUDACachingAllocator.cpp).
+    A block may be larger: a remainder that is too small to be split off stays with it, and the setting
+    `roundup_power2_divisions` rounds up further (round_size and should_split in
+    c10/cuda/CUDACachingAllocator.cpp).
     """
     units: Int64 = np.maximum(-(-requested // SMALLEST_BLOCK), 1)
     return units * SMALLEST_BLOCK
 
 
 def _segments(reserve: Reserve, event: int) -> SegmentColumns:
-    """Pieces that touch are one segment where they came as one, or where both can expand.
+    """Join adjacent pieces into segments: pieces reserved as one, or both expandable.
 
-    A segment that expands belongs to one stream and pool: a piece of which the file does not tell them
-    takes them from those it touches.
+    An expandable segment belongs to one stream and pool. A piece for which the file does not record them
+    takes them from the adjacent pieces; pieces of different streams or pools are not joined.
     """
     held = np.flatnonzero((reserve.born <= event) & (reserve.freed > event))
     address, size, origin = reserve.address[held], reserve.bytes[held], reserve.origin[held]
@@ -171,7 +175,7 @@ def _segments(reserve: Reserve, event: int) -> SegmentColumns:
 
 
 def _completed(column: Int32, run: Int64) -> Int32:
-    """Unknown entries (-1) become the known one before them in their run, or else the one behind."""
+    """Fill unknown entries (-1) with the known one before them in their run, or else with the next one."""
     for _ in range(2):
         place = np.maximum.accumulate(np.where(column >= 0, np.arange(len(column)), 0))
         column = np.where((column < 0) & (run[place] == run), column[place], column)
@@ -188,7 +192,7 @@ def _laid_out(
     by_rule: Bool,
     misfits: Rows,
 ) -> Layout:
-    """Blocks at ascending addresses, and the gaps before, between and behind them."""
+    """Return the layout of blocks (in order of address) and the gaps before, between and after them."""
     offset = (address - segments.address[segment]).astype(np.int64)
     last = np.append(segment[1:] != segment[:-1], True)[: len(rows)]
     limit = np.append(offset[1:], 0)[: len(rows)]
@@ -199,7 +203,7 @@ def _laid_out(
     whole = ~segments.expandable & ~segments.small
     tail = by_rule & (gap <= SMALL_REQUEST) & whole[segment]
     extent, gap = extent + np.where(tail, gap, 0), np.where(tail, 0, gap)
-    head = segments.bytes.copy()  # free before the first block: all of it where there is none
+    head = segments.bytes.copy()  # bytes before the first block: the whole segment if it has no block
     first = np.flatnonzero(np.append(True, last[:-1]))[: len(rows)]
     head[segment[first]] = offset[first]
     free_address = np.concatenate((segments.address, address + extent.astype(np.uint64)))

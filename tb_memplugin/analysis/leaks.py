@@ -1,4 +1,4 @@
-"""Suspected leaks: what one place allocates in step after step, and nobody frees."""
+"""Suspected leaks: memory that one place allocates step after step and that is not freed."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 
 FEWEST_STEPS = 3
-"""Fewer whole steps are no evidence: warm-up fills caches in the first, and the last has not ended."""
+"""Fewer whole steps are no evidence: warm-up fills caches in the first, and the last may not have ended."""
 
 MODELS_OWN = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+"""Categories of the model's own memory, which `kept_places` leaves out."""
 
 STEP_ANNOTATIONS = ("ProfilerStep#", "Optimizer.step#")
-"""Beginnings of the annotations that come once a step, the better one first."""
+"""Beginnings of the annotations that occur once per step, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """One place whose blocks pile up. Suspected: a queue or a cache that still fills looks the same.
+    """One place whose blocks pile up. It is only suspected: a queue or cache that still fills looks the same.
 
     Attributes:
-        key: the stack, innermost frame first, one frame a line; without stacks, module and operator.
-        frames: the stack's frames, innermost first; empty where there is none.
-        bytes_per_step: what is born in a step and kept, the mean over all steps looked at, rounded down.
+        key: the stack, innermost frame first, one frame per line; without a stack, module and operator.
+        frames: the stack's frames, innermost first; empty without a stack.
+        bytes_per_step: bytes allocated in a step and kept, the mean over all steps examined, rounded down.
         slope_bytes: least-squares rise of the place's live bytes, per step.
-        bytes, blocks: all that was born in those steps and alive at the end of the last.
-        steps: in how many steps the place grew and kept what it had grown by.
-        of_steps: how many whole steps were looked at.
-        first_event: the first event at which it grew.
-        is_replaced: each step put something larger in the place of what the one before had left. Then
-            `bytes` is by how much the place grew, without a first step that began with nothing of it.
+        bytes, blocks: allocated in the steps in which it grew, and alive at the end of the last step.
+        steps: in how many steps the place grew and kept what was added.
+        of_steps: how many whole steps were examined.
+        first_event: the first event of the first step in which it grew.
+        is_replaced: whether each step replaced what the previous one had left by something larger. Then
+            `bytes` is by how much the place grew, without the first step if the place was empty before it.
     """
 
     key: str
@@ -51,20 +52,22 @@ class Leak:
 
 
 def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tuple[Leak, ...]:
-    """Places that grew in three steps of four or more, at least in three, and kept it; largest first.
+    """Return the places that grew in at least three of four steps and kept what was added; largest first.
 
-    Whole steps are those of the profile where it has three or more, else from one START of a repeating
-    annotation, or of the optimizer's phase, to the next; nothing is found without three. In a step, a
-    place grew if blocks born in it are alive at the end of the last step, and its live bytes rose from the
-    step's start to its end: what is replaced in each step, or filled once, is no leak. What is replaced by
-    something larger is, where that goes on in all of four steps or more, by amounts within a factor of two,
-    and the steps allocate no more of all else each time.
+    The steps are those of the profile if it has three or more. Otherwise a step goes from one START of a
+    repeating annotation, or of the optimizer's phase, to the next. Fewer than three steps give no result.
+
+    A place grew in a step if blocks allocated in the step are alive at the end of the last step, and the
+    place's live bytes rose from the step's start to its end. Memory that is replaced in each step, or filled
+    once, is no leak. Memory that is replaced by something larger is a leak if that happens in every one of
+    four or more steps, by amounts within a factor of two, and the other places do not allocate more in each
+    step as well.
 
     Args:
         trace: any trace.
         device: row in `trace.devices`.
-        annotation: the annotation that starts a step; None tries the steps of the profile, then
-            `STEP_ANNOTATIONS`, then the optimizer's phases.
+        annotation: what the name of the annotation that starts a step begins with; None tries the steps of
+            the profile, then `STEP_ANNOTATIONS`, then the optimizer's phases.
     """
     bounds = step_bounds(trace, device, annotation)
     if len(bounds) <= FEWEST_STEPS:
@@ -82,7 +85,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     often = 4 * np.count_nonzero(grew, axis=1) >= 3 * (len(bounds) - 1)
     replaced = _grows_evenly(rise) & ~often
     if _rises(_born(trace, rows[~replaced[tells]], bounds)):
-        replaced[:] = False  # the batches grow, and with them all that is made of them
+        replaced[:] = False  # the batches grow, and everything computed from them grows with them
     grew[replaced] = True
     grew[replaced & (level[:, 0] == 0), 0] = False
     gained = np.where(grew, np.where(replaced[:, None], rise, kept), 0)
@@ -103,9 +106,10 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
 
 
 def kept_places(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, tuple[str, ...], int]]:
-    """(key, frames, bytes) of each place of which blocks born before an event stayed to the trace's end.
+    """Return (key, frames, bytes) of each place with blocks that live to the trace's end.
 
-    See `Leak` for key and frames. The model's own memory is left out: weights, gradients, optimizer state.
+    Only blocks allocated in the window before event `before` count, without the categories in `MODELS_OWN`.
+    See `Leak` for key and frames.
     """
     blocks = trace.allocations
     stays = (blocks.device == device) & (blocks.freed >= len(trace.events))
@@ -117,10 +121,10 @@ def kept_places(trace: MemoryTrace, device: int, before: int) -> list[tuple[str,
 
 
 def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) -> Int64:
-    """Where whole steps begin and end: int64, shape (steps + 1,), ascending, empty where there are none.
+    """Return where whole steps begin and end: int64, shape (steps + 1,), ascending; empty without steps.
 
-    Step i holds the events bounds[i] <= e < bounds[i + 1]. Steps without an event of this device tell
-    nothing about it and are none: its ring buffer may begin later than another's, and end earlier.
+    Step i holds the events bounds[i] <= e < bounds[i + 1]. Steps without an event of this device are left
+    out: the device's ring buffer may begin later than another's, and end earlier.
     """
     if annotation is None and len(trace.steps) >= FEWEST_STEPS:
         starts = [trace.step_events(row)[0] for row in range(len(trace.steps))]
@@ -134,16 +138,16 @@ def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) 
 
 
 def _annotation_starts(trace: MemoryTrace, device: int, annotation: str | None) -> Int64 | None:
-    """When the steps begin that annotations tell, epoch nanoseconds; None where too few do."""
+    """Return when the steps that annotations mark begin, epoch nanoseconds; None if there are too few."""
     told = trace.annotations
     for beginning in STEP_ANNOTATIONS if annotation is None else (annotation,):
         rows = [row for row, name in enumerate(trace.annotation_names) if name.startswith(beginning)]
-        # Several optimizers take turns within one step: the first name alone tells steps apart.
+        # Several optimizers take turns within one step, so each optimizer's annotation is tried alone.
         groups = [rows] if beginning.endswith("Step#") and annotation is None else [[row] for row in rows]
         for group in groups:
             here = np.flatnonzero((told.ends == 0) & np.isin(told.name, group))
             count = np.bincount(told.device[here], minlength=len(trace.devices))
-            where = device if count[device] else count.argmax()  # one device's: each may tell all steps
+            where = device if count[device] else count.argmax()  # one device only: each may have all steps
             if count[where] > FEWEST_STEPS:
                 starts: Int64 = told.time_ns[here[told.device[here] == where]]
                 return starts
@@ -151,13 +155,13 @@ def _annotation_starts(trace: MemoryTrace, device: int, annotation: str | None) 
 
 
 def _own_bounds(trace: MemoryTrace, device: int, bounds: npt.NDArray[np.signedinteger]) -> Int64:
-    """Bounds, each moved up to the device's next event, and those that fall together once."""
+    """Move each bound to the device's next event, and drop duplicates."""
     own = np.append(np.flatnonzero(trace.events.device == device), len(trace.events))
     return np.unique(own[np.searchsorted(own, bounds)]).astype(np.int64)
 
 
 def _places(trace: MemoryTrace, rows: Int64) -> Int64:
-    """A number for where each block is from: its stack or, where there is none, module and operator."""
+    """Return a number for the place of each block: its stack or, without a stack, its module and operator."""
     blocks, stacks, operators = trace.allocations, len(trace.stacks), len(trace.operators) + 1
     stack = blocks.stack[rows].astype(np.int64)
     owner = blocks.module[rows].astype(np.int64) + 1
@@ -166,7 +170,7 @@ def _places(trace: MemoryTrace, rows: Int64) -> Int64:
 
 
 def _key(trace: MemoryTrace, place: int) -> tuple[str, tuple[str, ...]]:
-    """The name and the frames of a number of `_places`."""
+    """Return the key and the frames of a place, by its number from `_places`."""
     if place < len(trace.stacks):
         return "\n".join(trace.stacks[place]), trace.stacks[place]
     owner, operator = divmod(place - len(trace.stacks), len(trace.operators) + 1)
@@ -177,7 +181,7 @@ def _key(trace: MemoryTrace, place: int) -> tuple[str, tuple[str, ...]]:
 
 
 def _levels_at(trace: MemoryTrace, rows: Int64, place: Int64, places: int, bounds: Int64) -> Int64:
-    """Live bytes of each place at each bound: int64, shape (places, bounds)."""
+    """Return the live bytes of each place at each bound: int64, shape (places, bounds)."""
     blocks, width = trace.allocations, len(bounds) + 1
     enter = np.searchsorted(bounds, blocks.born[rows], side="right")
     leave = np.searchsorted(bounds, blocks.freed[rows], side="right")
@@ -188,7 +192,7 @@ def _levels_at(trace: MemoryTrace, rows: Int64, place: Int64, places: int, bound
 
 
 def _kept(trace: MemoryTrace, rows: Int64, place: Int64, places: int, bounds: Int64) -> tuple[Int64, Int64]:
-    """Bytes and blocks born in each step and alive at the last bound: int64, shape (places, steps)."""
+    """Return the bytes and blocks of each step that are alive at the last bound: int64, (places, steps)."""
     blocks, steps = trace.allocations, len(bounds) - 1
     stays = (blocks.freed[rows] >= bounds[-1]) & (blocks.born[rows] >= bounds[0])
     step = np.searchsorted(bounds, blocks.born[rows][stays], side="right") - 1
@@ -199,10 +203,10 @@ def _kept(trace: MemoryTrace, rows: Int64, place: Int64, places: int, bounds: In
 
 
 def _grows_evenly(rise: Int64) -> npt.NDArray[np.bool_]:
-    """Which places rise in every step, behind the first by amounts within a factor of two: bool (places,).
+    """Return the places that rise in every step, by amounts within a factor of two: bool, shape (places,).
 
-    Sizes that come by chance, as of batches of sentences, do not rise like that. In the first step a place
-    may rise by all that it holds: the profiler of the CPU does not know what was alive before.
+    Random sizes, such as those of batches of sentences, do not rise like that. The amount of the first step
+    does not count: on the CPU, torch.profiler does not report what was alive before it started.
     """
     later = rise[:, 1:]
     if later.shape[1] < FEWEST_STEPS:
@@ -212,14 +216,14 @@ def _grows_evenly(rise: Int64) -> npt.NDArray[np.bool_]:
 
 
 def _born(trace: MemoryTrace, rows: Int64, bounds: Int64) -> Int64:
-    """Bytes of these blocks born in each step: int64, shape (steps,)."""
+    """Return the bytes of some blocks allocated in each step: int64, shape (steps,)."""
     step = np.searchsorted(bounds, trace.allocations.born[rows], side="right") - 1
     inside = (step >= 0) & (step < len(bounds) - 1)
     return sums(step[inside], trace.allocations.bytes[rows][inside], len(bounds) - 1)
 
 
 def _rises(size: Int64) -> bool:
-    """Whether each step has more than the one before."""
+    """Return whether each value is larger than the one before."""
     return bool((np.diff(size) > 0).all())
 
 
@@ -251,6 +255,6 @@ def _leak(
 
 
 def _slope(level: Int64) -> float:
-    """Rise per step of the straight line through the levels at the bounds (least squares)."""
+    """Return the slope, per step, of the least-squares line through the levels at the bounds."""
     step = np.arange(len(level)) - (len(level) - 1) / 2
     return float(step @ (level - level[0]) / (step @ step))

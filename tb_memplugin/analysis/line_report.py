@@ -1,4 +1,4 @@
-"""What each source line holds at the peak: with a choice of whose code is named, and by thread."""
+"""What each source line holds at the peak, also by thread, with a choice of whose code is named."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
 
 UNTRACED = "untraced"
-"""Key of what was alive before tracing began, and of which no line is known."""
+"""Key of blocks that were allocated before tracing began and have no known line."""
 
 EXCLUDED = "(excluded)"
-"""Key of allocations all of whose frames are excluded."""
+"""Key of allocations whose frames are all excluded."""
 
 MAIN_THREAD = "MainThread"
 
@@ -29,12 +29,12 @@ _KEY = re.compile(r"(?P<file>.*):(?P<line>\d+) \((?P<function>.*)\)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class LineChoice:
-    """Whose code is named: the innermost frame of the user's, else the innermost Python frame.
+    """Which frame names an allocation; by default the innermost user frame, else the innermost Python frame.
 
     Attributes:
-        library_code: the innermost Python frame, whosever it is.
-        include: shell patterns (`*/model.py`); frames of files that match one are named before all others.
-        exclude: frames of files that match one are never named.
+        library_code: take the innermost Python frame, even if it is in a library.
+        include: shell patterns (`*/model.py`); frames in matching files come before all others.
+        exclude: shell patterns; frames in matching files are never taken.
     """
 
     library_code: bool = False
@@ -42,7 +42,7 @@ class LineChoice:
     exclude: tuple[str, ...] = ()
 
     def rank(self, text: str) -> int:
-        """See `source_lines.lines_of`."""
+        """Return the rank of a frame, for `source_lines.lines_of`."""
         if text.startswith((THREAD, BACKWARD)):
             return NEVER
         file = read_frame(text).file.replace("\\", "/")
@@ -62,9 +62,9 @@ def _matches(file: str, patterns: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LineUse:
-    """What one line holds: `bytes` in `count` blocks; `cumulative_bytes` are its own and all before it.
+    """What one line holds: `bytes` in `count` blocks; `cumulative_bytes` adds those of all lines before it.
 
-    `location` is `file:line (function)`, or a key that stands for no line; then `line` is 0.
+    `location` is `file:line (function)`, or a key such as `UNTRACED`; then `line` is 0.
     """
 
     bytes: int
@@ -91,7 +91,7 @@ class LineReport:
     """What was alive at the peak of a device, by line, largest first. Sizes are bytes.
 
     `max_bytes` is the peak: the last line's `cumulative_bytes`, and the sum of the threads' bytes.
-    `total_allocated_bytes` are those of all allocations while tracing. `threads` is empty where not known.
+    `total_allocated_bytes` sums all allocations while tracing. `threads` is empty if they are not known.
     """
 
     device: str
@@ -107,7 +107,7 @@ Rows = npt.NDArray[np.intp]
 
 
 def line_uses(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[LineUse, ...]:
-    """What the lines of some allocations (rows of `trace.allocations`) hold, largest first."""
+    """Return what each line holds of some allocations (rows of `trace.allocations`), largest first."""
     part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
     frames = [trace.stacks[row] if row >= 0 else () for row in stacks]
     line, named = lines_of(frames, choice.rank)
@@ -121,7 +121,7 @@ def line_uses(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[LineU
 
 
 def thread_lines(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[ThreadLines, ...]:
-    """The same for each thread by itself, largest first. What is untraced is a thread by itself."""
+    """Return `line_uses` for each thread, largest first. Blocks without a stack form a thread `UNTRACED`."""
     stack = trace.allocations.stack[rows]
     names = np.array([*map(_thread, trace.stacks), UNTRACED], object)[stack]
     found = []

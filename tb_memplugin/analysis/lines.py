@@ -1,4 +1,4 @@
-"""Source lines: which lines of the user's code allocated how much."""
+"""Source lines: how much each line of the user's code allocated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tb_memplugin.trace.tables import Int64
 class LineRow:
     """What one line, `file:line (function)`, allocated: `bytes` in `calls` allocations.
 
-    `median_bytes` is the size of the middle allocation, the mean of the two in the middle if calls are even.
+    `median_bytes` is the median size; if `calls` is even, the mean of the two sizes in the middle.
     """
 
     key: str
@@ -28,28 +28,31 @@ class LineRow:
 
 
 def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> tuple[LineRow, ...]:
-    """What each source line allocated, largest first; the rows sum to the whole.
+    """Return what each source line allocated, largest first; the rows sum to the whole.
 
-    A stack stands for its innermost frame of user code; see `source_lines.lines_of` for the others.
+    An allocation counts to the innermost line of user code in its stack; `source_lines.lines_of` says which
+    line it is if there is none.
 
     Args:
         trace: any trace.
         device: row in `trace.devices`.
-        event: what was alive after this event (-1: before the first); None: every allocation of the trace.
+        event: count the blocks alive after this event (-1: before the first); None counts every allocation
+            of the trace.
     """
     return lines_made_by(trace, chosen_rows(trace, device, event))
 
 
 def lines_made_by(trace: MemoryTrace, rows: npt.NDArray[np.intp]) -> tuple[LineRow, ...]:
-    """The lines that some allocations (rows of `trace.allocations`) come from, largest first."""
+    """Return what each line allocated of some allocations (rows of `trace.allocations`), largest first."""
     return tally(*codes(trace, "line", rows), trace.allocations.bytes[rows])
 
 
 def tally(part: Int64, keys: Sequence[str], size: Int64) -> tuple[LineRow, ...]:
-    """What each key's allocations come to, largest first.
+    """Sum the allocations of each key, largest first.
 
     Args:
-        part: the key of each allocation, an index into `keys`.
+        part: the key of each allocation, as an index into `keys`.
+        keys: the keys.
         size: bytes of each allocation.
     """
     calls = np.bincount(part, minlength=len(keys))
@@ -62,7 +65,7 @@ def tally(part: Int64, keys: Sequence[str], size: Int64) -> tuple[LineRow, ...]:
 
 
 def _medians(group: Int64, size: Int64, count: Int64) -> np.ndarray:
-    """The median size of each group: float64; 0 for an empty one."""
+    """Return the median size in each group: float64; 0 for an empty group."""
     if not len(group):
         return np.zeros(len(count))
     ordered = size[np.lexsort((size, group))]

@@ -1,4 +1,4 @@
-"""Single allocations: which lived when, how they are told apart, found and put in order."""
+"""Single allocations: numbering blocks of one address, and selecting, searching and sorting them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"(?:0x)?(?P<digits>[0-9a-f]{3,16})(?:_(?P<version>\d{1,9}
 
 
 def versions(trace: MemoryTrace) -> Int64:
-    """For each allocation, how many blocks lived at its address of its device before it: int64."""
+    """Return, for each allocation, how many blocks lived at its address on its device before it: int64."""
     blocks = trace.allocations
     order = address_order(blocks.address)
     order = order[np.argsort(blocks.device[order], kind="stable")]
@@ -34,19 +34,20 @@ def versions(trace: MemoryTrace) -> Int64:
 
 
 def alive_between(trace: MemoryTrace, device: int, first: int, end: int) -> Rows:
-    """Rows of allocations that were alive at some time between two places: how many events come before."""
+    """Return the rows of allocations on a device that were alive between the events first and end."""
     blocks = trace.allocations
     return np.flatnonzero((blocks.device == device) & (blocks.born < end) & (blocks.freed >= first))
 
 
 def found(trace: MemoryTrace, rows: Rows, text: str, version: Int64) -> Rows:
-    """The rows in which a text occurs, case aside: in a frame, module, operator, name, category or address.
+    """Return the rows in which a text occurs: in a frame, module, operator, name, category or address.
 
     Args:
         trace: any trace.
-        rows: which allocations to look at.
-        text: what to look for; an address is found by its beginning, and `0x…_2` by its version too.
-        version: from `versions`.
+        rows: the allocations to search.
+        text: what to look for, ignoring case. It may be the beginning of an address, or an address with its
+            version (`0x…_2`).
+        version: the result of `versions`.
     """
     if not text.strip():
         return rows
@@ -81,13 +82,13 @@ def _in_any(wanted: str, texts: tuple[str, ...]) -> bool:
 
 
 def _has(column: npt.NDArray[np.integer], table: list[bool]) -> Bool:
-    """Whether the table says yes for each row; -1, which is none, is the entry behind the last."""
+    """Look up each row in a table of booleans; -1 (no row) gives False."""
     mask: Bool = np.array([*table, False])[column]
     return mask
 
 
 def _at(address: UInt64, version: Int64, wanted: re.Match[str]) -> Bool:
-    """Addresses whose hexadecimal digits begin as wanted."""
+    """Return the mask of addresses that begin with the wanted digits; with a version, of that block only."""
     digits = wanted["digits"].lstrip("0") or "0"
     length = np.searchsorted(16 ** np.arange(1, 16, dtype=np.uint64), address, side="right") + 1
     shift = length - len(digits)
@@ -99,13 +100,13 @@ def _at(address: UInt64, version: Int64, wanted: re.Match[str]) -> Bool:
 
 
 def in_order(trace: MemoryTrace, rows: Rows, sort: str) -> Rows:
-    """Rows by `bytes`, `born`, `lifetime` or `address`, the greatest first; with a leading `-` the least.
+    """Sort rows by `bytes`, `born`, `lifetime` or `address`, largest first; `-bytes`, ... smallest first.
 
-    Equal ones stay in order of birth. The life of what was alive before the trace, or outlived it, counts
-    as far as the trace shows it.
+    Equal rows stay in order of allocation. A block that was alive before the trace, or outlived it, has the
+    lifetime that lies within the trace.
 
     Raises:
-        MemPluginError: no such order.
+        MemPluginError: `sort` is none of these.
     """
     by = sort.removeprefix("-")
     if by not in SORTS:
@@ -127,7 +128,7 @@ def _value(trace: MemoryTrace, rows: Rows, by: str) -> Int64 | UInt64:
 
 
 def lifetimes(trace: MemoryTrace, rows: Rows) -> Int64:
-    """How long allocations lived within the trace, nanoseconds."""
+    """Return how long allocations lived within the trace, in nanoseconds."""
     blocks, time = trace.allocations, trace.events.time_ns
     if not len(time):
         return np.zeros(len(rows), np.int64)

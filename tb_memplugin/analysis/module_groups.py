@@ -1,4 +1,4 @@
-"""Modules by the thousand as a dozen groups: repeated layers folded, cut where the tree is still readable."""
+"""Group thousands of modules into about a dozen: layers are folded, and the tree is cut at one depth."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from tb_memplugin.trace.tables import Int64
 
 OTHER_MODULES = "(other modules)"
 MOST_GROUPS = 11
-"""Groups that get a band of their own; the rest share one."""
+"""How many groups are shown at most; all others share one key, `OTHER_MODULES`."""
 
 COVERED = 0.9
-"""A level of the tree is deep enough to show while its largest groups cover this share of the bytes."""
+"""A level of the tree can be shown if its `MOST_GROUPS` largest groups cover this share of the bytes."""
 
 FEWEST_GROUPS = 4
-"""Of fewer groups with bytes the largest is opened from the beginning."""
+"""If fewer groups hold bytes, the largest of them is opened from the start."""
 
 LARGEST_SHARE = 0.6
-"""A group with something inside that holds more of the bytes than this is opened from the beginning."""
+"""A group with submodules that holds more than this share of the bytes is opened from the start."""
 
 MOST_CHILDREN = 8
-"""Into how many an opened group falls at most: ranges of layers where there are more."""
+"""How many groups the layers of an opened group become at most; more layers are joined into ranges."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleGroups:
-    """The group of each module key. `part`: int64, shape (keys,), indices into `keys`, largest group first.
+    """The group of each module. `part`: int64, one index into `keys` (the groups' names) per module key.
 
-    `modules`: how many modules each group holds. `opens`: whether it can be divided again.
+    `modules`: how many modules each group has. `opens`: whether a group can be divided again. The last
+    group is `OTHER_MODULES`.
     """
 
     part: Int64
@@ -44,20 +45,20 @@ class ModuleGroups:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Modules that agree in their first `depth` steps. `split`: whether layers have been told apart."""
+    """Modules that share the first `depth` steps of their path; `told`: in how many to name the layers."""
 
     depth: int
     rows: tuple[int, ...]
-    split: bool = False
+    told: int = 0
 
 
 def module_groups(keys: Sequence[str], size: Int64, opened: Sequence[str] = ()) -> ModuleGroups:
     """Fold modules into the deepest level of their tree at which few groups cover most of the bytes.
 
     Args:
-        keys: the modules' names; what starts with "outside:" stays as it is.
-        size: bytes of each, int64, at the moment that decides which groups are worth showing.
-        opened: keys of groups to divide again, one after the other: by what is inside them, then by layers.
+        keys: the modules' names; keys that start with "outside:" are not folded.
+        size: bytes of each module, int64, at the moment that decides which groups are shown.
+        opened: keys of groups to divide again, in this order: by their submodules, then by their layers.
     """
     paths = layer_paths(keys)
     groups = _deepest(paths, size)
@@ -85,7 +86,7 @@ def _deepest(paths: Sequence[LayerPath], size: Int64) -> list[_Group]:
 
 
 def _not_too_few(groups: list[_Group], paths: Sequence[LayerPath], size: Int64) -> list[_Group]:
-    """One band says nothing: where few groups hold bytes, or one nearly all, the largest is opened."""
+    """Open the largest group if few groups hold bytes, or if it holds most of them."""
     alive = [_bytes(group, size) for group in groups if _bytes(group, size) > 0]
     total = sum(alive)
     few = 0 < len(alive) < FEWEST_GROUPS and _opens(groups[0], paths)
@@ -103,42 +104,53 @@ def _by_steps(group: _Group, depth: int, paths: Sequence[LayerPath]) -> list[_Gr
 
 
 def _inner(group: _Group, paths: Sequence[LayerPath], size: Int64) -> list[_Group]:
-    """What an opened group falls into: the modules inside it, else its layers, many of them in ranges."""
+    """Divide an opened group by its submodules; if it has none, by its layers, joined into ranges if many."""
     if _is_deep(group, paths):
         parts = _by_steps(group, group.depth + 1, paths)
         return sorted(parts, key=lambda part: -_bytes(part, size))
-    layers = _layers(group, paths)
+    step = _varied(group, paths)[0]
+    layers = _layers(group, paths, step)
     count = min(len(layers), MOST_CHILDREN)
     edges = [len(layers) * at // count for at in range(count + 1)]
     ranges = [set(layers[first:last]) for first, last in pairwise(edges)]
     return [
-        _Group(group.depth, tuple(row for row in group.rows if paths[row].layer in wanted), split=True)
+        _Group(group.depth, tuple(row for row in group.rows if paths[row].layers[step] in wanted), step + 1)
         for wanted in ranges
     ]
 
 
-def _layers(group: _Group, paths: Sequence[LayerPath]) -> list[int]:
-    return sorted({layer for row in group.rows if (layer := paths[row].layer) is not None})
+def _layers(group: _Group, paths: Sequence[LayerPath], step: int) -> list[int]:
+    """Return the layer numbers that occur in one step of the path."""
+    return sorted({layer for row in group.rows if (layer := paths[row].layers[step]) is not None})
 
 
 def _opens(group: _Group, paths: Sequence[LayerPath]) -> bool:
-    return _is_deep(group, paths) or len(_layers(group, paths)) > 1
+    return _is_deep(group, paths) or bool(_varied(group, paths))
+
+
+def _varied(group: _Group, paths: Sequence[LayerPath]) -> list[int]:
+    """Return the steps of the path in which the group has several layers."""
+    steps = paths[group.rows[0]].steps[: group.depth]
+    return [at for at in range(len(steps)) if len(_layers(group, paths, at)) > 1]
 
 
 def _is_deep(group: _Group, paths: Sequence[LayerPath]) -> bool:
-    """Whether there is something inside what the group is named by."""
+    """Return whether the group contains submodules below its `depth`."""
     return any(len(paths[row].steps) > group.depth for row in group.rows)
 
 
 def _name(group: _Group, paths: Sequence[LayerPath]) -> str:
-    """`layers.*.mlp`; of some layers `layers.0-49.mlp`, of one `layers.7.mlp`."""
-    name = ".".join(paths[group.rows[0]].steps[: group.depth])
-    layers = _layers(group, paths)
-    if not layers or (len(layers) > 1 and not group.split):
-        return name
+    """Return a group's name: `layers.*.mlp`, `layers.0-49.mlp` of some layers, `layers.7.mlp` of one."""
+    steps = paths[group.rows[0]].steps[: group.depth]
+    return ".".join(_step_name(group, paths, at, step) for at, step in enumerate(steps))
+
+
+def _step_name(group: _Group, paths: Sequence[LayerPath], at: int, step: str) -> str:
+    layers = _layers(group, paths, at)
+    if not layers or (len(layers) > 1 and at >= group.told):
+        return step
     number = str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
-    head, _, tail = name.partition("*")
-    return f"{head}{number}{tail}"
+    return step.removesuffix("*") + number
 
 
 def _bytes(group: _Group, size: Int64) -> int:
@@ -148,7 +160,7 @@ def _bytes(group: _Group, size: Int64) -> int:
 def _numbered(
     groups: Sequence[_Group], opened: Sequence[_Group], paths: Sequence[LayerPath], size: Int64
 ) -> ModuleGroups:
-    """The opened ones and the largest in the order they stand; all others share the last number."""
+    """Number the opened and the largest groups in their order; all others share the last number."""
     room = max(0, MOST_GROUPS - len(opened))
     asked = {id(group) for group in opened}
     rest = [group for group in groups if id(group) not in asked and _bytes(group, size) > 0]

@@ -1,4 +1,4 @@
-"""The module table of a step: what each module holds at the peak, and what it did."""
+"""The module table of a step: what each module holds at an event, and what it allocated and ran."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ _CATEGORIES = len(Category)
 
 @dataclass(frozen=True, slots=True)
 class ModuleTable:
-    """Owners of bytes in columns of one length, parents before children.
+    """Modules and other owners of bytes, in columns of equal length; parents come before children.
 
     Attributes:
-        rows: int64 (n,), rows of the trace's `modules`; -1 stands for "(not named)", where a trace has
-            blocks without a row. Modules come always, other keys where they hold or allocate something.
-        parent: int64 (n,), places in this table, -1 for roots.
-        own: int64 (n, 12), bytes at the event by `Category`, without those of inner modules.
-        inclusive: int64 (n, 12), with them. Roots sum to the live bytes.
-        highest: int64 (n, 12), each category's highest inclusive bytes within the step; None if not asked.
-        peak_inside: int64 (n,), highest live bytes of the device while the module or one inside it
-            ran, -1 if none did.
+        rows: int64 (n,), rows of the trace's `modules`; -1 is "(not named)", for blocks without a module.
+            Every module is included, other keys only if they hold or allocate something.
+        parent: int64 (n,), indices into this table, -1 for roots.
+        own: int64 (n, 12), bytes at the event by `Category`, without submodules.
+        inclusive: int64 (n, 12), the same with submodules. The roots sum to the live bytes.
+        highest: int64 (n, 12), the highest inclusive bytes of each category in the step; None if not asked
+            for.
+        peak_inside: int64 (n,), the device's highest live bytes while the module or a submodule ran; -1 if
+            none ran.
         calls: int64 (n,), forward calls that began in the step.
-        allocations, allocated_bytes: int64 (n,), born in the step, inclusive.
-        forward_ns, backward_ns: int64 (n,), time in forward calls; time in autograd nodes, inclusive.
+        allocations, allocated_bytes: int64 (n,), allocated in the step, inclusive.
+        forward_ns, backward_ns: int64 (n,), time in forward calls, and in autograd nodes, inclusive.
     """
 
     rows: Int64
@@ -48,14 +49,14 @@ class ModuleTable:
 def module_table(
     trace: MemoryTrace, device: int, step: int, event: int, *, with_highest: bool = False
 ) -> ModuleTable:
-    """The owners of a device's memory at an event of a step.
+    """Return the owners of a device's memory at an event of a step.
 
     Args:
         trace: any trace.
         device: row in `trace.devices`.
         step: row in `trace.steps`.
         event: index of the event at which bytes are divided (the step's peak, say).
-        with_highest: also find each category's highest within the step; costs a sort per tree level.
+        with_highest: also compute `highest`, which costs a sort per tree level.
     """
     tree = _Tree.of(trace)
     first, end = trace.step_events(step)
@@ -86,11 +87,11 @@ def module_table(
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """The parents of all owners, by level; the last place stands for "no module" (row -1)."""
+    """The tree of all owners; the last index stands for "no module" (row -1)."""
 
     parent: Int64
     levels: tuple[Int64, ...]
-    """Places by depth, outermost first."""
+    """Indices by depth, roots first."""
 
     @classmethod
     def of(cls, trace: MemoryTrace) -> _Tree:
@@ -101,18 +102,18 @@ class _Tree:
         return len(self.parent)
 
     def place(self, module: np.ndarray) -> Int64:
-        """Places of modules' rows: the last one for -1."""
+        """Return the index of each module row; -1 gets the last index."""
         return np.where(module < 0, self.size - 1, module).astype(np.int64)
 
     def inclusive(self, own: Int64) -> Int64:
-        """Own values plus those of everything inside, summed along the first axis."""
+        """Return each owner's value plus those of everything inside it, summed along the first axis."""
         total = own.astype(np.int64, copy=True)
         for level in self.levels[:0:-1]:
             np.add.at(total, self.parent[level], total[level])
         return total
 
     def filled(self, own: Int64, known: Bool) -> Int64:
-        """Own values where known; elsewhere (a container is never called) the sum of those just inside."""
+        """Return the own value if known, else the sum of the children's (containers are never called)."""
         total = np.where(known, own, 0)
         for level in self.levels[:0:-1]:
             open_level = level[~known[self.parent[level]]]
@@ -120,14 +121,14 @@ class _Tree:
         return total
 
     def highest_inside(self, own: Int64) -> Int64:
-        """The highest of the own value and those of everything inside."""
+        """Return the highest of each owner's value and those of everything inside it."""
         top: Int64 = own.copy()
         for level in self.levels[:0:-1]:
             np.maximum.at(top, self.parent[level], top[level])
         return top
 
     def around(self) -> list[Int64]:
-        """For each depth, the place of that depth that each place is or lies in, -1 if it is further out."""
+        """Return, for each depth, each owner's ancestor of that depth (or itself), -1 if it is less deep."""
         found = []
         for depth in range(len(self.levels)):
             outer = np.full(self.size, -1, np.int64)
@@ -140,7 +141,7 @@ class _Tree:
 
 @lru_cache(maxsize=8)
 def _parent_and_levels(parents: tuple[int, ...]) -> tuple[Int64, tuple[Int64, ...]]:
-    """Kept, because every step of a window asks for the same."""
+    """Return the parents and the levels of the tree, cached because every step of a window needs them."""
     parent = np.array([*parents, -1], np.int64)
     levels = [np.flatnonzero(parent < 0)]
     while len(levels[-1]):
@@ -170,7 +171,7 @@ def _times(trace: MemoryTrace, tree: _Tree, step: int) -> tuple[Int64, Int64, In
 
 
 def _peak_inside(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int) -> Int64:
-    """The highest level during any call, from range maxima over the live curve."""
+    """Return the highest live bytes during the calls of each owner, from range maxima of the live curve."""
     top = np.full(tree.size, -1, np.int64)
     if first == end:
         return top
@@ -187,7 +188,7 @@ def _peak_inside(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: 
 
 
 def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int) -> Int64:
-    """Each category's highest inclusive bytes of each owner in a step, the state at its start included."""
+    """Return each owner's highest inclusive bytes by category in a step, including those at its start."""
     blocks = trace.allocations
     seen = np.flatnonzero((blocks.device == device) & (blocks.born < end) & (blocks.freed >= first))
     born, freed = np.maximum(blocks.born[seen], first - 1), np.minimum(blocks.freed[seen], end)
@@ -211,7 +212,7 @@ def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int)
 
 
 def _without_idle(trace: MemoryTrace, table: ModuleTable) -> ModuleTable:
-    """Drop keys that are no modules and hold, allocate and ran nothing."""
+    """Drop keys that are no modules and neither hold nor allocate anything."""
     is_module = np.array([*(module.is_module for module in trace.modules), False])
     keep = np.flatnonzero(is_module | (table.allocations > 0) | table.inclusive.any(axis=1))
     place = np.full(len(is_module) + 1, -1, np.int64)

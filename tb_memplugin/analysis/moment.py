@@ -1,4 +1,4 @@
-"""The state at one moment: how much is alive, what it is, and what was going on."""
+"""The state of a device at one moment: how much is alive, what it is, and what was running."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import Divided, Part, parts_of
-from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 
 
 @dataclass(frozen=True, slots=True)
 class LiveAllocation:
     """One live block. `born_ns` is None if it was alive before the window, `freed_ns` if it outlived it.
 
-    `row`: its place in `trace.allocations`. `module`, `operator` and `name` (a parameter's FQN, say) are None
-    where not known.
+    `row` is its row in `trace.allocations`. `module`, `operator` and `name` (a parameter's FQN, say) are
+    None if not known.
     """
 
     row: int
@@ -35,7 +35,7 @@ class LiveAllocation:
 class Moment:
     """The state of a device (its name) after an event, in a step (its number). Bytes; epoch nanoseconds.
 
-    `reserved` is None where the device has no reserve.
+    `reserved` is None if the device reserves no memory, or if it is not known.
     """
 
     device: str
@@ -52,12 +52,12 @@ class Moment:
     _alive: npt.NDArray[np.intp]
 
     def parts(self, by: Divided) -> tuple[Part, ...]:
-        """The live bytes divided into parts that sum to them, largest first."""
+        """Divide the live bytes into parts that sum to them, largest first."""
         return parts_of(self._trace, self._alive, by)
 
 
 def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) -> Moment:
-    """The state of a device after an event; -1 is the moment before the first.
+    """Return the state of a device after an event; -1 is the moment before the first.
 
     Args:
         trace: any trace.
@@ -76,7 +76,7 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
         step=trace.step_at(event).number,
         bytes=int(trace.live(device)[event + 1]),
         reserved=_reserved(trace, device, event),
-        phase=Phase(int(events.phase[event])) if known else Phase.BEFORE,
+        phase=_phase(trace, event) if known else Phase.BEFORE,
         module=_name(trace, "modules", int(events.module[event])) if known else None,
         operator=_name(trace, "operators", int(events.operator[event])) if known else None,
         largest=_largest(trace, alive, largest),
@@ -85,8 +85,18 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
     )
 
 
+def _phase(trace: MemoryTrace, event: int) -> Phase:
+    """Return the phase of an event. Sources record none for frees; these get the phase that ran then."""
+    own = Phase(int(trace.events.phase[event]))
+    if own != Phase.OTHER or trace.events.kind[event] == Kind.ALLOC:
+        return own
+    at = trace.events.time_ns[event]
+    ran = np.flatnonzero((trace.phases.start_ns <= at) & (at < trace.phases.end_ns))
+    return Phase(int(trace.phases.name[ran[-1]])) if len(ran) else own
+
+
 def _reserved(trace: MemoryTrace, device: int, event: int) -> int | None:
-    """The reserve that the device's last event up to this one reported, None where there is none."""
+    """Return the reserved bytes that the device's last event up to this one reported, None if unknown."""
     if not trace.devices[device].has_reserved:
         return None
     reserved = trace.events.reserved[: event + 1][trace.events.device[: event + 1] == device]
@@ -101,7 +111,7 @@ def _largest(trace: MemoryTrace, alive: npt.NDArray[np.intp], limit: int) -> tup
 
 
 def live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
-    """A row of `trace.allocations` as people see it."""
+    """Return a row of `trace.allocations` with names instead of table rows."""
     blocks, time = trace.allocations, trace.events.time_ns
     born, freed = int(blocks.born[row]), int(blocks.freed[row])
     return LiveAllocation(

@@ -1,4 +1,4 @@
-"""Out of memory: what was asked for, what there was, and why it did not fit."""
+"""Out-of-memory errors: the request, what was free, and why the request failed."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Bool
 
-Cause = Literal["full", "fragmented", "elsewhere", "limit", "not split", "not told"]
-"""full: what is free does not suffice, wherever it lies. fragmented: it would suffice in one piece.
-elsewhere: other pools or streams hold it. limit: the device had enough; the process was not allowed
-more. not split: a free block is long enough, but may not serve this request. not told: the source
-knows no segments or not what was free."""
+Cause = Literal["full", "fragmented", "elsewhere", "limit", "not split", "unknown"]
+"""full: all free memory together is less than the request. fragmented: enough memory is free, but not in
+one piece. elsewhere: enough is free, but in other pools, streams or size classes. limit: the device had
+enough; the process was not allowed more. not split: a free block is large enough, but the allocator may
+not use it for this request. unknown: the segments, or the free bytes of the device, are not known."""
 
 LARGE_SEGMENT = 20 << 20
-"""What a request above `SMALL_REQUEST` and below `SERVED_ALONE` takes from the device (kLargeBuffer)."""
+"""The size of a segment for a request above `SMALL_REQUEST` and below `SERVED_ALONE` (kLargeBuffer)."""
 
 SERVED_ALONE = 10 << 20
-"""From here on, a request takes its own size, rounded up to `SMALL_SEGMENT` (kMinLargeAlloc)."""
+"""From this size on, a request gets a segment of its own size, rounded up to a multiple of `SMALL_SEGMENT`
+(kMinLargeAlloc)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OomReport:
-    """A request that failed, and the state of its device then. All bytes; None where not told.
+    """A request that failed, and the state of its device at that event. Sizes are bytes, None if not known.
 
     Attributes:
         number: row in `trace.ooms`.
-        device: its name.
-        event, time_ns: the event that says so.
-        requested_bytes: what the file gives: of a snapshot, the request rounded up to 512 bytes.
-        new_segment_bytes: what the allocator would have had to take from the device for it, by its rule.
-        free_bytes: free on the device, outside of this allocator's reserve.
+        device: the device's name.
+        event, time_ns: the event that records the failure.
+        requested_bytes: as the file records it; a snapshot has the request rounded up to 512 bytes.
+        new_segment_bytes: the segment that the allocator would have had to take from the device, by rule.
+        free_bytes: free on the device, outside the memory that this allocator has reserved.
         reserved_bytes, active_bytes, pending_bytes: as in `Levels`.
-        pool, stream: where the request could be served.
-        reserve_free_bytes: free inside the reserve, in all pools.
-        usable_free_bytes, largest_usable_bytes: the part of it that this request could use, and the
-            longest stretch of that.
-        largest_free_bytes: the longest free stretch of any pool.
-        cause, why: why it did not fit, as a word and as a sentence.
-        parts, stacks: what was live then, by category and by stack; each sums to `active_bytes`.
-        pools: every pool then.
+        pool, stream: the pool and stream of the request.
+        reserve_free_bytes: free in the reserved segments of all pools.
+        usable_free_bytes, largest_usable_bytes: the part of them that this request could use, and its
+            longest stretch.
+        largest_free_bytes: the longest free stretch in any pool.
+        cause, why: the reason for the failure, as a word and as a sentence.
+        parts, stacks: the live memory by category and by stack; each sums to `active_bytes`.
+        pools: the state of every pool.
     """
 
     number: int
@@ -78,7 +79,7 @@ class OomReport:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What was free where, as far as it is told. Bytes."""
+    """Free bytes on the device and in the reserved segments; None if not known."""
 
     on_device: int | None
     in_all: int | None = None
@@ -88,7 +89,7 @@ class _Room:
 
 
 def oom_report(trace: MemoryTrace, number: int = 0) -> OomReport:
-    """The report of a failed request.
+    """Return the report of a failed request.
 
     Args:
         trace: any trace.
@@ -104,13 +105,13 @@ def oom_report(trace: MemoryTrace, number: int = 0) -> OomReport:
             where=trace.source,
             fix=f"Choose one below {len(trace.ooms)}."
             if trace.ooms
-            else "No request failed while it recorded.",
+            else "No request failed while it was recorded.",
         )
     return _report(trace, number, _History(trace, int(trace.events.device[trace.ooms[number].event])))
 
 
 def oom_reports(trace: MemoryTrace, device: int, most: int) -> tuple[OomReport, ...]:
-    """The reports of a device's failed requests, in event order; where there are more than `most`, the last.
+    """Return the reports of a device's last failed requests, at most `most`, in event order.
 
     Args:
         trace: any trace.
@@ -127,7 +128,7 @@ def oom_reports(trace: MemoryTrace, device: int, most: int) -> tuple[OomReport, 
 
 
 class _History:
-    """A device's levels and places over time: what takes long, and serves all reports of the device."""
+    """A device's levels and layouts over time, computed once for all reports of the device."""
 
     def __init__(self, trace: MemoryTrace, device: int) -> None:
         self.levels = levels(trace, device)
@@ -178,9 +179,10 @@ def _report(trace: MemoryTrace, number: int, history: _History) -> OomReport:
 
 
 def new_segment_bytes(request: int) -> int:
-    """What a request that no free block serves takes from the device; a segment that expands may need less.
+    """Return the size of the segment that a request needs if no free block can serve it.
 
-    The rule is `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp.
+    The rule is `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp. An expandable segment may need
+    less.
     """
     if request <= SMALL_REQUEST:
         return SMALL_SEGMENT
@@ -201,7 +203,7 @@ def _room(trace: MemoryTrace, event: int, found: Layout, request: int, on_device
 
 
 def _usable(trace: MemoryTrace, event: int, found: Layout, request: int) -> Bool:
-    """Which segments may serve the request: of its pool, its stream and its size. Unknown ones may."""
+    """Return the mask of segments that fit the request's pool, stream and size; unknown values fit."""
     segments = found.segments
     may = np.ones(len(segments), bool)
     for asked, column in (
@@ -214,11 +216,11 @@ def _usable(trace: MemoryTrace, event: int, found: Layout, request: int) -> Bool
 
 
 def _cause(request: int, new_segment: int, room: _Room) -> Cause:
-    """In the order of the evidence: what alone would have served the request comes first."""
+    """Return the cause. What alone would have been enough to serve the request is tried first."""
     if room.on_device is not None and room.on_device >= new_segment:
         return "limit"
     if room.in_all is None or room.usable is None or room.largest is None or room.largest_usable is None:
-        return "not told"
+        return "unknown"
     if room.largest_usable >= request:
         return "not split"
     if room.largest >= request:
@@ -228,7 +230,7 @@ def _cause(request: int, new_segment: int, room: _Room) -> Cause:
         return "fragmented"
     if room.in_all + outside >= request:
         return "elsewhere"
-    return "not told" if room.on_device is None else "full"
+    return "unknown" if room.on_device is None else "full"
 
 
 def _why(
@@ -240,50 +242,52 @@ def _why(
     room: _Room,
     home: str,
 ) -> str:
-    held = f"{size_told(active)} are in use by PyTorch"
-    if reserved is not None:
-        held += f" of {size_told(reserved)} that it has reserved"
-    asked = f"the request of {size_told(request)} needs one free block of that size{home}"
-    return f"{held}; {asked}{_largest(room)}{_device(room)}. {_verdict(cause, request, new_segment, room)}"
+    held = f"PyTorch uses {size_told(active)}"
+    if reserved is not None and reserved >= active:  # less: the record contradicts itself
+        held += f" of the {size_told(reserved)} that it has reserved"
+    asked = f"The request needs one free block of {size_told(request)}{home}"
+    return f"{held}. {asked}{_largest(room)}. {_device(room)}. {_verdict(cause, request, new_segment, room)}"
 
 
 def _largest(room: _Room) -> str:
     if room.usable is None or room.largest_usable is None:
         return ""
     return (
-        f", and the largest that it could use is {size_told(room.largest_usable)}"
-        f" of {size_told(room.usable)} in all"
+        f"; the largest block that it could use has {size_told(room.largest_usable)}, of "
+        f"{size_told(room.usable)} free in all"
     )
 
 
 def _device(room: _Room) -> str:
-    told = "it is not told what was free on the device"
-    return f"; {told if room.on_device is None else f'the device had {size_told(room.on_device)} free'}"
+    told = "How much the device had free is not known"
+    return f"{told if room.on_device is None else f'The device had {size_told(room.on_device)} free'}"
 
 
 def _verdict(cause: Cause, request: int, new_segment: int, room: _Room) -> str:
     outside, usable, in_all = room.on_device or 0, room.usable or 0, room.in_all or 0
     if cause == "limit":
         return (
-            f"A new segment takes {size_told(new_segment)}, which the device had: a limit on this process "
-            "(set_per_process_memory_fraction) refused it, or another process freed memory in between."
+            f"The device had room for the new segment of {size_told(new_segment)}: either a limit on this "
+            "process (set_per_process_memory_fraction) refused it, or another process freed memory in "
+            "between."
         )
     if cause == "not split":
         return (
-            "The allocator may not cut that block for this request: see max_split_size_mb in its settings, "
-            "or rounding (roundup_power2_divisions) asks for more."
+            "The allocator may not use that block for this request: either max_split_size_mb forbids "
+            "splitting it, or the request is rounded up to more than it has (roundup_power2_divisions)."
         )
     if cause == "elsewhere":
         elsewhere = in_all - usable
-        return f"Enough is free, but {size_told(elsewhere)} of it belong to other pools, streams or sizes."
+        return (
+            f"Enough memory is free, but {size_told(elsewhere)} of it belongs to other pools, streams "
+            "or size classes."
+        )
     if cause == "fragmented":
-        return "Fragmentation: what is free would be enough, but it is not in one piece."
+        return "Fragmentation: enough memory is free, but not in one piece."
     if cause == "full":
         missing = request - outside - in_all
-        return (
-            f"Memory is full: even in one piece, all that is free would be {size_told(missing)} too little."
-        )
-    return "What is known does not tell why it did not fit."
+        return f"Memory is full: all free memory together is {size_told(missing)} less than the request."
+    return "The recording does not show why the request failed."
 
 
 def _home(pool: str, stream: str) -> str:

@@ -13,25 +13,27 @@ from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
 LEAST_SHARE = 0.25
-"""Of the peak that is optimizer state."""
+"""Least share of the peak that must be optimizer state for a finding."""
 
 DTYPE_BYTES = "dtype_bytes."
-"""What a property begins with that tells bytes of storages by dtype: `dtype_bytes.CATEGORY.DEVICE.DTYPE`."""
+"""Prefix of trace properties with the bytes of storages by dtype: `dtype_bytes.CATEGORY.DEVICE.DTYPE`."""
 
 _BITS = re.compile(r"\d+")
 _STATE = re.compile(r"\(([^()]{1,80})\)$")
 
 
 def optimizer_state(trace: MemoryTrace, device: int) -> Result:
-    """Optimizer state of 4 bytes an element or more that makes a quarter of the peak.
+    """Report optimizer state of 4 or more bytes per element if it makes up a quarter of the peak or more.
 
-    Its bytes are what it would take less with 1 byte an element, as 8-bit optimizers keep it (their
-    scales, some 2 % of that, not counted).
+    The finding's bytes are the saving with 1 byte per element, as in 8-bit optimizers (whose scales, about
+    2 % of that, are not counted).
     """
     name = trace.devices[device].name
     blocks = trace.allocations
     if not ((blocks.category == Category.OPTIMIZER_STATE) & (blocks.device == device)).any():
-        return NotJudged("No optimizer state is known: there is none, or the recording does not tell it.")
+        return NotJudged(
+            "No optimizer state was found: there is none, or the recording does not identify it."
+        )
     step = highest_step(trace, device)
     alive = blocks.alive_at(step.peak_event, device)
     state = alive[blocks.category[alive] == Category.OPTIMIZER_STATE]
@@ -43,24 +45,24 @@ def optimizer_state(trace: MemoryTrace, device: int) -> Result:
         return Fine(f"Optimizer state takes {in_words(held)}{told}, {part}.")
     if not dtypes:
         return NotJudged(
-            f"The recording does not tell the dtypes of its {in_words(held)} of optimizer state: "
-            "torch.profiler with memory_trace_handler does, and so does MemoryTracer."
+            f"The recording does not contain the dtypes of its {in_words(held)} of optimizer state. Record "
+            "with torch.profiler and memory_trace_handler, or with MemoryTracer."
         )
     wide = sum(size for dtype, size in dtypes.items() if element_bytes(dtype) >= 4)
     saved = sum(
         size - size // element_bytes(dtype) for dtype, size in dtypes.items() if element_bytes(dtype) >= 4
     )
     if wide < LEAST_SHARE * step.peak_bytes:
-        return Fine(f"It is {_listed(dtypes)}: little of it could be narrower.")
+        return Fine(f"It is {_listed(dtypes)}: little of it could use a narrower dtype.")
     parameters = _dtypes(trace, Category.PARAMETER, name)
-    beside = f", beside parameters that are {_listed(parameters)}" if parameters else ""
+    beside = f"; parameters are {_listed(parameters)}" if parameters else ""
     part = f"{share(held, step.peak_bytes)} of the peak"
     return Finding(
         kind="optimizer_state",
         level="option",
         device=name,
         step=step.number,
-        title=f"Optimizer state makes {part}, {_listed(dtypes)}{beside}.",
+        title=f"Optimizer state takes {part}: {_listed(dtypes)}{beside}.",
         subject="",
         bytes=saved,
         measure="less with 8-bit state",
@@ -71,20 +73,22 @@ def optimizer_state(trace: MemoryTrace, device: int) -> Result:
             Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
         ),
         where=Where("modules", (("step", str(step.number)), ("sort", "optimizer"))),
-        what_to_do="Try an optimizer with 8-bit state (bitsandbytes, torchao), one that keeps less of it "
-        "(Adafactor, Lion, SGD), or shard it over ranks (FSDP, ZeroRedundancyOptimizer).",
-        price="other numerics: check that the loss still falls as before",
+        what_to_do=(
+            "Try an optimizer with 8-bit state (bitsandbytes, torchao) or with less state (Adafactor, Lion, "
+            "SGD), or shard the state over ranks (FSDP, ZeroRedundancyOptimizer)."
+        ),
+        price="different numerics: check that the loss still falls as before",
     )
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of an element of a dtype by its name: "float32" has 4, "float8_e4m3fn" 1; without a number 1."""
+    """Return the bytes per element of a dtype name: "float32" 4, "float8_e4m3fn" 1, without a number 1."""
     bits = _BITS.search(dtype)
     return max(int(bits.group()[:4]) // 8, 1) if bits else 1
 
 
 def _dtypes(trace: MemoryTrace, category: Category, device: str) -> dict[str, int]:
-    """Bytes by dtype, largest first, as the source noted them."""
+    """Return the bytes by dtype that the source recorded for a category, largest first."""
     beginning = f"{DTYPE_BYTES}{category.key}.{device}."
     found = {
         key.removeprefix(beginning): int(value)
@@ -102,11 +106,11 @@ def _listed(dtypes: dict[str, int]) -> str:
 
 def _of_dtype(dtype: str, size: int) -> Evidence:
     narrow = size // element_bytes(dtype)
-    return Evidence(dtype, size, f"{element_bytes(dtype)} bytes an element; {in_words(narrow)} with one")
+    return Evidence(dtype, size, f"{element_bytes(dtype)} bytes per element; {in_words(narrow)} with 1 byte")
 
 
 def _by_state(trace: MemoryTrace, rows: Int64) -> list[Evidence]:
-    """Bytes by the name within the optimizer's state: `exp_avg`, `momentum_buffer`, ..."""
+    """Sum bytes by the name of the entry in the optimizer's state: `exp_avg`, `momentum_buffer`, ..."""
     names: dict[str, int] = {}
     found = [_STATE.search(label) for label in trace.labels]
     place = [names.setdefault(match.group(1) if match else "", len(names)) for match in found]

@@ -1,4 +1,4 @@
-"""The peak: when the most bytes were live, and what they were."""
+"""The peak: the moment with the most live bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tb_memplugin.trace import MemoryTrace
 def peak(
     trace: MemoryTrace, device: str | None = None, step: int | None = None, *, largest: int = 10
 ) -> Moment:
-    """The moment with the most live bytes.
+    """Return the moment with the most live bytes.
 
     Args:
         trace: any trace.
@@ -20,7 +20,7 @@ def peak(
         largest: how many of the largest live blocks to list.
 
     Raises:
-        NotRecordedError: no such device or step, or a trace without devices.
+        NotRecordedError: the trace has no such device or step, or no device at all.
     """
     if not trace.devices:
         raise NotRecordedError(

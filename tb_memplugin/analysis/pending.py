@@ -1,4 +1,4 @@
-"""Blocks that their owner let go of while another stream may still use them."""
+"""Pending blocks: those whose free was requested while another stream may still use them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from tb_memplugin.trace.tables import Bool, Int64
 
 
 def pending_since(trace: MemoryTrace, device: int) -> Int64:
-    """When each block's free was requested: int64, one entry per row of `trace.allocations`.
+    """Return when each block's free was requested: int64, one entry per row of `trace.allocations`.
 
-    The index of the event that asked for the free, -1 if that was before the window, the block's
-    `freed` where nothing asked before it ended: a block is pending after event e when since <= e < freed.
-    Blocks of other devices are never pending. A block of the start state whose free was completed in
-    the window, but not requested in it, was requested before (CUDACachingAllocator.cpp records a request
-    before each completion); where a source writes no requests for the device, only the start state's
-    own `pending` counts.
+    An entry is the index of the event that requested the free, -1 if that was before the window, or the
+    block's `freed` if nothing requested it before the block was freed. So a block is pending after event e
+    if since <= e < freed. Blocks of other devices are never pending.
+
+    If the free of a start-state block is completed in the window but not requested in it, the request came
+    before the window, because CUDACachingAllocator.cpp records a request before each completion. If a source
+    records no requests for the device, only the `pending` of the start state counts.
     """
     blocks, events = trace.allocations, trace.events
     since: Int64 = blocks.freed.copy()
@@ -42,13 +43,13 @@ def pending_since(trace: MemoryTrace, device: int) -> Int64:
 
 
 def _first_request(trace: MemoryTrace, rows: Int64, touched: Int64, is_alloc: Bool) -> Int64:
-    """The event that asked for the free of each block, the number of events where none did.
+    """Return the event that requested the free of each block; the number of events if none did.
 
     Args:
         trace: any trace.
-        rows: blocks of one device, in order of birth.
-        touched: that device's allocs and requests, in time order.
-        is_alloc: which of them are allocs.
+        rows: blocks of one device, in order of allocation.
+        touched: that device's allocations and free requests, in time order.
+        is_alloc: which of these are allocations.
     """
     old = len(rows) - int(np.count_nonzero(is_alloc))
     gives = np.concatenate((np.ones(old, bool), is_alloc))
@@ -57,13 +58,13 @@ def _first_request(trace: MemoryTrace, rows: Int64, touched: Int64, is_alloc: Bo
     began, ended, _ = match_frees(address, np.zeros(len(address), np.uint8), gives)
     by_request = ~gives[ended]
     asked = np.full(len(rows), len(trace.events), np.int64)
-    place = np.cumsum(gives) - 1  # in `rows`, of an alloc
+    place = np.cumsum(gives) - 1  # index in `rows` of each allocation
     asked[place[began[by_request]]] = event[ended[by_request]]
     return asked
 
 
 def _completed_only(trace: MemoryTrace, since: Int64, device: int) -> Int64:
-    """Rows of the start state whose free the window completes without a request in it."""
+    """Return the rows of the start state whose free is completed, but not requested, in the window."""
     blocks = trace.allocations
     rows = np.flatnonzero(blocks.device[: len(trace.start)] == device)
     rows = rows[(blocks.freed[rows] < len(trace.events)) & (since[rows] == blocks.freed[rows])]

@@ -1,4 +1,4 @@
-"""Segments in a chosen order, and what lies in them as fine as a screen can show."""
+"""Segments in a chosen order, and the stretches in them, as fine as a screen can show."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 ALLOCATED, PENDING, FREE = 0, 1, 2
 
 MOST_PIECES = 60_000
-"""More than this no screen shows; where there are more, they are merged further."""
+"""No screen shows more pieces than this; if there are more, `pieces` merges them further."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Stretches that fill segments, in order of segment and address. Columns of one length.
+    """Stretches that fill segments, sorted by segment and address, in columns of equal length.
 
-    `segment` is a place in the order of segments; `offset`, `bytes` lie in it; `requested` is 0 of a
-    free one; `state` is ALLOCATED, PENDING or FREE; `key` is the part it belongs to, -1 of a free one;
-    `row` is the allocation's, -1 of a free or merged one. `count` stretches narrower than `finest` side
-    by side stand as one, with state and key of the largest.
+    `segment` is an index into the order of segments. `offset` and `bytes` give the place in that segment.
+    `requested` is 0 for free stretches. `state` is ALLOCATED, PENDING or FREE. `key` is the part to which a
+    block belongs, -1 for free stretches. `row` is the row of the allocation, -1 for free or merged
+    stretches. `count` adjacent stretches of fewer than `finest` bytes are merged into one, with the state
+    and key of the largest.
     """
 
     segment: Int64
@@ -46,9 +47,9 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class LiveBlocks:
-    """What `pieces` must know of the live blocks, in the order of a layout's `rows`.
+    """The columns of live blocks that `pieces` needs, in the order of a layout's `rows`.
 
-    `key` is the part that each belongs to, whatever the parts are; `pending` whether it was let go of.
+    `key` is the part to which each block belongs, in any division; `pending` whether its free was requested.
     """
 
     address: UInt64
@@ -58,8 +59,7 @@ class LiveBlocks:
 
 
 def segment_order(found: Layout, order: str) -> Rows:
-    """Rows of `found.segments` in an order: by pool and stream (the largest of each first), size, free
-    bytes, or address.
+    """Sort the rows of `found.segments` by pool and stream (largest first), size, free bytes, or address.
 
     Raises:
         MemPluginError: `order` is none of `ORDERS`.
@@ -82,14 +82,14 @@ def segment_order(found: Layout, order: str) -> Rows:
 
 
 def homes_of(found: Layout) -> tuple[list[tuple[int, int]], Int64]:
-    """The distinct (pool, stream) of the segments, rows of the trace's tables, and each segment's place."""
+    """Return the distinct (pool, stream) pairs of the segments (table rows), and each segment's pair."""
     pairs = np.stack((found.segments.pool, found.segments.stream), axis=1)
     homes, place = np.unique(pairs, axis=0, return_inverse=True)
     return [(pool, stream) for pool, stream in homes.tolist()], place.reshape(-1).astype(np.int64)
 
 
 def free_of_segments(found: Layout) -> Int64:
-    """Free bytes in each segment."""
+    """Return the free bytes of each segment."""
     free = np.zeros(len(found.segments), np.int64)
     np.add.at(free, found.free_segment, found.free_bytes)
     return free
@@ -104,14 +104,15 @@ def pieces(
     last: int | None = None,
     finest: int = 1,
 ) -> Pieces:
-    """What fills some segments.
+    """Return the stretches that fill some segments.
 
     Args:
         found: the layout.
-        order: from `segment_order`.
+        order: the result of `segment_order`.
         live: the live blocks.
-        first, last: places in the order, inclusive.
-        finest: stretches of fewer bytes are merged where several share so many bytes of a segment.
+        first, last: the first and last index into the order, inclusive.
+        finest: adjacent stretches of fewer bytes are merged if they begin in the same `finest` bytes of a
+            segment.
     """
     every = _every(found, order, live, first, len(order) if last is None else last)
     while True:
@@ -148,7 +149,7 @@ def _every(found: Layout, order: Rows, live: LiveBlocks, first: int, last: int) 
 
 
 def _merged(every: Pieces, finest: int) -> Pieces:
-    """Small stretches of one segment that begin in the same `finest` bytes, and follow each other."""
+    """Merge small adjacent stretches of one segment that begin in the same `finest` bytes."""
     if not len(every):
         return every
     small = every.bytes < finest
@@ -157,7 +158,7 @@ def _merged(every: Pieces, finest: int) -> Pieces:
     group = np.cumsum(np.concatenate(([0], ~joined)))
     first = np.flatnonzero(np.concatenate(([True], ~joined)))
     count = np.diff(np.append(first, len(every)))
-    largest = np.lexsort((-every.bytes, group))[first]  # groups are runs: each one's largest leads its run
+    largest = np.lexsort((-every.bytes, group))[first]  # groups are runs; this sorts each run's largest first
     return Pieces(
         segment=every.segment[first],
         offset=every.offset[first],

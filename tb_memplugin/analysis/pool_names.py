@@ -1,4 +1,4 @@
-"""What people call a pool and a stream."""
+"""Display names of pools and streams."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ NOT_KNOWN = "(not known)"
 
 
 def pool_key(pool: tuple[int, int]) -> str:
-    """`default`, or `private (a, b)` for the pool of a CUDA graph or of a `torch.cuda.MemPool`."""
+    """Return `default`, or `private (a, b)` for the pool of a CUDA graph or of a `torch.cuda.MemPool`."""
     return "default" if tuple(pool) == DEFAULT_POOL else f"private ({pool[0]}, {pool[1]})"
 
 
 def stream_key(stream: int) -> str:
-    """`default stream`, or the stream's pointer in hexadecimal."""
+    """Return `default stream`, or `stream` and the stream's pointer in hexadecimal."""
     return f"stream {stream:#x}" if stream else "default stream"

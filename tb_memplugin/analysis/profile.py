@@ -1,4 +1,4 @@
-"""A profile over time: a device's whole window, divided by whatever is asked for."""
+"""The memory curve of a device over the whole window, in any division."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tb_memplugin.trace import MemoryTrace
 def profile_over_time(
     trace: MemoryTrace, device: int, by: By | Rules = "category", columns: int = 1_000
 ) -> Curve:
-    """`curve` over everything: from the first event of any device to the last.
+    """Return `curve` over the whole window: from the first event of any device to the last.
 
     Args:
         trace: any trace.

@@ -1,4 +1,4 @@
-"""What a step's curve would be if some modules ran their forward again in backward, to keep less."""
+"""What activation checkpointing would save: a step's curve if some modules ran their forward again."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tb_memplugin.trace.tables import Bool, Int64
 _FOREVER = np.iinfo(np.int64).max
 
 _INPUTS_LOOKED_AT = 4
-"""Newest blocks before a call among which its input is looked for."""
+"""How many of the newest blocks before a call are searched for its input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Some modules, and what checkpointing each of their calls would do to a step. Bytes, nanoseconds.
+    """Some modules, and the effect of checkpointing each of their calls in a step. Bytes, nanoseconds.
 
     Attributes:
-        rows: int64, the modules' rows in `trace.modules`; none lies within another.
-        calls: forward calls in the step whose backward is in it too.
-        peak_bytes: of the step, checkpointed: never less than what it would really be.
-        saved_bytes: the step's peak less `peak_bytes`.
-        held_bytes: what the calls keep for their backward, their outputs not counted.
-        forward_ns: time of these calls, spent a second time.
+        rows: int64, the modules' rows in `trace.modules`.
+        calls: forward calls in the step whose backward is in the step too.
+        peak_bytes: upper bound of the step's peak with checkpointing.
+        saved_bytes: the step's peak minus `peak_bytes`.
+        held_bytes: what the calls keep for their backward, without their outputs.
+        forward_ns: time of these calls, which recomputation spends again.
     """
 
     rows: Int64
@@ -38,7 +38,7 @@ class Recomputed:
 
 
 class Activations:
-    """A step's activations and module calls, to ask `recomputed` of several sets of modules.
+    """A step's activations and module calls, from which `recomputed` estimates checkpointing.
 
     Args:
         trace: any trace; without module calls and phases nothing is ever saved.
@@ -63,19 +63,19 @@ class Activations:
         self._calls = here
 
     def own_bytes(self, event: int) -> Int64:
-        """Activations alive after an event of each module alone: int64, shape (modules,)."""
+        """Return each module's activation bytes after an event, without submodules: int64, (modules,)."""
         total = np.zeros(len(self._trace.modules) + 1, np.int64)
         alive = (self._born <= event) & (self._freed > event)
         np.add.at(total, self._module[alive], self._bytes[alive])
         return total[:-1]
 
     def recomputed(self, rows: Int64) -> Recomputed:
-        """What checkpointing these modules would do.
+        """Estimate the effect of checkpointing these modules.
 
-        A call gives back what was born in it as an activation, is alive at its end and until its own
-        backward begins, but for its output: the largest block of its last operator. While the call runs
-        all counts as held, and its input is kept for it until its backward. When that begins, all that
-        it held is back at once, after a moment as high above the level as the forward's highest was.
+        A checkpointed call does not keep the activations that were allocated in it and live from its end
+        until its own backward begins, except its output: the largest block of its last operator. While the
+        call runs, everything counts as held. Its input is kept until its backward. When that begins, the
+        level rises as far as it did during the forward, and then everything that the call held is back.
         """
         inner = _inside(self._trace, rows)
         calls = self._with_backward(inner)
@@ -91,7 +91,7 @@ class Activations:
         return Recomputed(rows, len(calls.start), peak, self._step.peak_bytes - peak, held, spent)
 
     def _with_backward(self, inner: Int64) -> _Calls:
-        """The forward calls of the outermost modules asked for that have a backward in the step."""
+        """Return the forward calls of the outermost chosen modules that have a backward in the step."""
         spans, time = self._trace.calls, self._trace.events.time_ns
         own = np.append(inner, -1)[spans.name[self._calls]]
         forward = self._calls[(own == spans.name[self._calls]) & (spans.phase[self._calls] == Phase.FORWARD)]
@@ -112,7 +112,7 @@ class Activations:
         )
 
     def _held_by(self, inner: Int64, calls: _Calls) -> tuple[Int64, Int64]:
-        """Blocks that a call would not hold if it were checkpointed, and the call of each."""
+        """Return the blocks that calls would not keep if they were checkpointed, and the call of each."""
         owner = np.append(inner, -1)[self._module]
         order = np.lexsort((calls.start, calls.module))
         last = _last_of(calls.module[order], calls.start[order], owner, self._born)
@@ -124,7 +124,7 @@ class Activations:
         return kept, call[kept]
 
     def _outputs(self, block: Int64, call: Int64) -> Bool:
-        """Mask of the largest block of each call's last operator. Blocks are in order of birth."""
+        """Return the mask of the largest block of each call's last operator; blocks in allocation order."""
         order = np.lexsort((block, call))
         block, call = block[order], call[order]
         ends = np.append(np.flatnonzero(call[1:] != call[:-1]), len(call) - 1)[: len(call)]
@@ -139,10 +139,11 @@ class Activations:
         return mask
 
     def _inputs(self, calls: _Calls) -> Int64:
-        """What holding each call's input until its backward adds to the level.
+        """Return what keeping each call's input until its backward adds to the level.
 
-        Taken for the input is the largest of the newest blocks before the call that are alive at its start
-        and dead before its backward: had it been kept for anything else, it would live on.
+        The input is taken to be the largest of the newest blocks before the call that are alive at its
+        start and freed before its backward. An input that lives on until then is kept anyway and adds
+        nothing.
         """
         newest = np.searchsorted(self._born, calls.start) - 1
         near = (newest[:, None] - np.arange(_INPUTS_LOOKED_AT)).clip(-1)
@@ -155,7 +156,7 @@ class Activations:
         return added
 
     def _again(self, calls: _Calls, lower: Int64) -> Int64:
-        """The highest level while each call runs its forward again."""
+        """Return the highest level while each call runs its forward again."""
         level, first = self._step.level, self._step.first
         limit = len(level) - 1
         start, end = (calls.start - first).clip(0, limit), (calls.end - first).clip(0, limit)
@@ -169,7 +170,7 @@ class Activations:
 class _Calls:
     """Calls in order of their start, int64 (n,): the module, event indices, and the time each took.
 
-    `start` is the first event in the call, `end` the first behind it, `back` the first of its backward.
+    `start` is the first event in the call, `end` the first after it, `back` the first of its backward.
     """
 
     module: Int64
@@ -180,14 +181,14 @@ class _Calls:
 
 
 def _slack(trace: MemoryTrace, step: HighestStep) -> int:
-    """How far before its first event a step's first call may begin: to the event before it."""
+    """Return how long before its first event a step's first call may begin: since the event before it."""
     if step.first == 0:
         return 1 << 60
     return int(trace.events.time_ns[step.first] - trace.events.time_ns[step.first - 1])
 
 
 def _inside(trace: MemoryTrace, rows: Int64) -> Int64:
-    """For each module, which of `rows` it is or lies in, -1 for none: int64, shape (modules,)."""
+    """Return the outermost of `rows` that each module is or lies in, -1 for none: int64, (modules,)."""
     chosen = set(rows.tolist())
     found: list[int] = []
     for row, module in enumerate(trace.modules):
@@ -197,11 +198,11 @@ def _inside(trace: MemoryTrace, rows: Int64) -> Int64:
 
 
 def _next_of(group: Int64, value: Int64, of_group: Int64, after: Int64) -> Int64:
-    """The place of the first value of a group that is not before another; -1 for none.
+    """Return the index of the first value >= `after` in the group `of_group`; -1 if there is none.
 
     Args:
-        group, value: sorted by group, then value.
-        of_group, after: which group, and the least value.
+        group, value: the groups and values to search, sorted by group, then value.
+        of_group, after: the queries: a group and its least value each.
     """
     if not len(group):
         return np.full(len(of_group), -1, np.int64)
@@ -223,7 +224,7 @@ def _next_of(group: Int64, value: Int64, of_group: Int64, after: Int64) -> Int64
 
 
 def _last_of(group: Int64, value: Int64, of_group: Int64, until: Int64) -> Int64:
-    """The place of the last value of a group that is not behind another; -1 for none. As `_next_of`."""
+    """Return the index of the last value <= `until` in the group `of_group`; -1 if none. See `_next_of`."""
     if not len(group):
         return np.full(len(of_group), -1, np.int64)
     place = np.lexsort(

@@ -1,4 +1,4 @@
-"""Which stretches of addresses the allocator had reserved, and from when until when."""
+"""The address ranges that the allocator reserved, with the events at which each was reserved and released."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ GIVES = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 EXPANDS = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
 
 MOST_PIECES = 1 << 25
-"""More pieces than this come only from segment events that overlap without sense."""
+"""More pieces than this arise only from segment events that overlap in a way no allocator produces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Pieces of one device's reserve in address order, columns of one length.
+    """Pieces of one device's reserved memory in address order, in columns of equal length.
 
-    A piece was reserved after event e when born <= e < freed (-1: before the window; the number of
-    events: to its end). `stream` and `pool` are rows of the trace's tables, -1 if not known. `origin`
-    numbers what the piece came from: pieces of one segment that came whole share it.
-    `doubled` counts pieces that were reserved again while they were, `strays` those that were given
-    back while they were not: both are 0 in a sound file.
+    A piece is reserved after event e if born <= e < freed; born is -1 if it was reserved before the window,
+    freed is the number of events if it is never released. `stream` and `pool` are rows of the trace's
+    tables, -1 if not known. Pieces with the same `origin` were reserved together, by one event or as one
+    segment of the start state. `doubled` counts pieces that were reserved while already reserved, `strays`
+    pieces that were released while not reserved; both are 0 in a sound file.
     """
 
     address: UInt64
@@ -58,10 +58,10 @@ class _Changes:
 
 
 def reserve(trace: MemoryTrace, device: int) -> Reserve:
-    """Every piece of address space that a device's allocator held at some time in the window.
+    """Return every piece of address space that a device's allocator reserved at some time in the window.
 
-    Segments that can expand are mapped and unmapped in parts, so ranges are cut at every place where
-    one begins or ends; between two cuts a piece comes and goes whole, and pairs like blocks do.
+    Expandable segments are mapped and unmapped in parts. So all ranges are cut at every address where one
+    begins or ends: a piece between two cuts is reserved and released as a whole, like a block.
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
@@ -73,9 +73,10 @@ def reserve(trace: MemoryTrace, device: int) -> Reserve:
     pieces = int(count.sum())
     if pieces > MOST_PIECES:
         raise UnreadableFileError(
-            f"The segment events of {trace.devices[device].name} cut the reserve into {pieces:,} pieces.",
+            f"The segment events of {trace.devices[device].name} cut its reserved memory into {pieces:,} "
+            "pieces.",
             where=trace.source,
-            fix="Take the snapshot again: its segments overlap without sense.",
+            fix="Take the snapshot again: segments in this one overlap in a way that no allocator produces.",
         )
     origin = np.repeat(np.arange(len(count)), count)
     piece = np.arange(pieces) + np.repeat(first - (np.cumsum(count) - count), count)

@@ -1,29 +1,25 @@
-"""What the allocator held over time or over events, in columns for a screen."""
+"""The allocator's levels over time or over events, reduced to the pixel columns of a chart."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.allocator import Levels
-from tb_memplugin.analysis.curve import extremes, highest
+from tb_memplugin.analysis.columns import Cuts, extremes, highest
 from tb_memplugin.analysis.fragmentation import SAMPLED_MOMENTS, Ratio
 from tb_memplugin.analysis.layout import Placement
-from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
-
-Cuts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveCurve:
     """A device's levels in pixel columns: int64, shape (columns,), bytes.
 
-    `low`: the lowest active. `allocated`, `pending`: at the moment of the highest active, which they sum
-    to. `reserved`: the highest, None where none is told. `unused`: the highest (reserved - allocated) /
-    reserved, 0 to 1, NaN where nothing is reserved.
+    `low`: the lowest active bytes. `allocated`, `pending`: their values at the column's highest active
+    bytes, to which they sum. `reserved`: the highest reserved bytes, None if not reported. `unused`: the
+    highest (reserved - allocated) / reserved, 0 to 1, NaN if nothing is reserved; None if not reported.
     """
 
     low: Int64
@@ -33,27 +29,12 @@ class ReserveCurve:
     unused: Ratio | None
 
 
-def time_cuts(trace: MemoryTrace, t0_ns: int, t1_ns: int, columns: int) -> Cuts:
-    """How many events come before each edge of equal columns of time: int64, shape (columns + 1,)."""
-    edges = t0_ns + (np.arange(columns + 1, dtype=np.int64) * (t1_ns - t0_ns)) // columns
-    cuts = np.searchsorted(trace.events.time_ns, edges, side="left").astype(np.int64)
-    cuts[-1] = np.searchsorted(trace.events.time_ns, t1_ns, side="right")
-    return cuts
-
-
-def event_cuts(trace: MemoryTrace, first: int, end: int, columns: int) -> Cuts:
-    """The same for equal columns of events, of which event e takes the stretch from e to e + 1."""
-    edges = first - (-(np.arange(columns + 1, dtype=np.int64) * (end - first)) // columns)
-    cuts: Cuts = np.clip(edges, 0, len(trace.events))
-    return cuts
-
-
 def reserve_curve(now: Levels, cuts: Cuts) -> ReserveCurve:
-    """Reduce a device's levels to columns without losing a highest or lowest one.
+    """Reduce a device's levels to columns that keep the highest and lowest of each.
 
     Args:
-        now: every level, as `levels` gives them.
-        cuts: from `time_cuts` or `event_cuts`.
+        now: the result of `levels`.
+        cuts: the result of `time_cuts` or `event_cuts`.
     """
     low, high, at = extremes(now.active, cuts)
     pending = now.pending[at]
@@ -68,7 +49,7 @@ def reserve_curve(now: Levels, cuts: Cuts) -> ReserveCurve:
 
 
 def unused_levels(now: Levels) -> Ratio | None:
-    """(reserved - allocated) / reserved after every event, -inf where nothing is reserved."""
+    """Return (reserved - allocated) / reserved after every event; -inf if nothing is reserved then."""
     if now.reserved is None:
         return None
     ratio = np.full(len(now.reserved), -np.inf)
@@ -85,9 +66,9 @@ def _highest_known(ratio: Ratio, cuts: Cuts) -> Ratio:
 def split_moments(
     placement: Placement, cuts: Cuts, *, moments: int = SAMPLED_MOMENTS
 ) -> tuple[tuple[int, float], ...]:
-    """1 - largest free block / all that is free, at the ends of some columns: (event, ratio), ascending.
+    """Return (event, 1 - largest free stretch / all free bytes) at the ends of at most `moments` columns.
 
-    Moments without anything free are left out.
+    Moments at which nothing is free are left out.
     """
     asked = np.unique(cuts[1:] - 1)
     if len(asked) > moments:

@@ -1,4 +1,4 @@
-"""Custom rules: names for allocations by patterns on the frames of their stacks."""
+"""Custom rules, which name allocations by patterns that match the frames of their stacks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from tb_memplugin.trace.frames import distinct, lowest_in_stacks, read_frame
 from tb_memplugin.trace.tables import Int64
 
 UNKNOWN = "unknown"
-"""Key of what no rule matches."""
+"""Key of allocations that no rule matches."""
 
 FIX = 'Write name=regex, or a JSON file: {"name": "regex"} or {"rules": [{"name": "…", "pattern": "…"}]}.'
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Named patterns in order. The first one found in any frame's function or file names a stack.
+    """Named patterns in order. A stack gets the first name whose pattern occurs in any frame.
 
-    As in Mosaic: `re.search`, case matters, and the order of the rules decides, not that of the frames.
+    As in Mosaic, a pattern is searched for (`re.search`, case-sensitive) in a frame's function and file, and
+    the order of the rules decides, not that of the frames.
     """
 
     names: tuple[str, ...]
@@ -31,11 +32,11 @@ class Rules:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The names in order, and `UNKNOWN` behind them."""
+        """The names in order, followed by `UNKNOWN`."""
         return (*self.names, UNKNOWN)
 
     def rows(self, trace: MemoryTrace) -> Int64:
-        """The row in `keys` for each of the trace's stacks, and last for "no stack": int64."""
+        """Return the index in `keys` of each of the trace's stacks, and last of "no stack": int64."""
         none = len(self.names)
         found = [_without_leading_any(pattern) for pattern in self.patterns]
         rank = {text: _first(found, text) for text in distinct(trace.stacks)}
@@ -43,7 +44,7 @@ class Rules:
 
 
 def _first(patterns: Sequence[re.Pattern[str]], text: str) -> int:
-    """The first pattern that a frame has in its function or file, their number where none is."""
+    """Return the index of the first pattern in a frame's function or file; their number if none matches."""
     frame = read_frame(text)
     return next(
         (row for row, each in enumerate(patterns) if each.search(frame.function) or each.search(frame.file)),
@@ -52,7 +53,7 @@ def _first(patterns: Sequence[re.Pattern[str]], text: str) -> int:
 
 
 def _without_leading_any(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """A pattern found in the same texts: `.*x` is searched for in a time that grows with their square."""
+    """Drop a leading `.*`, which changes no match but makes searching take time quadratic in the text."""
     rest = pattern.pattern.removeprefix(".*")
     if rest == pattern.pattern or rest[:1] in ("?", "+", "*", "{"):
         return pattern
@@ -60,21 +61,21 @@ def _without_leading_any(pattern: re.Pattern[str]) -> re.Pattern[str]:
 
 
 def read_rules(texts: Sequence[str]) -> Rules:
-    """Rules from a command line, in the order given.
+    """Read rules from command-line arguments, in the order given.
 
     Args:
-        texts: each `name=regex`, or the path of a JSON file, or JSON itself: an object of names and
-            patterns, or `{"rules": [{"name": ..., "pattern": ...}]}`, whose other fields are not read
-            (both forms of Mosaic's custom profiles). A text with "=" is a path where such a file exists.
+        texts: each `name=regex`, the path of a JSON file, or JSON text. The JSON is an object of names and
+            patterns, or `{"rules": [{"name": ..., "pattern": ...}]}`, whose other fields are ignored (both
+            are forms of Mosaic's custom profiles). A text with "=" is read as a path if such a file exists.
 
     Raises:
-        MemPluginError: a file that is absent or holds no rules, a name twice, an invalid pattern.
+        MemPluginError: a file does not exist or has no rules, a name occurs twice, or a pattern is invalid.
     """
     rules: dict[str, re.Pattern[str]] = {}
     for text in texts:
         for name, pattern, where in _rules_of(text):
             if name in rules or name == UNKNOWN:
-                what = "is for what no rule matches" if name == UNKNOWN else "stands there twice"
+                what = "is reserved for what no rule matches" if name == UNKNOWN else "is used twice"
                 raise MemPluginError(
                     f"The rule name {name!r} {what}.", where=where, fix="Give it another name."
                 )
@@ -83,7 +84,7 @@ def read_rules(texts: Sequence[str]) -> Rules:
 
 
 def _rules_of(text: str) -> list[tuple[str, str, str]]:
-    """Name, pattern and where they stand."""
+    """Return name, pattern and source of each rule in one argument."""
     name, equals, pattern = text.partition("=")
     if text.lstrip().startswith(("{", "[")):
         return [(*rule, "rules") for rule in _rules_in(_parsed(text, "rules"), "rules")]
@@ -92,14 +93,16 @@ def _rules_of(text: str) -> list[tuple[str, str, str]]:
     try:
         content = Path(text).read_text("utf-8")
     except (OSError, ValueError) as error:
-        raise MemPluginError("The rules cannot be read: no such JSON file.", where=text, fix=FIX) from error
+        raise MemPluginError(
+            "The rules file does not exist or cannot be read.", where=text, fix=FIX
+        ) from error
     return [(*rule, text) for rule in _rules_in(_parsed(content, text), text)]
 
 
 def _is_file(text: str) -> bool:
     try:
         return Path(text).is_file()
-    except (OSError, ValueError):  # longer than a path may be, or with a NUL
+    except (OSError, ValueError):  # too long for a path, or with a NUL character
         return False
 
 
@@ -107,14 +110,14 @@ def _parsed(content: str, where: str) -> object:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise MemPluginError(f"The rules are no JSON: {error}.", where=where, fix=FIX) from error
+        raise MemPluginError(f"The rules are not valid JSON: {error}.", where=where, fix=FIX) from error
 
 
 def _rules_in(document: object, where: str) -> list[tuple[str, str]]:
-    """Names and patterns of either JSON form, in order.
+    """Return names and patterns from either JSON form, in order.
 
     Raises:
-        MemPluginError: neither form.
+        MemPluginError: the document has neither form.
     """
     if isinstance(document, dict) and isinstance(document.get("rules"), list):
         document = document["rules"]
@@ -123,10 +126,12 @@ def _rules_in(document: object, where: str) -> list[tuple[str, str]]:
     elif isinstance(document, list) and all(isinstance(item, dict) for item in document):
         rules = [(item.get("name"), item.get("pattern")) for item in document]
     else:
-        raise MemPluginError("The file holds no rules.", where=where, fix=FIX)
+        raise MemPluginError("The file contains no rules.", where=where, fix=FIX)
     for rule in rules:
         if not all(isinstance(part, str) and part for part in rule):
-            what = f"A rule needs a name and a pattern, two texts; one is {str(rule)[:200]}."
+            what = (
+                f"Each rule needs a name and a pattern, both non-empty strings, but one is {str(rule)[:200]}."
+            )
             raise MemPluginError(what, where=where, fix=FIX)
     return rules
 
@@ -136,7 +141,7 @@ def _compiled(name: str, pattern: str, where: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise MemPluginError(
-            f"Rule {name[:80]!r} is no valid regular expression: {error}.",
+            f"Rule {name[:80]!r} is not a valid regular expression: {error}.",
             where=f"{where}: {pattern[:200]}",
-            fix="Escape . ( ) [ ] + * ? with a backslash where they stand for themselves.",
+            fix="To match one of . ( ) [ ] + * ? literally, put a backslash before it.",
         ) from error

@@ -1,4 +1,4 @@
-"""Segments and their blocks at any moment, one object each; many at once are columns in `layout`."""
+"""Segments and their blocks at any event, as one object each. `layout` has the same as columns."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BlockKind = Literal["allocated", "pending", "free"]
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """A stretch of a segment. Addresses and bytes.
+    """One block of a segment, live or free.
 
     Attributes:
-        address: where it begins.
-        bytes: what was requested; 0 of a free one.
-        extent_bytes: what it takes of the segment; the extents of a segment's blocks sum to its bytes.
-        rounded_bytes: `extent_bytes` where the file tells them or the block is free, None where they
-            follow from the rule of rounding only.
-        state: "pending" means let go of, but not yet free.
-        allocation: row of `trace.allocations`, -1 of a free one.
+        address: its first address.
+        bytes: the requested bytes; 0 if it is free.
+        extent_bytes: the bytes that it takes of the segment; they sum to the segment's bytes.
+        rounded_bytes: `extent_bytes` if the file records them or the block is free; None if they were
+            computed by the rounding rule.
+        state: "pending" means that its free was requested but is not completed.
+        allocation: row of `trace.allocations`, -1 if it is free.
     """
 
     address: int
@@ -39,7 +39,7 @@ class BlockState:
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """One stretch of reserved memory and its blocks in address order, free ones among them."""
+    """One segment and its blocks in address order, including the free ones."""
 
     address: int
     bytes: int
@@ -50,9 +50,9 @@ class SegmentState:
 
 
 def segments_at(trace: MemoryTrace, device: int, event: int) -> tuple[SegmentState, ...]:
-    """What a device's allocator holds after an event (-1: before the first), in address order.
+    """Return a device's segments after an event (-1: before the first), in address order.
 
-    Blocks that lie in no segment are in `layout(…).misfits`; there are none in a sound file.
+    Blocks that lie in no segment are left out; see `layout(…).misfits`. A sound file has none.
 
     Args:
         trace: any trace; without segments the result is empty.
@@ -108,21 +108,21 @@ def _free(found: Layout) -> list[tuple[int, BlockState]]:
 
 
 def stream_name(trace: MemoryTrace, row: int) -> str:
-    """A row of `trace.streams` for people: "default stream", "stream 0x7f…", "(not known)"."""
+    """Return the display name of a row of `trace.streams`: "default stream", "stream 0x7f…", ..."""
     return stream_key(trace.streams[row]) if 0 <= row < len(trace.streams) else NOT_KNOWN
 
 
 def pool_name(trace: MemoryTrace, row: int) -> str:
-    """A row of `trace.pools` for people: "default", "private (a, b)", "(not known)"."""
+    """Return the display name of a row of `trace.pools`: "default", "private (a, b)", "(not known)"."""
     return pool_key(trace.pools[row]) if 0 <= row < len(trace.pools) else NOT_KNOWN
 
 
 def free_histogram(found: Layout) -> tuple[tuple[int, int, int], ...]:
-    """Free stretches by size: (lower edge in bytes, a power of two; how many; their bytes), ascending."""
+    """Count free stretches by size: (least bytes, a power of two; how many; total bytes), ascending."""
     if not len(found.free_bytes):
         return ()
     exponent = np.frexp(found.free_bytes.astype(np.float64))[1] - 1
-    exponent -= (np.int64(1) << exponent) > found.free_bytes  # a float may round up to the next power
+    exponent -= (np.int64(1) << exponent) > found.free_bytes  # float64 may round up to the next power of two
     edges, group = np.unique(exponent, return_inverse=True)
     total = np.zeros(len(edges), np.int64)
     np.add.at(total, group, found.free_bytes)

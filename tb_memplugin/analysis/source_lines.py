@@ -1,4 +1,4 @@
-"""Stacks and source lines of allocations: which are in use, and which line a stack stands for."""
+"""Stacks and source lines of allocations, and the choice of the line that stands for a stack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tb_memplugin.trace.tables import Int64
 NO_STACK = "(no stack)"
 
 NEVER = 4
-"""The rank of frames that name no line."""
+"""The rank of frames that are never chosen."""
 
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib(64)?/python\d|^python\d*\.zip/|^[A-Za-z]:/.*/lib/[^/]+\.py$"
@@ -23,18 +23,18 @@ _LIBRARY = re.compile(
     r"|(^|/)torch/(nn|optim|autograd|utils|distributed|_\w+|cuda|xpu|fx|func|amp|library|ao|jit|profiler)/"
     r"|(^|/)torch/(_\w+|functional|hub|serialization|storage)\.py$"
 )
-"""Files that are not the user's: packages, the standard library, PyTorch's own tree, generated code."""
+"""Files that are not user code: packages, the standard library, PyTorch's own tree, generated code."""
 
 
 _ALIKE = re.compile(
     r"^torch::unwind::|^torch::CapturedTraceback::|\bgather_with_cpp\b|CachingAllocator\b"
     r"|\b(_?empty(_strided)?(_generic|_cuda|_xpu|_symint)?|create_out|wrapper_\w*empty\w*)\b"
 )
-"""C++ frames in which every stack ends: they recorded it, allocated, made an empty tensor."""
+"""C++ frames in which every stack ends: they record the stack, allocate, or create an empty tensor."""
 
 
 def is_user_code(text: str) -> bool:
-    """Whether a frame's text is a line that the user wrote: Python, outside of packages and `<...>`."""
+    """Return whether a frame is the user's code: Python, outside packages and files named `<...>`."""
     frame = read_frame(text)
     if not frame.is_python or (frame.file.startswith("<") and not frame.file.startswith("<ipython")):
         return False
@@ -42,15 +42,18 @@ def is_user_code(text: str) -> bool:
 
 
 def line_key(text: str) -> str:
-    """`file:line (function)` of a frame's text."""
+    """Return `file:line (function)` for a frame's text."""
     frame = read_frame(text)
     return f"{frame.file}:{frame.line} ({frame.function})"
 
 
 def stacks_in_use(trace: MemoryTrace, stack: npt.NDArray[np.int32]) -> tuple[Int64, list[int]]:
-    """Rows of `trace.stacks` renumbered without gaps: the new numbers, and the row behind each."""
+    """Renumber rows of `trace.stacks` without gaps; return the new numbers, and the row of each number.
+
+    The row -1 stands for "no stack".
+    """
     used = np.zeros(len(trace.stacks) + 1, bool)
-    used[stack] = True  # -1, "no stack", is the last one
+    used[stack] = True  # index -1 ("no stack") is the last entry
     place = np.cumsum(used) - 1
     rows = np.flatnonzero(used)
     rows[rows == len(trace.stacks)] = -1
@@ -60,14 +63,14 @@ def stacks_in_use(trace: MemoryTrace, stack: npt.NDArray[np.int32]) -> tuple[Int
 def lines_of(
     stacks: Sequence[Sequence[str]], rank: Callable[[str], int] | None = None
 ) -> tuple[Int64, tuple[str, ...]]:
-    """The source line that each stack stands for: indices into the tuple of line keys.
+    """Choose the source line that stands for each stack: indices into a tuple of line keys, and the tuple.
 
-    It is the innermost frame of user code, else the innermost Python frame, else the innermost that
-    not every stack has (C++ that records stacks and allocates); `NO_STACK` for an empty stack.
+    It is the innermost frame of user code, else the innermost Python frame, else the innermost C++ frame,
+    preferring those outside the allocator (`_ALIKE`); `NO_STACK` for an empty stack.
 
     Args:
         stacks: innermost frame first.
-        rank: another order: 0 for frames that go first, up to 3; `NEVER` for those that name no line.
+        rank: returns the rank of a frame, from 0 (chosen first) to 3, or `NEVER`; default: `frame_rank`.
     """
     ranks: dict[str, int] = {}
     keys: dict[str, int] = {}
@@ -80,12 +83,12 @@ def lines_of(
 
 
 def leading_frame(stack: Iterable[str]) -> str | None:
-    """The frame that a stack, innermost first, goes by, chosen as in `lines_of`; None for an empty one."""
+    """Return the frame that stands for a stack (innermost first), as in `lines_of`; None if it is empty."""
     return _chosen(stack, {}, frame_rank)
 
 
 def _chosen(stack: Iterable[str], ranks: dict[str, int], rank_of: Callable[[str], int]) -> str | None:
-    """The innermost of the frames with the best rank. Ranks of frames are kept in `ranks`."""
+    """Return the innermost of the frames with the lowest rank. `ranks` caches the rank of each frame."""
     best, best_rank = None, NEVER
     for text in stack:
         rank = ranks.get(text)
@@ -99,7 +102,7 @@ def _chosen(stack: Iterable[str], ranks: dict[str, int], rank_of: Callable[[str]
 
 
 def frame_rank(text: str) -> int:
-    """How well a frame names a line: 0 user code, 1 other Python, 2 C++, 3 C++ in which every stack ends."""
+    """Return the rank of a frame: 0 user code, 1 other Python, 2 C++, 3 C++ in which every stack ends."""
     if is_user_code(text):
         return 0
     if read_frame(text).is_python:

@@ -1,4 +1,4 @@
-"""Call stacks: which allocated how much, as a table and as a tree."""
+"""Call stacks: how much each allocated, as a table and as a tree."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = "(all)"
 
 @dataclass(frozen=True, slots=True)
 class StackRow:
-    """What one call stack allocated. `frames`: innermost first, empty for allocations without a stack.
+    """What one call stack allocated: `bytes` in `calls` allocations.
 
-    `row` is the stack's place in `trace.stacks`, -1 for none; `bytes` in `calls` allocations;
-    `forward`: the stack of the forward call whose backward allocated, empty where not recorded.
+    `row` is the stack's row in `trace.stacks`, -1 for none. `frames` are innermost first, empty without a
+    stack. `forward`: the stack of the forward call whose backward allocated; empty if not recorded.
     """
 
     row: int
@@ -30,7 +30,7 @@ class StackRow:
 
     @property
     def bytes_per_call(self) -> float:
-        """Bytes of an allocation, on average."""
+        """The mean bytes of an allocation."""
         return self.bytes / self.calls
 
 
@@ -38,7 +38,7 @@ class StackRow:
 class StackNode:
     """A frame as called from the frames above it, with all that was allocated in it or below it.
 
-    `children`: the frames that it called, largest first. Bytes that they do not sum to are its own.
+    `children`: the frames that it called, largest first. Bytes in none of them were allocated by itself.
     """
 
     frame: str
@@ -48,7 +48,7 @@ class StackNode:
 
 
 def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> npt.NDArray[np.intp]:
-    """Rows of allocations on a device: alive after an event, or for None all that were born in the trace."""
+    """Return the rows of allocations on a device: those alive after an event; None: all made in the trace."""
     if event is not None:
         return trace.allocations.alive_at(event, device)
     blocks = trace.allocations
@@ -56,18 +56,19 @@ def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> npt.NDArr
 
 
 def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> tuple[StackRow, ...]:
-    """What each call stack allocated, largest first; the rows sum to the whole.
+    """Return what each call stack allocated, largest first; the rows sum to the whole.
 
     Args:
         trace: any trace.
         device: row in `trace.devices`.
-        event: what was alive after this event (-1: before the first); None: every allocation of the trace.
+        event: count the blocks alive after this event (-1: before the first); None counts every allocation
+            of the trace.
     """
     return stacks_of(trace, chosen_rows(trace, device, event))
 
 
 def stacks_of(trace: MemoryTrace, rows: npt.NDArray[np.intp]) -> tuple[StackRow, ...]:
-    """What each call stack of some allocations (rows of `trace.allocations`) made, largest first."""
+    """Return what each stack allocated of some allocations (rows of `trace.allocations`), largest first."""
     blocks = trace.allocations
     part, stacks = stacks_in_use(trace, blocks.stack[rows])
     onward, forwards = stacks_in_use(trace, blocks.forward[rows])
@@ -97,9 +98,9 @@ class _Node:
 
 
 def stack_tree(trace: MemoryTrace, device: int, event: int | None = None) -> StackNode:
-    """The same as one tree, merged from the outermost frame: its root `ROOT` holds the whole.
+    """Return `stack_table` as a tree, merged from the outermost frame on; the root `ROOT` holds the whole.
 
-    Allocations without a stack count in the root alone.
+    Allocations without a stack count to the root only.
 
     Args:
         trace, device, event: as in `stack_table`.
@@ -132,7 +133,7 @@ def _add(node: _Node, bytes_: int, calls: int) -> None:
 
 
 def _frozen(nodes: list[_Node]) -> StackNode:
-    """The finished root. Nodes stand behind their parents; stacks may be deeper than Python recurses."""
+    """Freeze the nodes (parents first) and return the root, without recursion: stacks may be very deep."""
     done: dict[int, StackNode] = {}
     for node in reversed(nodes):
         children = sorted((done.pop(id(child)) for child in node.children.values()), key=lambda n: -n.bytes)

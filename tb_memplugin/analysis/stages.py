@@ -1,4 +1,4 @@
-"""Stages: how much was live at the beginning and at the end of every annotation."""
+"""Stages: the live bytes at the beginning and at the end of every annotation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ END: Literal["END"] = "END"
 class Stage:
     """The live bytes of a device at the START or END of an annotation. Epoch nanoseconds.
 
-    `key` is `{name}_{stage}`, and `{name}_{stage}(1)`, `(2)`, ... from the second time on, counted on each
-    device for itself. `event` is the last one of the device at or before it, -1 if there is none.
+    `key` is `{name}_{stage}`; from the second time on `{name}_{stage}(1)`, `(2)`, ..., counted separately on
+    each device. `event` is the device's last event at or before it, -1 if there is none.
     """
 
     key: str
@@ -32,14 +32,14 @@ class Stage:
 
 
 def stages(trace: MemoryTrace, names: Collection[str] | None = None) -> tuple[Stage, ...]:
-    """Live bytes at every START and END of the trace's annotations, in time order.
+    """Return the live bytes at every START and END of the trace's annotations, in time order.
 
     Args:
         trace: any trace; without annotations it has no stages.
-        names: of the annotations wanted, whole; default: all.
+        names: the full names of the annotations to include; default: all.
 
     Raises:
-        NotRecordedError: a name that no annotation has.
+        NotRecordedError: no annotation has one of the names.
     """
     _check(trace, names)
     written = trace.annotations
@@ -73,7 +73,7 @@ def _check(trace: MemoryTrace, names: Collection[str] | None) -> None:
     if absent:
         have = ", ".join(trace.annotation_names[:20])
         raise NotRecordedError(
-            f"No annotation has the name {absent[0]!r}.",
+            f"No annotation is named {absent[0]!r}.",
             where=trace.source,
-            fix=f"There are: {have}." if have else "The trace has no annotations at all.",
+            fix=f"Choose from: {have}." if have else "The trace has no annotations at all.",
         )

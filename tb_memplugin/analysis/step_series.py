@@ -1,4 +1,4 @@
-"""Figures of many steps for a screen: the exact highest in every column, and which step has it."""
+"""The peaks of many steps, reduced to the columns of a chart: the highest in each, and which step has it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class StepSeries:
     """A device's steps in columns of (nearly) equally many steps; int64, shape (columns,); bytes.
 
     Attributes:
-        first, last: each column's steps, inclusive.
-        low, high: lowest and highest peak in it.
-        high_step: the first step in it that has the highest.
-        reserved: highest reserved in it; None where there is none.
-        count: steps in all columns together.
+        first, last: the first and last step of each column, inclusive.
+        low, high: the lowest and the highest peak in the column.
+        high_step: the first step of the column with the highest peak.
+        reserved: the highest reserved bytes in the column; None if not recorded.
+        count: how many steps all columns contain.
     """
 
     first: Int64
@@ -32,12 +32,12 @@ class StepSeries:
 
 
 def step_series(figures: StepFigures, device: int, first: int, last: int, columns: int) -> StepSeries:
-    """The steps from `first` to `last`, inclusive, in at most so many columns.
+    """Return the steps from `first` to `last`, inclusive, in at most `columns` columns.
 
     Args:
-        figures: of a whole run.
-        device: a row of its devices.
-        first, last: numbers of steps; none need be there.
+        figures: the step figures of a whole run.
+        device: row in `figures.devices`.
+        first, last: numbers of steps, which need not exist.
         columns: at least 1.
     """
     begin, end = np.searchsorted(figures.steps, [first, last + 1])
@@ -67,6 +67,6 @@ def step_series(figures: StepFigures, device: int, first: int, last: int, column
 
 
 def highest_row(figures: StepFigures, device: int) -> int:
-    """Of the steps with a device's highest peak, the last."""
+    """Return the last row with a device's highest peak."""
     peak = figures.devices[device].peak
     return len(peak) - 1 - int(np.argmax(peak[::-1]))

@@ -1,4 +1,4 @@
-"""The numbers of each profiled step on a device."""
+"""Statistics of each profiled step on a device."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class StepStats:
     Attributes:
         step: the step's number.
         peak_bytes: highest live bytes in the step, the moment of its start included.
-        peak_event: index of the event after which they were reached; one before the step's first
-            event when that was at its start.
-        peak_time_ns: when.
-        start_bytes: alive when the profiled *window* began (the same for all its steps).
-        entry_bytes: alive when this step began.
-        end_bytes: alive when this step ended.
-        window_peak_bytes: highest running sum, at this step's events, of what the source reported
+        peak_event: index of the event after which the peak was reached; one less than the step's first
+            event if that was at its start.
+        peak_time_ns: when the peak was reached.
+        start_bytes: bytes alive when the profiled *window* began (the same for all its steps).
+        entry_bytes: bytes alive when this step began.
+        end_bytes: bytes alive when this step ended.
+        window_peak_bytes: the highest running sum, at this step's events, of what the source has reported
             since the window began.
-        peak_reserved_bytes: highest reserve, that at the step's start included; None where the device
-            has none.
-        allocated_bytes, allocations: born in this step.
-        stayed_bytes, stayed: born in this step and alive at its end.
+        peak_reserved_bytes: highest reserved bytes, including those at the step's start; None if the device
+            reserves no memory or it is not known.
+        allocated_bytes, allocations: what was allocated in this step.
+        stayed_bytes, stayed: what was allocated in this step and alive at its end.
     """
 
     step: int
@@ -49,13 +49,13 @@ class StepStats:
 
 
 def step_stats(trace: MemoryTrace, device: int) -> tuple[StepStats, ...]:
-    """The numbers of every step of a trace on one device (a row in `trace.devices`), in time order."""
+    """Return the statistics of every step on one device (a row in `trace.devices`), in time order."""
     own = np.flatnonzero(trace.events.device == device)
     return tuple(_stats_of(trace, device, row, own) for row in range(len(trace.steps)))
 
 
 def _stats_of(trace: MemoryTrace, device: int, row: int, own: Int64) -> StepStats:
-    """Of one step; `own` are the device's events in the whole trace."""
+    """Return the statistics of one step; `own` are the device's events in the whole trace."""
     first, end = trace.step_events(row)
     step = trace.steps[row]
     live, window = trace.live(device), trace.window(device)

@@ -1,4 +1,4 @@
-"""The unit in which bytes are told: one rule for commands, reports and the tab (its state/bytes.ts)."""
+"""The choice of a unit for bytes. Commands, reports and the tab (its state/bytes.ts) use the same rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 NAMES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 FEWEST = 4
-"""Of fewer of a unit, two decimals hide too much, and the unit below is clearer: 1.26 GiB is 1,290.24 MiB."""
+"""Fewer of a unit are shown in the next smaller one, because two decimals would hide too much: 1,290.24 MiB
+instead of 1.26 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Unit:
 
     @classmethod
     def for_bytes(cls, sizes: Iterable[float]) -> Unit:
-        """The largest unit of which the largest of some sizes has four or more."""
+        """Return the largest unit of which the largest of these sizes has at least four."""
         largest = max((abs(size) for size in sizes), default=0)
         power = 0
         while power + 1 < len(NAMES) and largest >= FEWEST * 1024 ** (power + 1):
@@ -28,14 +29,14 @@ class Unit:
         return cls(NAMES[power], 1024**power)
 
     def show(self, size: float) -> str:
-        """A size without its unit: `12.50`, or the whole number in bytes."""
+        """Return a size without its unit: `12.50`, or the whole number in bytes."""
         return f"{size:,.0f}" if self.bytes == 1 else f"{size / self.bytes:,.2f}"
 
     def tell(self, size: float) -> str:
-        """A size with its unit."""
+        """Return a size with its unit."""
         return f"{self.show(size)} {self.name}"
 
 
 def size_told(size: float) -> str:
-    """A size in its own unit: `4.94 GiB`, `512 B`."""
+    """Return a size in the unit that suits it: `4.94 GiB`, `512 B`."""
     return Unit.for_bytes([size]).tell(size)

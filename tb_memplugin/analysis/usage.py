@@ -1,4 +1,4 @@
-"""One allocation: how much was live before and after it was made, or given back."""
+"""One allocation: the live bytes before and after it was allocated or freed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.tables import Int64
 
 Action = Literal["alloc", "free"]
 
 _ALLOCATION = re.compile(r"(?:0x|b(?=[0-9a-f]{12}))?([0-9a-f]{1,16})(?:_([0-9]{1,12}))?", re.IGNORECASE)
-"""Also as PyTorch's memory_viz writes it, `b7f3a5c000000_0`: with 13 digits it would be no address."""
+"""`ADDR[_VERSION]`. A leading `b`, as PyTorch's memory_viz writes (`b7f3a5c000000_0`), counts as a prefix if
+12 or more hexadecimal digits follow: addresses do not have 13."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One block and its life. Bytes; epoch nanoseconds; events are indices.
+    """One block and its lifetime. Bytes; epoch nanoseconds; events are indices.
 
-    `version` counts the blocks that lived at this address of the device, from 0; one that was alive before
-    the trace is the first. `born_*` are None if it was alive before the trace, `freed_*` if it outlived
-    it. `rounded_bytes` is None if not known. `frames` of its call stack: innermost first.
+    `version` counts the blocks at this address of the device, from 0; a block that was alive before the
+    trace is the first. `born_*` are None if the block was alive before the trace, `freed_*` if it outlived
+    it. `rounded_bytes` is None if not known. `frames` is the call stack, innermost frame first.
     """
 
     address: int
@@ -40,7 +40,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The live bytes of a device around the event at which an allocation was made or given back."""
+    """The live bytes of a device before and after the event that allocated or freed a block."""
 
     device: str
     event: int
@@ -50,18 +50,20 @@ class Usage:
 
 
 def read_allocation(text: str) -> tuple[int, int]:
-    """Address and version from `ADDR[_VERSION]`, the address in hexadecimal; without a version it is 0.
+    """Read address and version from `ADDR[_VERSION]`, the address in hexadecimal; the default version is 0.
 
     Raises:
-        MemPluginError: the text is no such thing.
+        MemPluginError: the text does not have this form.
     """
     parts = _ALLOCATION.fullmatch(text.strip())
     if parts is None:
         raise MemPluginError(
-            f"{text[:80]!r} is no allocation.",
+            f"{text[:80]!r} is not an allocation.",
             where="--allocation",
-            fix="Give an address in hexadecimal, such as 0x7f3a5c000000, or 0x7f3a5c000000_2 for the third "
-            "block that lived there.",
+            fix=(
+                "Give an address in hexadecimal, such as 0x7f3a5c000000, or 0x7f3a5c000000_2 for the third "
+                "block at that address."
+            ),
         )
     return int(parts[1], 16), int(parts[2] or 0)
 
@@ -69,17 +71,17 @@ def read_allocation(text: str) -> tuple[int, int]:
 def usage(
     trace: MemoryTrace, address: int, version: int = 0, action: Action = "alloc", device: str | None = None
 ) -> Usage:
-    """The live bytes before and after an allocation was made or given back.
+    """Return the live bytes before and after a block was allocated or freed.
 
     Args:
         trace: any trace that has addresses.
-        address: of the block.
-        version: which of the blocks that lived there, counted from 0 on each device.
+        address: the block's address.
+        version: which of the blocks at that address, counted from 0 on each device.
         action: "alloc" or "free".
         device: a device's name; None takes the first that has such a block.
 
     Raises:
-        NotRecordedError: no such device or block, or its alloc or free is not in the trace.
+        NotRecordedError: no such device or block, or the block's allocation or free is not in the trace.
     """
     devices = range(len(trace.devices)) if device is None else [trace.device_row(device)]
     blocks = trace.allocations
@@ -96,7 +98,7 @@ def usage(
         raise NotRecordedError(
             f"The {action} of {address:#x}_{version} is not in the trace: the block was {what}.",
             where=trace.source,
-            fix=f"Ask for its {other}, or for another version.",
+            fix=f"Choose its {other}, or another version.",
         )
     live = trace.live(int(blocks.device[row]))
     return Usage(
@@ -108,22 +110,10 @@ def usage(
     )
 
 
-def versions(trace: MemoryTrace) -> Int64:
-    """How many blocks lived at each allocation's address before it, on its device: int64, (allocations,)."""
-    blocks = trace.allocations
-    order = np.lexsort((np.arange(len(blocks)), blocks.address, blocks.device))
-    address, device = blocks.address[order], blocks.device[order]
-    place = np.arange(len(order))
-    first = np.append(True, (address[1:] != address[:-1]) | (device[1:] != device[:-1]))[: len(order)]
-    found = np.empty(len(order), np.int64)
-    found[order] = place - np.maximum.accumulate(np.where(first, place, 0))
-    return found
-
-
 def _absent(address: int, version: int, versions: int) -> NotRecordedError:
-    fix = "Take an address from the trace, with 0x before it."
+    fix = "Take an address from the trace, and write it with 0x in front."
     if versions:
-        fix = f"{address:#x} has the versions 0 to {versions - 1}."
+        fix = f"{address:#x} has versions 0 to {versions - 1}."
     return NotRecordedError(f"There is no allocation {address:#x}_{version}.", where="allocation", fix=fix)
 
 

@@ -1,5 +1,5 @@
-"""A trace as a file that another program reads: one module per format, `write(trace, path, ...)` in each.
+"""Write a trace in a format that another program reads: one module per format, each with a `write` function.
 
-Every writer fills a temporary file beside the one that was asked for and renames it at the end, so that
-nobody ever reads half a file.
+Every writer fills a temporary file beside the requested one and renames it at the end, so that no reader
+sees an incomplete file.
 """

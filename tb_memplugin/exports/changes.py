@@ -1,4 +1,4 @@
-"""Allocs and frees of one device in time order, as every export over time needs them."""
+"""Allocations and frees of one device in time order, for exports that show memory over time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tb_memplugin.trace.tables import Int64
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """One row a change: which row of `trace.allocations`, at which event, by how many bytes (signed)."""
+    """One row per change: the row of `trace.allocations`, the event, and the signed bytes."""
 
     block: npt.NDArray[np.intp]
     event: Int64
@@ -21,7 +21,7 @@ class Changes:
 
 
 def changes_of(trace: MemoryTrace, device: int) -> Changes:
-    """The changes of a device's live bytes. At one event, what ends comes before what begins."""
+    """Return the changes of a device's live bytes. At the same event, frees come before allocations."""
     blocks = trace.allocations
     here = blocks.device == device
     born = np.flatnonzero(here & (blocks.born >= 0))
@@ -34,19 +34,19 @@ def changes_of(trace: MemoryTrace, device: int) -> Changes:
 
 
 def is_used(trace: MemoryTrace, device: int) -> bool:
-    """Whether anything was ever alive, reserved, or happened on a device."""
+    """Return whether a device has any allocation, event or segment."""
     tables = (trace.allocations, trace.events, trace.segments)
     return any(bool((table.device == device).any()) for table in tables)
 
 
 def first_time(trace: MemoryTrace) -> int:
-    """The earliest time that a trace tells, epoch nanoseconds."""
+    """Return the earliest time in a trace, epoch nanoseconds; 0 if it has none."""
     first = [int(time[0]) for time in (trace.events.time_ns, trace.annotations.time_ns) if len(time)]
     return min(first + [step.start_ns for step in trace.steps[:1]], default=0)
 
 
 def times_are_known(trace: MemoryTrace) -> bool:
-    """False where an event's index stands for its time (snapshots of PyTorch before 2.2)."""
+    """Return False if event indices stand for times, as in snapshots of PyTorch before 2.2."""
     time = trace.events.time_ns
     if not len(time) or time[0] != 0:
         return bool(len(time))

@@ -1,7 +1,7 @@
 """CSV: one row per allocation, for spreadsheets and data frames.
 
 Text that a spreadsheet would take for a formula (it begins with `=`, `+`, `-`, `@`, a tab or a carriage
-return) gets an apostrophe in front. What is not known is an empty cell. Columns: `COLUMNS`.
+return) gets an apostrophe in front. Unknown values are empty cells. The columns are `COLUMNS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import By, codes
-from tb_memplugin.analysis.usage import versions
+from tb_memplugin.analysis.lives import versions
 from tb_memplugin.exports.changes import times_are_known
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.trace import MemoryTrace
@@ -43,10 +43,11 @@ COLUMNS = (
     "stack_number",
     "stack",
 )
-"""Events are indices in the whole trace, times are epoch nanoseconds. `born_*` is empty for what was alive
-before the first event, `freed_*` for what outlived the last. Frames of a stack, innermost first, have ` <- `
-between them: "called from"; allocations of one stack share its number. `address_version` names a block as
-`tb-memplugin usage --allocation` takes it: its address, and how many blocks lived there before it."""
+"""Events are indices in the whole trace, times are epoch nanoseconds. `born_*` is empty for blocks alive
+before the first event, `freed_*` for blocks alive after the last. The frames of a stack, innermost first, are
+joined by ` <- ` ("called from"); allocations with the same stack have the same `stack_number`.
+`address_version` is the form that `tb-memplugin usage --allocation` accepts: the address and the number of
+blocks that lived there before."""
 
 BETWEEN_FRAMES = " <- "
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -55,12 +56,12 @@ DIVIDED: tuple[By, ...] = ("annotation", "context", "stream", "pool")
 
 
 def write(trace: MemoryTrace, path: str | os.PathLike[str], stacks: bool = True) -> None:
-    """Write one row per allocation, in order of birth.
+    """Write one row per allocation, in order of allocation.
 
     Args:
         trace: any trace.
         path: the file to write.
-        stacks: False leaves the cells of the column `stack` empty. Whole stacks are most of the file.
+        stacks: False leaves the column `stack` empty, which makes the file much smaller.
 
     Raises:
         MemPluginError: the file cannot be written.
@@ -74,7 +75,7 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str], stacks: bool = True)
 
 
 def cell(text: str) -> str:
-    """Text as one cell of a CSV file that no spreadsheet takes for a formula."""
+    """Return text as a CSV cell that no spreadsheet takes for a formula."""
     safe = f"'{text}" if text.startswith(FORMULA) else text
     if any(sign in safe for sign in ',"\n\r'):
         return '"' + safe.replace('"', '""') + '"'
@@ -109,13 +110,13 @@ def _columns(trace: MemoryTrace, whole_stacks: bool) -> Sequence[Iterator[str]]:
 
 
 def _versioned(trace: MemoryTrace) -> Iterator[str]:
-    """`0x7f3a5c000000_2` for the third block at an address of a device; empty where there is no address."""
+    """Yield cells such as `0x7f3a5c000000_2` for the third block at an address; empty without an address."""
     pairs = zip(trace.allocations.address.tolist(), versions(trace).tolist(), strict=True)
     return (f"{address:#x}_{version}" if address else "" for address, version in pairs)
 
 
 def _named(rows: npt.NDArray[np.signedinteger], table: Sequence[str]) -> Iterator[str]:
-    """Cells from a table, each made once; row -1 is an empty one."""
+    """Yield cells from the rows of a table, each formatted once; row -1 gives an empty cell."""
     cells = [*map(cell, table), ""]
     return map(cells.__getitem__, rows.tolist())
 
@@ -126,13 +127,13 @@ def _divided(trace: MemoryTrace, by: By) -> Iterator[str]:
 
 
 def _numbers(values: npt.NDArray[np.signedinteger], known: npt.NDArray[np.bool_]) -> Iterator[str]:
-    """Numbers where known, else empty cells."""
+    """Yield cells of numbers, empty if a number is not known."""
     told = map(str, values[known].tolist())
     return (next(told) if has else "" for has in known.tolist())
 
 
 def _times(time_ns: Int64, event: Int64) -> Int64:
-    """Times of events; anything for those out of range."""
+    """Return the times of events; any value for events out of range."""
     if not len(time_ns):
         return np.zeros(len(event), np.int64)
     return time_ns[np.clip(event, 0, len(time_ns) - 1)]

@@ -1,4 +1,4 @@
-"""One HTML page: live bytes over time, by what they are. It needs no server and no network."""
+"""One HTML page that shows live bytes over time in several divisions, without a server or a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tb_memplugin.exports.report_data import Division, Json, report_data
 from tb_memplugin.trace import MemoryTrace
 
 SCRIPT = Path(__file__).parent.parent / "server" / "static" / "report.js"
-"""The page's program: the tab's own drawing code (frontend/src/report), bundled with the tab."""
+"""The page's script: the tab's own drawing code (frontend/src/report), which is bundled with the tab."""
 
 _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
@@ -41,7 +41,7 @@ _PAGE = """<!doctype html>
 def write(
     trace: MemoryTrace, path: str | os.PathLike[str], divisions: Sequence[Division], title: str
 ) -> None:
-    """Write the page: every event of the trace is in it, about four bytes each.
+    """Write the page. It contains every event of the trace, at about four bytes each.
 
     Args:
         trace: any trace.
@@ -58,7 +58,7 @@ def write(
 
 
 def page_with(data: Json) -> str:
-    """The page around a report's data. Nothing in the data can end its element or start another."""
+    """Return the page with a report's data. No text in the data can close its element or open another."""
     script = _script()
     return _PAGE.format(
         policy=_policy(script), title=escape(data["title"]), data=_inlined(data), script=script
@@ -66,7 +66,7 @@ def page_with(data: Json) -> str:
 
 
 def _inlined(data: Json) -> str:
-    """JSON without a character that HTML's parser acts on: what is a letter to JSON stays one."""
+    """Return JSON in which characters special to HTML are written as JSON escapes."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.translate(_ESCAPES)
 
@@ -76,14 +76,14 @@ def _script() -> str:
         text = SCRIPT.read_text("utf-8")
     except FileNotFoundError:
         raise MemPluginError(
-            "The report's program is not built.",
+            "The JavaScript of the report is not built.",
             where=str(SCRIPT),
-            fix="In the source checkout, run: make bundle. Wheels and source distributions carry it.",
+            fix="In a source checkout, run: make bundle. Wheels and source distributions include it.",
         ) from None
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--").strip()
 
 
 def _policy(script: str) -> str:
-    """Runs this script and no other, and asks nobody for anything."""
+    """Return a content security policy that allows this script only, and no network access."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"

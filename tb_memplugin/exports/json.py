@@ -1,4 +1,4 @@
-"""JSON: the whole trace, with its tables and what the analysis says of it. Schema: docs/json_format.md."""
+"""JSON: the whole trace with its tables and the peak of each device. Schema: docs/json_format.md."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FORMAT = "tb_memplugin.trace"
 VERSION = 1
 
 AT_THE_PEAK: tuple[By, ...] = ("category", "phase", "module", "operator", "annotation", "line")
-"""The divisions of each device's peak."""
+"""The divisions in which each device's peak is written."""
 
 TIMES = ("time_ns", "start_ns", "end_ns")
 
 
 def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
-    """Write the trace, a column a line.
+    """Write the trace, one column per line.
 
     Raises:
         MemPluginError: the file cannot be written.
@@ -36,7 +36,7 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
 
 
 def _document(trace: MemoryTrace) -> Iterator[str]:
-    """The document in pieces: the large columns one by one, so that never all of them stand as text."""
+    """Yield the document in pieces, one large column at a time, so that not all are in memory as text."""
     yield "{\n"
     for name, value in _head(trace).items():
         yield f"{_text(name)}: {_text(value)},\n"

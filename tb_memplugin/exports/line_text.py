@@ -15,16 +15,17 @@ _COLUMNS = ("Mem", "Cumulative Mem", "Median", "Count", "Location")
 
 
 def as_json(report: LineReport) -> str:
-    """The whole report as one JSON object; sizes in bytes."""
+    """Return the whole report as one JSON object; sizes in bytes."""
     return json.dumps(asdict(report), indent=1)
 
 
 def as_text(report: LineReport, top: int, *, by_thread: bool = False) -> str:
-    """The totals and the largest lines; the last row of each table ends at the whole.
+    """Return the totals and the largest lines as text.
 
     Args:
-        top: lines to show of each table; what is left is one row.
-        by_thread: a table for each thread, too.
+        report: the report.
+        top: how many lines each table shows; the others are joined in one row.
+        by_thread: also show a table for each thread.
     """
     text = [
         f"Device: {report.device}",
@@ -59,5 +60,5 @@ def _row(use: LineUse) -> tuple[str, str, str, str, str]:
 
 
 def _cut(location: str) -> str:
-    """The end of a long location: that is where locations differ."""
+    """Cut a long location to its end, where locations differ."""
     return location if len(location) <= _LONGEST else f"...{location[3 - _LONGEST :]}"

@@ -1,4 +1,4 @@
-"""Where exports go: a temporary file that takes its name when it is whole."""
+"""Output files of exports: a temporary file that is renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from typing import BinaryIO
 from tb_memplugin.errors import MemPluginError
 
 WRITTEN_BY = f"tb_memplugin {version('tb-memplugin')}"
-"""What files say of their writer, where the format has a place for it."""
+"""The name of the writer, for formats that record it."""
 
-FIX = (
-    "Choose another place with -o: a file in a folder that exists, that you may write to, and that has room."
-)
+FIX = "Choose another file with -o: in an existing folder that you can write to, on a disk that has space."
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A stream whose bytes become the file at `path` when the block ends well, and vanish when it does not.
+    """Open a stream whose bytes become the file at `path` when the block ends without an error.
 
-    Links are followed; what is no ordinary file (`/dev/stdout`) is written to as it is.
+    After an error they are deleted. Links are followed; a pipe or device (`/dev/stdout`) is written directly.
 
     Raises:
         MemPluginError: the file cannot be written.
     """
     special = _is_special(path)
-    target = Path(path if special else os.path.realpath(path))  # a pipe's real path opens nothing
+    target = Path(path if special else os.path.realpath(path))  # a pipe cannot be opened by its real path
     part = target if special else target.parent / f".tb_memplugin-{os.getpid()}-{secrets.token_hex(4)}.part"
     try:
         if target.is_dir():
@@ -51,7 +49,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _is_special(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a pipe or a device."""
+    """Return whether a path is a pipe or a device."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116  # follows links, as opening does
     except (OSError, ValueError):

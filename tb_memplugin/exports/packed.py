@@ -1,4 +1,4 @@
-"""Columns of integers as short text for a page: deflated bytes, in base64."""
+"""Columns of integers as compact text for an HTML page: deflated bytes in base64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVEL = 6
 
 
 class Packed(TypedDict):
-    """A column: `count` values, `width` bytes each, in `data`. Unpacked by frontend/src/report/packed.ts."""
+    """A column: `count` values of `width` bytes each in `data`. frontend/src/report/packed.ts unpacks it."""
 
     count: int
     width: int
@@ -21,9 +21,9 @@ class Packed(TypedDict):
 
 
 def pack(values: npt.ArrayLike) -> Packed:
-    """Signed 64-bit integers: all lowest bytes first, then all second bytes, ..., deflated, in base64.
+    """Pack signed 64-bit integers: all lowest bytes, then all second bytes, ..., deflated, in base64.
 
-    Planes that hold nothing but a sign are not written: `width` is how many there are.
+    High bytes that only repeat the sign in every value are left out; `width` is how many bytes are written.
     """
     column = np.ascontiguousarray(values, "<i8")
     width = _width(column)
@@ -33,13 +33,13 @@ def pack(values: npt.ArrayLike) -> Packed:
 
 
 def pack_steps(values: npt.ArrayLike) -> Packed:
-    """The same for values that change little: the first one, then each one's difference to the one before."""
+    """Pack values that change little: the first value, then the difference of each to the one before."""
     column = np.asarray(values, np.int64)
     return pack(np.diff(column, prepend=np.int64(0)))
 
 
 def _width(column: npt.NDArray[np.int64]) -> int:
-    """Bytes that hold every value with its sign."""
+    """Return how many bytes hold every value with its sign."""
     if not len(column):
         return 1
     highest = max(int(column.max()), -1 - int(column.min()))

@@ -1,7 +1,7 @@
 """Chrome trace JSON, for ui.perfetto.dev and chrome://tracing: levels as counters, ranges as slices.
 
-Format: "Trace Event Format" of the Chromium project. Times are microseconds since the trace's first
-moment, which `otherData.epoch_ns` tells.
+Format: "Trace Event Format" of the Chromium project. Times are microseconds since the first time in the
+trace, which is `otherData.epoch_ns`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tb_memplugin.trace.tables import Int64
 
 ROWS_AT_ONCE = 1 << 15
 PROGRAM = 1
-"""The process of steps, phases and module calls; devices follow."""
+"""The process id of steps, phases and module calls; devices have the following ids."""
 
 STEPS, PHASES, MODULES = 1, 1_000, 2_000
-"""Threads: lanes of one kind are counted from here."""
+"""The first thread id of each kind of lane."""
 
 Span = tuple[int, int, str]
-"""Start and end, nanoseconds since the epoch of the file, and a name."""
+"""Start and end, in nanoseconds since the first time in the trace, and a name."""
 
 
 def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
-    """Write counters of allocated and reserved bytes per device, allocated also by category, and slices.
+    """Write counters of each device's allocated bytes (also by category) and reserved bytes, and slices.
 
     Raises:
         MemPluginError: the file cannot be written.
@@ -102,7 +102,7 @@ def _annotated(trace: MemoryTrace, device: int, epoch: int) -> list[Span]:
 
 
 def _lanes(spans: Iterable[Span], process: int, thread: int, name: str) -> Iterator[str]:
-    """Slices on as few threads as let them nest: viewers drop what overlaps without nesting."""
+    """Yield slices, distributed over as few threads as possible without overlap: viewers drop overlaps."""
     lanes = Lanes()
     for start, end, text in sorted(spans, key=lambda span: (span[0], -span[1])):
         known = len(lanes)
@@ -114,18 +114,18 @@ def _lanes(spans: Iterable[Span], process: int, thread: int, name: str) -> Itera
 
 
 class Lanes:
-    """Lanes of slices that stand alone or inside one another. Given spans by start, the longer one first."""
+    """Lanes in which slices nest but do not overlap. Take spans in order of start, the longer one first."""
 
     def __init__(self) -> None:
-        self._ends: list[list[int]] = []  # of what is open in each lane, innermost last
-        self._busy: list[tuple[int, int]] = []  # the innermost end and the lane, ascending
+        self._ends: list[list[int]] = []  # ends of the open slices in each lane, innermost last
+        self._busy: list[tuple[int, int]] = []  # (end of the innermost slice, lane), ascending
         self._free: list[int] = []
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def take(self, start: int, end: int) -> int:
-        """The lane of a span: where the slice around it is shortest, else a free one, else a new one."""
+        """Return a span's lane: that of the enclosing slice which ends first, else a free or a new one."""
         self._close(start)
         place = bisect_left(self._busy, (end, -1))
         if place < len(self._busy):
@@ -203,7 +203,7 @@ def _counter(
 
 
 def _last_of_each(event: Int64) -> Int64:
-    """The places of the last change of each event."""
+    """Return the index of the last change at each event."""
     return np.flatnonzero(np.diff(event, append=-1))
 
 
@@ -213,7 +213,7 @@ def _times(trace: MemoryTrace, events: Int64) -> list[int]:
 
 
 def _micros(nanoseconds: int) -> str:
-    """Exact: a float would lose digits."""
+    """Return microseconds as exact text; a float would lose digits."""
     return f"{nanoseconds // 1_000}.{nanoseconds % 1_000:03d}"
 
 

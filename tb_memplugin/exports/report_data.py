@@ -1,4 +1,4 @@
-"""What the HTML report holds: every allocation and free of each device, and how they divide."""
+"""The data of the HTML report: every allocation and free of each device, and their divisions."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ Json = dict[str, Any]
 
 VERSION = 1
 SHOWN_KEYS = 10
-"""Parts with a colour of their own; all others share one exact band."""
+"""How many parts get a colour of their own; all others share one band."""
 
 OTHERS = "(others)"
 PEAK_ROWS = 300
-"""Parts that the table at the peak lists; the rest is one exact row."""
+"""How many parts the table at the peak lists; all others share one row."""
 
 LARGEST = 25
 ENUMERATED = ("category", "phase")
-"""Divisions with few keys and an order of their own."""
+"""Divisions with few keys, all of which are shown in their own order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A way to divide memory, and its name for people."""
+    """A way to divide memory, and its display name."""
 
     by: By | Rules
     label: str
 
     @property
     def kind(self) -> str:
-        """What the page goes by when it picks colours."""
+        """The name by which the page picks colours."""
         return self.by if isinstance(self.by, str) else "rules"
 
 
 def report_data(trace: MemoryTrace, divisions: Sequence[Division], title: str) -> Json:
-    """Everything that the page shows, ready for JSON.
+    """Return everything that the page shows, ready for JSON.
 
-    Times are nanoseconds since `epoch_ns`, the first of all times in the trace; `event` is the index of an
-    event of the trace, -1 for the moment before the first.
+    Times are nanoseconds since `epoch_ns`, the first time in the trace; `event` is an index into the trace's
+    events, -1 for the moment before the first.
     """
     epoch = first_time(trace)
     devices = [
@@ -94,7 +94,7 @@ def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: 
 
 
 def _reserved(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
-    """The allocator's reserve wherever it changes; None where there is none."""
+    """Return the reserved bytes at every change; None if they are not known."""
     if not trace.devices[device].has_reserved:
         return None
     events = trace.events
@@ -140,9 +140,10 @@ def _folded(
     trace: MemoryTrace,
     kind: str,
 ) -> tuple[list[str], Int64]:
-    """The keys to draw, from the bottom, and the place of each allocation among them.
+    """Return the keys to draw, from the bottom, and the index of each allocation's key.
 
-    Kept are the keys that are ever the largest; of two rows with one name the page makes one.
+    The keys with the highest bytes at any time are kept, the others share one key. Keys with the same name
+    are merged.
     """
     used = np.flatnonzero(np.bincount(part[here], minlength=len(names)))
     if kind in ENUMERATED:
@@ -168,7 +169,7 @@ def _folded(
 def _highest(
     part: Int64, names: int, changes: Changes, here: npt.NDArray[np.bool_], trace: MemoryTrace
 ) -> Int64:
-    """The most bytes that each key ever has: int64, shape (names,)."""
+    """Return the most bytes that each key ever has: int64, shape (names,)."""
     at_start = here & (trace.allocations.born < 0)
     highest = sums(part[at_start], trace.allocations.bytes[at_start], names)
     key = part[changes.block]
@@ -185,7 +186,7 @@ def _highest(
 
 
 def _largest(trace: MemoryTrace, device: int, event: int, epoch: int) -> list[Json]:
-    """The largest live blocks after an event, each with the source line that stands for its stack."""
+    """Return the largest live blocks after an event, each with the source line that stands for its stack."""
     alive = trace.allocations.alive_at(event, device)
     rows = alive[np.argsort(-trace.allocations.bytes[alive], kind="stable")[:LARGEST]]
     line, lines = codes(trace, "line", rows)

@@ -1,4 +1,4 @@
-"""Steps, phases and module calls under the report's curve, or annotations where none of these are known."""
+"""The lanes under the report's curve: steps, phases and module calls, or annotations if there are none."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tb_memplugin.trace import MemoryTrace, Phase, Spans, Step
 Json = dict[str, Any]
 
 COLUMNS = 8_000
-"""What is narrower than this share of the whole is left out, and counted."""
+"""Ranges shorter than the whole divided by this are left out and counted as `omitted`."""
 
 
 def lanes_of(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
-    """As docs/http_api.md has them, nanoseconds since `epoch`; None for a trace without any.
+    """Return lanes in the form of docs/http_api.md, in nanoseconds since `epoch`; None if there are none.
 
-    Annotations take the place of modules, and `label` says so.
+    If annotations are shown instead of modules, `label` is "annotations".
     """
     if trace.steps and (len(trace.phases) or len(trace.calls) or len(trace.steps) > 1):
         return _of_steps(trace, epoch)
@@ -41,7 +41,7 @@ def _of_steps(trace: MemoryTrace, epoch: int) -> Json:
 
 
 def _of_annotations(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
-    """Each range in the lane of its depth, or below where that one is taken."""
+    """Place each range in the lane of its depth, or in the next free one below."""
     ranges = annotation_ranges(trace, device)
     times = [*trace.events.time_ns[[0, -1]].tolist(), *trace.annotations.time_ns[-1:].tolist()]
     if not ranges:

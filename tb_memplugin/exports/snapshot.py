@@ -1,8 +1,8 @@
 """A memory snapshot as PyTorch writes it, for memory_viz, Mosaic and `load`.
 
-Schema: docstring of `torch.cuda.memory._snapshot`. Kept to the byte: what was alive at the start and
-after each event, requested sizes, the reserve, stacks, streams, pools, annotations. The format has no room
-for categories, operators, phases and module calls; the module of an allocation stands in its
+Schema: docstring of `torch.cuda.memory._snapshot`. The file keeps exactly what was alive at the start and
+after each event, requested sizes, reserved bytes, stacks, streams, pools and annotations. The format has no
+fields for categories, operators, phases and module calls; the module of an allocation is written to its
 `user_metadata`.
 """
 
@@ -22,19 +22,19 @@ from tb_memplugin.exports.snapshot_segments import addresses_of, final_segments
 from tb_memplugin.trace import MemoryTrace, Phase
 
 PROTOCOL = 4
-"""Of pickle. PyTorch's own viewer stays blank on 5 (pytorch#183842)."""
+"""The pickle protocol. PyTorch's own viewer shows nothing for protocol 5 (pytorch#183842)."""
 
 ENTRIES_AT_ONCE = 1 << 12
-"""Entries that stand in memory as JSON at a time."""
+"""How many entries are converted to JSON at a time."""
 
 Json = dict[str, Any]
 
 
 def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Write the snapshot's pickle.
+    """Write the snapshot as a pickle.
 
     Returns:
-        What had to be made up or left out, in sentences. They stand in the file, too, among its
+        Sentences about what had to be made up or left out. The file contains them too, in its
         `allocator_settings`.
 
     Raises:
@@ -47,10 +47,10 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def write_json(trace: MemoryTrace, path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Write the same as JSON: a list of frames stands in every entry, as JSON knows no references.
+    """Write the snapshot as JSON. Every entry repeats its frames, because JSON has no references.
 
     Returns:
-        What had to be made up or left out, in sentences.
+        Sentences about what had to be made up or left out.
 
     Raises:
         MemPluginError: the file cannot be written.
@@ -70,7 +70,7 @@ def write_json(trace: MemoryTrace, path: str | os.PathLike[str]) -> tuple[str, .
 
 
 def snapshot_of(trace: MemoryTrace) -> tuple[Json, tuple[str, ...]]:
-    """The snapshot's dict, and what had to be made up or left out."""
+    """Return the snapshot's dict, and sentences about what had to be made up or left out."""
     frames = Frames(trace.stacks)
     numbers = device_numbers(trace)
     count = max(numbers.values(), default=-1) + 1
@@ -89,11 +89,11 @@ def snapshot_of(trace: MemoryTrace) -> tuple[Json, tuple[str, ...]]:
         segments += final.segments
         notes += [f"{trace.devices[row].name}: {text}" for text in entries.notes]
         if address.made_up:
-            notes.append(f"{trace.devices[row].name}: blocks with made-up addresses: {address.made_up:,}.")
+            notes.append(f"{trace.devices[row].name}: {address.made_up:,} blocks have made-up addresses.")
         if not final.recorded:
             notes.append(
-                f"{trace.devices[row].name}: no segments were recorded; those here are made up around the "
-                "live blocks, and only their sum means anything."
+                f"{trace.devices[row].name}: no segments were recorded. Those in this file are made up "
+                "around the live blocks: only their sum is meaningful."
             )
     told = {key: value for key, value in trace.properties.items() if ".reserved_bytes_at_" not in key}
     about = f"Written by {WRITTEN_BY} from: {trace.source}. {' '.join(notes)}".rstrip()
@@ -107,7 +107,7 @@ def snapshot_of(trace: MemoryTrace) -> tuple[Json, tuple[str, ...]]:
 
 
 def device_numbers(trace: MemoryTrace) -> dict[int, int]:
-    """The index of each used device in the snapshot: `cuda:1` is 1; a CPU takes the first free one."""
+    """Return the index of each used device in the snapshot: 1 for `cuda:1`; a CPU gets the first free one."""
     used = [row for row in range(len(trace.devices)) if is_used(trace, row)]
     numbers: dict[int, int] = {}
     for row in used:
@@ -121,7 +121,7 @@ def device_numbers(trace: MemoryTrace) -> dict[int, int]:
 
 
 def _annotations(trace: MemoryTrace, numbers: dict[int, int]) -> list[Json]:
-    """The recorded annotations; of a profile, also its steps and phases, on every device."""
+    """Return the recorded annotations; for a profile also its steps and phases, on every device."""
     recorded = trace.annotations
     rows = zip(
         recorded.time_ns.tolist(),

@@ -31,7 +31,7 @@ ENDS = (Kind.FREE_COMPLETED, Kind.STORAGE_FREE)
 
 
 class Frames:
-    """Frames and stacks as snapshots have them, each made once: in the pickle they are references."""
+    """Frames and stacks in a snapshot's form. Each is created once, so the pickle stores references."""
 
     def __init__(self, stacks: Sequence[Sequence[str]]) -> None:
         self._stacks = stacks
@@ -39,7 +39,7 @@ class Frames:
         self._lists: dict[int, list[Json]] = {-1: []}
 
     def of(self, row: int) -> list[Json]:
-        """The frames of a stack, innermost first."""
+        """Return the frames of a stack, innermost first."""
         if row not in self._lists:
             self._lists[row] = [self._frame(text) for text in self._stacks[row]]
         return self._lists[row]
@@ -59,7 +59,7 @@ class Frames:
 
 
 class Entries:
-    """The entries of a device, and in `notes` what had to be made up or left out."""
+    """The entries of a device; `notes` are sentences about what had to be made up or left out."""
 
     def __init__(
         self, trace: MemoryTrace, device: int, address: list[int], slack: tuple[int, int], frames: Frames
@@ -78,7 +78,7 @@ class Entries:
         self._tell()
 
     def written(self) -> list[Json]:
-        """The entries, in time order."""
+        """Return the entries in time order."""
         entries: list[Json] = []
         plain = self._plain_entries()
         if not (self._unexplained or self._unseen or self._left_out):
@@ -91,7 +91,7 @@ class Entries:
         return entries
 
     def _plain_entries(self) -> list[Json]:
-        """One entry an event."""
+        """Return one entry per event."""
         events, rows = self._trace.events, self._events
         frames = self._frames.of
         columns = (
@@ -128,7 +128,7 @@ class Entries:
         return given
 
     def _sizes(self) -> list[int]:
-        """An end has the size of what it ends, whatever the source said of the event itself."""
+        """Return the size of each entry; a free has the size of its block, whatever its event says."""
         own = self._trace.events.bytes[self._events]
         of_block = self._trace.allocations.bytes[self._row_of] if len(self._trace.allocations) else own
         sizes: list[int] = np.where(self._row_of >= 0, of_block, own).tolist()
@@ -144,7 +144,7 @@ class Entries:
         ]
 
     def _add_known(self, entries: list[Json], field: str, table: Sequence[Any]) -> None:
-        """Streams and pools, where they are known."""
+        """Add the stream or the pool to entries for which it is known."""
         column = self._trace.events.stream if field == "stream" else self._trace.events.pool
         for entry, row in zip(entries, column[self._events].tolist(), strict=True):
             if row >= 0:
@@ -169,7 +169,7 @@ class Entries:
             entries[place]["forward_frames"] = list(self._trace.stacks[rows[place]])
 
     def _mend_ooms(self, entries: list[Json]) -> None:
-        """An `oom` has no address; it tells what was free on the device, where that is known."""
+        """Give `oom` entries no address, but the free bytes of the device if they are known."""
         place = {event: number for number, event in enumerate(self._events.tolist())}
         free = {oom.event: oom for oom in self._trace.ooms}
         for number in np.flatnonzero(self._trace.events.kind[self._events] == Kind.OOM).tolist():
@@ -179,7 +179,7 @@ class Entries:
                 entries[place[event]]["device_free"] = oom.free_bytes
 
     def _allocation_of_event(self, device: int) -> Int64:
-        """The row of `trace.allocations` that each of the device's events begins or ends, -1 for none."""
+        """Return the row of `trace.allocations` that each event allocates or frees, -1 for none."""
         blocks, events = self._trace.allocations, self._trace.events
         row_of = np.full(len(events) + 1, -1, np.int64)
         mine = np.flatnonzero(blocks.device == device)
@@ -190,7 +190,7 @@ class Entries:
         return own
 
     def _ended_by_allocs(self, device: int) -> dict[int, list[Json]]:
-        """Frees that nobody saw: an alloc at the same address says that there was one."""
+        """Return entries for unrecorded frees: those of blocks whose address was allocated again."""
         blocks, events = self._trace.allocations, self._trace.events
         ended = np.flatnonzero((blocks.device == device) & (blocks.freed < len(events)))
         ended = ended[events.kind[blocks.freed[ended]] == Kind.ALLOC]
@@ -201,7 +201,7 @@ class Entries:
         return found
 
     def _reserve_changes(self, device: int, slack: tuple[int, int]) -> dict[int, list[Json]]:
-        """Changes of the reserve that no segment event explains, as maps and unmaps of made-up addresses."""
+        """Return maps and unmaps of made-up segments for changes of the reserve without a segment event."""
         events, rows = self._trace.events, self._events
         reserve = final_reserve(self._trace, device)
         if reserve is None or not len(rows):
@@ -228,9 +228,11 @@ class Entries:
 
     def _tell(self) -> None:
         if self._unexplained:
-            self.notes.append(f"changes of the reserve at made-up places: {len(self._unexplained):,}.")
+            self.notes.append(
+                f"changes of the reserved memory at made-up addresses: {len(self._unexplained):,}."
+            )
         if self._unseen:
             count = sum(map(len, self._unseen.values()))
-            self.notes.append(f"frees that were not recorded, put before the next allocation: {count:,}.")
+            self.notes.append(f"frees that were not recorded, placed before the next allocation: {count:,}.")
         if self._left_out:
             self.notes.append(f"frees of unknown blocks, left out: {len(self._left_out):,}.")

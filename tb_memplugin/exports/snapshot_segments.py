@@ -1,7 +1,7 @@
-"""The final state of a device as a memory snapshot has it: segments, tiled with blocks.
+"""The final state of a device in a memory snapshot's form: segments that consist of blocks.
 
-Recorded segments are kept. Where there are none (CPU, a profile without an allocator's record), segments
-are made up around the live blocks so that their sizes sum to the reserve.
+Recorded segments are kept if they agree with the blocks and the reserved bytes. Otherwise (on the CPU, or in
+a profile without segments) they are made up around the live blocks, so that they sum to the reserved bytes.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tb_memplugin.trace.tables import Bool, Int64
 
 Json = dict[str, Any]
 Frames = Callable[[int], list[Json]]
-"""The frames of a row of the trace's stacks, -1 for none."""
+"""Returns the frames of a row of the trace's stacks (-1: no stack)."""
 
 MOST = 1 << 62
-"""Room that no block fills, bytes."""
+"""A limit in bytes that no block reaches."""
 
 ROOM_BEYOND = 1 << 46
-"""What must be left behind the highest known address, for gaps and a made-up reserve."""
+"""Address space to keep free after the highest known address, for gaps and made-up segments."""
 
 SLACK_GAP = 1 << 40
-"""How far beyond all known addresses made-up ones lie: never within reach of one another."""
+"""Distance of made-up addresses from all known ones, so large that they cannot be adjacent."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalSegments:
-    """Segments at the end of the trace. `recorded`: they are the allocator's own, all of them.
+    """Segments at the end of the trace. `recorded`: whether they are all the allocator's own.
 
-    `slack`: where made-up reserve begins and how many bytes of it there are at the end.
+    `slack`: where made-up reserved memory begins, and how many bytes of it there are at the end.
     """
 
     segments: list[Json]
@@ -46,9 +46,9 @@ class FinalSegments:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """An address for every row of `trace.allocations`, 0 for other devices' rows, and one beyond all.
+    """An address for every row of `trace.allocations`, 0 for other devices' rows; and one beyond all of them.
 
-    `made_up` counts the blocks of which the trace tells none, or one that cannot be theirs.
+    `made_up` counts the blocks for which the trace has no address, or one that cannot be right.
     """
 
     of: list[int]
@@ -57,9 +57,9 @@ class Addresses:
 
 
 def addresses_of(trace: MemoryTrace, device: int) -> Addresses:
-    """The addresses of a device's blocks; those that are made up are never used twice.
+    """Return the addresses of a device's blocks; made-up addresses are never used twice.
 
-    Some sources tell addresses that are none (a memory timeline counts its tensors): where blocks that
+    Some sources give numbers that are no addresses (a memory timeline counts its tensors). If blocks that
     are alive together would overlap, all of the device's addresses are made up.
     """
     blocks = trace.allocations
@@ -81,13 +81,13 @@ def addresses_of(trace: MemoryTrace, device: int) -> Addresses:
 
 
 def _end(trace: MemoryTrace, rows: Bool) -> int:
-    """An address behind all of some blocks, 0 where there are none."""
+    """Return an address after the ends of all these blocks, 0 if there are none."""
     blocks = trace.allocations
     return int(blocks.address[rows].max(initial=0)) + int(blocks.bytes[rows].max(initial=0))
 
 
 def _lie_apart(trace: MemoryTrace, device: int, event: int) -> bool:
-    """Whether no two live blocks share an address."""
+    """Return whether no two live blocks overlap."""
     blocks = trace.allocations
     rows = blocks.alive_at(event, device)
     rows = rows[blocks.address[rows] != 0]
@@ -97,7 +97,7 @@ def _lie_apart(trace: MemoryTrace, device: int, event: int) -> bool:
 
 
 def final_reserve(trace: MemoryTrace, device: int) -> int | None:
-    """The allocator's reserve after the last event, bytes; None where it has none or it is not known."""
+    """Return the reserved bytes after the last event; None if nothing is reserved or it is not known."""
     if not trace.devices[device].has_reserved:
         return None
     told = trace.events.reserved[trace.events.device == device]
@@ -108,14 +108,14 @@ def final_reserve(trace: MemoryTrace, device: int) -> int | None:
 def final_segments(
     trace: MemoryTrace, device: int, number: int, address: Addresses, frames: Frames
 ) -> FinalSegments:
-    """The segments and blocks of a device after the last event.
+    """Return the segments and blocks of a device after the last event.
 
     Args:
         trace: any trace.
-        device: its row.
-        number: what the snapshot calls it.
-        address: of each allocation.
-        frames: how frames are written.
+        device: row in `trace.devices`.
+        number: the device's index in the snapshot.
+        address: the addresses of the allocations.
+        frames: returns the frames of a stack.
     """
     writer = _Writer(trace, device, number, address.of, frames)
     reserve = final_reserve(trace, device)
@@ -145,7 +145,7 @@ class _Writer:
         self._pending = pending_since(trace, device) < len(trace.events)
 
     def recorded(self, found: Layout) -> list[Json]:
-        """The allocator's own segments, with their free stretches."""
+        """Return the allocator's own segments, with their free stretches."""
         inside: list[list[Json]] = [[] for _ in range(len(found.segments))]
         for at, row, extent in zip(
             found.segment.tolist(), found.rows.tolist(), found.extent.tolist(), strict=True
@@ -161,7 +161,7 @@ class _Writer:
         ]
 
     def made_up(self, reserve: int | None, beyond: int) -> FinalSegments:
-        """One segment around each run of neighbouring live blocks, and one free one for the rest."""
+        """Make one segment for each run of adjacent live blocks, and a free one for the remaining reserve."""
         blocks = self._trace.allocations
         rows = blocks.alive_at(len(self._trace.events) - 1, self._device)
         rows = rows[np.argsort(np.array([self._address[row] for row in rows.tolist()], np.uint64))]
@@ -175,7 +175,7 @@ class _Writer:
         return FinalSegments(segments, False, (beyond, slack))
 
     def _extents(self, rows: np.ndarray, reserve: int | None) -> Int64:
-        """What each block takes: as told, else by the rule of rounding as far as there is room."""
+        """Return the extent of each block: as recorded, else by the rounding rule if there is room."""
         blocks = self._trace.allocations
         size, told = blocks.bytes[rows], blocks.rounded[rows]
         cuda = self._trace.devices[self._device].has_reserved

@@ -1,6 +1,7 @@
-"""speedscope: what was alive at the peak by call stack, as a flame graph for www.speedscope.app.
+"""speedscope: live memory at the peak by call stack, as a flame graph for www.speedscope.app.
 
-Schema: https://www.speedscope.app/file-format-schema.json, a "sampled" profile a device, weighted in bytes.
+Schema: https://www.speedscope.app/file-format-schema.json. Each device is a "sampled" profile, with bytes as
+weights.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Path = tuple[str, ...]
 def write(trace: MemoryTrace, path: str | os.PathLike[str], title: str) -> None:
     """Write one profile per device; its samples sum to the device's peak.
 
-    A block without a call stack stands under its modules, operator and category instead.
+    A block without a call stack is placed under its modules, operator, name and category instead.
 
     Raises:
         MemPluginError: the file cannot be written.
@@ -38,7 +39,7 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str], title: str) -> None:
 
 
 def document(trace: MemoryTrace, title: str) -> dict[str, Any]:
-    """The file's content. `title` is what speedscope shows above the graph."""
+    """Return the file's content. speedscope shows `title` above the graph."""
     frames = _Frames()
     profiles = [_profile(trace, row, frames) for row in range(len(trace.devices)) if is_used(trace, row)]
     peaks = [profile["endValue"] for profile in profiles]
@@ -53,14 +54,14 @@ def document(trace: MemoryTrace, title: str) -> dict[str, Any]:
 
 
 class _Frames:
-    """The frames that samples point into, each once."""
+    """The table of frames to which samples refer; each frame occurs once."""
 
     def __init__(self) -> None:
         self.written: list[Frame] = []
         self._rows: dict[str, int] = {}
 
     def row(self, text: str, is_place: bool) -> int:
-        """The row of a frame: of a call stack (`is_place`), or of a name that stands in for one."""
+        """Return the row of a frame: of a call stack if `is_place`, else of a plain name."""
         known = self._rows.get(text)
         if known is None:
             known = self._rows[text] = len(self.written)
@@ -85,7 +86,7 @@ def _profile(trace: MemoryTrace, device: int, frames: _Frames) -> dict[str, Any]
     found: dict[tuple[int, ...], int] = {}
     for sample, size in _samples(trace, trace.allocations.alive_at(event, device), frames):
         found[sample] = found.get(sample, 0) + size
-    # Neighbours that share their outermost frames become one bar in the order of time, too.
+    # Sorted, so that samples with the same outermost frames also form one bar in the "Time Order" view.
     ordered = sorted(found.items())
     return {
         "type": "sampled",
@@ -99,7 +100,7 @@ def _profile(trace: MemoryTrace, device: int, frames: _Frames) -> dict[str, Any]
 
 
 def _samples(trace: MemoryTrace, rows: np.ndarray, frames: _Frames) -> list[tuple[tuple[int, ...], int]]:
-    """Each different place at which some allocations were made, outermost first, and its bytes."""
+    """Return the different stacks of some allocations, outermost frame first, and the bytes of each."""
     blocks = trace.allocations
     stack = blocks.stack[rows]
     known = rows[stack >= 0]

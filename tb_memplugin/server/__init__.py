@@ -1,1 +1,1 @@
-"""The TensorBoard backend of the Memory tab. Runs on hosts without torch."""
+"""The TensorBoard backend of the Memory tab. It runs on hosts without torch."""

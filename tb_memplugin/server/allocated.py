@@ -1,4 +1,4 @@
-"""The allocations that a request means: alive at a moment, or born in the step; and their stacks."""
+"""The allocations that a request selects: alive at a moment, or allocated in the step; and their stacks."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tb_memplugin.trace import MemoryTrace
 
 CHOICES = ("moment", "step")
 KEPT = Kept(24)
-"""A person scrubs through moments, and each has a table of stacks, one of lines, and three trees."""
+"""Results are cached while a user moves through moments; each moment has two tables and three trees."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """Allocations of a device: alive after `event`, or for None all that the step or window made."""
+    """Allocations of a device: alive after `event`; if it is None, all allocated in the step or window."""
 
     opened: Opened
     of: str
     event: int | None
 
     def kept(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Something derived of these allocations, kept for the next request."""
+        """Return something computed from these allocations by `make`, cached under the key `what`."""
         opened = self.opened
         return KEPT.of(opened.trace, (opened.device, opened.step, opened.whole, self.event, what), make)
 
     def rows(self) -> npt.NDArray[np.intp]:
-        """Rows of `trace.allocations`."""
+        """Return the rows of `trace.allocations`."""
         trace, device = self.opened.trace, self.opened.device
         if self.event is not None:
             return trace.allocations.alive_at(self.event, device)
@@ -50,11 +50,11 @@ class Allocated:
         return np.flatnonzero((blocks.device == device) & (blocks.born >= first) & (blocks.born < end))
 
     def stacks(self) -> tuple[StackRow, ...]:
-        """What each stack allocated, largest first."""
+        """Return what each stack allocated, largest first."""
         return self.kept("stacks", lambda: stacks_of(self.opened.trace, self.rows()))
 
     def shape(self, rows: Sequence[StackRow]) -> Json:
-        """What the answers of all these routes begin with."""
+        """Return the fields with which the answers of all these routes begin."""
         trace, event = self.opened.trace, self.event
         time = None if event is None else _time(trace, event) - self.opened.epoch_ns
         return {
@@ -67,7 +67,7 @@ class Allocated:
 
 
 def allocated(request: Request, opened: Opened) -> Allocated:
-    """What a request means by `of`, `event` and `t`: without them, what was alive at the step's peak.
+    """Return the allocations that `of`, `event` and `t` select; by default those alive at the step's peak.
 
     Raises:
         MemPluginError: a parameter is wrong.

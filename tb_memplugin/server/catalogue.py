@@ -1,4 +1,4 @@
-"""What TensorBoard has loaded of ours: runs, workers, steps, and what could not be read."""
+"""The recordings that TensorBoard has loaded: runs, workers, steps, and what could not be read."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tb_memplugin.store.generations import superseded
 from tb_memplugin.store.paths import PLUGIN_NAME
 
 SUMMARIES_KEPT = 256
-"""Summaries kept after reading: asking TensorBoard's data server for one takes as long."""
+"""How many summaries are cached, because asking TensorBoard's data server for one is slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One captured step. `folder` is TensorBoard's name of the run: the worker's folder in the logdir."""
+    """One recorded step. `folder` is the run's name in TensorBoard: the worker's folder in the logdir."""
 
     run: str
     worker: str
@@ -34,20 +34,20 @@ class Entry:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices' names."""
+        """The names of the step's devices."""
         return tuple(device.device for device in self.metadata.devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All captured steps, by run and worker, in order of window and step."""
+    """All recorded steps, by run and worker, in order of window and step."""
 
     workers: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
     problems: tuple[UnreadableFileError, ...] = ()
 
 
 class Catalogue:
-    """Lists and reads captured steps through TensorBoard's data provider, whichever it is."""
+    """Lists and reads recorded steps through TensorBoard's data provider, of any kind."""
 
     def __init__(self, data_provider: provider.DataProvider | None) -> None:
         self._provider = data_provider
@@ -57,10 +57,10 @@ class Catalogue:
         self._read: dict[bytes, StepMetadata] = {}
 
     def listing(self, ctx: RequestContext, experiment: str, *, fresh: bool = False) -> Listing:
-        """Everything there is: as it was when last asked, or asked anew.
+        """Return all steps: those of the last query, or if `fresh` those of a new query to TensorBoard.
 
-        Asking TensorBoard's data server takes some 40 ms, too much for each zoom. `runs` asks anew, and
-        so does a request for a step that is not known.
+        A query to TensorBoard's data server takes about 40 ms, too long for every zoom. The route `runs`
+        makes a new query, and so does a request for an unknown step.
         """
         listing = None if fresh else self._listings.get(experiment)
         if listing is None:
@@ -76,10 +76,10 @@ class Catalogue:
         step: int,
         window: int | None = None,
     ) -> Entry:
-        """The step with these names; of several windows with this step the last, unless one is named.
+        """Return the entry of a step; if several windows have the step, that of the last or the named one.
 
         Raises:
-            NotRecordedError: there is none.
+            NotRecordedError: there is no such step.
         """
         listing = Listing()
         for fresh in (False, True):
@@ -90,15 +90,15 @@ class Catalogue:
         raise _not_recorded(listing, run, worker, step)
 
     def worker(self, ctx: RequestContext, experiment: str, entry: Entry) -> list[Entry]:
-        """All steps of the worker that recorded a step."""
+        """Return all steps of the worker that recorded the given step."""
         return self.listing(ctx, experiment).workers.get((entry.run, entry.worker), [entry])
 
     def summary(self, ctx: RequestContext, experiment: str, entry: Entry) -> StepSummary:
-        """A step's summary. Shared between requests: do not change it.
+        """Return a step's summary. Requests share it: do not modify it.
 
         Raises:
-            NotRecordedError: TensorBoard no longer has it.
-            UnreadableFileError: damaged, or newer than this reader.
+            NotRecordedError: TensorBoard no longer has the step.
+            UnreadableFileError: the summary is damaged, or newer than this reader.
         """
         key = (experiment, entry.folder, entry.tag, entry.metadata.writer_id)
         with self._lock:
@@ -112,7 +112,7 @@ class Catalogue:
         return summary
 
     def _sorted(self, found: dict[str, dict[str, bytes]]) -> Listing:
-        """What was read before is read once: of twenty thousand steps that would take a second."""
+        """Sort the steps; metadata is parsed only once, because for 20,000 steps that takes a second."""
         before, self._read = self._read, {}
 
         def metadata(content: bytes, where: str) -> StepMetadata:
@@ -147,8 +147,8 @@ class Catalogue:
             blob: bytes = self._provider.read_blob(ctx, blob_key=data[-1].values[0].blob_key)
         except PublicError as error:
             raise UnreadableFileError(
-                "TensorBoard's fast data server cannot read this step: it trips over quotes, backslashes and "
-                "control characters in the names of runs.",
+                "TensorBoard's fast data server cannot read this step: it fails on quotes, "
+                "backslashes and control characters in run names.",
                 where=f"{entry.folder}: {entry.tag}",
                 fix="Rename the run's folder, or start TensorBoard with --load_fast=false.",
             ) from error
@@ -156,7 +156,7 @@ class Catalogue:
 
 
 def run_and_worker(folder: str, worker: str) -> tuple[str, str]:
-    """A TensorBoard run's name as run and worker: the worker's folder is the last part of the name."""
+    """Return run and worker for the name of a TensorBoard run, whose last part is the worker's folder."""
     if folder in {"", "."}:
         return ".", worker
     run = folder.replace("\\", "/").rpartition("/")[0]
@@ -180,7 +180,7 @@ def _sorted(found: dict[str, dict[str, bytes]], read: Callable[[bytes, str], Ste
     for folder, entries in folders.items():
         if folder in replaced:
             continue
-        # Copies of a folder hold the same names: the folder's own tells them apart.
+        # Copies of a folder have the same worker name; the folder's name distinguishes them.
         key = (entries[0].run, entries[0].worker)
         if key in workers:
             key = (key[0], f"{key[1]} ({folder.rpartition('/')[2]})")
@@ -196,7 +196,7 @@ def _not_recorded(listing: Listing, run: str, worker: str, step: int) -> NotReco
     runs = sorted({name for name, _ in listing.workers})
     workers = sorted(name for of, name in listing.workers if of == run)
     if run not in runs:
-        return NotRecordedError(f"Run {run!r} holds no recording.", where="run", fix=_choose(runs))
+        return NotRecordedError(f"Run {run!r} has no recording.", where="run", fix=_choose(runs))
     if worker not in workers:
         return NotRecordedError(
             f"Run {run!r} has no worker {worker!r}.", where="worker", fix=_choose(workers)

@@ -1,4 +1,4 @@
-"""Frames of call stacks as answers tell them: each once, with its parts and whose code it is."""
+"""Frames of call stacks in answers: each occurs once, with its parts and the kind of its code."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from functools import lru_cache
 from tb_memplugin.analysis.curve import OTHERS
 from tb_memplugin.analysis.source_lines import NO_STACK, is_user_code, lines_of
 from tb_memplugin.server.shapes import Json
+from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame
 
 LONGEST = 4_000
-"""Characters of a frame's text in an answer. A C++ function may have a name of several thousand."""
+"""The most characters of a frame's text in an answer. C++ functions can have names of several thousand."""
 
 
 class FrameTable:
-    """Gathers the frames that an answer speaks of."""
+    """Collects the frames to which an answer refers."""
 
     def __init__(self) -> None:
         self._place: dict[str, int] = {}
 
     def row(self, text: str) -> int:
-        """The row of a frame in `shape()`."""
+        """Return the row of a frame in `shape()`."""
         return self._place.setdefault(text, len(self._place))
 
     def rows(self, texts: Sequence[str]) -> list[int]:
-        """The rows of a stack."""
+        """Return the rows of a stack's frames."""
         return [self.row(text) for text in texts]
 
     def shape(self) -> list[Json]:
-        """FRAMEs, in order of their rows."""
+        """Return FRAMEs (docs/http_api.md), in order of their rows."""
         return [dict(_frame_shape(text)) for text in self._place]
 
 
 def kind_of(text: str) -> str:
-    """Whose code a frame is: `user`, `library` or `native`."""
+    """Return the kind of a frame's code: `user`, `library` or `native`."""
     return str(_frame_shape(text)["kind"])
 
 
@@ -53,7 +54,7 @@ def _frame_shape(text: str) -> Json:
 
 
 def labels_of(keys: Sequence[str], by: str) -> list[str]:
-    """What parts of a division go by: a stack by the line of it that people know, others by their key."""
+    """Return display names for the parts of a division: for a stack its leading line, else the key."""
     if by != "stack":
         return [key[:LONGEST] for key in keys]
     line, names = lines_of([key.split("\n") for key in keys])
@@ -63,8 +64,17 @@ def labels_of(keys: Sequence[str], by: str) -> list[str]:
     ]
 
 
+def lines_at(trace: MemoryTrace, rows: Sequence[int]) -> list[str | None]:
+    """Return the leading source line of each allocation's stack, None if it has no stack."""
+    stacks = trace.allocations.stack[list(rows)].tolist()
+    line, names = lines_of([trace.stacks[stack] if stack >= 0 else () for stack in stacks])
+    return [
+        names[row][:LONGEST] if stack >= 0 else None for stack, row in zip(stacks, line.tolist(), strict=True)
+    ]
+
+
 class Finder:
-    """A text that a person looks for in frames, case aside. One that is empty finds nothing."""
+    """A text to search for in frames, ignoring case. An empty text finds nothing and is falsy."""
 
     def __init__(self, text: str) -> None:
         self.text = text.casefold()
@@ -74,7 +84,7 @@ class Finder:
         return bool(self.text)
 
     def has(self, frames: Sequence[str]) -> bool:
-        """Whether any of the frames holds the text."""
+        """Return whether any of the frames contains the text."""
         return any(self._in(text) for text in frames)
 
     def _in(self, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a request divides memory by; modules that it wants folded, in the groups of the window's peak."""
+"""The division that a request asks for; folded modules are grouped by the window's peak."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ KEPT = Kept(8)
 
 
 def divided(request: Request, opened: Opened, by: str) -> Divided:
-    """`by` itself, or for `module` with `fold=1` the groups, those that `open` names (one a line) divided.
+    """Return the division `by`, or module groups if it is `module` and the request has `fold=1`.
 
-    The groups are those of the device's highest moment in the window, so that a zoom does not change them.
+    The groups named in `open`, one per line, are divided further. The groups are those of the device's peak
+    in the window, so that they do not change when the user zooms.
 
     Raises:
-        MemPluginError: `by` is no division.
+        MemPluginError: `by` is not a division.
     """
     found = next((one for one in ALL_DIVISIONS if one == by), None)
     if found is None:
@@ -35,12 +36,12 @@ def divided(request: Request, opened: Opened, by: str) -> Divided:
 
 
 def groups_asked(request: Request, by: str) -> bool:
-    """Whether a request wants modules in groups."""
+    """Return whether a request asks for modules in groups."""
     return by == "module" and request.text("fold", "") == "1"
 
 
 def folded(request: Request, opened: Opened, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Parts by module, of any recording, in this window's groups."""
+    """Return parts by module, of any recording, merged into this window's groups."""
     groups = _kept_groups(request, opened)
     modules = codes(opened.trace, "module", _NO_ROWS)[1]
     names = {key: groups.keys[row] for key, row in zip(modules, groups.part.tolist(), strict=True)}
@@ -63,7 +64,7 @@ def _groups(opened: Opened, names: tuple[str, ...]) -> ModuleGroups:
 
 
 def groups_shape(by: Divided) -> Json:
-    """How many modules each of the curve's keys stands for, and whether it can be opened."""
+    """Return how many modules each key of a curve has, and whether it can be divided; {} without groups."""
     if not isinstance(by, ModuleGroups):
         return {}
     return {"groups": [{"modules": n, "opens": o} for n, o in zip(by.modules, by.opens, strict=True)]}

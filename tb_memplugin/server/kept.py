@@ -1,4 +1,4 @@
-"""What routes derive of a window, kept for the next request as long as the window itself is in memory."""
+"""A cache for what routes compute from a window, which lasts as long as the window is in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Kept:
-    """The newest results, by window and by what was asked of it. Windows are not kept alive here.
+    """A cache of the last results, by window and by key. It keeps only weak references to windows.
 
     Args:
         most: how many results to keep.
@@ -26,7 +26,7 @@ class Kept:
         self._found: OrderedDict[Hashable, tuple[weakref.ref[MemoryTrace], object]] = OrderedDict()
 
     def of(self, trace: MemoryTrace, asked: Hashable, make: Callable[[], T]) -> T:
-        """The result that was kept for this window, else a new one."""
+        """Return the cached result of this window for the key `asked`, or compute it with `make`."""
         key = (id(trace), asked)
         with self._lock:
             found = self._found.get(key)

@@ -1,4 +1,4 @@
-"""What TensorBoard's entry point names: it loads the plugin, and puts any failure into the tab."""
+"""The entry point for TensorBoard: it loads the plugin, and shows any failure to do so in the tab."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _log = logging.getLogger("tb_memplugin")
 
 
 class MemoryPluginLoader(base_plugin.TBLoader):  # type: ignore[misc]  # tensorboard has no types
-    """Loads the Memory tab. If its code cannot be imported, the tab says why, instead of being absent."""
+    """Loads the Memory tab. If its code cannot be imported, the tab shows the error."""
 
     def fix_flags(self, flags: argparse.Namespace) -> None:
-        """Keep every step: by default TensorBoard keeps ten, picked at random, of what is not a scalar."""
+        """Keep every step; by default TensorBoard keeps ten random steps of data that is not scalar."""
         samples = getattr(flags, "samples_per_plugin", None)
         if samples is not None:
             samples.setdefault(PLUGIN_NAME, 0)
 
     def load(self, context: base_plugin.TBContext) -> base_plugin.TBPlugin:
-        """The plugin, or one that shows in the tab why it could not be loaded."""
+        """Return the plugin, or one that shows in the tab why it could not be loaded."""
         try:
             from tb_memplugin.server.plugin import MemoryPlugin
 
@@ -33,7 +33,7 @@ class MemoryPluginLoader(base_plugin.TBLoader):  # type: ignore[misc]  # tensorb
 
 
 class BrokenPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard has no types
-    """A tab that shows one message. Needs nothing but TensorBoard."""
+    """A tab that shows one message. It needs only TensorBoard."""
 
     plugin_name = PLUGIN_NAME
 
@@ -42,20 +42,20 @@ class BrokenPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
         self._reason = f"{type(error).__name__}: {error}"
 
     def get_plugin_apps(self) -> dict[str, Any]:
-        """The tab's script alone."""
+        """Return the only route: the tab's script."""
         from tb_memplugin.server.placeholder import message_app
 
         text = (
-            "The Memory tab could not be loaded on TensorBoard's side.",
+            "The backend of the Memory tab could not be loaded into TensorBoard.",
             self._reason,
             "Run: tb-memplugin doctor LOGDIR",
         )
         return {"/static/*": message_app(*text)}
 
     def is_active(self) -> bool:
-        """Always: there is something to say."""
+        """Return True, because there is always a message to show."""
         return True
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        """The tab."""
+        """Return the name and the script of the tab."""
         return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")

@@ -1,4 +1,4 @@
-"""Series of steps that monitors wrote: read through TensorBoard's data provider, each record once."""
+"""The step series of MemoryMonitor, read through TensorBoard's data provider; each record is read once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tb_memplugin.store.step_records import read_figures, read_series
 from tb_memplugin.trace.step_figures import StepFigures, joined
 
 ALL = 1 << 24
-"""As many records as there are: TensorBoard's word for "no sampling"."""
+"""A number of records so high that TensorBoard does not sample them."""
 
 _Key = tuple[str, str]
 _Stamp = tuple[int, float, bytes]
@@ -25,7 +25,7 @@ _Stamp = tuple[int, float, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The steps of one monitor. `folder` is TensorBoard's name of the run."""
+    """The steps of one monitor. `folder` is the name of the run in TensorBoard."""
 
     folder: str
     metadata: SeriesMetadata
@@ -34,7 +34,7 @@ class Series:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of a folder, and when it was so."""
+    """What was read from a folder, and the stamp of its state then."""
 
     stamp: _Stamp
     records: dict[int, StepFigures]
@@ -51,10 +51,10 @@ class MonitoredRuns:
 
 
 class Monitored:
-    """Keeps the figures of all monitors in memory: some 100 bytes a step.
+    """Keeps the figures of all monitors in memory, at about 100 bytes per step.
 
     Args:
-        data_provider: TensorBoard's, whichever it is.
+        data_provider: TensorBoard's data provider, of any kind.
     """
 
     def __init__(self, data_provider: provider.DataProvider | None) -> None:
@@ -64,7 +64,7 @@ class Monitored:
         self._runs: dict[str, MonitoredRuns] = {}
 
     def runs(self, ctx: RequestContext, experiment: str, *, fresh: bool = False) -> MonitoredRuns:
-        """Everything there is: as it was when last asked, or asked anew."""
+        """Return all series: those of the last query, or if `fresh` those of a new query to TensorBoard."""
         runs = None if fresh else self._runs.get(experiment)
         if runs is None:
             with self._lock:
@@ -72,10 +72,10 @@ class Monitored:
         return runs
 
     def find(self, ctx: RequestContext, experiment: str, run: str, worker: str) -> Series:
-        """The series of a worker.
+        """Return the series of a worker.
 
         Raises:
-            NotRecordedError: there is none.
+            NotRecordedError: the worker has no series.
         """
         for fresh in (False, True):
             found = self.runs(ctx, experiment, fresh=fresh).workers.get((run, worker))
@@ -133,7 +133,7 @@ class Monitored:
 def _read(
     folder: str, stamp: _Stamp, data: list[provider.TensorDatum], known: dict[int, StepFigures]
 ) -> _Read:
-    """The series of a folder; a record that cannot be read is left out, and told."""
+    """Return the series of a folder; records that cannot be read are left out and listed as problems."""
     where = f"{folder}: {STEPS_TAG}"
     records, problems = dict(known), []
     for datum in data:
@@ -154,7 +154,7 @@ def _read(
 def _told(error: Exception, where: str) -> UnreadableFileError:
     if isinstance(error, UnreadableFileError):
         return error
-    return UnreadableFileError(f"Figures of steps are damaged ({error}).", where=where, fix=RERECORD)
+    return UnreadableFileError(f"The figures of steps are damaged ({error}).", where=where, fix=RERECORD)
 
 
 def _by_worker(found: list[_Read]) -> MonitoredRuns:

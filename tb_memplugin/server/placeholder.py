@@ -1,4 +1,4 @@
-"""A tab with a message in place of the frontend: it is not built, or the backend did not load."""
+"""A tab that shows a message instead of the frontend: it is not built, or the backend did not load."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ export function render() {
 
 
 def message_script(*lines: str) -> str:
-    """An ES module whose `render` shows lines of text, the first as a heading."""
+    """Return an ES module whose `render` shows lines of text, the first as a heading."""
     return _SCRIPT % json.dumps(lines).replace("<", "\\u003c")
 
 
 def message_app(*lines: str) -> Any:
-    """A WSGI application that answers every request with such a module."""
+    """Return a WSGI application that answers every request with a `message_script`."""
     script = message_script(*lines)
 
     @wrappers.Request.application

@@ -1,4 +1,4 @@
-"""The Memory tab's backend: routes that answer JSON, and the bundled frontend."""
+"""The Memory tab's backend: routes that answer JSON, exported files, and the bundled frontend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFile
 from tb_memplugin.server import static_files
 from tb_memplugin.server.catalogue import Catalogue
 from tb_memplugin.server.monitored import Monitored
-from tb_memplugin.server.routes import ROUTES
+from tb_memplugin.server.routes import ROUTES, export
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session, error_body
 from tb_memplugin.server.shapes import Json
@@ -26,10 +26,11 @@ from tb_memplugin.store.paths import PLUGIN_NAME
 _log = logging.getLogger("tb_memplugin")
 
 Answer = Callable[[Session, Request], Json]
+Respond = Callable[[wrappers.Request], wrappers.Response]
 
 
 class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard has no types
-    """Serves what docs/http_api.md says. Handlers run side by side; none writes anything."""
+    """Serves the routes of docs/http_api.md. Requests are handled in parallel; none changes the logdir."""
 
     plugin_name = PLUGIN_NAME
 
@@ -41,43 +42,58 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
         self._session = Session(self._catalogue, Monitored(data), Windows(logdir), logdir)
 
     def get_plugin_apps(self) -> dict[str, Any]:
-        """The routes, each a WSGI application."""
-        apps = {route: self._app(answer) for route, answer in ROUTES.items()}
-        return apps | {"/static/*": wrappers.Request.application(static_files.serve)}
+        """Return the routes, each a WSGI application."""
+        apps = {route: _app(self._told(answer)) for route, answer in ROUTES.items()}
+        return apps | {
+            "/export": _app(lambda request: export.respond(self._session, request)),
+            "/static/*": wrappers.Request.application(static_files.serve),
+        }
 
     def is_active(self) -> bool:
-        """TensorBoard itself looks for our tags; without any, files that cannot be read are worth a tab."""
+        """Return whether unreadable files justify the tab; TensorBoard itself looks for our tags."""
         return bool(self._session.unreadable_files())
 
     def data_plugin_names(self) -> frozenset[str]:
-        """The tab is active as soon as a run holds a tag of ours."""
+        """Return the names of plugins whose tags in a run make the tab active: our own."""
         return frozenset({PLUGIN_NAME})
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        """The tab."""
+        """Return the name and the script of the tab."""
         return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")
 
-    def _app(self, answer: Answer) -> Any:
-        @wrappers.Request.application
-        def app(request: wrappers.Request) -> wrappers.Response:
-            code, body = self._answer(answer, request)
-            text = json.dumps(body, separators=(",", ":"))
-            response: wrappers.Response = http_util.Respond(request, text, "application/json", code=code)
-            return response
+    def _told(self, answer: Answer) -> Respond:
+        return lambda request: _json(request, 200, answer(self._session, Request.of(request)))
 
-        return app
 
-    def _answer(self, answer: Answer, request: wrappers.Request) -> tuple[int, Json]:
+def _app(respond: Respond) -> Any:
+    """Return a route as a WSGI application that answers with JSON if an error is raised."""
+
+    @wrappers.Request.application
+    def app(request: wrappers.Request) -> wrappers.Response:
         if request.method not in ("GET", "HEAD"):
-            return 405, error_body(MemPluginError(f"{request.method} is not served.", fix="Use GET."))
+            refused = MemPluginError(f"{request.method} is not supported.", fix="Use GET.")
+            return _json(request, 405, error_body(refused))
         try:
-            return 200, answer(self._session, Request.of(request))
-        except (NotRecordedError, UnreadableFileError) as error:
-            return 404, error_body(error)
-        except MemPluginError as error:
-            return 400, error_body(error)
-        except PublicError as error:
-            return int(getattr(error, "http_code", 500)), error_body(error)
-        except Exception as error:  # noqa: BLE001  # a request's failure is told to who asked
-            _log.exception("The Memory tab's request %s failed", request.path)
-            return 500, error_body(error)
+            return respond(request)
+        except Exception as error:  # noqa: BLE001  # every failure is reported to the client
+            return _json(request, _status(error, request.path), error_body(error))
+
+    return app
+
+
+def _status(error: Exception, path: str) -> int:
+    """Return the HTTP status for an error; log it if it is a bug of ours (500)."""
+    if isinstance(error, NotRecordedError | UnreadableFileError):
+        return 404
+    if isinstance(error, MemPluginError):
+        return 400
+    if isinstance(error, PublicError):
+        return int(getattr(error, "http_code", 500))
+    _log.error("The Memory tab's request %s failed", path, exc_info=error)
+    return 500
+
+
+def _json(request: wrappers.Request, code: int, body: Json) -> wrappers.Response:
+    text = json.dumps(body, separators=(",", ":"))
+    response: wrappers.Response = http_util.Respond(request, text, "application/json", code=code)
+    return response

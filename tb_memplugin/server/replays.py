@@ -1,4 +1,4 @@
-"""What the Allocator's routes derive of a window, kept for the next moment: it takes longer than a moment."""
+"""A cache for what the Allocator's routes compute once per window and use for every moment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
 KEPT = 4
-"""Devices of windows: a person looks at one, and compares it with another."""
+"""How many replays (one per device and window) are cached: a user views one and compares it with another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One device of a window. `pending_since` is as in `analysis.pending`."""
+    """One device of a window. `pending_since` is the result of `analysis.pending.pending_since`."""
 
     levels: Levels
     placement: Placement
@@ -29,14 +29,14 @@ class Replay:
 
 
 class Replays:
-    """The newest replays. `Windows` keeps the windows themselves: a replay goes when its window does."""
+    """A cache of the last replays. `Windows` keeps the windows; a replay is dropped with its window."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[int, int], tuple[weakref.ref[MemoryTrace], Replay]] = OrderedDict()
 
     def of(self, opened: Opened) -> Replay:
-        """The replay of an opened window's device.
+        """Return the replay of an opened window's device.
 
         Raises:
             UnreadableFileError: the segment events contradict each other beyond what can be replayed.
@@ -61,4 +61,4 @@ class Replays:
 
 
 REPLAYS = Replays()
-"""One for the process, as TensorBoard has one of our plugins."""
+"""The cache of the process: TensorBoard creates one instance of the plugin."""

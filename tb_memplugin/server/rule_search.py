@@ -1,7 +1,7 @@
-"""Custom rules from an address: searched for in a process of its own.
+"""Custom rules from a request, whose patterns are searched in a separate process.
 
-A pattern may take for ever on one frame, and Python can neither stop a search nor let other threads run
-while it lasts: TensorBoard would stand still.
+A pattern may take endlessly on a single frame, and Python can neither stop a search nor run other threads
+during it, so that all of TensorBoard would hang.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ json.dump([first(texts) for texts in asked["texts"]], sys.stdout)
 
 
 def rule_parts(text: str, rows: Sequence[StackRow]) -> tuple[Part, ...]:
-    """What the stacks of each rule allocated, in the rules' order, and last what none matches.
+    """Return what the stacks of each rule allocated, in the rules' order, and last what no rule matches.
 
     Args:
-        text: lines of `name=regex`; empty ones do not count.
+        text: lines of `name=regex`; empty lines are ignored.
         rows: what each stack allocated.
 
     Raises:
-        MemPluginError: a line is no rule, a pattern is invalid or takes too long.
+        MemPluginError: a line is no rule, or a pattern is invalid or takes too long.
     """
     rules = rules_in(text)
     rank = _ranks(rules, sorted(distinct(row.frames for row in rows)))
@@ -53,7 +53,7 @@ def rule_parts(text: str, rows: Sequence[StackRow]) -> tuple[Part, ...]:
 
 
 def rules_in(text: str) -> Rules:
-    """The rules in lines of `name=regex`. Never a file's: an address must not make us open one.
+    """Read rules from lines of `name=regex`. Files are not accepted: a request must not make us open one.
 
     Raises:
         MemPluginError: a line is no rule, or a pattern is invalid.
@@ -61,21 +61,21 @@ def rules_in(text: str) -> Rules:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > MOST_RULES:
         raise MemPluginError(
-            f"These are {len(lines)} rules.", where="rules", fix=f"Give at most {MOST_RULES}."
+            f"There are {len(lines)} rules.", where="rules", fix=f"Give at most {MOST_RULES}."
         )
     rules = []
     for line in lines:
         name, equals, pattern = line.partition("=")
         if not (name.strip() and equals and pattern.strip()):
             raise MemPluginError(
-                f"{line[:80]!r} is no rule.", where="rules", fix="Write name=regex, one a line."
+                f"{line[:80]!r} is not a rule.", where="rules", fix="Write name=regex, one rule per line."
             )
         rules.append({"name": name.strip(), "pattern": pattern.strip()})
     return read_rules([json.dumps(rules)])
 
 
 def _ranks(rules: Rules, texts: list[str]) -> dict[str, int]:
-    """The first rule that each frame matches, their number where none does."""
+    """Return the index of the first rule that each frame matches; the number of rules if none does."""
     if not rules.names or not texts:
         return dict.fromkeys(texts, len(rules.names))
     frames = [read_frame(text) for text in texts]
@@ -95,12 +95,12 @@ def _ranks(rules: Rules, texts: list[str]) -> dict[str, int]:
         )
     except subprocess.TimeoutExpired as error:
         raise MemPluginError(
-            f"The rules were not done within {SECONDS:.0f} seconds.",
+            f"The search for the rules took more than {SECONDS:.0f} seconds.",
             where="rules",
-            fix="Some pattern tries too many ways to match: leave out nested repeats such as (a+)+.",
+            fix="A pattern has too many ways to match: avoid nested repeats such as (a+)+.",
         ) from error
     except (OSError, subprocess.CalledProcessError) as error:
         raise MemPluginError(
-            "The rules could not be searched for.", where="rules", fix="Look at TensorBoard's log."
+            "The search for the rules failed.", where="rules", fix="Look at TensorBoard's log."
         ) from error
     return dict(zip(texts, json.loads(done.stdout), strict=True))

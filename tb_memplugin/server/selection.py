@@ -1,4 +1,4 @@
-"""What a request asks for: its parameters, checked."""
+"""Access to a request's parameters, with checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_COLUMNS = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request's parameters, and how TensorBoard wants to be asked on its behalf."""
+    """A request's parameters, and the context and experiment to pass to TensorBoard's data provider."""
 
     parameters: dict[str, str]
     ctx: RequestContext
@@ -23,30 +23,30 @@ class Request:
 
     @classmethod
     def of(cls, request: wrappers.Request) -> Request:
-        """The parameters of a request; the first of several with one name counts."""
+        """Take the parameters from a request; of several with the same name, the first counts."""
         environ = request.environ
         return cls(request.args.to_dict(), plugin_util.context(environ), plugin_util.experiment_id(environ))
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A parameter's text.
+        """Return a parameter's text.
 
         Raises:
-            MemPluginError: absent, and there is no default.
+            MemPluginError: the parameter is missing and has no default.
         """
         value = self.parameters.get(name, default)
         if value is None:
             raise MemPluginError(
-                f"Parameter {name!r} is absent.", where=name, fix="Take it from the runs route."
+                f"Parameter {name!r} is missing.", where=name, fix="Take it from the runs route."
             )
         return value
 
     def number(
         self, name: str, default: int | None = None, lowest: int = -(1 << 62), highest: int = 1 << 62
     ) -> int:
-        """A parameter's whole number.
+        """Return a parameter's whole number.
 
         Raises:
-            MemPluginError: absent without a default, not a whole number, or out of bounds.
+            MemPluginError: the parameter is missing without a default, not a whole number, or out of bounds.
         """
         if self.parameters.get(name, "") == "" and default is not None:
             return default
@@ -64,5 +64,5 @@ class Request:
         return value
 
     def given(self, name: str) -> bool:
-        """Whether a parameter has a value."""
+        """Return whether a parameter has a value."""
         return self.parameters.get(name, "") != ""

@@ -1,4 +1,4 @@
-"""Everything a route needs to answer: the step a request names, its summary, its window."""
+"""What routes need to answer a request: the step that it names, its summary, and its window."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.catalogue import Catalogue, Entry
+from tb_memplugin.server.exported import Exports
 from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.windows import Windows
@@ -22,24 +23,24 @@ _UNFOLDED_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A step on a device, as a request named them."""
+    """The step and the device that a request names."""
 
     entry: Entry
     device: str
     whole: bool = False
-    """Whether all steps of its window are meant, as one."""
+    """Whether the request asks for all steps of the window together."""
 
     @property
     def epoch_ns(self) -> int:
-        """When the window began: times in requests and answers count from here."""
+        """When the window began; times in requests and answers are relative to it."""
         return self.entry.metadata.epoch_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A window in memory, and the rows in it of the step and device that a request named.
+    """A window in memory, and the rows in it of the step and device that a request names.
 
-    `whole`: the request means all steps of the window as one.
+    `whole`: whether the request asks for all steps of the window together.
     """
 
     trace: MemoryTrace
@@ -49,46 +50,47 @@ class Opened:
     whole: bool = False
 
     def span(self) -> tuple[int, int]:
-        """The span of what the request means, epoch nanoseconds."""
+        """Return the start and end of the step, or of the window if `whole`, in epoch nanoseconds."""
         return self.window_span() if self.whole else step_span(self.trace, self.step)
 
     def events(self) -> tuple[int, int]:
-        """The first event of what the request means, and the one behind its last."""
+        """Return the first event of the step, or of the window if `whole`, and the one after its last."""
         if self.whole:
             return self.trace.step_events(0)[0], self.trace.step_events(len(self.trace.steps) - 1)[1]
         return self.trace.step_events(self.step)
 
     def window_span(self) -> tuple[int, int]:
-        """The whole window's span, epoch nanoseconds."""
+        """Return the start and end of the whole window, in epoch nanoseconds."""
         return step_span(self.trace, 0)[0], step_span(self.trace, len(self.trace.steps) - 1)[1]
 
 
 class Session:
-    """What the routes share, for as long as TensorBoard runs."""
+    """The state that routes share while TensorBoard runs."""
 
     def __init__(self, catalogue: Catalogue, monitored: Monitored, windows: Windows, logdir: str) -> None:
         self.catalogue, self.monitored = catalogue, monitored
         self.windows, self.logdir = windows, logdir
+        self.exports = Exports()
         self._unfolded: OrderedDict[tuple[str, str, str], StepSummary] = OrderedDict()
 
     def unreadable_files(self) -> list[UnreadableFileError]:
-        """Files of ours in the logdir that cannot be read, as far as a quick look and past requests tell."""
+        """Return errors of our files in the logdir, as found by a quick check or by earlier requests."""
         found = self.windows.problems()
         if self.logdir and not files.is_remote(self.logdir):
             found += unreadable_files(self.logdir)
         return found
 
     def chosen(self, request: Request, prefix: str = "", step: int | None = None) -> Chosen:
-        """The step and device that a request names.
+        """Return the step and device that a request names.
 
         Args:
-            request: its parameters begin with `prefix`.
-            prefix: "base_" for the other side of a comparison.
-            step: takes the place of the parameter.
+            request: the request.
+            prefix: the beginning of the parameters' names: "base_" for the base of a comparison.
+            step: the step's number, instead of the parameter.
 
         Raises:
             NotRecordedError: there is no such step or device.
-            MemPluginError: a parameter is absent or wrong.
+            MemPluginError: a parameter is missing or wrong.
         """
         number = request.number(f"{prefix}step") if step is None else step
         window = request.number(f"{prefix}window") if request.given(f"{prefix}window") else None
@@ -110,7 +112,7 @@ class Session:
         return Chosen(entry, device, whole=request.text(f"{prefix}span", "step") == "window")
 
     def summary(self, request: Request, chosen: Chosen) -> StepSummary:
-        """The step's summary; made anew from the window where it had to be shortened. Do not change it."""
+        """Return the step's summary; if it was shortened, recompute it from the window. Do not modify it."""
         summary = self.catalogue.summary(request.ctx, request.experiment, chosen.entry)
         if not summary.folded:
             return summary
@@ -127,34 +129,34 @@ class Session:
         return self._unfolded[key]
 
     def device_summary(self, request: Request, chosen: Chosen) -> tuple[StepSummary, DeviceSummary]:
-        """The step's summary, and the part of it that concerns the device."""
+        """Return the step's summary, and the device's part of it."""
         summary = self.summary(request, chosen)
         for device in summary.devices:
             if device.name == chosen.device:
                 return summary, device
         raise UnreadableFileError(
-            "The step's summary lacks the device.", where=chosen.entry.tag, fix="Record it again."
+            "The step's summary does not contain this device.", where=chosen.entry.tag, fix="Record it again."
         )
 
     def opened(self, chosen: Chosen) -> Opened:
-        """The step's window in memory.
+        """Load the step's window.
 
         Raises:
-            UnreadableFileError: its side file is absent or cannot be read.
+            UnreadableFileError: its side file does not exist or cannot be read.
         """
         trace = self.windows.load(chosen.entry)
         rows = [row for row, device in enumerate(trace.devices) if _same(device.name, chosen.device)]
         if not rows:
             where = self.windows.display(chosen.entry)
             raise UnreadableFileError(
-                "The side file is of another window.", where=where, fix="Record the window again."
+                "The side file belongs to another window.", where=where, fix="Record the window again."
             )
         step = trace.step_row(chosen.entry.metadata.step)
         return Opened(trace, step, rows[0], chosen.epoch_ns, chosen.whole)
 
 
 def error_body(error: Exception) -> dict[str, dict[str, str]]:
-    """An error as the HTTP API tells it."""
+    """Return an error in the form of the HTTP API."""
     what, where, fix = (str(getattr(error, part, "")) for part in ("what", "where", "fix"))
     return {"error": {"what": what or f"{type(error).__name__}: {error}", "where": where, "fix": fix}}
 

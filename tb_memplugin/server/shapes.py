@@ -1,4 +1,4 @@
-"""The shapes that answers share: numbers of a step, parts of a whole, allocations."""
+"""JSON objects of docs/http_api.md that several answers contain: statistics, parts, allocations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STATS = (
 
 
 def stats_shape(device: DeviceStats) -> Json:
-    """STEPSTATS: bytes and nanoseconds since the window's epoch."""
+    """Return STEPSTATS, in bytes and in nanoseconds since the window's epoch."""
     stats = device.stats
     shape: Json = {name: getattr(stats, name) for name in _STATS}
     shape["peak_reserved_bytes"] = reserved_bytes(device)
@@ -39,18 +39,18 @@ def stats_shape(device: DeviceStats) -> Json:
 
 
 def reserved_bytes(device: DeviceStats) -> int | None:
-    """The step's highest reserved, None where the device has no such counter."""
+    """Return the step's highest reserved bytes, None if the device has no such counter."""
     stats = device.stats
     return stats.peak_reserved_bytes if stats.HasField("peak_reserved_bytes") else None
 
 
 def capacity_bytes(device: DeviceStats) -> int | None:
-    """The device's memory, None where unknown."""
+    """Return the device's memory in bytes, None if unknown."""
     return device.capacity_bytes if device.HasField("capacity_bytes") else None
 
 
 def parts_shape(parts: Sequence[Part]) -> list[Json]:
-    """PARTs, largest first."""
+    """Return PARTs, in the given order."""
     return [
         {"key": part.key, "bytes": part.bytes, "count": part.count}
         | ({"categories": part.categories} if part.categories else {})
@@ -59,7 +59,7 @@ def parts_shape(parts: Sequence[Part]) -> list[Json]:
 
 
 def allocation_shape(block: LiveAllocation, epoch_ns: int) -> Json:
-    """ALLOCATION."""
+    """Return ALLOCATION; times are nanoseconds since `epoch_ns`."""
     return {
         "bytes": block.bytes,
         "category": block.category.key,

@@ -1,4 +1,4 @@
-"""The bundled frontend: files of one folder, and nothing else."""
+"""The bundled frontend: serves the files of one folder, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _YEAR = 365 * 24 * 3600
 NOT_BUILT = (
     "The Memory tab's frontend is not built.",
     "This is a source checkout. In its folder, run:\n\n    make bundle\n\nthen reload this page. "
-    "Wheels and source distributions carry the bundle.",
+    "Wheels and source distributions include the bundle.",
 )
 
 
 def serve(request: wrappers.Request, root: Path = BUNDLE) -> wrappers.Response:
-    """A file of the bundle; names with a content hash may stay in the browser's cache.
+    """Return a file of the bundle; browsers may cache files with a content hash in their name.
 
     Args:
         request: its path ends in `/static/<name>`.
@@ -56,7 +56,7 @@ def serve(request: wrappers.Request, root: Path = BUNDLE) -> wrappers.Response:
 
 
 def find(name: str, root: Path = BUNDLE) -> Path | None:
-    """The file with this name, None unless it is a plain file within the bundle of a known type."""
+    """Return the file with this name; None unless it is a regular file of a known type in the bundle."""
     if not name or "\0" in name or "\\" in name:
         return None
     base = root.resolve()
@@ -69,7 +69,7 @@ def find(name: str, root: Path = BUNDLE) -> Path | None:
 
 
 @cache
-def _content(path: Path, changed_ns: int) -> bytes:  # noqa: ARG001  # part of the key: a new build is a new file
+def _content(path: Path, changed_ns: int) -> bytes:  # noqa: ARG001  # cache key: a new build is read again
     return path.read_bytes()
 
 

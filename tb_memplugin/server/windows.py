@@ -1,4 +1,4 @@
-"""Windows in memory: side files read when a view needs them, and kept as long as they fit."""
+"""A cache of windows: side files are read when a view needs them, and kept while they fit in memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tb_memplugin.store.reader import load_window, side_file_path
 from tb_memplugin.trace import MemoryTrace
 
 MOST_BYTES = 1 << 30
-"""What the kept windows may take together; the one in use stays whatever its size."""
+"""The most bytes of all cached windows together; the last one loaded is kept whatever its size."""
 
 DERIVED_BYTES = 160
-"""Bytes that pairing and curves take for each event, beside the columns themselves."""
+"""Bytes per event that pairing and curves take in addition to the columns."""
 
 _Key = tuple[str, int, int]
 
@@ -31,11 +31,11 @@ class _Slot:
 
 
 class Windows:
-    """Loads side files under the runs of one logdir, once each, and forgets the least used.
+    """Loads each side file below one logdir once, and drops the least recently used ones.
 
     Args:
-        logdir: TensorBoard's; empty where it was started with --logdir_spec.
-        most_bytes: what to keep.
+        logdir: TensorBoard's; empty if it was started with --logdir_spec.
+        most_bytes: the most bytes of all cached windows together.
     """
 
     def __init__(self, logdir: str, most_bytes: int = MOST_BYTES) -> None:
@@ -45,43 +45,56 @@ class Windows:
         self._refused: dict[str, tuple[_Key, UnreadableFileError]] = {}
 
     def path(self, entry: Entry) -> str:
-        """Where the side file of a step lies: always within the folder of the run that names it.
+        """Return the path of a step's side file, which is always within the folder of its run.
 
         Raises:
-            UnreadableFileError: it cannot lie anywhere.
+            UnreadableFileError: the logdir is not known, or the file's name is not a valid one.
         """
         where = self.display(entry)
         if not self._logdir:
-            what = "TensorBoard was started with --logdir_spec: it is not known where the run's files are."
+            what = (
+                "TensorBoard was started with --logdir_spec, so the location of the run's files is not known."
+            )
             raise UnreadableFileError(
-                what, where=where, fix="Start it with --logdir and a folder above the runs."
+                what, where=where, fix="Start it with --logdir and a folder that contains the runs."
             )
         parts = PurePosixPath(entry.folder.replace(os.sep, "/"))
         path = None
         if not parts.is_absolute() and ".." not in parts.parts and "\0" not in entry.folder:
             path = side_file_path(files.join(self._logdir, entry.folder), entry.metadata.side_file)
         if path is None:
-            what = "The step names a side file that no writer of ours would: it is not opened."
+            what = (
+                "The name of the step's side file is not one that tb_memplugin writes, so it is not opened."
+            )
             raise UnreadableFileError(what, where=where, fix="Record the window again.")
         return path
 
     def display(self, entry: Entry) -> str:
-        """The side file's path within the logdir, for people."""
+        """Return the side file's path relative to the logdir, for display."""
         folder = "" if entry.folder in {"", "."} else f"{entry.folder}/"
         return f"{folder}{SIDE_FOLDER}/{entry.metadata.side_file}"
 
+    def file(self, entry: Entry) -> tuple[str, tuple[int, int]]:
+        """Return the path of a step's side file, and its size and time of change, which identify the window.
+
+        Raises:
+            UnreadableFileError: the logdir is not known, or the file's name is not a valid one.
+        """
+        path = self.path(entry)
+        return path, _stamp(path)
+
     def present(self, entry: Entry) -> bool:
-        """Whether the side file is there. It may still be unreadable."""
+        """Return whether the side file exists; it may still be unreadable."""
         try:
             return files.exists(self.path(entry))
         except UnreadableFileError:
             return False
 
     def load(self, entry: Entry) -> MemoryTrace:
-        """The window that a step belongs to.
+        """Return the window to which a step belongs.
 
         Raises:
-            UnreadableFileError: its side file is absent or cannot be read.
+            UnreadableFileError: its side file does not exist or cannot be read.
         """
         path = self.path(entry)
         key = (path, *_stamp(path))
@@ -95,9 +108,7 @@ class Windows:
             if slot.trace is None:
                 try:
                     slot.trace = load_window(path)
-                    _ = (
-                        slot.trace.allocations
-                    )  # once, here: requests that wait for it run side by side afterwards
+                    _ = slot.trace.allocations  # compute it under the lock, so that waiting requests need not
                 except UnreadableFileError as error:
                     with self._lock:
                         self._slots.pop(key, None)
@@ -108,7 +119,7 @@ class Windows:
             return slot.trace
 
     def problems(self) -> list[UnreadableFileError]:
-        """The side files that were refused since, as far as they have not changed."""
+        """Return the errors of side files that could not be read and have not changed since."""
         return [error for path, (key, error) in list(self._refused.items()) if key == (path, *_stamp(path))]
 
     def _forget(self, newest: _Key) -> None:
@@ -127,7 +138,7 @@ def _weight(trace: MemoryTrace) -> int:
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Size and time of change: another file under the same name is another window."""
+    """Return size and time of change, by which a file that replaced another one is recognised."""
     if files.is_remote(path):
         return (0, 0)
     try:

@@ -65,7 +65,7 @@ def test_growth_has_its_place_its_slope_and_the_levels_between_steps() -> None:
     assert finding.subject == "net · aten::add"
     assert finding.subject in finding.title
     assert evidence(finding) == [("net · aten::add", 400)]
-    assert "rises 100 B a step; 4 blocks kept, grew in 4 of 4 steps" in finding.evidence[0].detail
+    assert "rises 100 B per step; 4 blocks kept, grew in 4 of 4 steps" in finding.evidence[0].detail
     assert finding.where.view == "allocations"
     assert dict(finding.where.state) == {"step": "3", "search": "net", "listed": "lifetime"}
 
@@ -74,7 +74,7 @@ def test_growth_in_layers_that_repeat_is_one_place_and_many_places_are_one_findi
     lines = [f"alloc 10 a#{layer} module=blocks.{layer}.mlp operator=mm" for layer in range(3)]
     finding = found(steps_of(*lines, "alloc 5 b# module=head operator=mm", count=3), "growth")
     assert evidence(finding) == [("blocks.*.mlp · mm", 90), ("head · mm", 15)]
-    assert (finding.bytes, "1 more place too" in finding.title) == (35, True)
+    assert (finding.bytes, "(also 1 more place)" in finding.title) == (35, True)
 
 
 def test_growth_goes_by_the_line_of_the_users_code_where_there_are_stacks() -> None:
@@ -91,7 +91,7 @@ def test_growth_that_would_not_matter_in_a_thousand_steps_is_told_but_not_found(
     history = steps_of("alloc 4 loss# module=net", count=3, before=("start 1000000 w",))
     assert verdict(history, "growth") == (
         "fine",
-        "It grows by 4 B a step: 1,000 steps add less than 1% of the peak.",
+        "Memory grows by 4 B per step: 1,000 steps would add less than 1% of the peak.",
     )
     more = steps_of("alloc 40 loss# module=net", count=3, before=("start 1000000 w",))
     assert found(more, "growth").bytes == 40
@@ -99,8 +99,8 @@ def test_growth_that_would_not_matter_in_a_thousand_steps_is_told_but_not_found(
 
 def test_growth_is_not_judged_on_two_steps() -> None:
     verdict_of_two = verdict(steps_of(*GROWS, count=2), "growth")
-    assert verdict_of_two == ("not judged", "It needs 3 whole steps in one recording, and this one has 2.")
-    assert "tells no steps apart" in verdict(trace("alloc 5 a"), "growth")[1]
+    assert verdict_of_two == ("not judged", "This rule needs 3 whole steps in one recording; this one has 2.")
+    assert "this one has no separate steps" in verdict(trace("alloc 5 a"), "growth")[1]
 
 
 def test_where_no_steps_are_told_the_optimizer_tells_them_apart() -> None:
@@ -146,9 +146,9 @@ def test_gradients_zeroed_in_place_cost_the_peak_what_is_not_yet_needed_again() 
     finding = found(trace(*FIRST, *SECOND_FORWARD, *SECOND_BACKWARD, calls=BACKWARD), "kept_gradients")
     assert (finding.level, finding.step, finding.bytes, finding.of_bytes) == ("problem", 1, 300, 1500)
     assert evidence(finding) == [
-        ("gradients alive through forward", 500),
+        ("gradients alive during forward", 500),
         ("peak of step 1", 1500),
-        ("the same, without them", 1200),
+        ("the same peak without them", 1200),
         ("l1.weight", 400),
         ("l2.weight", 100),
     ]
@@ -232,7 +232,10 @@ def test_a_reserve_is_unused_where_a_fifth_of_it_and_64_mib_never_come_to_use(
 
 
 def test_the_cpu_has_no_reserve_to_leave_unused() -> None:
-    assert verdict(trace("alloc 5 a"), "unused_reserve") == ("fine", "The allocator of cpu keeps no reserve.")
+    assert verdict(trace("alloc 5 a"), "unused_reserve") == (
+        "fine",
+        "The allocator of cpu does not keep reserved memory.",
+    )
     assert verdict(trace("alloc 5 a device=cuda:0"), "unused_reserve")[0] == "not judged"
 
 
@@ -305,7 +308,7 @@ def test_recomputing_the_whole_model_lowers_no_peak() -> None:
 
 
 def test_checkpointing_needs_the_modules_calls() -> None:
-    assert "give the recorder the model" in verdict(trace(*BLOCKS), "checkpointing")[1]
+    assert "pass the model to the recorder" in verdict(trace(*BLOCKS), "checkpointing")[1]
 
 
 def state_of(dtype: str | None, size: int = 300, other: int = 100) -> MemoryTrace:
@@ -321,7 +324,7 @@ def test_optimizer_state_in_float32_may_be_kept_in_8_bits() -> None:
     finding = found(state_of("float32"), "optimizer_state")
     assert (finding.level, finding.bytes, finding.of_bytes) == ("option", 300 - 75, 400)
     assert evidence(finding) == [("float32", 300), ("exp_avg", 300), ("peak of step 0", 400)]
-    assert "75.0 % of the peak, all float32" in finding.title
+    assert "75.0 % of the peak: all float32" in finding.title
     assert (finding.where.view, dict(finding.where.state)["sort"]) == ("modules", "optimizer")
 
 
@@ -331,8 +334,8 @@ def test_optimizer_state_in_float32_may_be_kept_in_8_bits() -> None:
         (state_of("float32", other=1000), "fine", "23.1 % of the peak"),
         (state_of("bfloat16"), "fine", "all bfloat16"),
         (state_of("uint8"), "fine", "all uint8"),
-        (state_of(None), "not judged", "does not tell the dtypes"),
-        (trace("alloc 5 a"), "not judged", "No optimizer state is known"),
+        (state_of(None), "not judged", "does not contain the dtypes"),
+        (trace("alloc 5 a"), "not judged", "No optimizer state was found"),
     ],
 )
 def test_optimizer_state_that_is_small_narrow_or_of_unknown_dtype_is_no_finding(
@@ -356,7 +359,7 @@ def test_a_temporary_without_which_the_peak_is_half() -> None:
     assert evidence(finding) == [
         ("softmax in head", 500),
         ("peak of step 3", 600),
-        ("the same, without them", 300),
+        ("the same peak without them", 300),
     ]
     assert dict(finding.where.state) == {"step": "3", "block": "1"}
 
@@ -368,7 +371,7 @@ def test_temporaries_of_layers_that_repeat_are_one_and_of_others_hide_each_other
     other = ("alloc 500 u category=temporary operator=mm module=head", "free u")
     told, why = verdict(trace("start 100 w", *each, *other), "large_temporary")
     assert told == "fine"
-    assert why.endswith("without those of any one operator it would be at most 0 B lower.")
+    assert why.endswith("Without those of any single operator, the peak would be at most 0 B lower.")
 
 
 def test_problems_come_first_then_the_largest() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from tb_memplugin.analysis.breakdown import DIVISIONS, breakdown
 from tb_memplugin.analysis.compare import compare_parts
-from tb_memplugin.analysis.curve import curve
+from tb_memplugin.analysis.curve import curve, event_curve
 from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.analysis.moment import moment
 from tb_memplugin.analysis.peak import peak
@@ -213,3 +216,25 @@ def test_parts_and_stacks_sum_to_the_live_bytes_at_every_moment(rows, columns, b
     assert table.inclusive[table.parent < 0].sum() == found.live(0)[len(found.events) // 2 + 1]
     assert table.highest is not None
     assert (table.highest >= table.inclusive).all()
+
+
+@pytest.mark.parametrize("columns", [1, 3, 8, 50])
+def test_a_curve_over_events_loses_no_peak_and_sums_to_it(columns):
+    there = trace(*TRAINING)
+    count = len(there.events)
+    drawn = event_curve(there, 0, 0, count, columns)
+    edges = [
+        -(-count * column // columns) for column in range(columns + 1)
+    ]  # the first event at or behind each
+    live = there.live(0)
+    assert drawn.high.tolist() == [live[a : b + 1].max() for a, b in pairwise(edges)]
+    assert drawn.low.tolist() == [live[a : b + 1].min() for a, b in pairwise(edges)]
+    assert drawn.stacks.sum(axis=0).tolist() == drawn.high.tolist()
+    assert drawn.peak_bytes == live.max()
+
+
+def test_a_release_happens_in_the_phase_that_ran_then():
+    there = trace("alloc 10 a phase=forward", "free a", "alloc 5 b")
+    longer = replace(there.phases, end_ns=there.phases.end_ns + 9 * MICROSECOND)
+    at = replace(there, phases=longer)
+    assert [moment(at, 0, event).phase.key for event in range(3)] == ["forward", "forward", "other"]

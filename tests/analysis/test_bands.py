@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tb_memplugin.analysis.bands import bands, divided_rest
+from tb_memplugin.analysis.columns import event_cuts, time_cuts
 from tb_memplugin.analysis.curve import curve
-from tb_memplugin.analysis.reserve_curve import event_cuts, time_cuts
 from tests.traces import trace
 
 SMALL = trace(

@@ -7,16 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tb_memplugin.analysis.folded_layers import folds, shared_rows
+from tb_memplugin.analysis.folded_layers import LayerPath, folds, layer_paths
 
 CASES = json.loads(Path(__file__).with_name("folded_layers.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["why"])
 def test_layers_that_repeat_share_a_row(case):
-    assert shared_rows(case["keys"]) == case["rows"]
+    assert [*map(folds(case["keys"]).get, case["keys"])] == case["rows"]
 
 
-def test_lists_within_layers_fold_by_the_same_rule():
-    keys = ["stages.0.0.conv", "stages.0.1.conv", "stages.1.0.conv", "stages.1.1.conv", "net.0", "net.2"]
-    assert list(folds(keys).values()) == [*["stages.*.*.conv"] * 4, "net.0", "net.2"]
+def test_twenty_thousand_experts_are_three_rows():
+    keys = [
+        f"layers.{layer}.experts.{expert}.{part}"
+        for layer in range(52)
+        for expert in range(128)
+        for part in ("up", "gate", "down")
+    ]
+    assert {*folds(keys).values()} == {f"layers.*.experts.*.{part}" for part in ("up", "gate", "down")}
+    assert layer_paths(keys)[-1] == LayerPath(("layers.*", "experts.*", "down"), (51, 127, None))

@@ -83,19 +83,19 @@ def test_growth_that_does_not_matter_is_fine():
     levels = ((0, 1_000_000), (100, 1_000_100), (200, 1_000_200), (300, 1_000_300))
     judgement, _ = growth([window(step, level) for step, level in levels])
     assert judgement.verdict == "fine"
-    assert "1 B a step" in judgement.why
+    assert "1 B per step" in judgement.why
 
 
 def test_three_windows_are_too_few_and_it_is_said():
     judgement, _ = growth([window(step, 100 + 10 * step) for step in (0, 10, 20)])
     assert judgement.verdict == "not judged"
-    assert "or 4 windows of one worker: here are 3" in judgement.why
+    assert "or 4 windows of one worker; found: 3" in judgement.why
 
 
 def test_on_the_cpu_windows_of_torch_profiler_are_not_compared_for_they_begin_at_nothing():
     judgement, _ = growth([window(step, 100 + 10 * step, "torch.profiler") for step in (0, 10, 20, 30)])
     assert judgement.verdict == "not judged"
-    assert "torch.profiler does not tell" in judgement.why
+    assert "torch.profiler does not report" in judgement.why
 
 
 def test_on_cuda_they_are_for_the_allocator_counts_all():

@@ -96,3 +96,27 @@ def test_a_group_that_holds_nearly_everything_is_opened_at_once():
     alone = grouped([*towers, *body], [5] * 120 + [200, 300, 50] * 4)
     assert [alone[f"body.layers.*.{part}"] for part in ("mlp", "attn", "norm")] == [1200, 800, 200]
     assert alone["tower0"] == 150
+
+
+EXPERTS = [f"layers.{layer}.experts.{expert}.{w}" for layer in range(3) for expert in range(20) for w in "ab"]
+
+
+def test_lists_within_layers_fold_too_and_open_layers_first():
+    keys = [*EXPERTS, *(f"layers.{layer}.{part}" for layer in range(3) for part in ("attn", "norm")), "head"]
+    size = [2, 1] * 60 + [5, 1] * 3 + [4]
+    assert grouped(keys, size) == {
+        "layers.*.experts.*.a": 120,
+        "layers.*.experts.*.b": 60,
+        "layers.*.attn": 15,
+        "head": 4,
+        "layers.*.norm": 3,
+    }
+    opened = ["layers.*.experts.*.a", "layers.1.experts.*.a", "layers.1.experts.0-1.a"]
+    once = grouped(keys, size, *opened[:1])
+    assert [once[f"layers.{layer}.experts.*.a"] for layer in range(3)] == [40, 40, 40]
+    twice = grouped(keys, size, *opened[:2])
+    assert [key for key in twice if key.startswith("layers.1.")] == [
+        f"layers.1.experts.{some}.a"
+        for some in ("0-1", "2-4", "5-6", "7-9", "10-11", "12-14", "15-16", "17-19")
+    ]
+    assert grouped(keys, size, *opened)["layers.1.experts.0.a"] == 2

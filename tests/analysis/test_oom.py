@@ -22,10 +22,10 @@ def test_memory_is_full() -> None:
     assert (found.reserve_free_bytes, found.usable_free_bytes) == (40 * M, 40 * M)
     assert (found.largest_free_bytes, found.largest_usable_bytes) == (20 * M, 20 * M)
     assert found.why == (
-        "60.00 MiB are in use by PyTorch of 100.00 MiB that it has reserved; the request of 90.00 MiB needs "
-        "one free block of that size in the default pool for the default stream, and the largest that it "
-        "could use is 20.00 MiB of 40.00 MiB in all; the device had 3,072.00 KiB free. Memory is full: even "
-        "in one piece, all that is free would be 47.00 MiB too little."
+        "PyTorch uses 60.00 MiB of the 100.00 MiB that it has reserved. The request needs one free block of "
+        "90.00 MiB in the default pool for the default stream; the largest block that it could use has "
+        "20.00 MiB, of 40.00 MiB free in all. The device had 3,072.00 KiB free. Memory is full: all free "
+        "memory together is 47.00 MiB less than the request."
     )
 
 
@@ -42,7 +42,7 @@ def test_the_state_is_that_of_the_event_and_sums_to_what_was_active() -> None:
 def test_enough_is_free_but_not_in_one_piece() -> None:
     found = oom_report(allocator_trace(*STRIPED, "oom 3M 30M", stacks=STACKS))
     assert (found.cause, found.largest_usable_bytes) == ("fragmented", 20 * M)
-    assert found.why.endswith("Fragmentation: what is free would be enough, but it is not in one piece.")
+    assert found.why.endswith("Fragmentation: enough memory is free, but not in one piece.")
 
 
 def test_the_reserve_and_the_device_together_would_be_enough() -> None:
@@ -58,7 +58,9 @@ def test_another_pool_or_stream_holds_a_block_that_would_do(home: str) -> None:
         20 * M,
         80 * M,
     )
-    assert found.why.endswith("Enough is free, but 80.00 MiB of it belong to other pools, streams or sizes.")
+    assert found.why.endswith(
+        "Enough memory is free, but 80.00 MiB of it belongs to other pools, streams or size classes."
+    )
 
 
 def test_other_pools_hold_enough_only_together_with_the_own_one() -> None:
@@ -105,23 +107,23 @@ def test_a_block_that_would_do_was_not_split() -> None:
 def test_without_segments_the_report_says_less() -> None:
     history = allocator_trace("live 16M 5M", "oom 3M 90M pool=-1 stream=-1", segments=Segments())
     found = oom_report(history)
-    assert found.cause == "not told"
+    assert found.cause == "unknown"
     assert (found.reserve_free_bytes, found.usable_free_bytes, found.largest_usable_bytes) == (
         None,
         None,
         None,
     )
     assert found.why.endswith(
-        "the request of 90.00 MiB needs one free block of that size; the device had 3,072.00 KiB free. "
-        "What is known does not tell why it did not fit."
+        "The request needs one free block of 90.00 MiB. The device had 3,072.00 KiB free. "
+        "The recording does not show why the request failed."
     )
 
 
 def test_free_bytes_that_are_not_told_are_not_taken_for_none() -> None:
     history = allocator_trace(*STRIPED, "oom 0 90M", stacks=STACKS)
     found = oom_report(history)
-    assert (found.free_bytes, found.cause) == (None, "not told")
-    assert "it is not told what was free on the device" in found.why
+    assert (found.free_bytes, found.cause) == (None, "unknown")
+    assert "How much the device had free is not known" in found.why
     fragmented = allocator_trace(*STRIPED, "oom 0 40M", stacks=STACKS)
     assert oom_report(fragmented).cause == "fragmented"
 

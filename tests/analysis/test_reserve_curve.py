@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis.allocator import fragmentation, levels
+from tb_memplugin.analysis.columns import event_cuts, time_cuts
 from tb_memplugin.analysis.layout import Placement
-from tb_memplugin.analysis.reserve_curve import event_cuts, reserve_curve, split_moments, time_cuts
+from tb_memplugin.analysis.reserve_curve import reserve_curve, split_moments
 from tb_memplugin.trace import MemoryTrace
 from tests.analysis.histories import K, M, allocator_trace
 from tests.traces import EPOCH, MICROSECOND

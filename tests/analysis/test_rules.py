@@ -99,16 +99,16 @@ def test_a_pattern_may_hold_equals_signs():
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
-        (["Forward=("], "'Forward' is no valid regular expression"),
-        (["a=1", "a=2"], "'a' stands there twice"),
-        (["unknown=1"], "'unknown' is for what no rule matches"),
-        (["absent.json"], "no such JSON file"),
-        (["[1, 2]"], "holds no rules"),
+        (["Forward=("], "'Forward' is not a valid regular expression"),
+        (["a=1", "a=2"], "'a' is used twice"),
+        (["unknown=1"], "'unknown' is reserved for what no rule matches"),
+        (["absent.json"], "does not exist or cannot be read"),
+        (["[1, 2]"], "contains no rules"),
         (['{"a": 3}'], "needs a name and a pattern"),
-        (["{"], "no JSON"),
+        (["{"], "not valid JSON"),
         (["=x"], "needs a name and a pattern"),
-        (["[" * 100_000], "no JSON"),
-        (["a=" + "(" * 5_000 + ")" * 5_000], "'a' is no valid regular expression"),
+        (["[" * 100_000], "not valid JSON"),
+        (["a=" + "(" * 5_000 + ")" * 5_000], "'a' is not a valid regular expression"),
     ],
 )
 def test_what_is_no_rule_is_told_with_its_name(texts, told):

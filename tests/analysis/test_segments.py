@@ -147,10 +147,10 @@ def test_contradictions_are_told_in_sentences() -> None:
         "held 16M 4M", "live 90M 1500", f"live 16M 9 rounded={8 * M}", "map 18M 4M", "unmap 64M 2M"
     )
     assert faults(history, 0, -1) == (
-        "cuda:0: 1 live blocks (1,500 bytes) lie in no segment.",
-        "cuda:0: 1 live blocks reach into the next one or beyond their segment; cut off there.",
-        "cuda:0: 1 stretches were reserved while they already were.",
-        "cuda:0: 1 stretches were given back that were not reserved.",
+        "cuda:0: 1 live blocks (1,500 bytes) lie outside every segment.",
+        "cuda:0: 1 live blocks overlap the next one or the end of their segment; cut off there.",
+        "cuda:0: 1 address ranges were reserved although they already were.",
+        "cuda:0: 1 address ranges were released although they were not reserved.",
     )
     assert faults(allocator_trace("held 16M 4M", "live 16M 9"), 0, -1) == ()
     assert faults(allocator_trace("live 16M 9"), 0, -1) == ()  # without segments nothing can lie outside

@@ -37,8 +37,8 @@ def test_the_largest_of_a_table_gives_its_unit():
 
 def test_reports_tables_and_advice_use_it():
     history = allocator_trace("alloc 16M 5M", "oom 3M 90M")
-    assert oom_report(history).why.startswith("5.00 MiB are in use")
-    assert "the device had 3,072.00 KiB free" in oom_report(history).why
+    assert oom_report(history).why.startswith("PyTorch uses 5.00 MiB")
+    assert "The device had 3,072.00 KiB free" in oom_report(history).why
     assert OfTables is Unit
     assert in_words(5000) == size_told(5000) == "4.88 KiB"
 

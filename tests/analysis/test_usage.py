@@ -52,8 +52,8 @@ def test_a_device_is_found_or_named():
     [
         (W, 0, "alloc", "alive before the trace began"),
         (W, 1, "free", "still alive when the trace ended"),
-        (A, 2, "alloc", "has the versions 0 to 1"),
-        (A, -1, "alloc", "has the versions 0 to 1"),
+        (A, 2, "alloc", "has versions 0 to 1"),
+        (A, -1, "alloc", "has versions 0 to 1"),
         (0x9999, 0, "alloc", "no allocation 0x9999_0"),
         (0, 0, "alloc", "no allocation"),
         (1 << 70, 0, "free", "no allocation"),

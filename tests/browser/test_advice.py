@@ -134,7 +134,7 @@ def test_where_all_is_well_it_says_what_was_looked_for_and_what_could_not_be_jud
     expect(opened("judgement")).to_have_count(6)
     growth = opened("judgement", key="growth")
     expect(growth).to_have_attribute("data-verdict", "not judged")
-    expect(growth).to_contain_text("It needs 3 whole steps in one recording")
+    expect(growth).to_contain_text("This rule needs 3 whole steps in one recording")
     expect(opened("judgement", key="unused_reserve")).to_have_attribute("data-verdict", "fine")
 
 

@@ -10,8 +10,8 @@ from playwright.sync_api import expect
 
 import tb_memplugin
 from tb_memplugin.analysis.bands import bands
+from tb_memplugin.analysis.columns import event_cuts, time_cuts
 from tb_memplugin.analysis.lives import found, in_order, lifetimes, versions
-from tb_memplugin.analysis.reserve_curve import event_cuts, time_cuts
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.writer import RunWriter
 from tests.browser.conftest import count_steps, watched

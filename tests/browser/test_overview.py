@@ -47,6 +47,10 @@ def test_the_cards_show_the_steps_own_numbers(each_tab, logdir):
         value = each_tab(f"card-{card}").locator(".value .amount")
         assert (card, exact(value)) == (card, size)
         assert_rounds(value.inner_text(), size)
+    under = each_tab("card-left").locator(".under")
+    expect(under).to_contain_text("since step 5")
+    growth = 0 if "no growth" in under.inner_text() else exact(under.locator(".amount"))
+    assert growth == stats.end_bytes - recorded(logdir, step=5).stats.end_bytes
     expect(each_tab("card-allocations").locator(".value")).to_have_text(f"{stats.allocations:,}")
     assert exact(each_tab("card-allocations").locator(".under span")) == stats.allocated_bytes
 

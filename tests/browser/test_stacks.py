@@ -257,7 +257,7 @@ def test_a_rule_that_cannot_be_is_named_while_the_page_goes_on(open_tab, server)
     """The browser itself writes the refused request to its console."""
     tab = open_tab(server.url).open("stacks", run="made", table="rules")
     tab("rules").fill("broken=(")
-    expect(tab("rules-failure")).to_contain_text("'broken' is no valid regular expression")
+    expect(tab("rules-failure")).to_contain_text("'broken' is not a valid regular expression")
     tab("rules").fill("fine=model")
     expect(tab("rules-failure")).to_have_count(0)
     expect(tab("rule-row", key="fine")).to_be_visible()

@@ -146,6 +146,41 @@ def drag(tab, start, end):
     mouse.up()
 
 
+def test_over_events_all_are_as_wide_and_the_axes_lead_to_one_another(each_tab, logdir):
+    there = recorded(logdir)
+    first, end = there.trace.step_events(there.trace.step_row(there.step))
+    ready(each_tab)
+    each_tab("over-event").click()
+    each_tab.wait_until(lambda: span(each_tab) == (first, end), "the axis of events")
+    assert moment_shown(each_tab)[:2] == (there.stats.peak_event, there.stats.peak_bytes)
+    each_tab.page.mouse.move(*point(each_tab, 0.6))
+    expect(each_tab("moment-panel").locator("h2")).not_to_contain_text("At the peak")
+    event, total, parts = moment_shown(each_tab)
+    assert event == pytest.approx(first + 0.6 * (end - first), abs=(end - first) / 300)
+    assert (total, sum(parts.values())) == (there.state(event).bytes, total)
+    drag(each_tab, 0.25, 0.5)
+    each_tab.wait_until(lambda: span(each_tab) != (first, end), "the zoom")
+    e0, e1 = map(int, span(each_tab))
+    assert (e0, e1) == pytest.approx((first + 0.25 * (end - first), first + 0.5 * (end - first)), abs=5)
+    each_tab.page.mouse.click(*point(each_tab, 0.4))
+    each_tab.wait_until(lambda: "event=" in each_tab.page.url, "the pinned event in the address")
+    at = int(each_tab.page.url.partition("event=")[2].partition("&")[0])
+    assert at == pytest.approx(e0 + 0.4 * (e1 - e0), abs=2)
+    drawn = each_tab.frame.locator(".chart-card[aria-busy=false]")
+    drawn.wait_for()
+    each_tab("over-time").click()
+    happened = there.trace.events.time_ns
+    times = happened[[e0, e1 - 1]] - there.epoch_ns
+    each_tab.wait_until(lambda: span(each_tab) == tuple(times), "the same stretch by time")
+    expect(each_tab("moment-panel").locator("h2")).to_contain_text(f"event {at:,}")
+    drawn.wait_for()
+    each_tab("over-event").click()
+    same = (happened.searchsorted(happened[e0]), happened.searchsorted(happened[e1 - 1], side="right"))
+    each_tab.wait_until(lambda: span(each_tab) == same, "the same stretch by events")  # with all of its times
+    each_tab("timeline-canvas").press("Escape")
+    each_tab.wait_until(lambda: span(each_tab) == (first, end), "all events")
+
+
 def test_a_zoomed_curve_shows_what_is_highest_there(tab, logdir):
     there = recorded(logdir)
     ready(tab)

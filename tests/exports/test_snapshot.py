@@ -108,7 +108,7 @@ def test_a_reserve_without_segment_events_is_kept(tmp_path):
         (after.events.device == cuda) & np.isin(after.events.kind, (Kind.ALLOC, Kind.FREE_COMPLETED))
     )
     assert after.events.reserved[rows].tolist() == [2048, 1024]
-    assert "cuda:0: changes of the reserve at made-up places: 1." in notes
+    assert "cuda:0: changes of the reserved memory at made-up addresses: 1." in notes
 
 
 def test_the_module_of_an_allocation_stands_in_its_metadata():
@@ -145,7 +145,7 @@ def test_addresses_are_made_up_anew_where_none_are_left_behind_the_known_ones(tm
         start=replace(made_of.start, address=np.zeros(1, np.uint64)),
     )
     notes = snapshot.write(made_of, tmp_path / "a.pickle")
-    assert "cuda:0: blocks with made-up addresses: 2." in notes
+    assert "cuda:0: 2 blocks have made-up addresses." in notes
     assert load(tmp_path / "a.pickle").live(0).tolist() == [400, 500]
 
 

@@ -143,7 +143,7 @@ def test_a_truncated_event_file_is_named_and_what_stands_before_is_shown(logdir)
     tab = Tab(logdir)
     answer = tab.get("runs")
     assert answer["runs"][0]["workers"][0]["steps"]["step"] == [5]
-    assert "breaks off" in answer["problems"][0]["reason"]
+    assert "ends unexpectedly" in answer["problems"][0]["reason"]
     assert answer["problems"][0]["file"].startswith("demo/baseline/rank0/events.out")
 
 

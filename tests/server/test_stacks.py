@@ -195,8 +195,8 @@ def test_rules_in_their_order_and_last_what_none_matches(tab):
     ("rules", "what"),
     [
         ("mlp=(", "'mlp'"),
-        ("no rule at all", "no rule"),
-        ("=x", "no rule"),
+        ("not a rule at all", "not a rule"),
+        ("=x", "not a rule"),
         ("a=x\na=y", "twice"),
         ("unknown=x", "no rule matches"),
         ("\n".join(f"r{n}=x" for n in range(65)), "65 rules"),
@@ -300,3 +300,9 @@ def test_hostile_frames_come_as_they_are_and_no_longer_than_they_may(tmp_path):
     assert {frame["function"] for frame in frames} == {evil, "f" * 4_000}
     assert tab.get("stack_table", **CHOSEN, find=evil.upper())["rows_found"] == 1
     assert max(map(len, (row["line"] for row in tab.get("line_table", **CHOSEN)["rows"]))) <= 4_000
+
+
+def test_the_largest_alive_tell_the_line_that_asked_for_them(tab):
+    alive = tab.get("moment", **CHOSEN, event=1)["largest"]
+    found = [(one["bytes"], one["line"]) for one in alive]
+    assert found == [(1000, None), (50, "/work/model.py:20 (mlp)"), (30, "/work/model.py:20 (mlp)")]

@@ -7,6 +7,7 @@ import pytest
 from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BASELINE
 from tests.server.tab import Tab
+from tests.traces import trace
 
 
 def keys_and_bytes(parts):
@@ -51,6 +52,27 @@ def test_the_previous_step_is_named(tab, baseline):
     assert tab.get("step", **{**baseline, "step": 6})["previous_step"] == 5
 
 
+def test_what_a_step_leaves_is_held_against_the_first_that_can_be_compared(tmp_path):
+    window = {
+        step: f"step {step}\nalloc 10 a device={{}}\nstep {step + 1}\nalloc {step} b device={{}}".split("\n")
+        for step in (1, 5)
+    }
+    for device in ("cpu", "cuda:0"):
+        writer = RunWriter(str(tmp_path / device[:4]), "rank0")
+        for lines in window.values():
+            writer.write(trace(*(line.format(device) for line in lines)))
+    tab = Tab(tmp_path)
+
+    def first_end(run, step, device):
+        return tab.get("step", run=run, worker="rank0", step=step, device=device)["first_end"]
+
+    assert first_end("cuda", 1, "cuda:0") is None
+    assert {step: first_end("cuda", step, "cuda:0")["step"] for step in (2, 5, 6)} == {2: 1, 5: 1, 6: 1}
+    assert first_end("cuda", 6, "cuda:0")["end_bytes"] == 10
+    assert first_end("cpu", 5, "cpu") is None, "on the CPU a profile begins at nothing"
+    assert first_end("cpu", 6, "cpu") == {"step": 5, "end_bytes": 10}
+
+
 def test_a_curve_has_the_exact_peak_in_any_width(tab, baseline):
     for width in (1, 2, 5, 7, 100, 4_000):
         answer = tab.get("curve", **baseline, px=width)
@@ -72,9 +94,53 @@ def test_a_curve_by_hand(tab, baseline):
     assert answer["exact"] is True
 
 
+def test_over_events_each_is_as_wide_as_every_other(tab, baseline):
+    answer = tab.get("curve", **baseline, over="event", px=10)
+    assert (answer["over"], answer["t0"], answer["t1"]) == ("event", 0, 5)
+    assert (answer["first_event"], answer["last_event"]) == (0, 4)
+    assert answer["max"] == [500, 500, 520, 520, 520, 500, 560, 560, 560, 460]
+    assert answer["min"] == [400, 500, 500, 520, 500, 500, 500, 560, 460, 460]
+    assert answer["peak"] == {"time_ns": 3_500, "bytes": 560, "column": 6, "event": 3}
+    again = tab.get("curve", **{**baseline, "step": 6}, over="event")
+    assert (again["t0"], again["t1"], again["peak"]["bytes"], again["peak"]["event"]) == (5, 6, 467, 5)
+
+
+def test_over_events_a_device_without_any_is_flat(tmp_path):
+    lines = ("step 1", "alloc 64 k device=cuda:0", "alloc 1 a", "step 2", "alloc 2 b", "free b")
+    RunWriter(str(tmp_path / "r"), "rank0").write(trace(*lines))
+    answer = Tab(tmp_path).get("curve", run="r", worker="rank0", step=2, device="cuda:0", over="event", px=4)
+    assert (answer["t0"], answer["t1"], answer["first_event"], answer["last_event"]) == (2, 4, -1, -1)
+    assert answer["min"] == answer["max"] == [64] * 4
+    assert answer["peak"]["bytes"] == 64
+
+
+def test_a_curve_names_its_stretch_on_both_axes(tab, baseline):
+    by_time = tab.get("curve", **baseline, t0=1_000, t1=3_000)
+    by_event = tab.get("curve", **baseline, over="event", t0=1, t1=3)
+    assert (by_time["times"], by_time["events"]) == ([1_000, 3_000], [1, 3])
+    assert (by_event["times"], by_event["events"]) == ([1_500, 2_500], [1, 3])
+
+
+def test_lanes_over_events_hold_what_happened_in_them(tab, baseline):
+    answer = tab.get("lanes", **baseline, over="event")
+    spans = [(span["name"], span["start_ns"], span["end_ns"]) for span in answer["steps"] + answer["phases"]]
+    assert spans == [("Step 5", 0, 5), ("Step 6", 5, 6), *PHASES_IN_EVENTS]
+    outer, inner = answer["modules"]
+    assert [(span["name"], span["start_ns"], span["end_ns"]) for span in outer] == [
+        ("layer", 0, 3),
+        ("layer", 3, 5),
+    ]
+    assert [(span["name"], span["start_ns"], span["end_ns"]) for span in inner] == [("layer.inner", 1, 3)]
+    assert answer["omitted"] == 0
+
+
+PHASES_IN_EVENTS = [("forward", 0, 3), ("backward", 3, 5), ("optimizer", 5, 6)]
+
+
+@pytest.mark.parametrize("over", ["time", "event"])
 @pytest.mark.parametrize("by", ["category", "module", "phase"])
-def test_a_curves_stacks_sum_to_it(tab, bigger, by):
-    answer = tab.get("curve", **bigger, by=by, px=50)
+def test_a_curves_stacks_sum_to_it(tab, bigger, by, over):
+    answer = tab.get("curve", **bigger, by=by, over=over, px=50)
     assert [sum(column) for column in zip(*answer["stacks"], strict=True)] == answer["max"]
 
 
@@ -204,11 +270,18 @@ def test_without_its_side_file_a_step_shows_what_the_summary_knows(logdir, side_
     assert (curve["exact"], curve["px"]) == (False, 200)
     for name in ("min", "max", "stacks", "keys", "peak", "t0", "t1"):
         assert curve[name] == exact[name], name
+    assert tab.get("curve", **baseline, over="event") == curve  # which is over time, and says so
+    assert curve["over"] == "time"
     rows = tab.get("modules", **baseline)["rows"]
     assert rows[0]["inclusive_bytes"] == 560
     assert rows[0]["highest"] is None
     assert [span["name"] for span in tab.get("lanes", **baseline)["modules"][0]] == ["layer", "layer"]
-    for route, extra in (("moment", {"t": 5}), ("curve", {"t0": 1, "t1": 9}), ("curve", {"by": "module"})):
+    for route, extra in (
+        ("moment", {"t": 5}),
+        ("curve", {"t0": 1, "t1": 9}),
+        ("curve", {"by": "module"}),
+        ("lanes", {"over": "event"}),
+    ):
         status, error = tab.refused(route, **baseline, **extra)
         assert status == 404
         assert error["where"].endswith("demo/baseline/rank0/plugins/tb_memplugin/window-000000.mem")

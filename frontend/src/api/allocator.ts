@@ -1,7 +1,8 @@
 /** The answers of the Allocator's routes, as docs/http_api.md tells them. Bytes, and nanoseconds since the window's start. */
-import type { Allocation, Part } from "./types";
+import type { Allocation, Over, Part } from "./types";
 
-export type Over = "time" | "event";
+export type { Over };
+
 export type ColourBy = "category" | "module" | "line" | "pool" | "stream";
 export type Order = "pool" | "size" | "free" | "address";
 

@@ -112,6 +112,8 @@ export interface StepAnswer {
   };
   notes: Note[];
   previous_step: number | null;
+  /** What the first step left that this one can be held against; null for itself. */
+  first_end: { step: number; end_bytes: number } | null;
   source: {
     kind: string;
     torch: string | null;
@@ -124,8 +126,17 @@ export interface StepAnswer {
 
 /** Any of `divisions`. */
 export type CurveBy = string;
+export type Over = "time" | "event";
 
 export interface CurveAnswer {
+  /** What t0 and t1 count; without the side file always time. Ours alone: absent in exported pages. */
+  over?: Over;
+  /** The same stretch on both axes: from the first to behind the last event, and when these were. */
+  events?: [number, number];
+  times?: [number, number];
+  /** Of the whole step or window; -1 where it has no event. */
+  first_event?: number;
+  last_event?: number;
   t0: number;
   t1: number;
   px: number;
@@ -159,7 +170,8 @@ export interface MomentAnswer {
   /** By the division that was asked for. */
   parts?: LabelledPart[];
   /** `row`: as in `allocations`. */
-  largest: (Allocation & { row: number })[];
+  /** `line`: the source line that asked for it, where stacks were recorded. */
+  largest: (Allocation & { row: number; line: string | null })[];
 }
 
 export interface LabelledPart {
@@ -176,7 +188,9 @@ export interface Span {
   phase: string | null;
 }
 
+/** Over events, `start_ns` and `end_ns` are events, as `t0` and `t1`. */
 export interface LanesAnswer {
+  over?: Over;
   t0: number;
   t1: number;
   steps: Span[];

@@ -1,6 +1,6 @@
 /** Grid lines with bytes at the left, times along the bottom. */
 import { inUnit, type Unit } from "../state/bytes";
-import { decimals } from "../state/numbers";
+import { decimals, grouped } from "../state/numbers";
 import { duration, inTimeUnit, timeUnitFor } from "../state/time";
 import type { Palette } from "./palette";
 import { roundStep, type Scale, tickDecimals, ticks } from "./scale";
@@ -73,16 +73,21 @@ export function drawEventAxis(context: Context, x: Scale, top: number, _origin: 
   context.textBaseline = "alphabetic";
 }
 
-/** What the horizontal axis counts: how its ticks are drawn, and how a length of it reads. */
+/** What the horizontal axis counts: how its ticks are drawn, how a length and a place of it read, the least it zooms to. */
 export interface Axis {
   draw: typeof drawTimeAxis;
   words: (length: number) => string;
+  /** Times count from `origin`. */
+  place: (at: number, origin: number) => string;
+  least: number;
 }
 
-export const TIME_AXIS: Axis = { draw: drawTimeAxis, words: duration };
+export const TIME_AXIS: Axis = { draw: drawTimeAxis, words: duration, place: (at, origin) => duration(at - origin), least: 100 };
 export const EVENT_AXIS: Axis = {
   draw: drawEventAxis,
-  words: (count) => `${decimals(Math.round(count), 0)} events`,
+  words: (count) => `${grouped(Math.round(count))} ${Math.round(count) === 1 ? "event" : "events"}`,
+  place: (at) => `event ${grouped(Math.max(0, Math.floor(at)))}`,
+  least: 8,
 };
 
 function line(context: Context, x0: number, y0: number, x1: number, y1: number): void {

@@ -1,17 +1,23 @@
 /** The geometry of a flame graph that hangs from its root: pure numbers, no canvas. */
-import type { Nodes } from "../api/stacks";
+
+/** Columns of one length, parents first. `parent` is a place in them, -1 of the root; siblings stand as they are drawn. */
+export interface Tree {
+  id: number[];
+  parent: number[];
+  bytes: number[];
+}
 
 export interface Flame {
   /** Of each node, as shares of the width. */
   left: Float64Array;
   right: Float64Array;
   depth: Int32Array;
-  /** Places of nodes by depth, from the left. */
+  /** Places of nodes by depth, from the left. What is neither above nor below the one looked at is in none. */
   levels: number[][];
 }
 
 /** What lies above the node that is looked at fills the whole width; below it, widths are bytes. */
-export function layFlame(nodes: Nodes, zoom: number): Flame {
+export function layFlame(nodes: Tree, zoom: number): Flame {
   const count = nodes.id.length;
   const flame: Flame = {
     left: new Float64Array(count),
@@ -22,11 +28,14 @@ export function layFlame(nodes: Nodes, zoom: number): Flame {
   const at = Math.max(0, nodes.id.indexOf(zoom));
   const above = new Set<number>();
   for (let place = at; place >= 0; place = nodes.parent[place]!) above.add(place);
+  const outside = new Set<number>();
   const next = new Float64Array(count); // where a node's next child begins
   const whole = nodes.bytes[at] || 1;
   for (let place = 0; place < count; place++) {
     const parent = nodes.parent[place]!;
     const full = above.has(place);
+    if (!full && parent >= 0 && above.has(parent) && parent !== at) outside.add(place);
+    if (outside.has(parent)) outside.add(place);
     const left = full || parent < 0 ? 0 : next[parent]!;
     const right = full ? 1 : left + nodes.bytes[place]! / whole;
     flame.left[place] = left;
@@ -35,7 +44,7 @@ export function layFlame(nodes: Nodes, zoom: number): Flame {
     if (parent >= 0 && !full) next[parent] = right;
     const depth = parent < 0 ? 0 : flame.depth[parent]! + 1;
     flame.depth[place] = depth;
-    (flame.levels[depth] ??= []).push(place);
+    if (!outside.has(place)) (flame.levels[depth] ??= []).push(place);
   }
   for (const level of flame.levels) level.sort((a, b) => flame.left[a]! - flame.left[b]!);
   return flame;
@@ -57,8 +66,8 @@ export function nodeAt(flame: Flame, depth: number, share: number): number {
   return -1;
 }
 
-/** Where an arrow key leads from a node: to its caller, its largest callee, its neighbours at the same depth. */
-export function neighbour(flame: Flame, nodes: Nodes, from: number, key: string): number {
+/** Where an arrow key leads from a node: to its caller, its first callee, its neighbours at the same depth. */
+export function neighbour(flame: Flame, nodes: Tree, from: number, key: string): number {
   if (from < 0) return 0;
   const level = flame.levels[flame.depth[from]!] ?? [];
   if (key === "ArrowUp") return Math.max(0, nodes.parent[from]!);

@@ -1,117 +1,112 @@
-/** Draws the part of a flame graph that is in sight: the user's code warm, libraries cool, C++ grey. */
-import { type Frame, ROOT, type StacksAnswer, WITHOUT } from "../api/stacks";
-import { frameName, frameWhere } from "../state/frames";
+/** Draws the part of a flame graph that is in sight. What its bars look like is for others to say. */
 import type { Flame } from "./flame";
-import { toneOf } from "./flame";
 import { fitted } from "./surface";
 
 type Context = CanvasRenderingContext2D;
+type Fill = string | CanvasPattern;
 
-export const LEVEL = 21;
-const BAR = 20;
-export const TONES = { user: 4, library: 3, native: 2 };
+const SPLIT = 5;
+const NARROWEST = 0.6;
+/** Too narrow to show how it is split. */
+const WHOLE = 3;
 
 export interface FlamePicture {
-  answer: StacksAnswer;
   flame: Flame;
+  /** Pixels from one level to the next. */
+  level: number;
   width: number;
   /** Pixels scrolled away above, and the height in sight. */
   top: number;
   height: number;
-  searching: boolean;
   hovered: number;
   /** Under the keyboard's frame; -1 for none. */
   focused: number;
 }
 
-export interface FlameColours {
-  read: (name: string) => string;
-  hatch: string | CanvasPattern;
+/** The stylesheet's colours by the names of its variables, and the categories', of which one is hatched. */
+export interface Paints {
+  read: (variable: string) => string;
+  category: (key: string) => Fill;
+}
+
+export interface Bar {
+  fill: Fill;
+  /** How strongly it is filled; the rest is the ground. */
+  tint?: number;
+  /** Along its lower edge: colours, and the shares that they have of it. */
+  split?: [Fill, number][];
+  name: string;
+  more: string;
+  strong: boolean;
+  ink: string;
+  /** Set where a search is on: whether it finds this. */
+  found: boolean | undefined;
+  /** Words on a hatched ground need a plate. */
+  plate?: boolean;
 }
 
 const NAME = "12px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 
-export function drawFlame(context: Context, picture: FlamePicture, colours: FlameColours): void {
-  const { flame, top, height } = picture;
-  const text = {
-    user: colours.read("--flame-user-text"),
-    library: colours.read("--flame-library-text"),
-    native: colours.read("--flame-native-text"),
-    muted: colours.read("--muted"),
-    veil: colours.read("--card"),
-    match: colours.read("--flame-match"),
-    line: colours.read("--accent"),
-    strong: colours.read("--text"),
-  };
+export function drawFlame(context: Context, picture: FlamePicture, look: (place: number) => Bar, paints: Paints): void {
+  const { flame, level, top, height } = picture;
   context.textBaseline = "middle";
-  const first = Math.max(0, Math.floor(top / LEVEL));
-  const last = Math.min(flame.levels.length - 1, Math.floor((top + height) / LEVEL));
-  for (let depth = first; depth <= last; depth++)
-    for (const place of flame.levels[depth]!) drawNode(context, picture, place, colours, text);
+  const first = Math.max(0, Math.floor(top / level));
+  const last = Math.min(flame.levels.length - 1, Math.floor((top + height) / level));
+  for (let depth = first; depth <= last; depth++) {
+    let drawn = -1; // how far this level is drawn: of ten thousand bars, most share a pixel with others
+    for (const place of flame.levels[depth]!) {
+      const right = flame.right[place]! * picture.width;
+      const bar = look(place);
+      if (right - drawn < NARROWEST && !bar.found && place !== picture.hovered && place !== picture.focused) continue;
+      drawNode(context, picture, place, bar, paints);
+      drawn = right;
+    }
+  }
 }
 
-type Inks = Record<"user" | "library" | "native" | "muted" | "veil" | "match" | "line" | "strong", string>;
-
-function drawNode(context: Context, picture: FlamePicture, place: number, colours: FlameColours, ink: Inks): void {
-  const { answer, flame, width, top } = picture;
-  const { nodes, frames } = answer;
+function drawNode(context: Context, picture: FlamePicture, place: number, bar: Bar, { read }: Paints): void {
+  const { flame, level, width, top } = picture;
+  const height = level - 1;
   const x = flame.left[place]! * width;
   const full = flame.right[place]! * width - x;
-  const y = flame.depth[place]! * LEVEL - top;
-  const w = Math.max(0.6, full - (full > 3 ? 1 : 0));
-  const label = nodes.label[place]!;
-  const frame = label >= 0 ? frames[label] : undefined;
-  context.fillStyle = fillOf(label, frame, colours);
-  context.fillRect(x, y, w, BAR);
-  const dim = picture.searching && !nodes.found[place] && label !== ROOT;
-  if (dim) {
-    context.globalAlpha = 0.68;
-    context.fillStyle = ink.veil;
-    context.fillRect(x, y, w, BAR);
-    context.globalAlpha = 1;
-  } else if (picture.searching && nodes.found[place]) {
-    context.fillStyle = ink.match;
-    context.fillRect(x, y + BAR - 3, w, 3);
-  }
-  if (place === picture.hovered) {
-    context.globalAlpha = 0.25;
-    context.fillStyle = ink.veil;
-    context.fillRect(x, y, w, BAR);
-    context.globalAlpha = 1;
-  }
+  const y = flame.depth[place]! * level - top;
+  const w = Math.max(NARROWEST, full - (full > 3 ? 1 : 0));
+  fill(context, bar.fill, x, y, w, height, bar.tint);
+  if (bar.split) drawSplit(context, w < WHOLE ? [[bar.fill, 1]] : bar.split, x, y + height - SPLIT, w);
+  const dim = bar.found === false;
+  if (dim) fill(context, read("--card"), x, y, w, height, 0.68);
+  else if (bar.found) fill(context, read("--flame-match"), x, bar.split ? y : y + height - 3, w, 3);
+  if (place === picture.hovered) fill(context, read("--card"), x, y, w, height, 0.25);
   if (place === picture.focused) {
-    context.strokeStyle = ink.line;
+    context.strokeStyle = read("--accent");
     context.lineWidth = 2;
-    context.strokeRect(x + 1, y + 1, Math.max(1, w - 2), BAR - 2);
+    context.strokeRect(x + 1, y + 1, Math.max(1, w - 2), height - 2);
   }
   if (w < 22) return;
-  if (label === WITHOUT) {
+  if (bar.plate) {
     context.font = NAME;
-    context.fillStyle = ink.veil;
-    context.fillRect(x + 4, y + 3, Math.min(w - 8, context.measureText("no stack was recorded").width + 8), BAR - 6);
+    fill(context, read("--card"), x + 4, y + 3, Math.min(w - 8, context.measureText(bar.name).width + 8), height - 6);
   }
-  const tone = label === ROOT || label === WITHOUT ? ink.strong : ink[frame?.kind ?? "native"];
-  drawLabel(context, x + (label === WITHOUT ? 8 : 5), y + BAR / 2 + 0.5, w - (label === WITHOUT ? 14 : 9), dim ? ink.muted : tone, wordsOf(picture, place, label, frame));
+  const middle = y + (height - (bar.split ? SPLIT - 1 : 0)) / 2 + 0.5;
+  drawLabel(context, x + (bar.plate ? 8 : 5), middle, w - (bar.plate ? 14 : 9), dim ? read("--muted") : bar.ink, bar);
 }
 
-interface Words {
-  name: string;
-  more: string;
-  strong: boolean;
+function fill(context: Context, colour: Fill, x: number, y: number, width: number, height: number, tint = 1): void {
+  context.globalAlpha = tint;
+  context.fillStyle = colour;
+  context.fillRect(x, y, width, height);
+  context.globalAlpha = 1;
 }
 
-function wordsOf({ answer }: FlamePicture, place: number, label: number, frame: Frame | undefined): Words {
-  if (label === ROOT) return { name: "all allocations", more: "", strong: true };
-  if (label === WITHOUT || !frame) return { name: "no stack was recorded", more: "", strong: false };
-  const others = answer.nodes.run[place]!.length - 1;
-  return {
-    name: frameName(frame),
-    more: `${frameWhere(frame)}${others > 0 ? `  +${others}` : ""}`,
-    strong: frame.kind === "user",
-  };
+function drawSplit(context: Context, split: [Fill, number][], x: number, y: number, width: number): void {
+  let from = 0;
+  for (const [colour, share] of split) {
+    fill(context, colour, x + from * width, y, share * width, SPLIT);
+    from += share;
+  }
 }
 
-function drawLabel(context: Context, x: number, y: number, width: number, colour: string, words: Words): void {
+function drawLabel(context: Context, x: number, y: number, width: number, colour: string, words: Bar): void {
   context.fillStyle = colour;
   context.font = words.strong ? `600 ${NAME}` : NAME;
   const name = fitted(context, words.name, width);
@@ -122,10 +117,4 @@ function drawLabel(context: Context, x: number, y: number, width: number, colour
   context.globalAlpha = 0.75;
   context.fillText(fitted(context, words.more, width - used - 8), x + used + 8, y);
   context.globalAlpha = 1;
-}
-
-function fillOf(label: number, frame: Frame | undefined, { read, hatch }: FlameColours): string | CanvasPattern {
-  if (label === ROOT) return read("--flame-root");
-  if (label === WITHOUT || !frame) return hatch;
-  return read(`--flame-${frame.kind}-${toneOf(frame.file, TONES[frame.kind])}`);
 }

@@ -148,9 +148,9 @@ function DeviceView({ data, device }: { data: ReportData; device: Device }) {
             window={window}
             whole={whole}
             margin={MARGIN}
-            cursor={{ time: hovered ?? state.place, atPeak: state.event === peak.event, hover: setHovered, pin, step }}
+            cursor={{ place: hovered ?? state.place, atPeak: state.event === peak.event, hover: setHovered, pin, step }}
             peakBytes={device.peak.bytes}
-            peakTime={peak.place}
+            peakPlace={peak.place}
             canZoom
             axis={words}
             onWidth={setWidth}

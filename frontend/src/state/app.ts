@@ -59,7 +59,7 @@ export function navigate(patch: RoutePatch): void {
 }
 
 /** Another view or pick is a place of its own in the browser's history; a zoom or a search is not. */
-const PLACES = ["view", "run", "worker", "device", "step", "span", "base_run", "base_worker", "base_step"] as const;
+const PLACES = ["view", "run", "worker", "device", "step", "span", "base_run", "base_worker", "base_device", "base_step"] as const;
 
 /** A place by one name, whether its address spells out everything or not. */
 function placeOf(of: Route): string {

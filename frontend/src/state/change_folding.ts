@@ -1,6 +1,6 @@
 /** Changes of repeated layers in one row, so that twelve equal changes read as one. */
 import type { CompareRow, Status } from "../api/types";
-import { inRows } from "./folding";
+import { inLayers, inRows } from "./folding";
 
 export interface FoldedChange extends CompareRow {
   /** The rows inside, in the table's order; empty where nothing was folded. */
@@ -8,7 +8,16 @@ export interface FoldedChange extends CompareRow {
 }
 
 export function foldChanges(rows: CompareRow[]): FoldedChange[] {
-  return inRows(rows)
+  return inOrder(inRows(rows));
+}
+
+/** What an opened row shows: its layers, each a row that may be opened again. */
+export function openedChange(row: FoldedChange): FoldedChange[] {
+  return inOrder(inLayers(row.members));
+}
+
+function inOrder(rows: [string, CompareRow[]][]): FoldedChange[] {
+  return rows
     .map(([key, group]) => (group.length === 1 ? unfolded(group[0]!) : together(key, group)))
     .sort(
       (a, b) =>

@@ -43,3 +43,26 @@ export function lineParts(line: string): { place: string; name: string; folder: 
 export function stackText(frames: readonly Frame[], rows: readonly number[]): string {
   return rows.map((row) => visible(frames[row]?.text ?? "")).join("\n");
 }
+
+/** Of stacks that go by the same line, by key: what ran in the innermost frame that not all of them have. */
+export function toldApart(parts: readonly { key: string; label?: string }[]): Map<string, string> {
+  const alike = new Map<string, string[]>();
+  for (const { key, label = key } of parts) {
+    const group = alike.get(label);
+    if (group) group.push(key);
+    else alike.set(label, [key]);
+  }
+  const own = new Map<string, string>();
+  for (const keys of [...alike.values()].filter((group) => group.length > 1)) {
+    const stacks = keys.map((key) => key.split("\n"));
+    const shared = stacks.map((frames) => new Set(frames)).reduce((a, b) => new Set([...a].filter((frame) => b.has(frame))));
+    stacks.forEach((frames, i) => own.set(keys[i]!, ranIn(frames.find((frame) => !shared.has(frame)) ?? "")));
+  }
+  return own;
+}
+
+/** `linear` of `<built-in function linear>`, `backward` of `backward torch/_tensor.py:566`. */
+function ranIn(frame: string): string {
+  const built = /^<built-in (?:function|method) ([^ >]+)/.exec(frame);
+  return visible(built ? built[1]! : nativeName(frame.replace(/ [^ ]*:\d+$/, "")));
+}

@@ -137,7 +137,8 @@ function replaceWithFold(parent: ModuleNode, group: ModuleNode[]): void {
   parent.children = [...rest.slice(0, at), folded, ...rest.slice(at)];
 }
 
-function together(key: string, group: ModuleNode[]): ModuleNode {
+/** One row for several, with their sums. */
+export function together(key: string, group: ModuleNode[]): ModuleNode {
   const sum = (of: (node: ModuleNode) => number) => group.reduce((s, node) => s + of(node), 0);
   const insides = group.flatMap((node) => (node.peakInside === null ? [] : [node.peakInside]));
   return {

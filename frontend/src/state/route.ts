@@ -8,6 +8,7 @@ export const VIEWS = [
   "stacks",
   "allocator",
   "compare",
+  "ranks",
   "advice",
 ] as const;
 export type View = (typeof VIEWS)[number];
@@ -21,15 +22,17 @@ export const KEYS = [
   "span", // timeline: step | window
   "base_run",
   "base_worker",
+  "base_device", // only where it has another name than the picked one
   "base_step",
   "by", // timeline: category | module | phase
   "s0",
-  "s1", // overview: zoom over the steps that a monitor saw
+  "s1", // overview: zoom over the steps that a monitor saw; ranks: over all steps
   "t0",
   "t1",
   "t", // timeline: zoom and cursor, ns since the window's start
   "find", // modules: filter
-  "shape", // modules: tree | flat
+  "shape", // modules: tree | flat | icicle
+  "inside", // modules: what the icicle is zoomed to
   "fold", // modules, compare, timeline: on | off
   "at", // modules: peak | highest
   "opened", // timeline, compare: folded modules that were opened, one a line
@@ -55,6 +58,8 @@ export const KEYS = [
   "ranked", // stacks: order of the tables, with a leading "-" for ascending
   "rules", // stacks: lines of name=regex
   "listed", // allocations: order of the table
+  "measure", // ranks: allocated | reserved | capacity
+  "ordered", // ranks: order of the table, with a leading "-" turned round
 ] as const;
 export type Key = (typeof KEYS)[number];
 

@@ -121,7 +121,8 @@ export function runBefore(answer: RunsAnswer, { run, device }: Pick): string | n
 
 function within(run: RunEntry, worker: WorkerEntry, route: Route, picked: Selection): Pick | null {
   const devices = devicesOf(worker);
-  const device = devices.find((d) => d === picked.device) ?? busiest(worker, devices);
+  const named = (name: string | undefined) => devices.find((d) => d === name);
+  const device = named(route.base_device) ?? named(picked.device) ?? busiest(worker, devices);
   if (device === undefined) return null;
   const steps = stepsOf(worker, device);
   const asked = steps.find((s) => String(s.step) === route.base_step);

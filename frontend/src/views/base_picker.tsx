@@ -1,29 +1,14 @@
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { base, isAlone, navigate, runs, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
 import { inOrder, stepsOf, type Pick } from "../state/selection";
+import { useOpened, usePanel } from "./panel";
 import { Picker } from "./pickers";
 import { RouteLink } from "./route_link";
+import { MOST_LISTED, nearestStep, TypedStep } from "./typed_step";
 
 /** "Compare with": a button that says what, and a small panel to pick another run, worker or step. */
 export function BasePicker() {
-  const [open, setOpen] = useState(false);
-  const box = useRef<HTMLDivElement>(null);
-  const button = useRef<HTMLButtonElement>(null);
-  const close = (): void => (setOpen(false), button.current?.focus());
-  useEffect(() => {
-    if (!open) return;
-    const outside = (event: Event): void => void (!box.current?.contains(event.target as Node) && setOpen(false));
-    const escape = (event: KeyboardEvent): void => void (event.key === "Escape" && close());
-    document.addEventListener("pointerdown", outside);
-    document.addEventListener("focusin", outside);
-    document.addEventListener("keydown", escape);
-    return () => {
-      document.removeEventListener("pointerdown", outside);
-      document.removeEventListener("focusin", outside);
-      document.removeEventListener("keydown", escape);
-    };
-  }, [open]);
+  const { open, flip, close, box, button } = usePanel();
   const b = base.value;
   return (
     <div class="picker base" ref={box}>
@@ -36,7 +21,7 @@ export function BasePicker() {
         title={b ? baseLabel(b) : undefined}
         aria-expanded={open}
         aria-haspopup="dialog"
-        onClick={() => setOpen(!open)}
+        onClick={flip}
       >
         {b ? baseLabel(b) : "nothing to compare with"}
       </button>
@@ -54,23 +39,18 @@ function baseLabel(b: Pick): string {
 }
 
 function BasePanel({ b, onDone }: { b: Pick; onDone: () => void }) {
-  const panel = useRef<HTMLDivElement>(null);
-  const [shift, setShift] = useState(0);
-  useLayoutEffect(() => {
-    const { left, right } = panel.current!.getBoundingClientRect();
-    setShift(Math.max(8 - left, Math.min(0, document.documentElement.clientWidth - 8 - right)));
-    panel.current!.querySelector("select")?.focus();
-  }, []);
+  const { panel, shift } = useOpened("select");
   const all = runs.value?.runs.filter((r) => r.workers.some((w) => w.steps.length > 0)) ?? [];
   const run = all.find((r) => r.run === b.run);
   const workers = run?.workers.filter((w) => w.steps.length > 0) ?? [];
   const worker = workers.find((w) => w.worker === b.worker);
-  const steps = worker ? stepsOf(worker, b.device).map((s) => String(s.step)) : [];
+  const steps = worker ? stepsOf(worker, b.device).map((s) => s.step) : [];
   const pick = (patch: Partial<Pick>): void => {
     const next = { ...b, ...patch };
     navigate({
       base_run: next.run,
       base_worker: next.worker,
+      base_device: undefined,
       base_step: "step" in patch ? String(next.step) : undefined,
     });
   };
@@ -97,19 +77,36 @@ function BasePanel({ b, onDone }: { b: Pick; onDone: () => void }) {
         options={workers.map((w) => w.worker).sort(inOrder)}
         onPick={(v) => pick({ worker: v })}
       />
-      <Picker
-        label="Step"
-        testid="picker-base-step"
-        value={String(b.step)}
-        options={steps}
-        onPick={(v) => pick({ step: Number(v) })}
-      />
+      {steps.length > MOST_LISTED ? (
+        <label class="picker">
+          <span>Step</span>
+          <span class="stepper">
+            <TypedStep
+              testid="picker-base-step"
+              step={b.step}
+              first={steps[0]!}
+              last={steps.at(-1)!}
+              offered={[]}
+              found={(typed) => nearestStep(steps, typed)}
+              onPick={(step) => pick({ step })}
+            />
+          </span>
+        </label>
+      ) : (
+        <Picker
+          label="Step"
+          testid="picker-base-step"
+          value={String(b.step)}
+          options={steps.map(String)}
+          onPick={(v) => pick({ step: Number(v) })}
+        />
+      )}
       <div class="row">
         <button
           type="button"
           class="quiet"
           data-testid="picker-base-reset"
-          onClick={() => (navigate({ base_run: undefined, base_worker: undefined, base_step: undefined }), onDone())}
+          onClick={() => (navigate({ base_run: undefined, base_worker: undefined, base_device: undefined, base_step: undefined }), onDone())}
         >
           The step before
         </button>

@@ -1,10 +1,11 @@
 import { withUnit } from "../state/bytes";
 import { navigate, pick, route, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
-import { grouped } from "../state/numbers";
 import type { Selection } from "../state/selection";
 import { showsWindows } from "../state/stretch";
 import { BasePicker } from "./base_picker";
+import { ExportMenu } from "./export_menu";
+import { MOST_LISTED, nearestStep, TypedStep } from "./typed_step";
 
 /** Run, worker, device, step and what to compare with: always here, in this order; picking keeps the view. */
 export function Pickers() {
@@ -30,6 +31,7 @@ export function Pickers() {
       />
       <StepPicker s={s} />
       {s.stats && <BasePicker />}
+      <ExportMenu />
     </nav>
   );
 }
@@ -117,7 +119,37 @@ function go(to: number | undefined): void {
 /** The recorded steps, and where several were recorded in one window, all of them as one. */
 function Recorded({ s }: { s: Selection }) {
   const together = s.window.steps.map((one) => one.step);
-  const whole = together.length > 1 && route.value.span === WINDOW && showsWindows(route.value.view);
+  const several = together.length > 1;
+  const whole = several && route.value.span === WINDOW && showsWindows(route.value.view);
+  const name = `${together[0]} to ${together.at(-1)}, the whole window`;
+  const steps = s.steps.map((one) => one.step);
+  if (steps.length > MOST_LISTED)
+    return (
+      <>
+        <TypedStep
+          id="step-select"
+          testid="picker-step"
+          step={s.step}
+          first={steps[0]!}
+          last={steps.at(-1)!}
+          offered={[]}
+          found={(typed) => nearestStep(steps, typed)}
+          onPick={go}
+        />
+        {several && (
+          <button
+            type="button"
+            class="whole-window"
+            title={name}
+            aria-pressed={whole}
+            data-testid="whole-window"
+            onClick={() => (whole ? go(s.step) : showWindow())}
+          >
+            whole window
+          </button>
+        )}
+      </>
+    );
   return (
     <select
       id="step-select"
@@ -125,12 +157,8 @@ function Recorded({ s }: { s: Selection }) {
       value={whole ? WINDOW : String(s.step)}
       onChange={(e) => (e.currentTarget.value === WINDOW ? showWindow() : go(Number(e.currentTarget.value)))}
     >
-      {together.length > 1 && (
-        <option value={WINDOW}>
-          {together[0]} to {together.at(-1)}, the whole window
-        </option>
-      )}
-      {s.steps.map(({ step }) => (
+      {several && <option value={WINDOW}>{name}</option>}
+      {steps.map((step) => (
         <option key={step} value={String(step)}>
           {step}
         </option>
@@ -139,34 +167,10 @@ function Recorded({ s }: { s: Selection }) {
   );
 }
 
-/** Of a hundred thousand steps nobody picks from a list: the number is typed. */
 function Watched({ s: { step, monitored, steps } }: { s: Selection }) {
   const { first = step, last = step } = monitored ?? {};
-  return (
-    <>
-      <input
-        id="step-select"
-        type="number"
-        data-testid="picker-step"
-        min={first}
-        max={last}
-        list="recorded-steps"
-        title={`${grouped(first)} to ${grouped(last)}`}
-        value={step}
-        onChange={(event) => {
-          const typed = Number(event.currentTarget.value);
-          const known = Number.isInteger(typed) && typed >= first && typed <= last;
-          if (known) go(typed);
-          else event.currentTarget.value = String(step);
-        }}
-      />
-      <datalist id="recorded-steps">
-        {steps.map((one) => (
-          <option key={one.step} value={one.step} />
-        ))}
-      </datalist>
-    </>
-  );
+  const recorded = steps.map((one) => one.step);
+  return <TypedStep id="step-select" testid="picker-step" step={step} first={first} last={last} offered={recorded} onPick={go} />;
 }
 
 /** Of a step that a monitor alone saw: the numbers below and above. */

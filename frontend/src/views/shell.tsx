@@ -14,6 +14,7 @@ import { OnlyFigures } from "./monitored/only_figures";
 import { Notice, Problems } from "./notices";
 import { Overview } from "./overview/overview";
 import { MissingPicks, Pickers } from "./pickers";
+import { Ranks } from "./ranks/ranks";
 import { RouteLink } from "./route_link";
 import { Stacks } from "./stacks/stacks";
 import { EmptyState, FailureState, Loading } from "./states";
@@ -27,6 +28,7 @@ const CONTENT: Record<View, () => preact.JSX.Element> = {
   stacks: () => <Stacks />,
   allocator: () => <Allocator />,
   compare: () => <Compare />,
+  ranks: () => <Ranks />,
   advice: () => <Advice />,
 };
 
@@ -83,7 +85,7 @@ function Views({ answer, failure, again }: Props) {
           </Notice>
         )}
         <MissingPicks />
-        {selection.value!.stats ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
+        {selection.value!.stats || view === "ranks" ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
       </main>
     </>
   );

@@ -45,3 +45,12 @@ describe("a flame graph", () => {
     expect(new Set(Array.from({ length: 40 }, (_, i) => toneOf(`file${i}.py`, 4))).size).toBe(4);
   });
 });
+
+describe("a flame graph of a whole tree", () => {
+  it("leaves out what is beside what is looked at", () => {
+    const flame = layFlame(nodes, 3);
+    expect(flame.levels).toEqual([[0], [1], [3]]);
+    expect([flame.left[3], flame.right[3]]).toEqual([0, 1]);
+    expect(nodeAt(flame, 1, 0.9)).toBe(1);
+  });
+});

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { frameName, frameWhere, lineParts, nativeName } from "../../src/state/frames";
+import { frameName, frameWhere, lineParts, nativeName, toldApart } from "../../src/state/frames";
 
 const frame = { text: "", function: "f", file: "/a/b.py", line: 3, kind: "user", fx: "" } as const;
 
@@ -29,4 +29,23 @@ describe("source lines", () => {
   it("of C++ are the function", () =>
     expect(lineParts("Register.cpp:0 (at::add(Tensor))")).toEqual({ place: "at::add", name: "", folder: "" }));
   it("that are none stay as they are", () => expect(lineParts("(no stack)").place).toBe("(no stack)"));
+});
+
+describe("stacks that go by the same line", () => {
+  const of = (...frames: string[]): { key: string; label: string } => ({ key: frames.join("\n"), label: "/a/train.py:3 (main)" });
+  const [linear, gelu, plain] = [
+    of("<built-in function linear>", "forward torch/nn/linear.py:130", "main /a/train.py:3"),
+    of("at::gelu(at::Tensor const&) ??:0", "forward torch/nn/act.py:8", "main /a/train.py:3"),
+    of("main /a/train.py:3"),
+  ] as const;
+
+  it("are told apart by what ran innermost in each alone", () => {
+    expect([...toldApart([linear, gelu]).values()]).toEqual(["linear", "at::gelu"]);
+    const inner = [of("empty c.py:1", "relu f.py:2", "main"), of("empty c.py:1", "silu f.py:3", "main")];
+    expect([...toldApart(inner).values()]).toEqual(["relu", "silu"]);
+  });
+  it("bear one that has nothing of its own", () =>
+    expect([...toldApart([linear, plain]).values()]).toEqual(["linear", ""]));
+  it("need no more where each has a line of its own", () =>
+    expect(toldApart([linear, { key: "(no stack)", label: "(no stack)" }]).size).toBe(0));
 });

@@ -161,6 +161,26 @@ describe("steps that a monitor saw", () => {
   });
 });
 
+describe("the device to compare with", () => {
+  const [here, there] = [worker("rank0", { 1: 30 }, "cuda:0"), worker("rank1", { 1: 20 }, "cuda:1")];
+  const both: WorkerEntry = { ...here, devices: ["cuda:0", "cuda:1"], steps: [...here.steps, ...there.steps].slice(0, 1) };
+  both.steps[0]!.devices = { ...here.steps[0]!.devices, ...there.steps[0]!.devices };
+  const all = { ...answer, runs: [{ run: "r", workers: [both, there] }] };
+  const baseOf = (base: object) => {
+    const route = { view: "compare" as const, run: "r", worker: "rank0", device: "cuda:0", step: "1", base_run: "r", ...base };
+    return resolveBase(all, route, resolveSelection(all, route)!);
+  };
+  it("is the named one, of the same worker too", () =>
+    expect(baseOf({ base_worker: "rank0", base_device: "cuda:1", base_step: "1" })).toEqual({
+      run: "r",
+      worker: "rank0",
+      device: "cuda:1",
+      step: 1,
+    }));
+  it("is another worker's own, where that has no device of this name", () =>
+    expect(baseOf({ base_worker: "rank1", base_device: "cuda:7" })).toMatchObject({ worker: "rank1", device: "cuda:1" }));
+});
+
 describe("the run to compare with", () => {
   const of = (...names: string[]): RunsAnswer => ({
     ...answer,

@@ -1,4 +1,4 @@
-"""One file per route: `answer(session, request)` gives what the route says."""
+"""One file per route; its `answer(session, request)` returns the JSON that docs/http_api.md describes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from tb_memplugin.server.routes import (
     compare,
     curve,
     divisions,
+    export,
     lanes,
     modules,
     moment,
+    ranks,
     runs,
     stack_tables,
     stacks,
@@ -34,6 +36,7 @@ ROUTES: dict[str, Callable[[Session, Request], Json]] = {
     "/runs": runs.answer,
     "/step": step.answer,
     "/steps": steps.answer,
+    "/ranks": ranks.answer,
     "/step_figures": step_figures.answer,
     "/curve": curve.answer,
     "/moment": moment.answer,
@@ -46,6 +49,7 @@ ROUTES: dict[str, Callable[[Session, Request], Json]] = {
     "/allocator_block": allocator_block.answer,
     "/allocator_oom": allocator_oom.answer,
     "/divisions": divisions.answer,
+    "/export_about": export.about,
     "/advice": advice.answer,
     "/stacks": stacks.answer,
     "/stack_table": stack_tables.answer,

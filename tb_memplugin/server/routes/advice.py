@@ -1,4 +1,4 @@
-"""`advice`: what of the memory of a device could be saved, the evidence, and what was not judged."""
+"""`advice`: which memory of a device could be saved, the evidence, and what could not be judged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_A_FINDING = (
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
+    """Answer from the side file."""
     chosen = session.chosen(request)
     opened = session.opened(chosen)
     trace, name = opened.trace, opened.trace.devices[opened.device].name
@@ -50,19 +50,19 @@ def answer(session: Session, request: Request) -> Json:
 
 
 def _windows(session: Session, request: Request, entry: Entry) -> list[Entry]:
-    """One step of each window of the worker, at most so many, spread over the run."""
+    """Return one step of each window of the worker; of too many windows a choice spread over the run."""
     steps = session.catalogue.worker(request.ctx, request.experiment, entry)
     return spread(list({one.metadata.side_file: one for one in reversed(steps)}.values())[::-1])
 
 
 def _levels(session: Session, windows: Sequence[Entry]) -> list[WindowLevel]:
-    """What they tell, without those that cannot be read."""
+    """Return the levels of windows, without those that cannot be read."""
     found: list[WindowLevel] = []
     for entry in windows:
         try:
             trace = session.windows.load(entry)
         except UnreadableFileError:
-            continue  # listed among the files that cannot be read
+            continue  # the route `runs` lists it as unreadable
         found += _LEVELS.of(trace, "levels", functools.partial(window_levels, trace))
     return found
 

@@ -1,4 +1,4 @@
-"""`allocation_bands`: the largest allocations as bands over time, and all others as one."""
+"""`allocation_bands`: the largest allocations as bands over time, and all others as one band."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS, DEFAULT_BANDS, MOST_BANDS = 1_000, 1_000, 4_000
 SHOWN_KEYS = 10
-"""Keys that get a colour of their own; the others share one. Categories all have one."""
+"""How many keys get a colour of their own; the others share one. Every category has its own."""
 
 KEPT = Kept(8)
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
+    """Answer from the side file."""
     colour = request.text("colour", "category")
     if colour not in ALL_DIVISIONS:
         fix = f"Choose one of: {', '.join(ALL_DIVISIONS)}."
@@ -77,13 +77,13 @@ def _bands_shape(opened: Opened, found: Bands, colour: By, by: Divided) -> Json:
 
 
 def _keys(opened: Opened, rows: npt.NDArray[np.intp], colour: By, by: Divided) -> tuple[Int64, list[Json]]:
-    """The key of each allocation, and the keys: categories and groups in stacking order, others by size."""
+    """Return each allocation's key, and the keys: categories and groups in stacking order, others by size."""
     part, names = codes(opened.trace, by, rows)
     total = sums(part, opened.trace.allocations.bytes[rows], len(names))
     count = np.bincount(part, minlength=len(names))
     grouped = isinstance(by, ModuleGroups)
     used = np.arange(len(names)) if grouped else np.flatnonzero(count)
-    steady = grouped or colour == "category"  # each in its place and colour, as in `curve`
+    steady = grouped or colour == "category"  # each key has a fixed place and colour, as in `curve`
     if not steady:
         used = used[np.argsort(-total[used], kind="stable")]
     shown = used if steady else used[:SHOWN_KEYS]

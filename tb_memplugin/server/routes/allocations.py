@@ -1,4 +1,4 @@
-"""`allocations`: a page of single allocations. `allocation`: all that is known of one."""
+"""`allocations`: a page of single allocations. `allocation`: everything that is known about one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tb_memplugin.analysis.annotations import innermost_at_birth
 from tb_memplugin.analysis.lives import Rows, alive_between, found, in_order, versions
 from tb_memplugin.analysis.moment import live_allocation
 from tb_memplugin.analysis.segments import pool_name, stream_name
-from tb_memplugin.analysis.source_lines import lines_of
-from tb_memplugin.server.frames import LONGEST, FrameTable
+from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.server.frames import LONGEST, FrameTable, lines_at
 from tb_memplugin.server.kept import Kept
 from tb_memplugin.server.routes.stack_tables import kind_of_line
 from tb_memplugin.server.selection import Request
@@ -23,11 +23,11 @@ from tb_memplugin.trace.tables import Int64
 
 MOST_ROWS, DEFAULT_ROWS = 500, 200
 KEPT = Kept(12)
-"""Lists of rows, 8 bytes each: one for each order and search that a person tries on a stretch."""
+"""A cache of lists of rows (8 bytes per row), one for each stretch, search and order."""
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
+    """Answer `allocations` from the side file."""
     opened = session.opened(session.chosen(request))
     trace, device = opened.trace, opened.device
     edges = stretch(request, opened).cuts(opened, 1)
@@ -48,7 +48,7 @@ def answer(session: Session, request: Request) -> Json:
 
 
 def answer_one(session: Session, request: Request) -> Json:
-    """`allocation`, from the side file."""
+    """Answer `allocation` from the side file."""
     opened = session.opened(session.chosen(request))
     trace, blocks = opened.trace, opened.trace.allocations
     row = request.number("row", None, 0, len(blocks) - 1)
@@ -79,23 +79,21 @@ def _versions(trace: MemoryTrace) -> Int64:
 
 
 def _listed(opened: Opened, rows: Rows) -> list[Json]:
-    """LISTEDs."""
-    trace, blocks = opened.trace, opened.trace.allocations
+    """Return the rows as LISTED objects (docs/http_api.md)."""
+    trace = opened.trace
     version = _versions(trace)[rows].tolist()
-    line, keys = lines_of([_stack(trace, stack) for stack in blocks.stack[rows].tolist()])
+    lines = lines_at(trace, rows.tolist())
     shapes = []
     for place, row in enumerate(rows.tolist()):
         shape = allocation_shape(live_allocation(trace, row), opened.epoch_ns)
         born, freed = shape["born_ns"], shape["freed_ns"]
-        key = keys[line[place]][:LONGEST]
-        has_stack = int(blocks.stack[row]) >= 0
         shapes.append(
             {
                 **shape,
                 "row": row,
                 "version": version[place],
-                "line": key if has_stack else None,
-                "kind": kind_of_line(key),
+                "line": lines[place],
+                "kind": kind_of_line(lines[place] or NO_STACK),
                 "lifetime_ns": None if born is None or freed is None else freed - born,
             }
         )

@@ -1,4 +1,4 @@
-"""`allocator`: the allocator's numbers at a moment, its pools, its free blocks, its settings."""
+"""`allocator`: the allocator's figures at a moment, its pools, free blocks and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tb_memplugin.trace import Kind
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
+    """Answer from the side file."""
     opened = session.opened(session.chosen(request))
     event = event_asked(request, opened)
     replay = REPLAYS.of(opened)

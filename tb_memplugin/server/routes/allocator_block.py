@@ -1,4 +1,4 @@
-"""`allocator_block`: all that is known of one allocation."""
+"""`allocator_block`: everything that is known about one allocation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tb_memplugin.server.shapes import Json, allocation_shape
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
+    """Answer from the side file."""
     opened = session.opened(session.chosen(request))
     trace, blocks = opened.trace, opened.trace.allocations
     event = event_asked(request, opened)

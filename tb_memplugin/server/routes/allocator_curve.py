@@ -1,4 +1,4 @@
-"""`allocator_curve`: allocated, pending and reserved over time or over events, and how much is of no use."""
+"""`allocator_curve`: allocated, pending, reserved and unused memory over time or over events."""
 
 from __future__ import annotations
 
@@ -7,40 +7,29 @@ import math
 import numpy as np
 
 from tb_memplugin.analysis.allocator import Levels
-from tb_memplugin.analysis.reserve_curve import (
-    Cuts,
-    ReserveCurve,
-    event_cuts,
-    reserve_curve,
-    split_moments,
-    time_cuts,
-    unused_levels,
-)
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.analysis.columns import Cuts
+from tb_memplugin.analysis.reserve_curve import ReserveCurve, reserve_curve, split_moments, unused_levels
 from tb_memplugin.server.replays import REPLAYS, Replay
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json
+from tb_memplugin.server.stretch import step_events, stretch
 from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS = 1_000
-OVER = ("time", "event")
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
-    over = request.text("over", "time")
-    if over not in OVER:
-        raise MemPluginError(f"Cannot draw over {over!r}.", where="over", fix=f"Choose one of: {OVER}.")
+    """Answer from the side file."""
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     opened = session.opened(session.chosen(request))
+    part = stretch(request, opened)
     replay = REPLAYS.of(opened)
-    t0, t1 = _span(request, opened, over)
-    cuts = _cuts(opened, over, t0, t1, columns)
+    cuts = part.cuts(opened, columns)
     return {
-        "over": over,
-        "t0": t0,
-        "t1": t1,
+        "over": part.over,
+        "t0": part.t0,
+        "t1": part.t1,
         "px": columns,
         **_columns_shape(reserve_curve(replay.levels, cuts)),
         "split": _split_shape(opened, replay, cuts),
@@ -48,34 +37,6 @@ def answer(session: Session, request: Request) -> Json:
         "ooms": ooms_shape(opened),
         "knows_segments": replay.knows_segments,
     }
-
-
-def _span(request: Request, opened: Opened, over: str) -> tuple[int, int]:
-    if over == "time":
-        start, end = (edge - opened.epoch_ns for edge in opened.span())
-    else:
-        start, end = opened.events()
-        mine = _mine(opened)
-        start, end = (int(mine[0]), int(mine[-1]) + 1) if len(mine) else (start, max(end, start + 1))
-    t0, t1 = request.number("t0", start), request.number("t1", end)
-    if t0 >= t1:
-        raise MemPluginError(
-            f"The span from {t0} to {t1} is empty.", where="t0, t1", fix="Give t0 before t1."
-        )
-    return t0, t1
-
-
-def _mine(opened: Opened) -> Int64:
-    """The events of the device in the step or window."""
-    first, end = opened.events()
-    mine: Int64 = first + np.flatnonzero(opened.trace.events.device[first:end] == opened.device)
-    return mine
-
-
-def _cuts(opened: Opened, over: str, t0: int, t1: int, columns: int) -> Cuts:
-    if over == "event":
-        return event_cuts(opened.trace, t0, t1, columns)
-    return time_cuts(opened.trace, t0 + opened.epoch_ns, t1 + opened.epoch_ns, columns)
 
 
 def _columns_shape(drawn: ReserveCurve) -> Json:
@@ -96,10 +57,10 @@ def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[list[float]
 
 
 def _marks_shape(opened: Opened, now: Levels) -> Json:
-    """The highest moments of the step or window: entry 0 of what is looked at is the state on its entry."""
+    """Return the highest moments of the step or window, including the state at its beginning."""
     first, end = opened.events()
     ratio = unused_levels(now)
-    mine = _mine(opened)
+    first_event, last_event = step_events(opened)
 
     def mark(level: Int64) -> Json:
         event = first - 1 + int(np.argmax(level[first : end + 1]))
@@ -114,13 +75,13 @@ def _marks_shape(opened: Opened, now: Levels) -> Json:
     return {
         "peak": mark(now.active),
         "reserved_peak": None if now.reserved is None else mark(now.reserved),
-        "first_event": int(mine[0]) if len(mine) else -1,
-        "last_event": int(mine[-1]) if len(mine) else -1,
+        "first_event": first_event,
+        "last_event": last_event,
     }
 
 
 def ooms_shape(opened: Opened) -> list[Json]:
-    """The device's failed requests in the whole window."""
+    """Return the device's failed requests in the whole window."""
     trace = opened.trace
     return [
         {

@@ -32,7 +32,7 @@ _TOLD = (
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
+    """Answer from the side file."""
     opened = session.opened(session.chosen(request))
     failed = ooms_shape(opened)
     reports = oom_reports(opened.trace, opened.device, max(len(failed), 1))
@@ -54,7 +54,7 @@ def _shape(report: OomReport) -> Json:
 
 
 def _lines_shape(stacks: Sequence[Part]) -> list[Json]:
-    """Stacks by the line that people know them by; each with the largest stack of those that share it."""
+    """Group stacks by their leading line; each line has the largest of its stacks."""
     lines: dict[str, Json] = {}
     for stack, label in zip(stacks, stack_labels([stack.key for stack in stacks]), strict=True):
         line = lines.setdefault(

@@ -1,4 +1,4 @@
-"""`allocator_segments`: segments at a moment and what lies in them, as fine as a screen can show."""
+"""`allocator_segments`: segments at a moment and the blocks in them, as fine as a screen can show."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tb_memplugin.trace.tables import Int64
 
 DIVISIONS = ("category", "module", "line", "stack", "pool", "stream")
 SHOWN_KEYS = 9
-"""Keys that get a colour of their own; the others share one. Categories all have one."""
+"""How many keys get a colour of their own; the others share one. Every category has its own."""
 
 _COLUMNS = ("segment", "offset", "bytes", "requested", "state", "key", "row", "count")
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
+    """Answer from the side file."""
     by, order = request.text("by", "category"), request.text("order", "pool")
     if by not in DIVISIONS:
         raise MemPluginError(f"Cannot colour by {by!r}.", where="by", fix=f"Choose one of: {DIVISIONS}.")
@@ -98,7 +98,7 @@ def _segments_shape(opened: Opened, found: Layout, rows: np.ndarray) -> Json:
 
 
 def _keys(opened: Opened, found: Layout, by: By) -> tuple[Int64, list[Json]]:
-    """The key of each live block, and the keys: categories in stacking order, others by size."""
+    """Return the key of each live block, and the keys: categories in stacking order, others by size."""
     part, names = codes(opened.trace, by, found.rows)
     size = opened.trace.allocations.bytes[found.rows]
     total, count = sums(part, size, len(names)), np.bincount(part, minlength=len(names))
@@ -125,7 +125,7 @@ def _labels(keys: list[str], by: str) -> list[str]:
 
 
 def stack_labels(keys: list[str]) -> list[str]:
-    """What a stack goes by: the line of it that people know."""
+    """Return the leading line of each stack, as its label."""
     line, names = lines_of([key.split("\n") for key in keys])
     rows = zip(keys, line.tolist(), strict=True)
     return [NO_STACK if key == NO_STACK else names[row] for key, row in rows]

@@ -1,4 +1,4 @@
-"""`compare`: what changed from one step to another, of any runs, workers and devices."""
+"""`compare`: what changed from one step to another, across any runs, workers and devices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from tb_memplugin.server.shapes import Json
 from tb_memplugin.store.reader import peak_parts
 
 MOST_ROWS, MOST_MODULES = 2_000, 20_000
-"""The page folds modules, so it must have each: a layer among `(others)` would be missing in its row."""
+"""The most rows in an answer, and the most if divided by module. The page folds modules itself, so it needs
+each of them: a layer in `(others)` would be missing in its row."""
 
 
 def answer(session: Session, request: Request) -> Json:
-    """At the peaks of both steps: from their summaries, or from the side files where those do not keep it."""
+    """Compare the peaks of both steps, from the summaries or, for other divisions, from the side files."""
     by = request.text("by", "category")
     if by not in ALL_DIVISIONS:
         fix = f"Choose one of: {', '.join(ALL_DIVISIONS)}."
@@ -51,7 +52,7 @@ def answer(session: Session, request: Request) -> Json:
 def _base_modules(
     session: Session, chosen: Chosen, summary: StepSummary, device: DeviceSummary
 ) -> Sequence[Part]:
-    """By module, all of them; those that the summary keeps, where the side file is not to be had."""
+    """Return the parts by module from the side file; if it cannot be read, those in the summary."""
     try:
         return _parts(session.opened(chosen), device, "module")
     except UnreadableFileError:
@@ -63,7 +64,7 @@ def _parts(opened: Opened, device: DeviceSummary, by: By) -> Sequence[Part]:
 
 
 def _shortened(rows: tuple[Delta, ...], most: int) -> tuple[Delta, ...]:
-    """The largest changes; what a person would not scroll to as one row, so that all still sum up."""
+    """Return the `most` largest changes, and all others as one row, so that the sum stays the same."""
     shown, rest = rows[:most], rows[most:]
     if not rest:
         return shown

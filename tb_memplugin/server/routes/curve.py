@@ -1,24 +1,26 @@
-"""`curve`: live bytes over time, the lowest and highest in every pixel column."""
+"""`curve`: live bytes over time or over events, with the lowest and highest of every pixel column."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
-from tb_memplugin.analysis.curve import Curve, curve
+from tb_memplugin.analysis.curve import Curve, curve, event_curve
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.grouping import divided, groups_shape
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
-from tb_memplugin.server.session import Opened, Session
+from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import CATEGORIES, Json
+from tb_memplugin.server.stretch import Stretch, step_events, stretch
 
 DEFAULT_COLUMNS = 1_000
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file; without it, the coarse curve that the summary keeps."""
+    """Answer from the side file; without it, with the coarse curve that the summary contains."""
     by = request.text("by", "category")
     if by not in ALL_DIVISIONS:
         raise MemPluginError(
@@ -27,22 +29,31 @@ def answer(session: Session, request: Request) -> Json:
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     every = request.text("step") == "all"
     chosen = session.chosen(request, step=_any_step(session, request) if every else None)
-    whole = every or chosen.whole
+    chosen = replace(chosen, whole=every or chosen.whole)
     try:
         opened = session.opened(chosen)
     except UnreadableFileError:
-        if whole or by != "category" or request.given("t0") or request.given("t1"):
+        if chosen.whole or by != "category" or request.given("t0") or request.given("t1"):
             raise
         return _coarse(session.device_summary(request, chosen)[1].curve)
-    t0, t1 = _span(request, opened, whole)
+    part = stretch(request, opened)
     division = divided(request, opened, by)
-    drawn = curve(opened.trace, opened.device, t0, t1, columns, division)
-    labels = labels_of(drawn.keys, by)
-    return _shape(drawn, opened.epoch_ns) | {"labels": labels, **groups_shape(division)}
+    epoch = opened.epoch_ns
+    if part.over == "event":
+        drawn = event_curve(opened.trace, opened.device, part.t0, part.t1, columns, division)
+    else:
+        drawn = curve(opened.trace, opened.device, part.t0 + epoch, part.t1 + epoch, columns, division)
+    first, last = step_events(opened)
+    return _shape(drawn, part, epoch) | {
+        "first_event": first,
+        "last_event": last,
+        "labels": labels_of(drawn.keys, by),
+        **groups_shape(division),
+    }
 
 
 def _any_step(session: Session, request: Request) -> int:
-    """A step of the window that `step=all` means: the one named, else the worker's last."""
+    """Return a step of the window that `step=all` selects: `window_step`, else the worker's last step."""
     if request.given("window_step"):
         return request.number("window_step")
     listing = session.catalogue.listing(request.ctx, request.experiment)
@@ -50,21 +61,13 @@ def _any_step(session: Session, request: Request) -> int:
     return entries[-1].metadata.step if entries else 0
 
 
-def _span(request: Request, opened: Opened, whole: bool) -> tuple[int, int]:
-    start, end = opened.window_span() if whole else opened.span()
-    t0 = request.number("t0", start - opened.epoch_ns)
-    t1 = request.number("t1", end - opened.epoch_ns)
-    if t0 >= t1:
-        raise MemPluginError(
-            f"The span from {t0} to {t1} is empty.", where="t0, t1", fix="Give t0 before t1."
-        )
-    return t0 + opened.epoch_ns, t1 + opened.epoch_ns
-
-
-def _shape(drawn: Curve, epoch_ns: int) -> Json:
+def _shape(drawn: Curve, part: Stretch, epoch_ns: int) -> Json:
     return {
-        "t0": drawn.t0_ns - epoch_ns,
-        "t1": drawn.t1_ns - epoch_ns,
+        "over": part.over,
+        "t0": part.t0,
+        "t1": part.t1,
+        "times": [drawn.t0_ns - epoch_ns, drawn.t1_ns - epoch_ns],
+        "events": [drawn.first_event, drawn.end_event],
         "px": len(drawn.low),
         "min": drawn.low.tolist(),
         "max": drawn.high.tolist(),
@@ -86,6 +89,7 @@ def _coarse(stored: summary_pb2.Curve) -> Json:
     high = list(accumulate(stored.high))
     stacks = [list(accumulate(stored.stacks[at : at + width])) for at in range(0, len(stored.stacks), width)]
     return {
+        "over": "time",
         "t0": stored.t0_ns,
         "t1": stored.t1_ns,
         "px": width,

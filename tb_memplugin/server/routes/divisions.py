@@ -1,4 +1,4 @@
-"""`divisions`: by what this window's allocations can be divided with any gain."""
+"""`divisions`: the divisions that are useful for a window's allocations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tb_memplugin.server.shapes import Json
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file; without it, what the coarse curve is divided by."""
+    """Answer from the side file; without it, the division of the coarse curve."""
     try:
         opened = session.opened(session.chosen(request))
     except UnreadableFileError:

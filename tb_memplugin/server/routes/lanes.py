@@ -1,44 +1,49 @@
-"""`lanes`: what ran under a stretch of the curve."""
+"""`lanes`: the steps, phases and module calls that ran in a stretch of the curve."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.lanes import lanes
-from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.analysis.lanes import lanes, over_events
+from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import summary_pb2
+from tb_memplugin.server.kept import Kept
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Chosen, Session
 from tb_memplugin.server.shapes import Json
-from tb_memplugin.trace import Module, Phase, Spans, Step
+from tb_memplugin.server.stretch import Stretch, over_asked, stretch, stretch_within
+from tb_memplugin.trace import MemoryTrace, Module, Phase, Spans, Step
 
 DEFAULT_COLUMNS = 1_000
+Ran = tuple[tuple[Step, ...], Spans, Spans]
+
+
+KEPT = Kept(4)
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file; without it, the longest calls, which the summary keeps."""
+    """Answer from the side file; without it, with the longest calls, which the summary contains."""
     chosen = session.chosen(request)
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     try:
-        trace = session.opened(chosen).trace
-        steps, phases, calls, modules = trace.steps, trace.phases, trace.calls, trace.modules
-        start, end = session.opened(chosen).span()
+        opened = session.opened(chosen)
     except UnreadableFileError:
+        if over_asked(request) == "event":
+            raise
         summary, device = session.device_summary(request, chosen)
-        phases, calls = _spans(summary.phases, chosen), _spans(summary.calls, chosen)
         modules = tuple(Module(key) for key in summary.modules.keys)
-        steps = (_step(chosen),)
-        start, end = device.curve.t0_ns + chosen.epoch_ns, device.curve.t1_ns + chosen.epoch_ns
-    epoch = chosen.epoch_ns
-    t0, t1 = request.number("t0", start - epoch), request.number("t1", end - epoch)
-    if t0 >= t1:
-        raise MemPluginError(
-            f"The span from {t0} to {t1} is empty.", where="t0, t1", fix="Give t0 before t1."
-        )
-    found = lanes(steps, phases, calls, modules, t0 + epoch, t1 + epoch, columns)
+        part = stretch_within(request, "time", device.curve.t0_ns, device.curve.t1_ns)
+        ran: Ran = (_step(chosen),), _spans(summary.phases, chosen), _spans(summary.calls, chosen)
+    else:
+        modules = opened.trace.modules
+        part = stretch(request, opened)
+        ran = _ran(opened.trace, part)
+    epoch = chosen.epoch_ns if part.over == "time" else 0
+    found = lanes(*ran, modules, part.t0 + epoch, part.t1 + epoch, columns)
     return {
-        "t0": t0,
-        "t1": t1,
+        "over": part.over,
+        "t0": part.t0,
+        "t1": part.t1,
         "steps": [
             {
                 "start_ns": s.start_ns - epoch,
@@ -54,6 +59,12 @@ def answer(session: Session, request: Request) -> Json:
         ],
         "omitted": found.omitted,
     }
+
+
+def _ran(trace: MemoryTrace, part: Stretch) -> Ran:
+    if part.over == "time":
+        return trace.steps, trace.phases, trace.calls
+    return KEPT.of(trace, "over events", lambda: over_events(trace))
 
 
 def _shape(spans: Spans, names: list[str], epoch_ns: int) -> list[Json]:

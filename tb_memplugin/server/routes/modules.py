@@ -1,4 +1,4 @@
-"""`modules`: the tree at the step's peak."""
+"""`modules`: the tree of modules at the step's peak."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tb_memplugin.trace.tables import NOT_NAMED, Int64, Module
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the summary; each category's highest needs the side file, and is null without it."""
+    """Answer from the summary; the highest of each category needs the side file, and is null without it."""
     chosen = session.chosen(request)
     summary, device = session.device_summary(request, chosen)
     highest = _highest(session, chosen, device)
@@ -92,7 +92,7 @@ def _depths(parents: list[int]) -> list[int]:
 
 
 def _name(key: str, above: str | None, class_name: str) -> str:
-    """The last part of a key: what its parent's key does not say."""
+    """Return the last part of a key, without its parent's key."""
     if key == "":
         return class_name or "(root)"
     return key.removeprefix(f"{above}.") if above else key

@@ -1,4 +1,4 @@
-"""`moment`: the state at a time or after an event."""
+"""`moment`: the state of a device at a time or after an event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from tb_memplugin.analysis.breakdown import Part
 from tb_memplugin.analysis.curve import OTHERS
 from tb_memplugin.analysis.moment import Moment, moment
-from tb_memplugin.server.frames import labels_of
+from tb_memplugin.server.frames import labels_of, lines_at
 from tb_memplugin.server.grouping import divided
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
@@ -18,11 +18,12 @@ MOST_PARTS = 300
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
+    """Answer from the side file."""
     opened = session.opened(session.chosen(request))
     trace, epoch = opened.trace, opened.epoch_ns
     event = event_asked(request, opened)
     state = moment(trace, opened.device, event, largest=LARGEST)
+    lines = lines_at(trace, [block.row for block in state.largest])
     return {
         "time_ns": state.time_ns - epoch,
         "event": state.event,
@@ -36,12 +37,15 @@ def answer(session: Session, request: Request) -> Json:
         **({} if request.given("by") else {"by_module": parts_shape(state.parts("module"))}),
         "by_phase": parts_shape(state.parts("phase")),
         **_asked_parts(request, opened, state),
-        "largest": [{"row": block.row, **allocation_shape(block, epoch)} for block in state.largest],
+        "largest": [
+            {"row": block.row, "line": line, **allocation_shape(block, epoch)}
+            for block, line in zip(state.largest, lines, strict=True)
+        ],
     }
 
 
 def _asked_parts(request: Request, opened: Opened, state: Moment) -> Json:
-    """By the division that a request names: the largest parts, and all others as one."""
+    """Return the parts of the division that a request names: the largest, and all others as one."""
     by = request.text("by", "")
     if not by:
         return {}
@@ -59,14 +63,14 @@ def _asked_parts(request: Request, opened: Opened, state: Moment) -> Json:
 
 
 def event_asked(request: Request, opened: Opened) -> int:
-    """The event that a request names: by its index, or the last one at or before a time."""
+    """Return the event that a request names by its index, or the last one at or before its time."""
     if request.given("event"):
         return request.number("event", None, -1, len(opened.trace.events) - 1)
     return opened.trace.event_at(request.number("t") + opened.epoch_ns)
 
 
 def neighbours_shape(opened: Opened, event: int) -> Json:
-    """The device's events before and after one: their indices and times."""
+    """Return the indices and times of the device's events before and after an event."""
     before, after = _neighbours(opened, event)
     return {
         "previous_event": before,
@@ -77,7 +81,7 @@ def neighbours_shape(opened: Opened, event: int) -> Json:
 
 
 def _neighbours(opened: Opened, event: int) -> tuple[int | None, int | None]:
-    """The device's events before and after one, as indices."""
+    """Return the indices of the device's events before and after an event."""
     device = opened.trace.events.device
     before = np.flatnonzero(device[: max(event, 0)] == opened.device)[-1:]
     after = np.flatnonzero(device[event + 1 :] == opened.device)[:1]

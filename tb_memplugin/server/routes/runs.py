@@ -1,4 +1,4 @@
-"""`runs`: everything that can be picked, and everything that could not be read."""
+"""`runs`: all runs, workers and steps, and the files that could not be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tb_memplugin.server.shapes import Json, capacity_bytes, reserved_bytes
 
 
 def answer(session: Session, request: Request) -> Json:
-    """Asks TensorBoard anew, and looks at the files in the logdir."""
+    """Answer with a new query to TensorBoard and a check of the files in the logdir."""
     listing = session.catalogue.listing(request.ctx, request.experiment, fresh=True)
     monitored = session.monitored.runs(request.ctx, request.experiment, fresh=True)
     problems = [*listing.problems, *monitored.problems, *session.unreadable_files()]
@@ -47,7 +47,7 @@ def _monitored(series: Series | None) -> Json:
 
 
 def _steps(entries: list[Entry]) -> Json:
-    """In columns: a list of twenty thousand steps is read by every page, and at each reload."""
+    """Return steps as columns, to keep the answer small: every page loads a list of up to 20,000 steps."""
     metadata = [entry.metadata for entry in entries]
     of: dict[str, list[tuple[int, DeviceStats]]] = {}
     for place, one in enumerate(metadata):

@@ -27,11 +27,11 @@ _LINE = re.compile(r"(?P<place>.*?:-?\d+) \((?P<function>.*)\)", re.DOTALL)
 
 Row = TypeVar("Row")
 Named = tuple[str, str, StackRow]
-"""The line that a stack goes by, whose code that is, and the row."""
+"""The leading line of a stack, the kind of its code, and the row."""
 
 
 def answer(session: Session, request: Request) -> Json:
-    """`stack_table`, from the side file."""
+    """Answer `stack_table` from the side file."""
     chosen, finder = _asked(session, request)
     stacks = chosen.stacks()
     rows = chosen.kept("named", lambda: _named(stacks))
@@ -50,7 +50,7 @@ def answer(session: Session, request: Request) -> Json:
 
 
 def answer_lines(session: Session, request: Request) -> Json:
-    """`line_table`, from the side file."""
+    """Answer `line_table` from the side file."""
     chosen, finder = _asked(session, request)
     lines = chosen.kept("lines", lambda: _kinds(lines_made_by(chosen.opened.trace, chosen.rows())))
     rows = [row for row in lines if not finder or finder.has((row[0].key,))]
@@ -80,7 +80,7 @@ def answer_lines(session: Session, request: Request) -> Json:
 
 
 def answer_rules(session: Session, request: Request) -> Json:
-    """`rule_table`, from the side file."""
+    """Answer `rule_table` from the side file."""
     chosen = allocated(request, session.opened(session.chosen(request)))
     stacks = chosen.stacks()
     parts: Sequence[Part] = rule_parts(request.text("rules", ""), stacks)
@@ -105,7 +105,7 @@ def _kinds(rows: Sequence[LineRow]) -> list[tuple[LineRow, str]]:
 
 
 def kind_of_line(line: str) -> str:
-    """Whose code a line `file:line (function)` is: `user`, `library`, `native`, or `none`."""
+    """Return the kind of code of a line `file:line (function)`: `user`, `library`, `native` or `none`."""
     if line == NO_STACK:
         return "none"
     found = _LINE.fullmatch(line)
@@ -113,7 +113,7 @@ def kind_of_line(line: str) -> str:
 
 
 def _page(request: Request, rows: list[Row], keys: dict[str, Callable[[Row], Any]]) -> tuple[list[Row], Json]:
-    """The rows that a request wants, sorted; bytes of equal rank in the order they came."""
+    """Return the page of sorted rows that a request asks for; equal rows keep their order."""
     sort = request.text("sort", "bytes")
     if sort.removeprefix("-") not in SORTS:
         raise MemPluginError(f"Cannot sort by {sort[:40]!r}.", where="sort", fix=f"Choose one of: {SORTS}.")

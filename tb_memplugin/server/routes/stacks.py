@@ -1,4 +1,4 @@
-"""`stacks`: the tree of calls behind allocations, as far as a screen can show it."""
+"""`stacks`: the call tree of allocations, as far as a screen can show it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tb_memplugin.server.shapes import Json
 FRAMES: tuple[Frames, ...] = get_args(Frames)
 DEFAULT_COLUMNS = 1_000
 NARROWEST = 0.5
-"""Of a column: what is narrower is not sent."""
+"""Nodes narrower than this part of a pixel column are left out."""
 
 ROOT, WITHOUT = -1, -2
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the side file."""
+    """Answer from the side file."""
     frames = request.text("frames", "folded")
     if frames not in FRAMES:
         raise MemPluginError(f"There is no {frames[:40]!r}.", where="frames", fix=f"Choose one of: {FRAMES}.")
@@ -32,7 +32,7 @@ def answer(session: Session, request: Request) -> Json:
     rows = chosen.stacks()
     tree = chosen.kept(frames, lambda: flame(rows, frames))
     node = request.number("node", 0, 0)
-    node = node if node < len(tree.runs) else 0  # an address may come from another moment
+    node = node if node < len(tree.runs) else 0  # a link may name a node of another moment's tree
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     finder = Finder(request.text("find", ""))
     return {
@@ -45,7 +45,7 @@ def answer(session: Session, request: Request) -> Json:
 
 
 def found_shape(rows: Sequence[StackRow], finder: Finder) -> Json | None:
-    """The sum of the stacks that hold a text; None where none is looked for."""
+    """Return the sum of the stacks that contain the text; None if the text is empty."""
     if not finder:
         return None
     found = [row for row in rows if finder.has(row.frames)]
@@ -53,7 +53,7 @@ def found_shape(rows: Sequence[StackRow], finder: Finder) -> Json | None:
 
 
 def knows_stacks(opened: Opened) -> bool:
-    """Whether any allocation of the device has a stack."""
+    """Return whether any allocation of the device has a stack."""
     blocks, device = opened.trace.allocations, opened.device
     return KEPT.of(
         opened.trace,

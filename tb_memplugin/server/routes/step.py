@@ -1,7 +1,8 @@
-"""`step`: what the Overview shows."""
+"""`step`: the data of the Overview."""
 
 from __future__ import annotations
 
+from tb_memplugin.analysis.growth_across import COUNTED_ON_CPU
 from tb_memplugin.proto.summary_pb2 import Allocations, DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Session
@@ -11,14 +12,14 @@ from tb_memplugin.trace import Phase
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the summary alone: a side file is not needed."""
+    """Answer from the summary only; the side file is not needed."""
     chosen = session.chosen(request)
     summary, device = session.device_summary(request, chosen)
     metadata = chosen.entry.metadata
     present = session.windows.present(chosen.entry)
     notes = [{"level": "warning" if note.warning else "info", "text": note.text} for note in summary.notes]
     if not present:
-        text = f"The side file {session.windows.display(chosen.entry)} is absent: the timeline is coarse."
+        text = f"The side file {session.windows.display(chosen.entry)} is missing: the timeline is coarse."
         notes.insert(0, {"level": "warning", "text": text})
     return {
         "run": chosen.entry.run,
@@ -29,6 +30,7 @@ def answer(session: Session, request: Request) -> Json:
         "peak": _peak_shape(summary, device),
         "notes": notes,
         "previous_step": _previous_step(session, request, chosen),
+        "first_end": _first_end(session, request, chosen, summary.source),
         "source": {
             "kind": summary.source,
             "torch": summary.properties.get("torch"),
@@ -85,3 +87,23 @@ def _previous_step(session: Session, request: Request, chosen: Chosen) -> int | 
         if chosen.device in entry.devices:
             before = entry.metadata.step
     return before
+
+
+def _first_end(session: Session, request: Request, chosen: Chosen, source: str) -> Json | None:
+    """Return what the first comparable step left alive; None if that is this step.
+
+    A comparable step is of the same recording. If the source does not count everything alive when a window
+    begins, it must also be of the same window.
+    """
+    mine = chosen.entry.metadata
+    across = chosen.device != "cpu" or source in COUNTED_ON_CPU
+    for entry in session.catalogue.worker(request.ctx, request.experiment, chosen.entry):
+        other = entry.metadata
+        if entry.tag == chosen.entry.tag:
+            return None
+        if other.writer_id != mine.writer_id or not (across or other.window == mine.window):
+            continue
+        for item in other.devices:
+            if item.device == chosen.device:
+                return {"step": other.step, "end_bytes": item.stats.end_bytes}
+    return None

@@ -1,4 +1,4 @@
-"""`step_figures`: everything that a monitor tells of one step, and of the run around it."""
+"""`step_figures`: everything that a monitor recorded of one step, and a summary of its run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tb_memplugin.trace.tables import Int64
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the monitor's records alone."""
+    """Answer from the monitor's records only."""
     series, device = series_asked(session, request)
     figures, step = series.figures, request.number("step")
     row = int(np.searchsorted(figures.steps, step))
@@ -46,7 +46,7 @@ def answer(session: Session, request: Request) -> Json:
 
 
 def whole_shape(figures: StepFigures, device: int) -> Json:
-    """What a device's steps come to together."""
+    """Return a summary of all steps of a device."""
     one, highest = figures.devices[device], highest_row(figures, device)
     return {
         "kind": one.kind,

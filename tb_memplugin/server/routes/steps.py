@@ -1,4 +1,4 @@
-"""`steps`: the peaks of all steps that a monitor saw, in as many columns as a screen has."""
+"""`steps`: the peaks of all steps that a monitor watched, reduced to the pixel columns of a chart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_MARKS = 200
 
 
 def answer(session: Session, request: Request) -> Json:
-    """From the monitor's records alone."""
+    """Answer from the monitor's records only."""
     series, device = series_asked(session, request)
     figures = series.figures
     first = request.number("first", int(figures.steps[0]))
@@ -38,10 +38,10 @@ def answer(session: Session, request: Request) -> Json:
 
 
 def series_asked(session: Session, request: Request) -> tuple[Series, int]:
-    """The series of the worker that a request names, and the row of its device.
+    """Return the series of the worker that a request names, and the row of its device.
 
     Raises:
-        NotRecordedError: no monitor watched it.
+        NotRecordedError: no monitor watched this worker or device.
     """
     series = session.monitored.find(
         request.ctx, request.experiment, request.text("run"), request.text("worker")
@@ -56,7 +56,7 @@ def series_asked(session: Session, request: Request) -> tuple[Series, int]:
 
 
 def _marks(steps: Int64, counts: Int64 | None, first: int, last: int) -> list[list[int]]:
-    """The first steps in which something was counted, and how often."""
+    """Return [step, count] of the first steps with a count above 0, at most `MOST_MARKS`."""
     if counts is None:
         return []
     rows = np.flatnonzero((counts > 0) & (steps >= first) & (steps <= last))[:MOST_MARKS]

@@ -8,6 +8,7 @@ import { navigate, route, stretch } from "../../state/app";
 import { asPartOf, withUnit } from "../../state/bytes";
 import { cellText, moduleLabel, NOT_NAMED } from "../../state/names";
 import { grouped } from "../../state/numbers";
+import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import type { Piece } from "../../state/sentences";
 import { divisionLabel, useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
@@ -21,21 +22,16 @@ import { BandsKey } from "./bands_key";
 /** Bands: the paint takes them all, a screen has fewer pixels than that from top to bottom. */
 const MOST = 3000;
 
-const OVERS = [
-  ["time", "Time"],
-  ["event", "Event"],
-] as const;
-
 /** Each large allocation as a band over its life, everything else as one, and all of them in a table. */
 export function Allocations() {
   const shown = stretch.value!;
   const pick = shown.query;
   const [width, setWidth] = useState(0);
   const [hovered, setHovered] = useState<number | null>(null);
-  const over = route.value.over === "event" ? "event" : "time";
+  const over = overOf(route.value);
   const divisions = useDivisions(pick, ["category"]);
   const colour = divisions.find((by) => by === route.value.colour) ?? "category";
-  const zoom = zoomOf(over);
+  const zoom = zoomOf(route.value, over);
   const range = zoom ? { t0: zoom[0], t1: zoom[1] } : {};
   const folding = colour === "module" && route.value.fold !== "off" ? { fold: "1", open: route.value.opened } : {}; // as in Timeline
   const px = Math.min(2400, Math.max(1, Math.round((width - MARGIN.left - MARGIN.right) * sharpness())));
@@ -56,8 +52,7 @@ export function Allocations() {
   const whole = wholeOf(over, shown.from, shown.to, data);
   const zoomTo = ([t0, t1]: [number, number]): void => {
     const all = !whole || (t0 <= whole[0] && t1 >= whole[1]);
-    const [a, b] = all ? [undefined, undefined] : [String(t0), String(t1)];
-    navigate(over === "event" ? { e0: a, e1: b } : { t0: a, t1: b });
+    navigate(zoomPatch(over, all ? null : [t0, t1]));
   };
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
   return (
@@ -140,19 +135,6 @@ function largestAtPeak({ bands, peak }: BandsAnswer): number | null {
     if (alive && bytes > (bands.bytes[best] ?? 0)) best = i;
   });
   return bands.row[best] ?? null;
-}
-
-function zoomOf(over: string): [number, number] | undefined {
-  const { t0, t1, e0, e1 } = route.value;
-  const [from, to] = over === "event" ? [e0, e1] : [t0, t1];
-  const [a, b] = [Math.round(Number(from)), Math.round(Number(to))];
-  return from !== undefined && to !== undefined && b > a ? [a, b] : undefined;
-}
-
-function wholeOf(over: string, start: number, end: number, data: BandsAnswer | undefined): [number, number] | undefined {
-  if (over === "time") return [start, end];
-  if (!data) return undefined;
-  return data.first_event < 0 ? [0, 1] : [data.first_event, data.last_event + 1];
 }
 
 function rowOf(text: string | undefined): number | null {

@@ -1,9 +1,10 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { OomReport, Over, ReserveCurve } from "../../api/allocator";
+import type { OomReport, ReserveCurve } from "../../api/allocator";
 import { sharpness } from "../../draw/surface";
 import { navigate, route, stretch } from "../../state/app";
+import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
@@ -19,18 +20,13 @@ import { atMoment, headline } from "./sentences";
 import { Settings } from "./settings";
 import { StatePanel } from "./state_panel";
 
-const OVERS = [
-  ["time", "Time"],
-  ["event", "Event"],
-] as const;
-
 /** What the allocator held at any moment: its reserve, the blocks in it, what lies free, and why a request failed. */
 export function Allocator() {
   const part = stretch.value!;
   const pick = part.query;
   const [width, setWidth] = useState(0);
-  const over: Over = route.value.over === "event" ? "event" : "time";
-  const window = zoomOf(over);
+  const over = overOf(route.value);
+  const window = zoomOf(route.value, over);
   const px = Math.min(4000, Math.max(1, Math.round((width - MARGIN.left - MARGIN.right) * sharpness())));
   const range = window ? { t0: window[0], t1: window[1] } : {};
   const ready = width > 0;
@@ -47,8 +43,7 @@ export function Allocator() {
   const whole = wholeOf(over, part.from, part.to, shown);
   const zoom = ([t0, t1]: [number, number]): void => {
     const all = !whole || (t0 <= whole[0] && t1 >= whole[1]);
-    const [a, b] = all ? [undefined, undefined] : [String(t0), String(t1)];
-    navigate(over === "event" ? { e0: a, e1: b } : { t0: a, t1: b });
+    navigate(zoomPatch(over, all ? null : [t0, t1]));
   };
   const reset = (): void => (moment.reset(), navigate({ t0: undefined, t1: undefined, e0: undefined, e1: undefined }));
   if (curve.failure) return <FailureState failure={curve.failure} onRetry={curve.retry} />;
@@ -141,22 +136,4 @@ export function Allocator() {
 /** The reports are those of the whole recording: another step has the same. */
 function sameDevice(path: string): string {
   return path.replace(/([?&])step=[^&]*/, "$1");
-}
-
-function zoomOf(over: Over): [number, number] | undefined {
-  const { t0, t1, e0, e1 } = route.value;
-  const [from, to] = over === "event" ? [e0, e1] : [t0, t1];
-  const [a, b] = [Number(from), Number(to)];
-  return from !== undefined && to !== undefined && b > a ? [Math.round(a), Math.round(b)] : undefined;
-}
-
-function wholeOf(
-  over: Over,
-  start: number,
-  end: number,
-  curve: ReserveCurve | undefined,
-): [number, number] | undefined {
-  if (over === "time") return [start, end];
-  if (!curve) return undefined;
-  return curve.first_event < 0 ? [0, 1] : [curve.first_event, curve.last_event + 1];
 }

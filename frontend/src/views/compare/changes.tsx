@@ -4,7 +4,9 @@ import { navigate, route } from "../../state/app";
 import { deltaWithUnit, exactBytes, inUnit, type Unit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { categoryLabel } from "../../state/categories";
-import { type FoldedChange, foldChanges, unfolded } from "../../state/change_folding";
+import { type FoldedChange, foldChanges, openedChange, unfolded } from "../../state/change_folding";
+import { toldApart } from "../../state/frames";
+import { layerOf } from "../../state/folding";
 import { openedGroups, withFlipped } from "../../state/module_groups";
 import { shortened, titleText, visible } from "../../state/names";
 import { sideName } from "../../state/sentences";
@@ -42,6 +44,7 @@ export function Changes({
   const folded = useMemo(() => (fold ? foldChanges(answer.rows) : answer.rows.map(unfolded)), [answer, fold]);
   const rows = useMemo(() => linesOf(folded, onlyChanged, open), [folded, onlyChanged, open]);
   const flip = (key: string): void => navigate({ opened: withFlipped(route.value.opened, key) });
+  const own = useMemo(() => (by === "stack" ? toldApart(answer.rows) : null), [answer, by]);
   const changed = answer.rows.filter((row) => row.status !== "same").length;
   const { box, sight } = useRowsInSight(rows.length, ROW);
   const widest = rows.reduce((top, { row }) => Math.max(top, Math.abs(row.delta_bytes)), 0);
@@ -116,6 +119,7 @@ export function Changes({
                 key={reusedKey(sight.first + i, sight)}
                 line={line}
                 open={open.has(line.row.key)}
+                own={own?.get(line.row.key)}
                 onFlip={flip}
                 by={by}
                 unit={unit}
@@ -159,21 +163,28 @@ function linesOf(folded: FoldedChange[], onlyChanged: boolean, open: ReadonlySet
   const kept = onlyChanged
     ? folded.filter((row) => row.status !== "same" || row.members.some((m) => m.status !== "same"))
     : folded;
-  return kept.flatMap((row) => [
-    { row, inner: false },
-    ...(open.has(row.key) ? row.members.map((m) => ({ row: unfolded(m), inner: true })) : []),
-  ]);
+  const withInner = (line: Line): Line[] => {
+    const { row, depth } = line;
+    const inner = row.members.length > 0 && open.has(row.key) ? openedChange(row) : [];
+    return [line, ...inner.flatMap((layer) => withInner({ row: layer, depth: depth + 1, within: row.key }))];
+  };
+  return kept.flatMap((row) => withInner({ row, depth: 0 }));
 }
 
 interface Line {
   row: FoldedChange;
-  /** A layer shown under the row it was folded into. */
-  inner: boolean;
+  /** Of a layer, how many opened rows it stands in, and the innermost of these. */
+  depth: number;
+  within?: string;
 }
+
+const INDENT = 18;
 
 interface RowProps {
   line: Line;
   open: boolean;
+  /** What tells a stack apart from others that go by the same line. */
+  own: string | undefined;
   onFlip: (key: string) => void;
   by: CompareBy;
   unit: Unit;
@@ -181,8 +192,12 @@ interface RowProps {
   index: number;
 }
 
-function ChangeRow({ line, open, onFlip, by, unit, widest, index }: RowProps) {
-  const { row, inner } = line;
+function ChangeRow({ line, open, own, onFlip, by, unit, widest, index }: RowProps) {
+  const { row, depth, within } = line;
+  const module =
+    within === undefined ? <Name text={row.key} module /> : <Name text={layerOf(row.key, within)} title={row.key} />;
+  const inner = (left: number): { paddingLeft: string } | undefined =>
+    depth > 0 ? { paddingLeft: `${left + depth * INDENT}px` } : undefined;
   const share = widest > 0 ? (50 * Math.abs(row.delta_bytes)) / widest : 0;
   return (
     <tr aria-rowindex={index + 2} data-testid="compare-row" data-key={row.key} data-status={row.status}>
@@ -193,21 +208,21 @@ function ChangeRow({ line, open, onFlip, by, unit, widest, index }: RowProps) {
             {categoryLabel(row.key)}
           </>
         ) : row.members.length > 0 ? (
-          <button type="button" class="fold" aria-expanded={open} onClick={() => onFlip(row.key)}>
+          <button type="button" class="fold" style={inner(0)} aria-expanded={open} onClick={() => onFlip(row.key)}>
             <span class="caret" aria-hidden="true">
               {open ? "▾" : "▸"}
             </span>
-            <Name text={row.key} module />
-            <span class="times">×{row.members.length}</span>
+            {module}
+            <span class="times">×{grouped(row.members.length)}</span>
           </button>
         ) : (
-          <span class="leaf" style={inner ? { paddingLeft: "34px" } : undefined}>
+          <span class="leaf" style={inner(16)}>
             {by === "module" && !row.key.startsWith("(") ? (
               <RouteLink to={{ view: "modules", find: row.key || undefined }} class="plain-link">
-                <Name text={row.key} module />
+                {module}
               </RouteLink>
             ) : (
-              <Name text={partLabel(by, row.label ?? row.key)} title={by === "stack" ? row.key : undefined} />
+              <Name text={partLabel(by, row.label ?? row.key, own)} title={by === "stack" ? row.key : undefined} />
             )}
           </span>
         )}

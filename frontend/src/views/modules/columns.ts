@@ -1,9 +1,10 @@
 /** The columns of the Modules table: what each shows, and how it sorts. */
 import type { Categories } from "../../api/types";
 import { GROUPS, groupBytes } from "../../state/categories";
+import type { At } from "../../state/module_icicle";
 import type { ModuleNode } from "../../state/module_tree";
 
-export type At = "peak" | "highest";
+export type { At };
 
 export interface Column {
   id: string;

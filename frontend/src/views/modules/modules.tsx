@@ -5,6 +5,7 @@ import type { ModulesAnswer, StepAnswer } from "../../api/types";
 import { alone, navigate, picked, route } from "../../state/app";
 import { exactBytes, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
+import { layersAsOne } from "../../state/module_icicle";
 import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
 import { matcher, matches, type Order, visibleRows } from "../../state/module_rows";
 import { stepName } from "../../state/sentences";
@@ -12,8 +13,16 @@ import { Segmented, Toggle } from "../segmented";
 import { FailureState, Loading } from "../states";
 import { aboutTimes } from "../times";
 import { type At, COLUMNS, nextSorting, readSorting } from "./columns";
+import { IcicleView } from "./icicle_view";
 import { ModuleTable } from "./module_table";
 import { NoModules } from "./no_modules";
+
+const SHAPES = [
+  ["tree", "Tree"],
+  ["flat", "Flat"],
+  ["icicle", "Icicle"],
+] as const;
+type Shape = (typeof SHAPES)[number][0];
 
 /** An address bears some hundred rows. */
 const MOST_FLIPPED = 300;
@@ -35,18 +44,20 @@ export function Modules() {
 
 function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; times: string | null }) {
   const { find = "", shape: shapeText, fold: foldText, at: atText, sort } = route.value;
-  const flat = shapeText === "flat";
+  const shape = SHAPES.find(([key]) => key === shapeText)?.[0] ?? "tree";
+  const flat = shape === "flat";
   const fold = foldText !== "off";
   const at: At = atText === "highest" ? "highest" : "peak";
   const sorting = readSorting(sort);
   const flippedText = route.value.flipped ?? "";
   const flipped = useMemo(() => new Set(flippedText.split(",")), [flippedText]);
-  const roots = useMemo(() => (flat ? buildFlat : buildTree)(answer.rows, fold), [answer, flat, fold]);
+  const roots = useMemo(() => rootsOf(answer, shape, fold), [answer, shape, fold]);
   const filter = useMemo(() => matcher(find), [find]);
   const rows = useMemo(() => {
+    if (shape === "icicle") return [];
     const order = sorting && orderBy(sorting.id, sorting.descending, at);
     return visibleRows(roots, (node, depth) => opened(node, depth, flat) !== flipped.has(node.id), order, filter, at === "peak");
-  }, [roots, flipped, sort, at, filter]);
+  }, [roots, shape, flipped, sort, at, filter]);
   const whole = unitFor(answer.peak_bytes);
   const largest = useMemo(() => roots.reduce((top, node) => Math.max(top, node.bytes), 0), [roots]);
   const unit = unitWithin(whole, largest);
@@ -72,13 +83,8 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
         <Segmented
           label="Shape"
           testid="shape"
-          options={
-            [
-              ["tree", "Tree"],
-              ["flat", "Flat"],
-            ] as const
-          }
-          value={flat ? "flat" : "tree"}
+          options={SHAPES}
+          value={shape}
           onPick={(v) => navigate({ shape: v === "tree" ? undefined : v })}
         />
         <Toggle
@@ -103,14 +109,18 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
           {caption(unit.name, stepName(step, alone.value), at, flat)}
         </span>
       </div>
-      <ModuleTable
-        rows={rows}
-        at={at}
-        unit={unit}
-        sorting={sorting}
-        onSort={(id) => navigate({ sort: nextSorting(sorting, id) })}
-        onFlip={flip}
-      />
+      {shape === "icicle" ? (
+        <IcicleView roots={roots} at={at} filter={filter} />
+      ) : (
+        <ModuleTable
+          rows={rows}
+          at={at}
+          unit={unit}
+          sorting={sorting}
+          onSort={(id) => navigate({ sort: nextSorting(sorting, id) })}
+          onFlip={flip}
+        />
+      )}
       <p class="foot" data-testid="modules-sum" title={exactBytes(roots.reduce((s, n) => s + n.bytes, 0))}>
         {filter && found(matches(roots, filter), unit)}
         {grouped(answer.rows.length)} {answer.rows.length === 1 ? "row" : "rows"} · {flat ? "all rows" : "the outermost rows"} sum to{" "}
@@ -122,6 +132,12 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
       </p>
     </>
   );
+}
+
+function rootsOf(answer: ModulesAnswer, shape: Shape, fold: boolean): ModuleNode[] {
+  if (shape === "flat") return buildFlat(answer.rows, fold);
+  const tree = buildTree(answer.rows, fold);
+  return shape === "icicle" && fold ? layersAsOne(tree) : tree;
 }
 
 function found({ count, bytes }: { count: number; bytes: number }, unit: Unit): string {

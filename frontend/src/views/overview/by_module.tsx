@@ -1,7 +1,7 @@
 import { useMemo, useState } from "preact/hooks";
 import type { Part, StepAnswer } from "../../api/types";
 import { exactBytes, inUnit, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
-import { type FoldedPart, foldParts } from "../../state/folding";
+import { type FoldedPart, foldParts, layerOf, opened } from "../../state/folding";
 import { grouped } from "../../state/numbers";
 import { CategoryBar } from "../category";
 import { Name } from "../name";
@@ -65,68 +65,71 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
   );
 }
 
-/** Of a folded row, members that are listed here. */
+/** Of a folded row, layers that are listed here. */
 const MOST_INNER = 200;
 
 function named(parts: Part[]): number {
   return parts.filter((p) => !p.key.startsWith("outside:") && p.key !== "(not named)").reduce((s, p) => s + p.bytes, 0);
 }
 
-function ModuleLine({ row, unit, full }: { row: FoldedPart; unit: Unit; full: number }) {
+const INDENT = 20;
+
+interface LineProps {
+  row: FoldedPart;
+  unit: Unit;
+  full: number;
+  /** How many opened rows it stands in, and the innermost of these. */
+  depth?: number;
+  within?: string;
+}
+
+function ModuleLine({ row, unit, full, depth = 0, within }: LineProps) {
   const [open, setOpen] = useState(false);
   const folded = row.members.length > 1;
+  const layers = useMemo(() => (open ? opened(row) : []), [open, row]);
+  const indented = (depth: number): { paddingLeft: string } | undefined =>
+    depth > 0 ? { paddingLeft: `${depth * INDENT}px` } : undefined;
+  const name =
+    within === undefined ? <Name text={row.key} module /> : <Name text={layerOf(row.key, within)} title={row.key} />;
   return (
     <>
-      <tr data-testid="module-row" data-key={row.key}>
-        <th scope="row">
+      <tr class={depth > 0 ? "inner" : undefined} data-testid="module-row" data-key={row.key}>
+        <th scope="row" style={indented(depth)}>
           {folded ? (
             <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
               <span class="caret" aria-hidden="true">
                 {open ? "▾" : "▸"}
               </span>
-              <Name text={row.key} module /> <span class="times">×{row.members.length}</span>
+              {name} <span class="times">×{grouped(row.members.length)}</span>
             </button>
           ) : (
             <RouteLink
               to={{ view: "modules", find: row.key.startsWith("outside:") ? row.key : row.key || undefined }}
               class="indent"
             >
-              <Name text={row.key} module />
+              {name}
             </RouteLink>
           )}
         </th>
         <td class="wide">
           <CategoryBar categories={row.categories} full={full} unit={unit} />
         </td>
-        <td class="number" title={exactBytes(row.bytes)}>
+        <td class={depth > 0 ? "number muted" : "number"} title={exactBytes(row.bytes)}>
           {inUnit(row.bytes, unit)}
         </td>
       </tr>
-      {open &&
-        row.members.slice(0, MOST_INNER).map((part) => (
-          <tr key={part.key} class="inner" data-testid="module-row" data-key={part.key}>
-            <th scope="row">
-              <RouteLink to={{ view: "modules", find: part.key }} class="indent">
-                <Name text={part.key} module />
-              </RouteLink>
-            </th>
-            <td class="wide">
-              <CategoryBar categories={part.categories ?? {}} full={full} unit={unit} />
-            </td>
-            <td class="number muted" title={exactBytes(part.bytes)}>
-              {inUnit(part.bytes, unit)}
-            </td>
-          </tr>
-        ))}
-      {open && row.members.length > MOST_INNER && (
+      {layers.slice(0, MOST_INNER).map((layer) => (
+        <ModuleLine key={layer.key} row={layer} unit={unit} full={full} depth={depth + 1} within={row.key} />
+      ))}
+      {layers.length > MOST_INNER && (
         <tr class="inner">
-          <td colSpan={2}>
+          <td colSpan={2} style={indented(depth + 1)}>
             <RouteLink to={{ view: "modules", find: row.key }} class="indent">
-              {grouped(row.members.length - MOST_INNER)} more in Modules
+              {grouped(layers.length - MOST_INNER)} more in Modules
             </RouteLink>
           </td>
-          <td class="number muted" title={exactBytes(together(row.members.slice(MOST_INNER)))}>
-            {inUnit(together(row.members.slice(MOST_INNER)), unit)}
+          <td class="number muted" title={exactBytes(together(layers.slice(MOST_INNER)))}>
+            {inUnit(together(layers.slice(MOST_INNER)), unit)}
           </td>
         </tr>
       )}

@@ -27,7 +27,7 @@ export function Cards({ answer }: { answer: StepAnswer }) {
       ) : (
         <Reserved stats={stats} reserved={stats.peak_reserved_bytes} unit={unit} />
       )}
-      <Left stats={stats} unit={unit} />
+      <Left stats={stats} first={answer.first_end} unit={unit} />
       <Card
         id="allocations"
         label="Allocations"
@@ -78,9 +78,10 @@ function WindowPeak({ stats, unit, profiler }: { stats: StepStats; unit: Unit; p
   );
 }
 
-/** What the step leaves behind, against what the profiled window found. */
-function Left({ stats, unit }: { stats: StepStats; unit: Unit }) {
-  const growth = stats.end_bytes - stats.start_bytes;
+/** What the step leaves behind, against what the first one left; of the first itself, against what it found. */
+function Left({ stats, first, unit }: { stats: StepStats; first: StepAnswer["first_end"]; unit: Unit }) {
+  const growth = stats.end_bytes - (first ? first.end_bytes : stats.start_bytes);
+  const since = first ? `since step ${first.step}` : "since the window began";
   return (
     <Card
       id="left"
@@ -89,10 +90,10 @@ function Left({ stats, unit }: { stats: StepStats; unit: Unit }) {
       value={<Bytes bytes={stats.end_bytes} unit={unit} named />}
     >
       {growth === 0 ? (
-        <span class="shrunk">no growth since the window began</span>
+        <span class="shrunk">no growth {since}</span>
       ) : (
         <>
-          <Delta bytes={growth} unit={unit} named /> since the window began
+          <Delta bytes={growth} unit={unit} named /> {since}
         </>
       )}
     </Card>

@@ -3,19 +3,15 @@ import { exactBytes, percent, withUnit } from "../../state/bytes";
 import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 
-const WIDTH = 440;
 const MOST = 9;
 
 interface Props {
   answer: StacksAnswer;
   place: number;
-  x: number;
-  y: number;
-  width: number;
 }
 
 /** A node in words: its frames, its exact bytes, its share, how many allocations, what ends in it. */
-export function FlameTip({ answer, place, x, y, width }: Props) {
+export function FlameTip({ answer, place }: Props) {
   const { nodes, frames } = answer;
   const bytes = nodes.bytes[place]!;
   const label = nodes.label[place]!;
@@ -23,15 +19,8 @@ export function FlameTip({ answer, place, x, y, width }: Props) {
   const python = run.filter((frame) => frame.kind !== "native");
   const native = python.length > 0 ? run.length - python.length : 0;
   const zoom = nodes.bytes[nodes.id.indexOf(answer.node)] ?? answer.bytes;
-  const left = Math.max(0, Math.min(x + 14, width - WIDTH));
   return (
-    <div
-      class="tip flame-tip"
-      role="status"
-      data-testid="flame-tip"
-      data-id={nodes.id[place]}
-      style={{ left: `${left + 14}px`, top: `${y + 22}px`, maxWidth: `${WIDTH}px` }}
-    >
+    <>
       <div class="tip-bytes">
         <strong title={exactBytes(bytes)}>{withUnit(bytes)}</strong> · {exactBytes(bytes)}
       </div>
@@ -56,7 +45,7 @@ export function FlameTip({ answer, place, x, y, width }: Props) {
         )}
         {native > 0 && <li class="tip-frame native">and {grouped(native)} of C++</li>}
       </ol>
-    </div>
+    </>
   );
 }
 

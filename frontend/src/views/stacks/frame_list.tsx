@@ -3,6 +3,7 @@ import type { Frame } from "../../api/stacks";
 import { lastPart } from "../../state/frames";
 import { cellText, titleText, visible } from "../../state/names";
 import { grouped } from "../../state/numbers";
+import { CopyButton } from "../copy_button";
 
 const SHOWN = 200;
 
@@ -22,7 +23,11 @@ export function FrameList({ title, frames }: { title: string; frames: Frame[] })
             {all ? "without C++" : `with ${grouped(hidden)} of C++`}
           </button>
         )}
-        <CopyStack frames={frames} />
+        <CopyButton
+          label="copy stack"
+          testid="copy-stack"
+          text={() => frames.map((frame) => visible(frame.text)).join("\n")}
+        />
       </h3>
       <ol class="stack" data-testid="frames" tabIndex={0} aria-label={title}>
         {shown.map((frame, i) => (
@@ -44,42 +49,4 @@ export function FrameList({ title, frames }: { title: string; frames: Frame[] })
       </ol>
     </div>
   );
-}
-
-/** All frames as text, one a line. Where the browser keeps the clipboard shut, it says so. */
-function CopyStack({ frames }: { frames: Frame[] }) {
-  const [told, tell] = useState("copy stack");
-  const copy = (): void => {
-    const text = frames.map((frame) => visible(frame.text)).join("\n");
-    const done = copied(text);
-    done.then(
-      () => tell("copied"),
-      () => tell("the browser does not allow it"),
-    );
-    setTimeout(() => tell("copy stack"), 2500);
-  };
-  return (
-    <button type="button" class="quiet" data-testid="copy-stack" onClick={copy}>
-      {told}
-    </button>
-  );
-}
-
-/** Through the clipboard's own way, else (a page over plain http has none) through a selection. */
-async function copied(text: string): Promise<void> {
-  if (navigator.clipboard) {
-    try {
-      return await navigator.clipboard.writeText(text);
-    } catch {
-      // refused inside a frame: the old way may be allowed
-    }
-  }
-  const area = document.createElement("textarea");
-  area.value = text;
-  area.className = "unseen";
-  document.body.append(area);
-  area.select();
-  const done = document.execCommand("copy");
-  area.remove();
-  if (!done) throw new Error("refused");
 }

@@ -3,6 +3,7 @@ import { navigate, route } from "../../state/app";
 import { exactBytes, inUnit, percent, type Unit } from "../../state/bytes";
 import { CATEGORIES, categoryLabel } from "../../state/categories";
 import { withOpened } from "../../state/module_groups";
+import { toldApart } from "../../state/frames";
 import { shortened, titleText, visible } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { Delta } from "../amount";
@@ -46,6 +47,7 @@ export function Breakdown({ by, parts, exact, unit, cursor, alone }: Props) {
   const shown = sorted.filter((p, i) => (isOurs(by) ? i < MOST : order.includes(p.key) && !OTHERS.includes(p.key)));
   const rest = sorted.filter((p) => !shown.includes(p));
   const others = !isOurs(by) && rest.length > 0;
+  const own = by === "stack" ? toldApart(shown) : null;
   const many = by === "module" ? "modules" : "parts";
   const restBytes = rest.reduce((s, p) => s + p.bytes, 0);
   const restDelta = change?.rest(shown) ?? 0;
@@ -78,7 +80,7 @@ export function Breakdown({ by, parts, exact, unit, cursor, alone }: Props) {
                 ) : isOurs(by) ? (
                   categoryLabel(part.key)
                 ) : (
-                  <Name text={partLabel(by, part.label)} title={by === "stack" ? part.key : undefined} />
+                  <Name text={partLabel(by, part.label, own?.get(part.key))} title={by === "stack" ? part.key : undefined} />
                 )}
               </span>
             </th>

@@ -3,13 +3,12 @@ import type { CurveAnswer, LanesAnswer } from "../../api/types";
 import { type Axis, TIME_AXIS } from "../../draw/axes";
 import { type Lane, laneRows, lanesHeight, spanAt, spanLabel } from "../../draw/lanes";
 import { linear } from "../../draw/scale";
-import { columnAt, kept, panned, turned, zoomed } from "../../draw/stack";
+import { kept, panned, turned, zoomed } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { moduleLabel, shortened, visible } from "../../state/names";
-import { exactTime } from "../../state/time";
 import type { Cursor } from "./cursor";
 import { paintCurve, paintLanes } from "./paint";
 import { Strip } from "./strip";
@@ -24,9 +23,10 @@ export interface ChartProps {
   window: [number, number];
   whole: [number, number];
   margin: { left: number; right: number };
-  cursor: Pick<Cursor, "time" | "atPeak" | "hover" | "pin" | "step">;
+  cursor: Pick<Cursor, "place" | "atPeak" | "hover" | "pin" | "step">;
   peakBytes: number;
-  peakTime: number;
+  /** Where on the axis; undefined while that is not known. */
+  peakPlace: number | undefined;
   canZoom: boolean;
   axis?: Axis;
   /** What the strip is coloured by; the tab's is always by category. */
@@ -40,10 +40,10 @@ export interface ChartProps {
 /** Pickers, tools, lanes and strip: what stands above and below the plot. */
 const OTHERS = 424;
 
-/** The curve, the lanes under it and the strip below, on one time axis. */
+/** The curve, the lanes under it and the strip below, on one axis. */
 export function Chart(props: ChartProps) {
   const { curve, lanes, window, whole, margin, cursor, onZoom } = props;
-  const { words } = props.axis ?? TIME_AXIS;
+  const { words, place, least } = props.axis ?? TIME_AXIS;
   const stage = useRef<HTMLDivElement>(null);
   const main = useRef<HTMLCanvasElement>(null);
   const lower = useRef<HTMLCanvasElement>(null);
@@ -67,11 +67,11 @@ export function Chart(props: ChartProps) {
   const drag = useDrag(x, width, margin, {
     onHover: cursor.hover,
     onClick: cursor.pin,
-    onRange: (t0, t1) => props.canZoom && onZoom(kept([t0, t1], whole)),
+    onRange: (t0, t1) => props.canZoom && onZoom(zoomed([t0, t1], middle([t0, t1]), 1, whole, least)),
   });
   useWheel(main, (event) => {
     if (!props.canZoom || width === 0) return;
-    onZoom(turned(event, window, x.invert(event.offsetX), whole));
+    onZoom(turned(event, window, x.invert(event.offsetX), whole, least));
   });
   const keys = (event: KeyboardEvent): void => {
     if (props.canZoom && event.shiftKey && event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));
@@ -81,8 +81,8 @@ export function Chart(props: ChartProps) {
     else if (event.key === "ArrowLeft") cursor.step(-1);
     else if (event.key === "Escape") (onZoom(whole), cursor.pin(undefined));
     else if (props.canZoom && (event.key === "+" || event.key === "="))
-      onZoom(zoomed(window, cursor.time ?? middle(window), 0.5, whole));
-    else if (props.canZoom && event.key === "-") onZoom(zoomed(window, cursor.time ?? middle(window), 2, whole));
+      onZoom(zoomed(window, cursor.place ?? middle(window), 0.5, whole, least));
+    else if (props.canZoom && event.key === "-") onZoom(zoomed(window, cursor.place ?? middle(window), 2, whole, least));
     else return;
     event.preventDefault();
   };
@@ -92,7 +92,7 @@ export function Chart(props: ChartProps) {
       hit && {
         x: event.offsetX,
         y: height + event.offsetY,
-        text: `${spanLabel(hit.lane.kind, hit.span)} · ${words(hit.span.end_ns - hit.span.start_ns)} from ${words(hit.span.start_ns - whole[0])}`,
+        text: `${spanLabel(hit.lane.kind, hit.span)} · ${words(hit.span.end_ns - hit.span.start_ns)} from ${place(hit.span.start_ns, whole[0])}`,
       },
     );
   };
@@ -100,7 +100,7 @@ export function Chart(props: ChartProps) {
     const hit = spanAt(rows, event.offsetY, x.invert(event.offsetX));
     if (hit && props.canZoom) onZoom(kept([hit.span.start_ns, hit.span.end_ns], whole));
   };
-  const at = cursor.time === undefined ? undefined : x(cursor.time);
+  const at = cursor.place === undefined ? undefined : x(cursor.place);
   const visible = at !== undefined && at >= margin.left && at <= width - margin.right;
   return (
     <div ref={stage} class="stage">
@@ -123,7 +123,7 @@ export function Chart(props: ChartProps) {
         ref={lower}
         data-testid="lanes-canvas"
         role="img"
-        aria-label={spokenLanes(rows)}
+        aria-label={spokenLanes(rows, words)}
         style={{ height: `${lower_height}px` }}
         onPointerMove={overLane}
         onPointerLeave={() => setTip(null)}
@@ -155,6 +155,7 @@ export function Chart(props: ChartProps) {
         margin={margin}
         onZoom={onZoom}
         enabled={props.canZoom}
+        least={least}
         reserve={reserve}
       />
     </div>
@@ -166,23 +167,23 @@ function middle([from, to]: [number, number]): number {
 }
 
 /** The picture in words. */
-function spoken({ curve, by, window, whole, peakBytes, peakTime, axis }: ChartProps): string {
+function spoken({ curve, by, window, whole, peakBytes, peakPlace, axis }: ChartProps): string {
   if (!curve) return "The curve is loading.";
-  const { words } = axis ?? TIME_AXIS;
+  const { words, place } = axis ?? TIME_AXIS;
   const unit = unitFor(peakBytes);
-  const column = columnAt(curve, curve.peak.time_ns);
+  const { column } = curve.peak;
+  const when = peakPlace === undefined ? "" : ` at ${place(peakPlace, whole[0])}`;
   const parts = curve.keys.map(
     (key, k) =>
       `${shortened(visible(by === "module" ? moduleLabel(key) : categoryLabel(curve.labels?.[k] ?? key)), 60)} ${withUnit(curve.stacks[k]?.[column] ?? 0, unit)}`,
   );
   const keys = "Left and right step through events, plus and minus zoom, with Shift left and right move, Home goes to the peak, Escape shows everything.";
-  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)} at ${words(peakTime - whole[0])}. At the highest moment shown: ${parts.join(", ")}. ${keys}`;
+  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)}${when}. At the highest moment shown: ${parts.join(", ")}. ${keys}`;
 }
 
-function spokenLanes(rows: Lane[]): string {
+function spokenLanes(rows: Lane[], words: Axis["words"]): string {
   const counts = rows.map((row) => `${row.spans.length} ${row.label || "inner modules"}`);
-  const phases =
-    rows.find((row) => row.kind === "phase")?.spans.map((s) => `${s.name} ${exactTime(s.end_ns - s.start_ns)}`) ?? [];
+  const phases = rows.find((row) => row.kind === "phase")?.spans.map((s) => `${s.name} ${words(s.end_ns - s.start_ns)}`) ?? [];
   return `Lanes: ${counts.join(", ")}. ${phases.slice(0, 8).join(", ")}`;
 }
 

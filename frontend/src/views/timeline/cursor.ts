@@ -2,14 +2,15 @@
 import { useRef, useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { type Remote, useRemote } from "../../api/remote";
-import type { CurveAnswer, MomentAnswer } from "../../api/types";
+import type { CurveAnswer, MomentAnswer, Over } from "../../api/types";
 import { columnAt, columnParts } from "../../draw/stack";
 import { navigate, route } from "../../state/app";
 import type { Pick } from "../../state/selection";
+import { eventUnder, placeOf, type Told, toldBy } from "./place";
 
 export interface Cursor {
-  /** Time under the cursor; undefined until the curve is there. */
-  time: number | undefined;
+  /** Place on the axis under the cursor; undefined until it is known. */
+  place: number | undefined;
   hovering: boolean;
   atPeak: boolean;
   pinned: boolean;
@@ -23,77 +24,76 @@ export interface Cursor {
   peakPath: string | null;
   /** The curve's own column under the cursor: shown at once, until the exact state is there. */
   approximate: { key: string; label: string; bytes: number }[];
-  hover: (time: number | undefined) => void;
-  pin: (time: number | undefined) => void;
+  hover: (place: number | undefined) => void;
+  pin: (place: number | undefined) => void;
   /** One event further (+1) or back (-1). */
   step: (by: 1 | -1) => void;
+}
+
+interface Drawn {
+  pick: Pick;
+  /** What the peak is one of: a step, or all of a window. */
+  of: string;
+  over: Over;
+  by: string;
+  folding: Cursor["folding"];
+  curve: CurveAnswer | undefined;
+  /** All of it, whatever the zoom. */
+  whole: CurveAnswer | undefined;
+  /** Without the side file: then there are no moments. */
+  coarse: boolean;
 }
 
 function labelled(curve: CurveAnswer, column: number): Cursor["approximate"] {
   return columnParts(curve, column).map((part, k) => ({ ...part, label: curve.labels?.[k] ?? part.key }));
 }
 
-export function useCursor(
-  pick: Pick,
-  of: string,
-  by: string,
-  folding: { fold?: string; open?: string | undefined },
-  curve: CurveAnswer | undefined,
-  whole: CurveAnswer | undefined,
-  coarse: boolean,
-  onReached: (time: number) => void,
-): Cursor {
+export function useCursor(drawn: Drawn, onReached: (place: number) => void): Cursor {
+  const { pick, of, over, by, folding, curve, whole, coarse } = drawn;
   const [hovered, setHovered] = useState<number | undefined>(undefined);
-  const [event, setEvent] = useState<{ of: string; index: number } | undefined>(undefined);
-  const peak = useRef<{ of: string; time: number; event: number } | undefined>(undefined);
-  if (whole && peak.current?.of !== of) peak.current = { of, time: whole.peak.time_ns, event: whole.peak.event };
-  const pinnedTime = route.value.t === undefined ? undefined : Number(route.value.t);
+  const peak = useRef<({ of: string } & Told) | undefined>(undefined);
+  if (whole && peak.current?.of !== of) peak.current = { of, t: whole.peak.time_ns, event: whole.peak.event };
   const top = peak.current?.of === of ? peak.current : undefined;
 
-  const stepped = hovered === undefined && event?.of === of ? event.index : undefined;
-  const onPeak =
-    hovered === undefined && stepped === undefined && (pinnedTime === undefined || pinnedTime === top?.time);
-  const query =
-    stepped !== undefined
-      ? { event: stepped }
-      : onPeak
-        ? top
-          ? { event: top.event }
-          : null
-        : { t: Math.round(hovered ?? pinnedTime ?? 0) };
-  const pathOf = (of: { event: number } | { t: number }): string => address("moment", { ...pick, ...of, by, ...folding });
-  const path = query && !coarse ? pathOf(query) : null;
-  const moment = useRemote<MomentAnswer>(path, hovered === undefined ? 0 : 90, (p) =>
+  const pinned = toldBy(route.value);
+  const isTop = top && (pinned.event === undefined ? pinned.t === undefined || pinned.t === top.t : pinned.event === top.event);
+  const onPeak = hovered === undefined && (isTop ?? (pinned.t === undefined && pinned.event === undefined));
+  const pointed = hovered === undefined ? undefined : over === "event" ? { event: eventUnder(hovered, whole) } : { t: hovered };
+  const told: Told | undefined = pointed ?? (onPeak ? top : pinned);
+  const queryOf = ({ t, event }: Told): string =>
+    address("moment", { ...pick, ...(event !== undefined ? { event } : { t: Math.round(t ?? 0) }), by, ...folding });
+  const moment = useRemote<MomentAnswer>(told && !coarse ? queryOf(told) : null, hovered === undefined ? 0 : 90, (p) =>
     p.replace(/&(t|event|open|fold)=[^&]*/g, ""),
   );
-  const time = hovered ?? (stepped !== undefined ? moment.data?.time_ns : onPeak ? top?.time : pinnedTime);
-  const shownEvent = moment.data?.event;
+  const found = moment.data && { t: moment.data.time_ns, event: moment.data.event };
+  const place = hovered ?? (told && (placeOf(told, over) ?? (found && placeOf(found, over))));
 
   return {
-    time,
+    place,
     hovering: hovered !== undefined,
-    atPeak: top !== undefined && (shownEvent === top.event || time === top.time) && hovered === undefined,
-    pinned: pinnedTime !== undefined || stepped !== undefined,
+    atPeak: top !== undefined && (onPeak || moment.data?.event === top.event) && hovered === undefined,
+    pinned: pinned.t !== undefined || pinned.event !== undefined,
     moment,
     folding,
-    peakPath: top && !coarse ? pathOf({ event: top.event }) : null,
+    peakPath: top && !coarse ? queryOf(top) : null,
     groups: new Map(curve?.groups?.map((group, k) => [curve.keys[k]!, group])),
-    approximate: curve && time !== undefined ? labelled(curve, columnAt(curve, time)) : [],
+    approximate: curve && place !== undefined ? labelled(curve, columnAt(curve, place)) : [],
     hover: setHovered,
-    pin: (at) => {
-      setEvent(undefined);
-      navigate({ t: at === undefined ? undefined : String(Math.round(at)) });
-    },
-    step: (by) => {
+    pin: (at) =>
+      navigate(
+        at !== undefined && over === "event"
+          ? { t: undefined, event: String(eventUnder(at, whole)) }
+          : { t: at === undefined ? undefined : String(Math.round(at)), event: undefined },
+      ),
+    step: (way) => {
       const now = moment.data;
       if (!now || moment.stale) return;
-      const [reached, index] =
-        by > 0 ? [now.next_event_ns, now.next_event] : [now.previous_event_ns, now.previous_event];
-      if (reached === null || index === null) return;
+      const [t, event] =
+        way > 0 ? [now.next_event_ns, now.next_event] : [now.previous_event_ns, now.previous_event];
+      if (t === null || event === null) return;
       setHovered(undefined);
-      setEvent({ of, index });
-      navigate({ t: String(reached) });
-      onReached(reached);
+      navigate({ t: String(t), event: String(event) });
+      onReached(placeOf({ t, event }, over)!);
     },
   };
 }

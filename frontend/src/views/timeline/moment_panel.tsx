@@ -1,6 +1,7 @@
-import type { LabelledPart, MomentAnswer } from "../../api/types";
+import type { LabelledPart, MomentAnswer, Over } from "../../api/types";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
+import { lineParts } from "../../state/frames";
 import { NOT_NAMED } from "../../state/names";
 import { knownPhase } from "../../state/sentences";
 import { duration, exactTime } from "../../state/time";
@@ -15,6 +16,7 @@ import type { Cursor } from "./cursor";
 
 interface Props {
   by: string;
+  over: Over;
   cursor: Cursor;
   origin: number;
   peakBytes: number;
@@ -23,26 +25,28 @@ interface Props {
 }
 
 /** The state at the cursor: at once from the curve, then exactly from the server. */
-export function MomentPanel({ by, cursor, origin, peakBytes, within }: Props) {
-  const { moment, time } = cursor;
+export function MomentPanel({ by, over, cursor, origin, peakBytes, within }: Props) {
+  const { moment, place } = cursor;
   const exact = moment.data && !moment.stale && isOfTheCurve(moment.data, cursor) ? moment.data : undefined;
   const parts: LabelledPart[] = exact ? partsOf(exact, by) : cursor.approximate.map((p) => ({ ...p, count: 0 }));
   const waiting = !exact && parts.length === 0;
   const bytes = exact ? exact.bytes : waiting ? peakBytes : parts.reduce((s, p) => s + p.bytes, 0);
   const unit = unitFor(peakBytes);
+  const time = over === "time" ? place : exact?.time_ns;
+  const event = exact ? exact.event : over === "event" && place !== undefined ? Math.floor(place) : -1;
   const step = time === undefined ? undefined : within?.steps.find((one) => time >= one.start && time <= one.end);
   return (
     <aside class="card side" data-testid="moment-panel" data-exact={exact ? "true" : "false"} aria-live="off">
       <h2>
         {time === undefined ? (
-          "At the peak"
+          cursor.atPeak || place === undefined ? "At the peak" : "At"
         ) : (
           <span title={exactTime(time - origin)}>
             {cursor.atPeak ? "At the peak, " : "At "}
             {duration(time - origin)}
           </span>
         )}{" "}
-        {exact && exact.event >= 0 && <span class="approx">event {grouped(exact.event)}</span>}
+        {event >= 0 && <span class="approx">event {grouped(event)}</span>}
         {step && <span class="approx"> · step {step.step}</span>}
       </h2>
       <div class="big amount" title={exactBytes(bytes)}>
@@ -131,6 +135,12 @@ function Where({ moment }: { moment: MomentAnswer }) {
   );
 }
 
+/** What an allocation is called; where nothing names it, the code that asked for it. */
+function nameOrLine(a: MomentAnswer["largest"][number]): string {
+  const name = allocationName(a);
+  return name === NOT_NAMED && a.line !== null ? lineParts(a.line).place : name;
+}
+
 function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {
   if (moment.largest.length === 0) return null;
   const unit = unitWithin(page, moment.largest[0]!.bytes);
@@ -148,7 +158,7 @@ function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {
                 <span class="flexed">
                   <Swatch of={a.category} />
                   <RouteLink to={{ view: "allocations", block: String(a.row) }}>
-                    <Name text={allocationName(a)} />
+                    <Name text={nameOrLine(a)} />
                   </RouteLink>
                 </span>
               </td>

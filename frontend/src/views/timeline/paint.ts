@@ -20,7 +20,7 @@ interface Picture {
   reserve: boolean;
   whole: [number, number];
   peakBytes: number;
-  peakTime: number;
+  peakPlace: number | undefined;
   axis?: Axis;
 }
 
@@ -48,7 +48,7 @@ export function paintCurve(canvas: HTMLCanvasElement, picture: Picture): void {
   drawOutline(context, curve, { x, y }, palette);
   drawReserved(context, curve, { x, y }, palette);
   context.restore();
-  const at = { x: x(picture.peakTime), y: y(picture.peakBytes) };
+  const at = { x: x(picture.peakPlace ?? -Infinity), y: y(picture.peakBytes) };
   if (picture.reserve) labelReserved(context, curve, y, x.range, at.x, palette);
   else labelAbove(context, highestReserve(both), x.range, at.x, palette);
   if (at.x >= left && at.x <= right)

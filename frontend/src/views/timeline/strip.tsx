@@ -14,6 +14,8 @@ interface Props {
   width: number;
   margin: { left: number; right: number };
   enabled: boolean;
+  /** The least that it zooms to. */
+  least: number;
   by?: string;
   reserve: boolean;
   onZoom: (window: [number, number]) => void;
@@ -25,7 +27,7 @@ const HANDLE = 6;
 type Grip = { kind: "move" | "left" | "right" | "new"; time: number; window: [number, number] };
 
 /** The whole step in a strip, with the shown window as a frame that can be moved and pulled. */
-export function Strip({ curve, window, whole, width, margin, enabled, by = "category", reserve, onZoom }: Props) {
+export function Strip({ curve, window, whole, width, margin, enabled, least, by = "category", reserve, onZoom }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const grip = useRef<Grip | null>(null);
   const theme = dark.value;
@@ -56,19 +58,18 @@ export function Strip({ curve, window, whole, width, margin, enabled, by = "cate
     const g = grip.current;
     if (!g) return;
     const t = x.invert(event.offsetX);
-    const least = (whole[1] - whole[0]) / 2000;
     if (g.kind === "move") onZoom(kept([g.window[0] + t - g.time, g.window[1] + t - g.time], whole));
     else {
       const fixed = g.kind === "left" ? g.window[1] : g.kind === "right" ? g.window[0] : g.time;
-      if (Math.abs(t - fixed) > least) onZoom(clamped([Math.min(t, fixed), Math.max(t, fixed)], whole));
+      if (Math.abs(t - fixed) > Math.max(least, (whole[1] - whole[0]) / 2000)) onZoom(clamped([Math.min(t, fixed), Math.max(t, fixed)], whole));
     }
   };
   const keys = (event: KeyboardEvent): void => {
     const centre = (window[0] + window[1]) / 2;
     if (event.key === "ArrowLeft") onZoom(panned(window, -0.1, whole));
     else if (event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));
-    else if (event.key === "+" || event.key === "=") onZoom(zoomed(window, centre, 0.5, whole));
-    else if (event.key === "-") onZoom(zoomed(window, centre, 2, whole));
+    else if (event.key === "+" || event.key === "=") onZoom(zoomed(window, centre, 0.5, whole, least));
+    else if (event.key === "-") onZoom(zoomed(window, centre, 2, whole, least));
     else if (event.key === "Escape") onZoom(whole);
     else return;
     event.preventDefault();

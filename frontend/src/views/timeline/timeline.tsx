@@ -1,15 +1,16 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { CurveAnswer, CurveBy, LanesAnswer, StepAnswer } from "../../api/types";
+import type { CurveAnswer, CurveBy, LanesAnswer, Over, StepAnswer } from "../../api/types";
+import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { kept, reserveFits } from "../../draw/stack";
 import { sharpness } from "../../draw/surface";
 import { alone, navigate, picked, route, selection } from "../../state/app";
 import { openedGroups, withClosed } from "../../state/module_groups";
 import { shortened, titleText, visible } from "../../state/names";
 import { grouped } from "../../state/numbers";
+import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import { stepName } from "../../state/sentences";
-import { duration } from "../../state/time";
 import { divisionLabel, useDivisions } from "../divisions";
 import { Notice } from "../notices";
 import { Segmented, Toggle } from "../segmented";
@@ -19,6 +20,7 @@ import { Chart } from "./chart";
 import { useCursor } from "./cursor";
 import { wantFocus } from "./group_focus";
 import { MomentPanel } from "./moment_panel";
+import { placeOf, type Told } from "./place";
 
 /** Offered until it is known what the window can be divided by. */
 const FEW = ["category", "module", "phase"];
@@ -30,45 +32,58 @@ export function Timeline() {
   const { stats: ofStep, window: recorded } = selection.value!;
   const stats = ofStep!;
   const all = route.value.span === "window" && recorded.steps.length > 1;
-  const drawn = all ? { ...pick, step: "all", window_step: pick.step } : pick;
+  const drawn = all ? { ...pick, span: "window" } : pick;
   const [width, setWidth] = useState(0);
   const divisions = useDivisions(pick, FEW, route.value.by);
   const by: CurveBy = divisions.find((one) => one === route.value.by) ?? "category";
   const folds = by === "module" && route.value.fold !== "off";
   const folding = folds ? { fold: "1", open: route.value.opened } : {};
-  const whole: [number, number] = all ? [recorded.from, recorded.to] : [stats.step_start_ns, stats.step_end_ns];
-  const window = windowOf(route.value.t0, route.value.t1, whole);
-  const zoomed = window[0] !== whole[0] || window[1] !== whole[1];
+  const [from, to] = all ? [recorded.from, recorded.to] : [stats.step_start_ns, stats.step_end_ns];
   const inner = Math.max(1, width - MARGIN.left - MARGIN.right);
   const px = Math.min(4000, Math.max(1, Math.round(inner * sharpness())));
-  const range = zoomed ? { t0: window[0], t1: window[1] } : {};
+  const asked = overOf(route.value);
+  const zoomTo = zoomOf(route.value, asked);
+  const range = zoomTo ? { t0: zoomTo[0], t1: zoomTo[1] } : {};
+  const axis = asked === "event" ? { over: asked } : {};
+  const wait = zoomTo ? 70 : 0;
   const ready = width > 0;
   const curve = useRemote<CurveAnswer>(
-    ready ? address("curve", { ...drawn, by, ...folding, ...range, px }) : null,
-    zoomed ? 70 : 0,
+    ready ? address("curve", { ...drawn, by, ...folding, ...axis, ...range, px }) : null,
+    wait,
     sameStep,
   );
-  const plain = by === "category" && !zoomed; // then the curve and the strip are one request
-  const rest = useRemote<CurveAnswer>(ready && !plain ? address("curve", { ...drawn, by: "category", px }) : null);
+  const plain = by === "category" && !zoomTo; // then the curve and the strip are one request
+  const rest = useRemote<CurveAnswer>(ready && !plain ? address("curve", { ...drawn, by: "category", ...axis, px }) : null);
   const strip = plain ? (curve.stale ? undefined : curve.data) : rest.data;
+  const coarse = curve.data?.exact === false || strip?.exact === false;
+  const over: Over = coarse ? "time" : asked;
+  const whole = wholeOf(over, from, to, curve.data ?? strip);
+  const window = within(over === asked ? zoomTo : undefined, whole);
+  const zoomed = whole !== undefined && (window[0] !== whole[0] || window[1] !== whole[1]);
   const lanes = useRemote<LanesAnswer>(
-    ready ? address("lanes", { ...pick, t0: window[0], t1: window[1], px: inner }) : null,
-    zoomed ? 70 : 0,
+    ready && whole ? address("lanes", { ...drawn, ...(over === asked ? { ...axis, ...range } : {}), px: inner }) : null,
+    wait,
     sameStep,
   );
-  const coarse = curve.data?.exact === false || strip?.exact === false;
   const step = useRemote<StepAnswer>(address("step", pick));
   const times = aboutTimes(step.data);
   const absent = step.data?.source.side_file;
   const shown = curve.data ?? (coarse ? strip : undefined);
   const zoom = ([t0, t1]: [number, number]): void =>
-    navigate(t0 <= whole[0] && t1 >= whole[1] ? { t0: undefined, t1: undefined } : { t0: String(t0), t1: String(t1) });
-  const follow = (t: number): void => {
+    navigate(zoomPatch(over, !whole || (t0 <= whole[0] && t1 >= whole[1]) || t1 <= t0 ? null : [t0, t1]));
+  const follow = (place: number): void => {
     const half = (window[1] - window[0]) / 2;
-    if (t < window[0] || t > window[1]) zoom(kept([t - half, t + half], whole));
+    if (whole && (place < window[0] || place > window[1])) zoom(kept([place - half, place + half], whole));
   };
-  const cursor = useCursor(pick, JSON.stringify(drawn), by, folding, shown, strip, coarse, follow);
-  const peak = all ? strip?.peak : { bytes: stats.peak_bytes, time_ns: stats.peak_time_ns };
+  /** The other axis shows the same stretch, where there is an event in it. */
+  const turn = (to: Over): void => {
+    const answered = curve.stale ? undefined : curve.data;
+    const same = to === "event" ? answered?.events : answered?.times;
+    if (to !== over) navigate({ over: to, ...zoomPatch(over, null), ...zoomPatch(to, zoomed && same && same[1] > same[0] ? same : null) });
+  };
+  const cursor = useCursor({ pick, of: JSON.stringify(drawn), over, by, folding, curve: shown, whole: strip, coarse }, follow);
+  const peak = strip?.peak ?? (all ? undefined : { bytes: stats.peak_bytes, time_ns: stats.peak_time_ns, event: undefined });
+  const { words } = over === "event" ? EVENT_AXIS : TIME_AXIS;
   const reserves = strip?.reserved ? reserveFits([strip]) : true;
   const reserve = route.value.reserve === undefined ? reserves : route.value.reserve === "on";
   const what = all ? `steps ${recorded.steps[0]!.step} to ${recorded.steps.at(-1)!.step}` : stepName(pick.step, alone.value);
@@ -84,6 +99,7 @@ export function Timeline() {
           value={by}
           onPick={(value) => navigate({ by: value })}
         />
+        {!coarse && <Segmented label="Over" testid="over" options={OVERS} value={over} onPick={turn} />}
         {by === "module" && (
           <Toggle
             text="Fold layers"
@@ -108,7 +124,7 @@ export function Timeline() {
         )}
         {zoomed && (
           <span class="muted">
-            showing {duration(window[1] - window[0])} of {duration(whole[1] - whole[0])}
+            showing {words(window[1] - window[0])} of {words(whole[1] - whole[0])}
           </span>
         )}
         {!coarse && (
@@ -133,13 +149,14 @@ export function Timeline() {
             strip={strip}
             lanes={lanes.data}
             window={window}
-            whole={whole}
+            whole={whole ?? window}
+            axis={over === "event" ? EVENT_AXIS : TIME_AXIS}
             margin={MARGIN}
             cursor={cursor}
             peakBytes={peak?.bytes ?? stats.peak_bytes}
-            peakTime={peak?.time_ns ?? stats.peak_time_ns}
+            peakPlace={peak && whole && placeWithin({ t: peak.time_ns, event: peak.event }, over, whole)}
             reserve={reserve}
-            canZoom={!coarse}
+            canZoom={!coarse && whole !== undefined}
             onWidth={setWidth}
             onZoom={zoom}
           />
@@ -155,8 +172,9 @@ export function Timeline() {
         </section>
         <MomentPanel
           by={by}
+          over={over}
           cursor={cursor}
-          origin={whole[0]}
+          origin={from}
           peakBytes={peak?.bytes ?? stats.peak_bytes}
           within={all ? recorded : undefined}
         />
@@ -189,8 +207,15 @@ function sameStep(path: string): string {
   return path.replace(/&(t0|t1|px|open|fold)=[^&]*/g, "");
 }
 
-function windowOf(t0: string | undefined, t1: string | undefined, whole: [number, number]): [number, number] {
-  const [from, to] = [Number(t0), Number(t1)];
-  if (t0 === undefined || t1 === undefined || !(to > from)) return whole;
-  return [Math.max(whole[0], Math.round(from)), Math.min(whole[1], Math.round(to))];
+/** What the address zooms to, as far as that exists; else everything, once that is known. */
+function within(zoom: [number, number] | undefined, whole: [number, number] | undefined): [number, number] {
+  if (!whole) return zoom ?? [0, 1];
+  const [from, to] = zoom ? [Math.max(whole[0], zoom[0]), Math.min(whole[1], zoom[1])] : whole;
+  return to > from ? [from, to] : whole;
+}
+
+/** A peak that was there before the first event is drawn at the beginning. */
+function placeWithin(told: Told, over: Over, whole: [number, number]): number | undefined {
+  const place = placeOf(told, over);
+  return place === undefined ? undefined : Math.max(whole[0], place);
 }

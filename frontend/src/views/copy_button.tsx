@@ -1,0 +1,26 @@
+import { useState } from "preact/hooks";
+import { copyText } from "../host/clipboard";
+
+interface Props {
+  label: string;
+  text: () => string;
+  testid: string;
+  title?: string | undefined;
+}
+
+/** Copies a text. Where the browser keeps the clipboard shut, it says so. */
+export function CopyButton({ label, text, testid, title }: Props) {
+  const [told, tell] = useState(label);
+  const copy = (): void => {
+    copyText(text()).then(
+      () => tell("copied"),
+      () => tell("the browser does not allow it"),
+    );
+    setTimeout(() => tell(label), 2500);
+  };
+  return (
+    <button type="button" class="quiet" data-testid={testid} title={title} onClick={copy}>
+      {told}
+    </button>
+  );
+}

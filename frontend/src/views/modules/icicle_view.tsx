@@ -1,0 +1,144 @@
+import { useMemo } from "preact/hooks";
+import { navigate, route } from "../../state/app";
+import { exactBytes, percent, withUnit } from "../../state/bytes";
+import { categoryLabel, inStackingOrder, total } from "../../state/categories";
+import { type Icicle, icicleOf, wayTo } from "../../state/module_icicle";
+import type { ModuleNode } from "../../state/module_tree";
+import { shortened, titleText, visible } from "../../state/names";
+import { Swatch } from "../category";
+import { FlameChart } from "../flame_chart";
+import type { At } from "./columns";
+import { moduleBars } from "./module_bars";
+
+interface Props {
+  roots: ModuleNode[];
+  at: At;
+  filter: ((node: ModuleNode) => boolean) | null;
+}
+
+/** Modules under the modules that hold them, as wide as their bytes. */
+export function IcicleView({ roots, at, filter }: Props) {
+  const icicle = useMemo(() => icicleOf(roots, at), [roots, at]);
+  const look = useMemo(() => moduleBars(icicle, filter), [icicle, filter]);
+  const zoom = Math.max(0, icicle.key.indexOf(route.value.inside ?? ""));
+  const zoomTo = (place: number): void => navigate({ inside: icicle.key[place] || undefined });
+  const all = icicle.told[0]!;
+  if (total(all) === 0)
+    return (
+      <p class="card nothing" data-testid="icicle-nothing">
+        The highest within the step is not known, because the recording's side file is missing.
+      </p>
+    );
+  return (
+    <section class="card flame-card">
+      <div class="row icicle-head">
+        <Way icicle={icicle} zoom={zoom} onZoom={zoomTo} />
+        <span class="keys" aria-hidden="true">
+          {inStackingOrder(all).map(([key]) => (
+            <span key={key} class="key">
+              <Swatch of={key} />
+              {categoryLabel(key)}
+            </span>
+          ))}
+        </span>
+      </div>
+      <FlameChart
+        testid="icicle"
+        level={28}
+        tree={icicle}
+        zoom={zoom}
+        look={look}
+        label={spoken(icicle, at)}
+        tip={(place) => <Told icicle={icicle} place={place} zoom={zoom} at={at} />}
+        tipKey={(place) => icicle.key[place]!}
+        fresh={[icicle, zoom]}
+        onZoom={zoomTo}
+      />
+      <p class="foot">
+        width is bytes; a module's own part has nothing below it · click or Enter zooms in, Esc zooms out, arrow keys
+        move from bar to bar
+        {at === "highest" && " · parts can be wider than their module's own number: each is highest at its own moment"}
+      </p>
+    </section>
+  );
+}
+
+/** From all memory to what is zoomed to; each part leads back to it. */
+function Way({ icicle, zoom, onZoom }: { icicle: Icicle; zoom: number; onZoom: (place: number) => void }) {
+  return (
+    <nav class="way grow" aria-label="Zoomed to">
+      {wayTo(icicle.parent, zoom).map((place) => {
+        const name = shortened(visible(icicle.name[place]!), 40);
+        const bytes = total(icicle.told[place]!);
+        return (
+          <span key={place}>
+            {place > 0 && <span class="muted"> › </span>}
+            {place === zoom ? (
+              <b data-testid="icicle-zoomed">{name}</b>
+            ) : (
+              <button type="button" class="quiet" data-testid="icicle-way" onClick={() => onZoom(place)}>
+                {name}
+              </button>
+            )}
+            {place === zoom && (
+              <span class="muted" title={exactBytes(bytes)}>
+                {" "}
+                {withUnit(bytes)}
+              </span>
+            )}
+          </span>
+        );
+      })}
+    </nav>
+  );
+}
+
+/** A bar in words: its exact bytes, its shares, and what they are. */
+function Told({ icicle, place, zoom, at }: { icicle: Icicle; place: number; zoom: number; at: At }) {
+  const node = icicle.node[place];
+  const bytes = total(icicle.told[place]!);
+  const inside = icicle.bytes.reduce((sum, size, one) => (icicle.parent[one] === place ? sum + size : sum), 0);
+  const parts = inStackingOrder(icicle.told[place]!).sort((a, b) => b[1] - a[1]);
+  return (
+    <>
+      <div class="tip-bytes">
+        <strong>{withUnit(bytes)}</strong> · {exactBytes(bytes)}
+      </div>
+      <div>
+        {percent(bytes, total(icicle.told[0]!))} of all
+        {zoom > 0 && place > 0 && `, ${percent(bytes, total(icicle.told[zoom]!))} of what is zoomed to`}
+      </div>
+      {at === "peak" && inside > 0 && inside < bytes && <div>{exactBytes(bytes - inside)} its own</div>}
+      {node && (
+        <div class="tip-frame">
+          <b>{titleText(node.key === "" ? icicle.name[place]! : node.label)}</b>
+          {node.layers !== null && ` ×${node.layers}`} {node.key !== "" && node.className && titleText(node.className)}
+        </div>
+      )}
+      <dl class="tip-parts">
+        {parts.map(([key, size]) => (
+          <div key={key}>
+            <dt>
+              <Swatch of={key} />
+              {categoryLabel(key)}
+            </dt>
+            <dd>{exactBytes(size)}</dd>
+          </div>
+        ))}
+      </dl>
+    </>
+  );
+}
+
+/** The picture in words: the widest modules. */
+function spoken(icicle: Icicle, at: At): string {
+  const all = total(icicle.told[0]!);
+  const widest = icicle.id
+    .filter((place) => icicle.node[place]?.key)
+    .slice(0, 400)
+    .sort((a, b) => icicle.bytes[b]! - icicle.bytes[a]!)
+    .slice(0, 6)
+    .map((place) => `${visible(icicle.node[place]!.label).slice(0, 60)} ${percent(total(icicle.told[place]!), all)}`);
+  const when = at === "highest" ? "highest" : "at the peak";
+  return `Modules, ${withUnit(all)} (${exactBytes(all)}) ${when}. ${widest.join(", ")}. Arrow keys walk, Enter zooms.`;
+}

@@ -1,0 +1,177 @@
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { RanksAnswer } from "../../api/ranks";
+import { cellAt, cellPixels, columnLeft, type HeatLayout, layHeatMap, ramp } from "../../draw/heat_map";
+import { readPalette } from "../../draw/palette";
+import { prepare, watchWidth } from "../../draw/surface";
+import { dark } from "../../host/theme";
+import { shortened, visible } from "../../state/names";
+import { grouped } from "../../state/numbers";
+import { type Cell, cellOf, colourRange, highestRank, rankName } from "../../state/ranks";
+import { drawCell, drawHeatMap, type Picture } from "./paint";
+import { CellTip } from "./cell_tip";
+
+interface Props {
+  answer: RanksAnswer;
+  /** Whether colours are shares of each device's memory instead of bytes. */
+  shares: boolean;
+  /** The picked cell. */
+  kept: Cell | null;
+  onPick: (cell: Cell) => void;
+  onZoom: (first: number, last: number) => void;
+}
+
+const TOP = 8;
+const AXIS = 24;
+const ROOM = 460;
+const HIGHEST = 560;
+const LEAST_DRAG = 6;
+export const STOPS = ["--ramp-0", "--ramp-1", "--ramp-2", "--ramp-3", "--ramp-4"] as const;
+
+/** A row a rank, a column a step, the colour its peak. Only what is in sight is drawn. */
+export function HeatMap({ answer, shares, kept, onPick, onZoom }: Props) {
+  const box = useRef<HTMLDivElement>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const pressed = useRef<number | null>(null);
+  const [width, setWidth] = useState(0);
+  const [scrolled, setScrolled] = useState(0);
+  const [at, setAt] = useState<Cell | null>(null);
+  const [dragged, setDragged] = useState<[number, number] | null>(null);
+  const theme = dark.value;
+  const { rows, first } = answer;
+  const names = useMemo(() => rows.map((rank) => shortened(visible(rankName(rank, rows)), 40)), [rows]);
+  const left = Math.min(Math.max(48, width * 0.26), 16 + 7 * names.reduce((most, name) => Math.max(most, name.length), 4));
+  const layout = layHeatMap(rows.length, first.length, width - 6, left, TOP, ROOM);
+  const shown = Math.min(layout.height, HIGHEST);
+  const cells = useMemo(() => cellCanvas(answer, shares), [answer, shares, theme]);
+  const top = useMemo(() => {
+    const rank = highestRank(rows);
+    return cellOf(answer, { ...rank, step: rank.highest_step });
+  }, [answer]);
+
+  useEffect(() => watchWidth(box.current!, setWidth), []);
+  useEffect(() => setAt(null), [answer]);
+  useEffect(() => {
+    if (!canvas.current || width === 0 || first.length === 0) return;
+    const context = prepare(canvas.current, { width, height: TOP + shown + AXIS });
+    if (!context) return;
+    const colours = readPalette(canvas.current, context);
+    const missing = colours.fill("category", "unknown", 0);
+    const picture: Picture = { layout, cells, names, first, last: answer.last, scrolled, shown, colours, missing };
+    drawHeatMap(context, picture);
+    if (kept) drawCell(context, picture, kept, colours.text, 3);
+    if (top) drawCell(context, picture, top, colours.peak, 0);
+    if (at) drawCell(context, picture, at, colours.accent, 0);
+  }, [answer, cells, width, scrolled, kept?.row, kept?.column, at?.row, at?.column, theme]);
+
+  const under = (event: PointerEvent): Cell | null => cellAt(layout, event.offsetX, event.offsetY + scrolled);
+  const columnAt = (x: number): number => cellAt(layout, clamp(x, layout.left, layout.left + layout.width - 1), TOP)!.column;
+  const move = (event: PointerEvent): void => {
+    setAt(under(event));
+    const from = pressed.current;
+    if (from !== null) setDragged(Math.abs(event.offsetX - from) < LEAST_DRAG ? null : [from, event.offsetX]);
+  };
+  const release = (event: PointerEvent): void => {
+    const [from, cell] = [pressed.current, under(event)];
+    pressed.current = null;
+    setDragged(null);
+    if (from === null) return;
+    if (Math.abs(event.offsetX - from) < LEAST_DRAG) return void (cell && onPick(cell));
+    const [low, high] = [columnAt(Math.min(from, event.offsetX)), columnAt(Math.max(from, event.offsetX))];
+    onZoom(first[low]!, answer.last[high]!);
+  };
+  const go = (row: number, column: number): void => {
+    const cell = { row: clamp(row, 0, rows.length - 1), column: clamp(column, 0, first.length - 1) };
+    const y = cell.row * layout.rowHeight;
+    if (y < scrolled || y + layout.rowHeight > scrolled + shown) box.current!.scrollTop = y - shown / 2;
+    setAt(cell);
+  };
+  const keys = (event: KeyboardEvent): void => {
+    const { row, column } = at ?? kept ?? top ?? { row: 0, column: 0 };
+    const still = at === null && event.key.startsWith("Arrow"); // the first arrow shows where one is
+    if (still) go(row, column);
+    else if (event.key === "ArrowRight") go(row, column + 1);
+    else if (event.key === "ArrowLeft") go(row, column - 1);
+    else if (event.key === "ArrowDown") go(row + 1, column);
+    else if (event.key === "ArrowUp") go(row - 1, column);
+    else if (event.key === "Home") go(row, 0);
+    else if (event.key === "End") go(row, first.length - 1);
+    else if (event.key === "Enter" && at) onPick(at);
+    else if (event.key === "Escape") setAt(null);
+    else return;
+    event.preventDefault();
+  };
+  return (
+    <div class="heat-box">
+      <div
+        ref={box}
+        class="tape"
+        style={{ height: `${TOP + shown + AXIS}px` }}
+        onScroll={(event) => setScrolled(event.currentTarget.scrollTop)}
+      >
+        <div style={{ height: `${TOP + layout.height + AXIS}px` }}>
+          <canvas
+            ref={canvas}
+            data-testid="ranks-map"
+            data-box={JSON.stringify([layout.left, TOP, layout.width, layout.rowHeight])}
+            tabIndex={0}
+            role="application"
+            aria-roledescription="heat map"
+            aria-label={spoken(answer)}
+            onPointerDown={(event) => {
+              if (event.button === 0) pressed.current = event.offsetX;
+            }}
+            onPointerMove={move}
+            onPointerUp={release}
+            onPointerLeave={() => ((pressed.current = null), setDragged(null), setAt(null))}
+            onKeyDown={keys}
+            onBlur={() => setAt(null)}
+          />
+        </div>
+      </div>
+      {dragged && (
+        <span
+          class="zoom-box"
+          style={{ left: `${Math.min(...dragged)}px`, width: `${Math.abs(dragged[1] - dragged[0])}px`, top: `${TOP}px`, height: `${shown}px` }}
+        />
+      )}
+      <div aria-live="polite">
+        {at && <CellTip answer={answer} cell={at} {...tipPlace(layout, at, scrolled, width)} />}
+      </div>
+    </div>
+  );
+}
+
+/** Beside the cell, on the side that has room. */
+function tipPlace(layout: HeatLayout, { row, column }: Cell, scrolled: number, width: number): { x: number; y: number } {
+  const right = columnLeft(layout, column + 1) + 10;
+  const y = layout.top + row * layout.rowHeight - scrolled + Math.max(layout.rowHeight, 12) + 4;
+  return { x: Math.max(0, Math.min(right, width - 300)), y };
+}
+
+function cellCanvas(answer: RanksAnswer, shares: boolean): HTMLCanvasElement {
+  const cells = document.createElement("canvas");
+  const columns = (cells.width = Math.max(1, answer.first.length));
+  cells.height = Math.max(1, answer.rows.length);
+  const style = getComputedStyle(document.documentElement);
+  const colours = ramp(STOPS.map((name) => style.getPropertyValue(name).trim()));
+  const values = answer.rows.map(({ bytes, capacity_bytes }) =>
+    shares ? bytes.map((value) => (value === null || !capacity_bytes ? null : value / capacity_bytes)) : bytes,
+  );
+  const pixels = cellPixels(values, columns, colourRange(answer, shares), colours);
+  cells.getContext("2d")?.putImageData(new ImageData(pixels, columns, cells.height), 0, 0);
+  return cells;
+}
+
+function clamp(value: number, low: number, high: number): number {
+  return Math.min(Math.max(value, low), high);
+}
+
+function spoken(answer: RanksAnswer): string {
+  const { rows, count } = answer;
+  const top = highestRank(rows);
+  return (
+    `${grouped(rows.length)} ranks over ${grouped(count)} ${count === 1 ? "step" : "steps"}; ` +
+    `highest is ${visible(rankName(top, rows))} at step ${top.highest_step}. ` +
+    "Arrow keys go from cell to cell, Enter picks one."
+  );
+}

@@ -1,0 +1,208 @@
+import { useMemo } from "preact/hooks";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { Rank, RanksAnswer } from "../../api/ranks";
+import type { StepAnswer } from "../../api/types";
+import { navigate, picked, route } from "../../state/app";
+import { exactBytes, inUnit, percent, type Unit } from "../../state/bytes";
+import { highestRank, measured, type Order, ordered, overMedian, rankName, readOrder, severalDevices } from "../../state/ranks";
+import { Delta } from "../amount";
+import { CategoryBar } from "../category";
+import { Name } from "../name";
+import { RouteLink } from "../route_link";
+import { walkRows } from "../row_keys";
+import { useRowsInSight } from "../windowed";
+import { canCompare, comparing } from "./why";
+
+const ROW = 31;
+const WIDTHS = [92, 82, 100, 84, 150, 84];
+
+interface Props {
+  answer: RanksAnswer;
+  run: string;
+  unit: Unit;
+}
+
+/** A row a rank: its highest, against the median rank there, what it consists of, and how much its steps differ. */
+export function RankTable({ answer, run, unit }: Props) {
+  const order = route.value.ordered;
+  const rows = useMemo(() => ordered(answer.rows, order), [answer.rows, order]);
+  const top = highestRank(answer.rows);
+  const { box, sight } = useRowsInSight(rows.length, ROW);
+  const steps = Math.max(...answer.rows.map((row) => row.count));
+  const spacer = (height: number) =>
+    height > 0 && (
+      <tr class="spacer" aria-hidden="true">
+        <td colSpan={8} style={{ height: `${height}px` }} />
+      </tr>
+    );
+  return (
+    <section class="card">
+      <div class="tools">
+        <h2>Each rank at its highest</h2>
+        <span class="hint">
+          {unit.name}, {measured(answer)}
+        </span>
+      </div>
+      <div class="scroller" ref={box} tabIndex={0} role="region" aria-label="Ranks">
+        <table class="grid ranks-table" aria-rowcount={rows.length + 1}>
+          <colgroup>
+            <col style={{ width: "20%" }} />
+            <col />
+            {WIDTHS.slice(0, steps > 1 ? 6 : 5).map((width, i) => (
+              <col key={i} style={{ width: `${width}px` }} />
+            ))}
+          </colgroup>
+          <thead>
+            <tr>
+              <Head by="worker" label={severalDevices(answer.rows) ? "device" : "rank"} title="By name and number" />
+              <th scope="col" class="wide">
+                <span class="unseen">what it consists of</span>
+              </th>
+              <Head by="highest" label="highest" title={`Highest of all steps: ${measured(answer)}`} />
+              <Head by="step" label="at step" title="The step of the highest; the last of several" />
+              <Head
+                by="median"
+                label="vs median"
+                title="Against the rank in the middle of all that have that step; of an even number the lower of two"
+              />
+              <th scope="col" class="number" title="The same as a part of the median rank's bytes">
+                %
+              </th>
+              <th scope="col" class="after-number">
+                median rank
+              </th>
+              {steps > 1 && <Head by="spread" label="spread" title="From its lowest to its highest step" />}
+            </tr>
+          </thead>
+          <tbody onKeyDown={walkRows}>
+            {spacer(sight.above)}
+            {rows.slice(sight.first, sight.last).map((row, i) => (
+              <Row
+                key={JSON.stringify([row.worker, row.device])}
+                row={row}
+                rows={answer.rows}
+                top={top}
+                run={run}
+                unit={unit}
+                several={steps > 1}
+                bars={answer.of === "allocated"}
+                index={sight.first + i}
+              />
+            ))}
+            {spacer(sight.below)}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+function Head({ by, label, title }: { by: Order; label: string; title: string }) {
+  const now = readOrder(route.value.ordered);
+  const current = now.by === by;
+  const upwards = now.turned !== (by === "worker");
+  const next = current && !now.turned ? `-${by}` : by;
+  return (
+    <th
+      scope="col"
+      class={by === "worker" ? undefined : "number"}
+      aria-sort={current ? (upwards ? "ascending" : "descending") : undefined}
+    >
+      <button
+        type="button"
+        class="sorts"
+        title={title}
+        data-testid={`order-${by}`}
+        onClick={() => navigate({ ordered: next === "highest" ? undefined : next })}
+      >
+        {label}
+        {current ? (upwards ? " ▴" : " ▾") : ""}
+      </button>
+    </th>
+  );
+}
+
+interface RowProps {
+  row: Rank;
+  rows: Rank[];
+  top: Rank;
+  run: string;
+  unit: Unit;
+  several: boolean;
+  bars: boolean;
+  index: number;
+}
+
+function Row({ row, rows, top, run, unit, several, bars, index }: RowProps) {
+  const place = { worker: row.worker, device: row.device, step: String(row.highest_step) };
+  const delta = overMedian(row);
+  const now = picked.value!;
+  const current = now.worker === row.worker && now.device === row.device;
+  return (
+    <tr
+      aria-rowindex={index + 2}
+      class={current ? "picked" : undefined}
+      data-testid="rank-row"
+      data-key={rankName(row, rows)}
+    >
+      <th scope="row">
+        <button type="button" class="fold" title="Pick this rank at its highest" onClick={() => navigate(place)}>
+          <Name text={rankName(row, rows)} />
+          {row === top && <span class="pill grown">highest</span>}
+        </button>
+      </th>
+      <td class="wide">
+        <AtPeak row={row} run={run} unit={unit} full={top.highest_bytes} bars={bars} />
+      </td>
+      <td class="number strong" title={exactBytes(row.highest_bytes)}>
+        <RouteLink to={{ view: "overview", ...place }} class="plain-number">
+          {row.at_least && "≥ "}
+          {inUnit(row.highest_bytes, unit)}
+        </RouteLink>
+      </td>
+      <td class="number muted">{row.highest_step}</td>
+      <td class="number">
+        {delta === null ? (
+          <span class="muted" title="No other rank has this step">
+            ·
+          </span>
+        ) : bars && canCompare(row) ? (
+          <RouteLink to={comparing(row, run)} class="plain-number" title="Compare the two">
+            <Delta bytes={delta} unit={unit} />
+          </RouteLink>
+        ) : (
+          <Delta bytes={delta} unit={unit} />
+        )}
+      </td>
+      <td class="number muted">{delta === null || delta === 0 ? "" : share(delta, row.median!.bytes)}</td>
+      <td class="muted after-number">{row.median && <Name text={rankName(row.median, rows)} />}</td>
+      {several && (
+        <td class="number muted" title={`${exactBytes(row.highest_bytes - row.lowest_bytes)}; lowest in step ${row.lowest_step}`}>
+          {inUnit(row.highest_bytes - row.lowest_bytes, unit)}
+        </td>
+      )}
+    </tr>
+  );
+}
+
+function share(delta: number, median: number): string {
+  return `${delta > 0 ? "+" : "−"}${percent(Math.abs(delta), median)}`;
+}
+
+/** The categories of the peak where the step was recorded in full, else its length alone. */
+function AtPeak({ row, run, unit, full, bars }: { row: Rank; run: string; unit: Unit; full: number; bars: boolean }) {
+  const { worker, device, highest_step, recorded, highest_bytes } = row;
+  const step = useRemote<StepAnswer>(
+    bars && recorded ? address("step", { run, worker, step: highest_step, device }) : null,
+    80,
+  );
+  const parts = step.data?.peak.by_category;
+  if (parts)
+    return <CategoryBar categories={Object.fromEntries(parts.map((part) => [part.key, part.bytes]))} full={full} unit={unit} />;
+  return (
+    <span class="share-bar" aria-hidden="true">
+      <i class="flame-library" style={{ width: `${(100 * highest_bytes) / Math.max(1, full)}%` }} />
+    </span>
+  );
+}

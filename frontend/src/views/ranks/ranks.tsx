@@ -1,0 +1,165 @@
+import { useState } from "preact/hooks";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import type { Rank, RanksAnswer } from "../../api/ranks";
+import { navigate, picked, route, selection } from "../../state/app";
+import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { grouped } from "../../state/numbers";
+import { cellOf, colourRange, figuresOf, highestRank, oneStep, rankName, ranksSentence } from "../../state/ranks";
+import { HowToRecord } from "../monitored/only_figures";
+import { Name } from "../name";
+import { RouteLink } from "../route_link";
+import { Segmented } from "../segmented";
+import { Sentence } from "../sentence";
+import { FailureState, Loading } from "../states";
+import { overMedian } from "./cell_tip";
+import { HeatMap } from "./heat_map";
+import { OneRank } from "./one_rank";
+import { RankTable } from "./rank_table";
+import { Why } from "./why";
+
+/** Which rank peaks highest, when, how far from the others, and why: all workers of the picked run side by side. */
+export function Ranks() {
+  const { run, device } = picked.value!;
+  const [px] = useState(() => Math.min(1000, Math.max(100, Math.floor((window.innerWidth - 220) / 200) * 100)));
+  const of = route.value.measure === "reserved" ? "reserved" : "allocated";
+  const [first, last] = zoomed() ?? [];
+  const kind = device.split(":")[0];
+  const answer = useRemote<RanksAnswer>(address("ranks", { run, device: kind, of, px, first, last }), 0, sameRun);
+  const data = answer.data;
+  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  if (!data) return <Loading what="all ranks" />;
+  if (data.rows.length < 2) return <OneRank rank={data.rows[0]!} />;
+  const unit = unitFor(highestRank(data.rows).highest_bytes);
+  return (
+    <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
+      <h1 class="headline" data-testid="headline">
+        <Sentence pieces={ranksSentence(data, unit)} />
+      </h1>
+      {data.of === "allocated" && <Why rows={data.rows} run={run} unit={unit} />}
+      <Map answer={data} />
+      <RankTable answer={data} run={run} unit={unit} />
+      {selection.value!.stats === null && <HowToRecord />}
+    </div>
+  );
+}
+
+/** What is on show stays, dimmed, while a zoom or another measure of the same run loads. */
+function sameRun(path: string): string {
+  return path.replace(/&(of|px|first|last)=[^&]*/g, "");
+}
+
+function zoomed(): [number, number] | undefined {
+  const [first, last] = [Number(route.value.s0), Number(route.value.s1)];
+  return Number.isSafeInteger(first) && Number.isSafeInteger(last) && last > first ? [first, last] : undefined;
+}
+
+const LABELS = { allocated: "Allocated", reserved: "Reserved", capacity: "Of capacity" } as const;
+
+function Map({ answer }: { answer: RanksAnswer }) {
+  const options: (keyof typeof LABELS)[] = [...answer.offered];
+  if (answer.rows.some((row) => row.capacity_bytes !== null)) options.push("capacity");
+  const shares = route.value.measure === "capacity" && options.includes("capacity");
+  const kept = cellOf(answer, picked.value!);
+  const pick = (row: Rank, step: number): void => navigate({ worker: row.worker, device: row.device, step: String(step) });
+  return (
+    <section class="card ranks-card">
+      <div class="tools">
+        <h2>Peak of each rank{oneStep(answer.rows) ? "" : " in each step"}</h2>
+        {options.length > 1 && (
+          <Segmented
+            label="Colour"
+            testid="measure"
+            options={options.map((option) => [option, LABELS[option]] as const)}
+            value={shares ? "capacity" : answer.of}
+            onPick={(measure) => navigate({ measure: measure === "allocated" ? undefined : measure })}
+          />
+        )}
+        {zoomed() && (
+          <button type="button" class="quiet" data-testid="all-steps" onClick={() => navigate({ s0: undefined, s1: undefined })}>
+            All steps
+          </button>
+        )}
+        <Legend answer={answer} shares={shares} />
+      </div>
+      {answer.count === 0 ? (
+        <p class="muted">No step lies in this stretch.</p>
+      ) : (
+        <HeatMap
+          answer={answer}
+          shares={shares}
+          kept={kept}
+          onPick={(cell) => {
+            const { rank, step } = figuresOf(answer, cell);
+            if (step !== null) pick(rank, step);
+          }}
+          onZoom={(first, last) => last > first && navigate({ s0: String(first), s1: String(last) })}
+        />
+      )}
+      {answer.count > answer.first.length && (
+        <p class="foot" data-testid="columns-foot">
+          {grouped(answer.count)} steps in {grouped(answer.first.length)} columns: a cell is the highest of its rank's steps
+          there, to the byte. Drag over some to see them singly.
+        </p>
+      )}
+      <Picked answer={answer} />
+    </section>
+  );
+}
+
+/** The colours with their numbers, and the marks. */
+function Legend({ answer, shares }: { answer: RanksAnswer; shares: boolean }) {
+  const [low, high] = colourRange(answer, shares);
+  const unit = unitFor(high);
+  const gaps = answer.rows.some((row) => row.bytes.includes(null) || (shares && row.capacity_bytes === null));
+  return (
+    <span class="ranks-legend" data-testid="ranks-legend">
+      <span class="key">
+        <span class="frame-mark" />
+        highest
+      </span>
+      {gaps && (
+        <span class="key">
+          <span class="swatch" style={{ background: "var(--hatch)" }} />
+          not recorded
+        </span>
+      )}
+      <span class="number" title={shares ? undefined : exactBytes(low)}>
+        {shares ? "0 %" : inUnit(low, unit)}
+      </span>
+      <span class="ramp" aria-hidden="true" />
+      <span class="number" title={shares ? undefined : exactBytes(high)}>
+        {shares ? "100 % of the device" : withUnit(high, unit)}
+      </span>
+    </span>
+  );
+}
+
+/** The picked cell in words, and the way to the step. */
+function Picked({ answer }: { answer: RanksAnswer }) {
+  const pick = picked.value!;
+  const cell = cellOf(answer, pick);
+  if (!cell) return <p class="foot">Click a cell to pick its rank and step; drag to zoom.</p>;
+  const figures = figuresOf(answer, cell);
+  const { rank, bytes, step } = figures;
+  const when = oneStep(answer.rows) ? "" : ` in step ${step}`;
+  return (
+    <p class="foot" data-testid="ranks-picked">
+      <Name text={rankName(rank, answer.rows)} chip />{" "}
+      {bytes === null ? (
+        `has no step ${pick.step}.`
+      ) : (
+        <>
+          <strong class="amount" title={exactBytes(bytes)}>
+            {withUnit(bytes)}
+          </strong>
+          {when}: {overMedian(figures).replace(/ \(.*/, "")}
+          {rank.capacity_bytes !== null && `, ${percent(bytes, rank.capacity_bytes)} of the device`}.{" "}
+          <RouteLink to={{ view: "overview", step: String(step) }} testid="ranks-overview">
+            {when === "" ? "Overview" : `Overview of step ${step}`}
+          </RouteLink>
+        </>
+      )}
+    </p>
+  );
+}

@@ -1,0 +1,194 @@
+"""`ranks`: all workers of a run side by side, step by step, whether recorded or watched by a monitor."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.analysis.ranks import MISSING, RankPeak, RankSteps, rank_columns, rank_peaks
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.server.catalogue import Entry
+from tb_memplugin.server.monitored import Series
+from tb_memplugin.server.selection import MOST_COLUMNS, Request
+from tb_memplugin.server.session import Session
+from tb_memplugin.server.shapes import Json, capacity_bytes, reserved_bytes
+from tb_memplugin.trace.tables import Bool, Int64
+
+DEFAULT_COLUMNS = 500
+MOST_CELLS = 150_000
+"""The most cells in an answer, which then has about 2 MB."""
+
+MEASURES = ("allocated", "reserved")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rank:
+    """A device of a worker, with one value per step; MISSING if reserved memory was not recorded."""
+
+    worker: str
+    device: str
+    capacity: int | None
+    steps: Int64
+    allocated: Int64
+    reserved: Int64
+    at_least: Bool
+    recorded: Bool
+
+
+def answer(session: Session, request: Request) -> Json:
+    """Answer from the metadata of recorded steps and the monitors' records; no side file is read."""
+    found = _ranks(session, request)
+    offered = [name for name in MEASURES if any((getattr(one, name) != MISSING).any() for one in found)]
+    asked = request.text("of", offered[0])
+    of = asked if asked in offered else offered[0]
+    kept = [one for one in found if (getattr(one, of) != MISSING).any()]
+    ranks = [_steps_with(one, of) for one in kept]
+    drawn = rank_columns(
+        ranks,
+        request.number("first") if request.given("first") else None,
+        request.number("last") if request.given("last") else None,
+        min(request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS), max(1, MOST_CELLS // len(ranks))),
+    )
+    single = len(drawn.first) == drawn.count  # then the step of every cell is that of its column
+    rows = [_shape(one, peak, kept, of) for one, peak in zip(kept, rank_peaks(ranks), strict=True)]
+    for row, high, step in zip(rows, drawn.high, drawn.high_step, strict=True):
+        row["bytes"] = _values(high)
+        row["steps"] = None if single else _values(step)
+    return {
+        "of": of,
+        "offered": offered,
+        "count": drawn.count,
+        "first": drawn.first.tolist(),
+        "last": drawn.last.tolist(),
+        "rows": rows,
+    }
+
+
+def _ranks(session: Session, request: Request) -> list[_Rank]:
+    """Return the devices of the requested type (`cuda` for cuda:3) of all workers, rank2 before rank10."""
+    run, kind = request.text("run"), _kind(request.text("device"))
+    for fresh in (False, True):
+        recorded = session.catalogue.listing(request.ctx, request.experiment, fresh=fresh).workers
+        watched = session.monitored.runs(request.ctx, request.experiment, fresh=fresh).workers
+        found = [
+            one
+            for key in {**recorded, **watched}
+            if key[0] == run
+            for one in _of_worker(key[1], recorded.get(key, []), watched.get(key), kind)
+        ]
+        if found:
+            return sorted(found, key=lambda one: (_natural(one.worker), _natural(one.device)))
+    raise NotRecordedError(
+        f"Run {run!r} has no worker with a device of this kind.",
+        where="run, device",
+        fix="Take both from the runs route.",
+    )
+
+
+def _of_worker(worker: str, entries: list[Entry], series: Series | None, kind: str) -> list[_Rank]:
+    parts: dict[str, list[_Rank]] = {}
+    for one in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
+        if _kind(one.device) == kind:
+            parts.setdefault(one.device, []).append(one)
+    return [_joined(of_device) for of_device in parts.values()]
+
+
+def _watched(worker: str, series: Series) -> list[_Rank]:
+    steps = series.figures.steps
+    none, missing = np.zeros(len(steps), np.bool_), np.full(len(steps), MISSING)
+    return [
+        _Rank(
+            worker,
+            one.name,
+            one.capacity,
+            steps,
+            one.peak,
+            missing if one.peak_reserved is None else one.peak_reserved,
+            one.at_least,
+            none,
+        )
+        for one in series.figures.devices
+    ]
+
+
+def _recorded(worker: str, entries: list[Entry]) -> list[_Rank]:
+    rows: dict[str, list[tuple[int, int, int]]] = {}
+    capacities: dict[str, int | None] = {}
+    for entry in entries:
+        for device in entry.metadata.devices:
+            reserved = reserved_bytes(device)
+            kept = MISSING if reserved is None else reserved
+            row = (entry.metadata.step, device.stats.peak_bytes, kept)
+            rows.setdefault(device.device, []).append(row)
+            capacities[device.device] = capacity_bytes(device)
+    found = []
+    for name, columns in rows.items():
+        steps, allocated, reserved = np.array(columns, np.int64).T
+        exact, told = np.zeros(len(steps), np.bool_), np.ones(len(steps), np.bool_)
+        found.append(_Rank(worker, name, capacities[name], steps, allocated, reserved, exact, told))
+    return found
+
+
+def _joined(parts: list[_Rank]) -> _Rank:
+    """Join a monitor's steps and recorded ones; a step with several values keeps the last recording's."""
+    steps = np.concatenate([part.steps for part in parts])
+    order = np.argsort(steps, kind="stable")
+    last = order[np.append(np.flatnonzero(np.diff(steps[order])), len(order) - 1)]
+    capacity = next((part.capacity for part in reversed(parts) if part.capacity is not None), None)
+    columns = [
+        np.concatenate([getattr(part, name) for part in parts])[last]
+        for name in ("steps", "allocated", "reserved", "at_least", "recorded")
+    ]
+    return _Rank(parts[0].worker, parts[0].device, capacity, *columns)
+
+
+def _steps_with(rank: _Rank, of: str) -> RankSteps:
+    values = getattr(rank, of)
+    known = values != MISSING
+    return RankSteps(rank.steps[known], values[known])
+
+
+def _shape(rank: _Rank, peak: RankPeak, ranks: list[_Rank], of: str) -> Json:
+    row = int(np.searchsorted(rank.steps, peak.highest_step))
+    median = None if peak.median_rank is None else ranks[peak.median_rank]
+    return {
+        "worker": rank.worker,
+        "device": rank.device,
+        "capacity_bytes": rank.capacity,
+        "count": peak.count,
+        "highest_bytes": peak.highest_bytes,
+        "highest_step": peak.highest_step,
+        "at_least": of == "allocated" and bool(rank.at_least[row]),
+        "recorded": bool(rank.recorded[row]),
+        "lowest_bytes": peak.lowest_bytes,
+        "lowest_step": peak.lowest_step,
+        "median": None if median is None else _median(median, peak),
+    }
+
+
+def _median(rank: _Rank, peak: RankPeak) -> Json:
+    row = int(np.searchsorted(rank.steps, peak.highest_step))
+    return {
+        "worker": rank.worker,
+        "device": rank.device,
+        "bytes": peak.median_bytes,
+        "recorded": bool(rank.recorded[row]),
+    }
+
+
+def _values(row: Int64) -> list[int | None]:
+    if (row == MISSING).any():
+        return [None if value == MISSING else value for value in row.tolist()]
+    return row.tolist()  # type: ignore[no-any-return]
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts numbers in a name by value: rank2 before rank10."""
+    pieces = re.split(r"(\d{1,18})", name)
+    return [(1, int(piece), "") if i % 2 else (0, 0, piece) for i, piece in enumerate(pieces)]
