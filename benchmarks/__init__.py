@@ -1,1 +1,1 @@
-"""Every figure that we claim, beside its peer, in one run: `make bench`."""
+"""Measure every performance figure that the documentation claims, next to a peer's: `make bench`."""

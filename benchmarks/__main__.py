@@ -1,7 +1,7 @@
-"""Print every figure beside its peer and its goal: `python -m benchmarks [SUBJECT...]`; see `SUBJECTS`.
+"""Print every figure with its peer and its goal: `python -m benchmarks [SUBJECT...]`; see `SUBJECTS`.
 
-Figures are medians over several rounds, in which ours and the peer's take turns; machines are noisy,
-so read the ratios.
+Figures are medians over several rounds, in which we and the peer take turns. Machines are noisy, so rely on
+the ratios.
 """
 
 from __future__ import annotations

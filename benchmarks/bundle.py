@@ -9,7 +9,7 @@ from benchmarks.figures import Figure
 
 
 def measure() -> list[Figure]:
-    """All scripts and styles, gzip, kB."""
+    """Measure the size of all scripts and styles after gzip, in kB."""
     static = files("tb_memplugin.server") / "static"
     parts = [part.read_bytes() for part in static.iterdir() if part.name.endswith((".js", ".css"))]
     return [Figure("bundle, gzip", "kB", [sum(len(gzip.compress(part, 9)) for part in parts) / 1e3], 150)]

@@ -1,4 +1,4 @@
-"""How much a recording takes on disk."""
+"""The size of a recording on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tb_memplugin.store.reader import load_window, read_recordings
 
 
 def measure() -> list[Figure]:
-    """Bytes per event in the side file, kB per step in the summary, against the exported trace."""
+    """Measure bytes per event, the side file compared with an exported trace, and kB per step's summary."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model, optimizer = make()

@@ -1,4 +1,4 @@
-"""An estimate of Llama-7B (bf16, batch 1, sequence 2048) beside FakeTensorMode alone and MemTracker."""
+"""An estimate of Llama-7B (bf16, batch 1, sequence 2048) compared with FakeTensorMode and MemTracker."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ GIB = 1 << 30
 
 
 def measure() -> list[Figure]:
-    """Time in turns, the process's memory in one of its own, and how far the peak is from the known one."""
-    estimated()  # imports, caches of fake rules
+    """Measure the time in turns, the memory in a process of its own, and the error of the estimated peak."""
+    estimated()  # warm up: imports and FakeTensorMode's caches
     alone()
     ours, plain = [], []
     for _ in range(ROUNDS):
@@ -34,7 +34,7 @@ def measure() -> list[Figure]:
     what = f"Llama-7B, {STEPS} steps estimated, the answer included"
     return [
         Figure(what, "s", ours, GOAL_RATIO, plain, "FakeTensorMode alone"),
-        Figure(what, "s", ours[-1:], None, [_lap(tracked)], "MemTracker"),  # once: it takes long
+        Figure(what, "s", ours[-1:], None, [_lap(tracked)], "MemTracker"),  # measured once, as it is slow
         Figure("the same: highest memory of the process", "GiB", [_process_gib()], GOAL_GIB),
         Figure(
             "the same: peak, off 62.756 GiB by",
@@ -46,7 +46,7 @@ def measure() -> list[Figure]:
 
 
 def estimated() -> int:
-    """The peak, bytes."""
+    """Estimate the program and return its peak in bytes, without workspaces."""
     with MemoryEstimator(gpu="a100-80gb") as estimator:
         for _ in _steps():
             estimator.step()
@@ -55,14 +55,14 @@ def estimated() -> int:
 
 
 def alone() -> None:
-    """The same program, nobody counting, AdamW with the kernels that a GPU takes."""
+    """Run the program under FakeTensorMode alone, with the AdamW kernels that a GPU uses."""
     with _cuda_known(), FakeTensorMode():
         for _ in _steps(foreach=True):
             pass
 
 
 def tracked() -> None:
-    """The same program in torch's own tracker, which wants its statistics reset between steps."""
+    """Run the program in torch's MemTracker, whose statistics must be reset between steps."""
     with _cuda_known(), FakeTensorMode():
         tracker = MemTracker()
         with tracker:
@@ -106,7 +106,7 @@ def _lap(run: Callable[[], object]) -> float:
 
 
 def _process_gib() -> float:
-    """`ru_maxrss` of a process that does nothing but estimate."""
+    """Return `ru_maxrss`, in GiB, of a process that only estimates."""
     code = (
         "import resource; from benchmarks.estimator import estimated; estimated(); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"

@@ -1,4 +1,4 @@
-"""One measured figure beside its peer's."""
+"""One measured figure with its peer's value and its goal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Figure:
-    """Rounds of ours, and of a peer in the same rounds where there is one.
+    """The values of each round, ours and those of a peer, if there is one.
 
-    `limit` is the goal: a ratio of ours to the peer's where there is one, else a value of ours.
+    `limit` is the goal: the highest ratio of ours to the peer's or, without a peer, our highest value.
     """
 
     what: str
@@ -23,18 +23,18 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """Median of the rounds' ratios."""
+        """The median of the rounds' ratios; None without a peer."""
         return median(a / b for a, b in zip(self.ours, self.peer, strict=True)) if self.peer else None
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None where there is no goal."""
+        """Whether the goal is met; None without a goal."""
         if self.limit is None:
             return None
         return (median(self.ours) if self.ratio is None else self.ratio) <= self.limit
 
     def row(self) -> tuple[str, ...]:
-        """Cells: what, ours, peer, the peer's name, ratio, goal, met."""
+        """Return the cells of a table row: what, ours, peer, the peer's name, ratio, goal, met."""
         ratio, goal = self.ratio, "" if self.limit is None else f"≤ {self.limit:.4g}"
         return (
             self.what,

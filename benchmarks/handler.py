@@ -1,4 +1,4 @@
-"""The handler's time, all of it, beside `tensorboard_trace_handler` and `export_memory_timeline`."""
+"""The handler's time, compared with `tensorboard_trace_handler` and `export_memory_timeline`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOALS: tuple[tuple[str, dict[str, Any], float], ...] = (
 
 
 def measure() -> list[Figure]:
-    """Handlers take turns at going first, on the same profile of 10 steps."""
+    """Measure handlers on the same profile of 10 steps; they take turns at going first."""
     subjects: list[Callable[[], Figure]] = [
         *(partial(_against_trace_handler, *goal) for goal in GOALS),
         _against_memory_timeline,
@@ -33,7 +33,7 @@ def measure() -> list[Figure]:
     ]
     figures = []
     for subject in subjects:
-        gc.collect()  # the handler before would look on, as long as it lives
+        gc.collect()  # the hooks of the previous handler stay as long as it lives
         figures.append(subject())
     return figures
 
@@ -80,7 +80,7 @@ def _against_memory_timeline() -> Figure:
 
 
 def _own_events() -> Figure:
-    """What our hooks add to the user's own profile where it records stacks: each call is an event there."""
+    """Count the events that our hooks add to a profile with stacks, in which each call is an event."""
     ours: list[float] = []
     every: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ def _own_events() -> Figure:
 
 
 def _count(roots: list[Any]) -> tuple[int, int]:
-    """Events in functions of this package, those that they call included, and all events."""
+    """Return the number of events in functions of this package and what they call, and of all events."""
     pending = [(event, False) for event in roots]
     own = count = 0
     while pending:

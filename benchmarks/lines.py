@@ -1,7 +1,7 @@
-"""What `LineTracer` costs a training step on the CPU, beside torch's `MemTracker` and Python's `tracemalloc`.
+"""The cost of `LineTracer` per training step on the CPU, compared with `MemTracker` and `tracemalloc`.
 
-The last keeps a stack of 25 frames for each object of Python's, not of tensors: the one tool of the standard
-library that tells memory by line.
+`tracemalloc`, the only tool in the standard library that reports memory by line, keeps a stack of 25 frames
+for each Python object, but not for tensors.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Watching = Callable[[torch.nn.Module, torch.optim.Optimizer], AbstractContextMan
 
 
 class Operators(TorchDispatchMode):
-    """Counts operators."""
+    """Counts the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count one."""
+        """Count and call one operator."""
         self.count += 1
         return func(*args, **(kwargs or {}))
 
 
 def measure() -> list[Figure]:
-    """CPU time added to a step and to an operator, one thread, all in turns; each has a model of its own."""
+    """Measure the CPU time added per step and per operator, on one thread, each with its own model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""What the handler costs the training loop: outside profiled steps, and inside them."""
+"""The cost of the handler in the training loop, outside and inside profiled steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS, STEPS = 7, 30
 
 
 def measure() -> list[Figure]:
-    """Steps with and without our handler, the profiler on in both."""
+    """Measure steps with and without our handler; the profiler is on in both."""
     with tempfile.TemporaryDirectory() as folder:
         return [
             _figure("step outside profiled steps", folder, 1.02, active=False),

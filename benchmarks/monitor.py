@@ -1,7 +1,7 @@
-"""What `MemoryMonitor` costs a training step: the calls themselves, and what a record takes on disk.
+"""The cost of `MemoryMonitor` per training step: the time of its calls, and the size of a record on disk.
 
-No GPU is needed: where there is none, counters in the shape of torch.cuda's stand in, and what reading and
-resetting the real ones takes must be added (`tests/gpu/test_monitor.py` holds the whole against its goal).
+Without a GPU, stand-ins with as many counters as torch.cuda's are used; then the time to read and reset the
+real ones must be added (`tests/gpu/test_monitor.py` checks the total against its goal).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEVELS = ("allocation", "segment", "active", "inactive_split")
 
 
 def measure() -> list[Figure]:
-    """Microseconds that a step with three phases costs, and its share of a step of 100 ms."""
+    """Measure the microseconds per step with three phases, and their share of a step of 100 ms."""
     cuda = torch.cuda.is_available()
     if cuda:
         torch.empty(1, device="cuda")  # counters of a device that is not in use are not read
@@ -52,7 +52,7 @@ def _share(microseconds: list[float]) -> list[float]:
 
 
 def _rounds(counters: Callable[..., list[Counters]] | None, device: str | None = None) -> list[float]:
-    """Median microseconds of a step in each round; other counters take the place of the device's."""
+    """Return the median microseconds of a step in each round; `counters` replaces the device's counters."""
     swapped = patch("tb_memplugin.monitor.counters_of", counters) if counters is not None else nullcontext()
     with swapped:
         return [_round(device) for _ in range(ROUNDS)]
@@ -68,7 +68,7 @@ def _round(device: str | None) -> float:
                     pass
             monitor.step()
             times.append((time.perf_counter() - begin) * 1e6)
-            time.sleep(0.0005)  # as a training does, it leaves the writing thread room
+            time.sleep(0.0005)  # like a training step, it leaves time for the writing thread
     return median(times)
 
 
@@ -85,7 +85,7 @@ def _bytes_of_a_step() -> float:
 
 
 def _stand_in(*_: object, **__: object) -> list[Counters]:
-    """Counters as many as torch.cuda has, so that keeping their peaks costs what it costs there."""
+    """Return as many counters as torch.cuda has, so that tracking their peaks costs the same."""
     allocator = CountingAllocator()
     few = allocator.stats
 

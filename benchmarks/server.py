@@ -1,4 +1,4 @@
-"""How long the tab waits for a step of a million events: from a real TensorBoard, and in process."""
+"""How long the tab waits for a step of a million events, from a real TensorBoard and in process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROUNDS, ZOOMS = 5, 20
 
 
 def measure() -> list[Figure]:
-    """First view cold (the side file not yet read), zooms warm."""
+    """Measure the first view, for which the side file must be read, and zooms after it."""
     first: list[float] = []
     zooms: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def _lap(call: Callable[[], object]) -> float:
 
 
 def synthetic(seed: int) -> MemoryTrace:
-    """A step whose blocks live short and long, on a GPU with a reserve."""
+    """Return a step with short-lived and long-lived blocks on a GPU with reserved memory."""
     random = np.random.default_rng(seed)
     blocks = EVENTS // 2
     born = np.sort(random.integers(0, STEP_NS, blocks))

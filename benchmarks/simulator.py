@@ -1,4 +1,4 @@
-"""How long the simulated allocator takes for a million events: beside a record, and with other settings."""
+"""Time of the simulated allocator for a million events: compared with a record, and with other settings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WEIGHTS, SCATTERED = 2_000, 20_000
 CONFS = ("expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:4")
 
 Move = tuple[int, int, int]
-"""Kind, number of the block, bytes."""
+"""Kind of event, number of the block, bytes."""
 
 
 def measure() -> list[Figure]:
-    """Training beside its record and with settings that take other ways; then many free blocks."""
+    """Measure training compared with its record, training with other settings, and many free blocks."""
     recorded = _recorded(training())
     figures = [_figure("the allocator beside its record", recorded, None)]
     figures += [_figure(f"what if {conf}", recorded, AllocatorSettings.from_conf(conf)) for conf in CONFS]
@@ -31,7 +31,7 @@ def measure() -> list[Figure]:
 
 
 def _recorded(moves: Iterator[Move]) -> MemoryTrace:
-    """A history with the places that the simulator gives it: what a GPU would have recorded."""
+    """Return a history with the addresses that the simulator chooses: what a GPU would have recorded."""
     recorded = simulated_trace([replay(_history(moves), 0)])
     again = replay(recorded, 0)
     if again.exact_addresses != again.allocs:
@@ -65,12 +65,12 @@ def _history(moves: Iterator[Move]) -> MemoryTrace:
 
 
 def _token(block: Int64) -> Int64:
-    """A number that stands for the place of a block that the simulator is to choose."""
+    """Return a number that stands for a block's address, which the simulator will choose."""
     return (block + 1) << 40
 
 
 def training() -> Iterator[Move]:
-    """Steps over batches of changing length: what forward keeps, backward frees from the last on."""
+    """Yield steps over batches of changing length; backward frees what forward keeps, in reverse order."""
     random, count = np.random.default_rng(0), WEIGHTS
     sizes = random.integers(1, 1 << 14, (LAYERS, KEPT + TEMPORARIES))
     while True:
@@ -91,7 +91,7 @@ def training() -> Iterator[Move]:
 
 
 def scattered() -> Iterator[Move]:
-    """Thousands of blocks of any size that live for any time: the free ones are many and scattered."""
+    """Yield thousands of blocks of random sizes and lifetimes, so that free blocks are many and scattered."""
     random, count = np.random.default_rng(0), WEIGHTS
     live: list[tuple[int, int]] = []
     while True:

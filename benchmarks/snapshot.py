@@ -1,4 +1,4 @@
-"""How long a snapshot of a million events takes, beside a bare `pickle.load` of it in the same process."""
+"""The time to analyse a snapshot of a million events, compared with a bare `pickle.load` of it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tb_memplugin.trace import MemoryTrace
 EVENTS, STACKS, DEPTH, FRAMES = 1_000_000, 400, 30, 900
 ROUNDS = 3
 SHARE = 20
-"""The loop that copies sums is timed on every SHARE-th of the events: its time grows with them."""
+"""The loop that copies sums is timed on 1/SHARE of the events and scaled up: its time is proportional."""
 
 
 def measure() -> list[Figure]:
-    """Load and analyse, compare, and a profile by category, each with what it is held against."""
+    """Measure loading and analysis, a comparison, and a profile by category, each with its peer or goal."""
     bare: list[float] = []
     ours: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +66,7 @@ def _profile(trace: MemoryTrace) -> object:
 
 
 def _loop(trace: MemoryTrace) -> object:
-    """A copy of the sums at every event, as the tools before did it; one in SHARE of the events."""
+    """Copy the sums at every event, as earlier tools did, for 1/SHARE of the events."""
     sums: Counter[int] = Counter()
     live: dict[int, tuple[int, int]] = {}
     copies = []
@@ -90,7 +90,7 @@ def _lap(call: Callable[[], object]) -> float:
 
 
 def synthetic() -> dict[str, Any]:
-    """A snapshot as PyTorch 2.10 writes it: a list of frames an entry, the frames themselves shared."""
+    """Return a snapshot as PyTorch 2.10 writes it: each entry has its own list of shared frames."""
     random = np.random.default_rng(0)
     frames = [
         {"name": f"function_{row}", "filename": f"/site-packages/torch/nn/part_{row % 50}.py", "line": row}

@@ -1,4 +1,4 @@
-"""What `MemoryTracer` costs a training step on the CPU, beside torch's `MemTracker`."""
+"""The cost of `MemoryTracer` per training step on the CPU, compared with torch's `MemTracker`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ ROUNDS, STEPS = 5, 4
 
 
 def measure() -> list[Figure]:
-    """CPU time that each adds to a step, the plain step taken off; each gets a model of its own.
+    """Measure the CPU time that each adds to a plain step; each has its own model.
 
-    On one thread: what watches runs on one, and threads that wait for each other would drown it.
+    torch runs on one thread: the tracers do too, and the time of threads that wait for each other would hide
+    theirs.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

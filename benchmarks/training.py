@@ -1,4 +1,4 @@
-"""The model that every benchmark trains: a 6-block transformer, AdamW, on random tokens, on the CPU."""
+"""The training that benchmarks measure: a 6-block transformer with AdamW on random tokens, on the CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LanguageModel(nn.Module):
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model and its optimizer, stepped once, so that its state is there."""
+    """Return a model and its optimizer after one step, so that the optimizer's state exists."""
     torch.manual_seed(0)
     model = LanguageModel()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -54,7 +54,7 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """One training step."""
+    """Run one training step."""
     tokens, targets = torch.randint(0, VOCABULARY, (2, BATCH, LENGTH))
     loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     optimizer.zero_grad()
@@ -69,7 +69,7 @@ def profiled(
     steps: int = 10,
     **options: Any,
 ) -> None:
-    """Train under the profiler, `steps` of the steps recorded."""
+    """Train under the profiler: one step of warm-up, then `steps` recorded ones."""
     with profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),

@@ -3,8 +3,9 @@
     python examples/demo.py
     tensorboard --logdir runs/demo
 
-The model reads bytes and the text is Python's own standard library, so nothing is downloaded. Both runs start
-from the same weights and see the same batches: their losses agree, and only where the memory goes differs.
+The model reads bytes, and the text is Python's own standard library, so nothing is downloaded. Both runs
+start from the same weights and see the same batches, so their losses agree and only their use of memory
+differs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tb_memplugin import memory_trace_handler
 
 @dataclass(frozen=True)
 class Config:
-    """What one run trains: the shape of the model and of its batches."""
+    """The shape of a run's model and of its batches."""
 
     name: str
     recompute: bool = False
@@ -45,7 +46,7 @@ class Config:
 
 
 class CausalSelfAttention(nn.Module):
-    """Every position looks at itself and at those before it."""
+    """Multi-head attention in which a position attends to itself and to earlier positions."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Each position thinks for itself, four times as wide."""
+    """A feed-forward network, applied to each position, with a hidden layer of four times the width."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each on a normalised copy of what it adds to."""
+    """Attention and an MLP, each with layer normalisation before it and a residual connection."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A GPT in small: embeddings, blocks, and a head that names the next byte."""
+    """A small GPT: embeddings, blocks, and a head that predicts the next byte."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -120,7 +121,7 @@ def standard_library() -> Tensor:
 
 
 def batches(text: Tensor, config: Config, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield tokens and the ones that follow them, both (batch, context), from random places, for ever."""
+    """Yield tokens and the tokens that follow them, both (batch, context), from random places, endlessly."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - config.context - 1, (config.batch, 1), generator=generator)

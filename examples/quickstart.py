@@ -1,4 +1,4 @@
-"""The five lines: give the profiler a handler, open TensorBoard, choose the tab Memory."""
+"""Record memory with torch.profiler: give it a handler, open TensorBoard, and choose the tab Memory."""
 
 import torch
 from torch import nn

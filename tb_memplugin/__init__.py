@@ -1,6 +1,6 @@
-"""tb_memplugin: where each training step's memory went, in a TensorBoard tab of its own.
+"""tb_memplugin: a TensorBoard tab that shows what the memory of each training step was used for.
 
-Names are imported on first use, so that TensorBoard's side needs no torch.
+Names are imported on first use, so that the TensorBoard plugin does not need torch.
 """
 
 from __future__ import annotations

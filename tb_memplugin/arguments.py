@@ -1,4 +1,4 @@
-"""What people give to the classes that watch a training: checked in one place, with one wording."""
+"""Checks of the arguments that the recording classes share, with the same error messages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 from tb_memplugin.errors import MemPluginError
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
-"""One or several, or none."""
+"""One optimizer, several, or none."""
 
 
 def checked_model(model: Any) -> nn.Module:
-    """A model.
+    """Return the argument if it is a module.
 
     Raises:
-        TypeError: it is none; a `weakref.proxy` is not one either, as it cannot be held weakly.
+        TypeError: it is not an `nn.Module`, or it is a `weakref.proxy`, which cannot be held weakly.
     """
     if not isinstance(model, nn.Module) or isinstance(model, weakref.ProxyTypes):
         raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
@@ -27,10 +27,10 @@ def checked_model(model: Any) -> nn.Module:
 
 
 def checked_optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    """One optimizer, several, or none, as a list.
+    """Return one optimizer, several, or none as a list.
 
     Raises:
-        TypeError: something else is among them.
+        TypeError: the argument is or contains something else.
     """
     single = given is None or isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable)
     several = [] if given is None else [given] if single else list(given)
@@ -43,9 +43,10 @@ def checked_optimizers(given: Any) -> list[torch.optim.Optimizer]:
 
 
 def with_inner(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """Optimizers and those in their attributes, each once: only the inner one steps, and has the state.
+    """Return the optimizers and those that they wrap, each once.
 
-    So are accelerate's wrapper, `ZeroRedundancyOptimizer`, master weights of mixed precision, and chains.
+    A wrapper keeps another optimizer in an attribute, and only the inner one steps and has state. Examples
+    are accelerate's wrapper, `ZeroRedundancyOptimizer`, mixed precision with master weights, and chains.
     """
     found: dict[int, torch.optim.Optimizer] = {}
     pending = list(optimizers)
@@ -60,24 +61,24 @@ def with_inner(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.
 
 
 def at_least_one(name: str, number: Any, where: str) -> int:
-    """A whole number from 1 on.
+    """Return the argument if it is a whole number of at least 1.
 
     Raises:
-        TypeError: no whole number.
-        MemPluginError: below 1.
+        TypeError: it is not a whole number.
+        MemPluginError: it is below 1.
     """
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"{name} is a {type(number).__name__}; give a whole number")
     if number < 1:
-        raise MemPluginError(f"{name} is {number}.", where=where, fix="Give a whole number from 1 on.")
+        raise MemPluginError(f"{name} is {number}.", where=where, fix="Give a whole number, 1 or larger.")
     return number
 
 
 def checked_device(given: Any, where: str) -> torch.device | None:
-    """A device as torch knows it, None for None. Whether it is here is not asked.
+    """Return the argument as a `torch.device`, None for None. The device need not exist on this machine.
 
     Raises:
-        MemPluginError: torch knows no device of that name.
+        MemPluginError: torch has no device of that name.
     """
     if given is None:
         return None
@@ -85,7 +86,7 @@ def checked_device(given: Any, where: str) -> torch.device | None:
         return torch.device(given)
     except (RuntimeError, TypeError) as error:
         raise MemPluginError(
-            f"{given!r} is no device of torch.", where=where, fix='Give "cpu", "cuda:0", or a torch.device.'
+            f"{given!r} is not a torch device.", where=where, fix='Give "cpu", "cuda:0", or a torch.device.'
         ) from error
 
 
@@ -93,8 +94,8 @@ def refuse_absent(device: torch.device, where: str, fix: str) -> None:
     """Refuse a device that is neither the CPU nor an accelerator of this machine.
 
     Raises:
-        MemPluginError: it is not here.
+        MemPluginError: this machine does not have the device.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device.type != "cpu" and (accelerator is None or accelerator.type != device.type):
-        raise MemPluginError(f"There is no device {str(device)!r} here.", where=where, fix=fix)
+        raise MemPluginError(f"This machine has no device {str(device)!r}.", where=where, fix=fix)

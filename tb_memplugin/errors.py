@@ -1,15 +1,15 @@
-"""The one error root: a message says what was wrong, where, and what to do."""
+"""The base class of all errors of this package: what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
 
 class MemPluginError(Exception):
-    """Anything that tb_memplugin refuses, told in three parts.
+    """Base class of the errors that tb_memplugin raises. The message has up to three parts.
 
     Args:
         what: what is wrong, as a sentence.
-        where: the file, run, argument or name that it concerns.
-        fix: what the reader can do about it.
+        where: the file, run, argument or name that the error concerns.
+        fix: what the user can do about it.
     """
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
@@ -22,8 +22,8 @@ class MemPluginError(Exception):
 
 
 class UnreadableFileError(MemPluginError):
-    """A file is truncated, foreign, or of a newer version."""
+    """A file is truncated, damaged, of an unknown format, or of a newer version."""
 
 
 class NotRecordedError(MemPluginError):
-    """A run, worker, step or device was asked for that was not recorded."""
+    """The requested run, worker, step or device was not recorded."""

@@ -1,4 +1,4 @@
-"""`memory_trace_handler`: what people hand to torch.profiler as `on_trace_ready`."""
+"""`memory_trace_handler`: the `on_trace_ready` callback that records memory from torch.profiler."""
 
 from __future__ import annotations
 
@@ -36,29 +36,32 @@ def memory_trace_handler(
     snapshot: bool = False,
     log_level: int | str | None = None,
 ) -> Handler:
-    """A handler for `torch.profiler.profile(on_trace_ready=…)` that writes memory for the Memory tab.
+    """Return a handler for `torch.profiler.profile(on_trace_ready=…)` that records memory for the Memory tab.
 
-    Make it before the profiled window starts, and pass `profile_memory=True` to the profiler. It needs
+    Create it before the profiled window starts, and pass `profile_memory=True` to the profiler. It needs
     neither stacks nor shapes; with the profiler's `with_stack=True` every allocation keeps its Python
-    stack, and in backward that of the forward too. It changes nothing that the training computes,
-    leaves the profile to other handlers, and never ends the training: what goes wrong on its side is
-    logged once.
+    stack, and an allocation in backward also keeps the stack of its forward call. The handler does not
+    change what the training computes, leaves the profile usable for other handlers, and never ends the
+    training: its own errors are logged once.
 
     Args:
-        dir_name: the run's folder, below TensorBoard's logdir. Local, or a URL that fsspec opens.
-        worker_name: unique per process. Default: `rank<N>` under torchrun, else `<host>_<pid>`.
-        model: a module, or a dict of named modules, whose memory should be told apart by layer.
-            Held weakly. None: names come from Python stacks, where the profile records them.
-        optimizer: one or several optimizers, to tell their state and gradients apart. Held weakly, with
-            those that they wrap. Optimizers that step during the window are also found by themselves.
-        snapshot: also record the allocator's history during the profiled window, on CUDA, ROCm and XPU:
-            stacks, requested sizes, streams, pools and segments come into the same trace. A history that
-            is on already stays on.
-        log_level: of this handler's own messages, as a name or number. None: as the package's.
+        dir_name: the run's folder, below TensorBoard's logdir: a local path, or a URL that fsspec opens.
+        worker_name: a name that is unique per process. Default: `rank<N>` under torchrun, else
+            `<host>_<pid>`.
+        model: a module, or a dict of named modules, whose memory is shown by layer. Held weakly. If None,
+            names come from Python stacks, where the profile records them.
+        optimizer: one or several optimizers, to recognize their state and gradients. Held weakly, together
+            with the optimizers that they wrap. Optimizers that step during the window are found without
+            being passed.
+        snapshot: also record the allocator's history during the profiled window, on CUDA, ROCm and XPU.
+            It adds stacks, requested sizes, streams, pools and segments to the same trace. A history that
+            is already on stays on.
+        log_level: the level for this handler's own messages, as a name or number. None uses the package's
+            level.
 
     Raises:
-        TypeError: a model or optimizer of the wrong type.
-        MemPluginError: there is no such level.
+        TypeError: a model or optimizer has the wrong type.
+        MemPluginError: the log level does not exist.
 
     Example:
         >>> handler = memory_trace_handler("runs/a", model=model, optimizer=optimizer)
@@ -76,7 +79,7 @@ def memory_trace_handler(
 
 
 def combine_handlers(*handlers: Handler) -> Handler:
-    """One `on_trace_ready` out of several: each is called with the profile, in order.
+    """Combine several handlers into one `on_trace_ready` that calls each with the profile, in order.
 
     If one raises, the others are still called, and then the first error is raised.
     """
@@ -96,7 +99,7 @@ def combine_handlers(*handlers: Handler) -> Handler:
 
 
 def default_worker_name() -> str:
-    """`rank<N>` under torchrun or an initialised process group, else `<host>_<pid>`."""
+    """Return `rank<N>` under torchrun or an initialised process group, else `<host>_<pid>`."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return f"rank{torch.distributed.get_rank()}"
     rank = os.environ.get("RANK")
@@ -126,9 +129,9 @@ class _MemoryTraceHandler:
         histories = allocators() if snapshot else ()
         if snapshot and not histories:
             self._warn(
-                "There is no CUDA or XPU device with torch's own caching allocator here: its history is not "
-                "recorded.\n"
-                "  fix: leave snapshot=True out here, or run where there is one; all else is recorded."
+                "snapshot=True has no effect here: no CUDA or XPU device with torch's own caching "
+                "allocator was found. Everything else is recorded.\n  fix: remove snapshot=True here, "
+                "or run on a machine with such a device."
             )
         self._recorder = window_recorder(models, optimizers, histories)
         watch(self._recorder)
@@ -138,7 +141,7 @@ class _MemoryTraceHandler:
             self._write(prof)
         except NotRecordedError as error:
             if self._windows and getattr(prof, "profile_memory", False):
-                self._logger.debug("%s", error)  # a loop that ended where the schedule began a window
+                self._logger.debug("%s", error)  # the loop ended just as the schedule began a window
             else:
                 self._warn(str(error))
         except MemPluginError as error:
@@ -146,18 +149,18 @@ class _MemoryTraceHandler:
         except Exception as error:  # the training goes on, whatever happens to us
             self._logger.debug("writing the memory trace failed", exc_info=error)
             self._warn(
-                f"The memory of this window was not written ({type(error).__name__}: {error}). "
-                "The training goes on.\n"
-                "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that."
+                f"The memory of this window was not written ({type(error).__name__}: {error}). The "
+                "training continues.\n  fix: set the logger tb_memplugin to DEBUG to get the "
+                "traceback, and report it."
             )
 
     def _write(self, prof: torch.profiler.profile) -> None:
         window = self._recorder.take()
         if window is None:
             raise MemPluginError(
-                "This window's start was not seen, so its memory cannot be told apart; nothing was written.",
+                "The handler did not see the start of this window, so nothing was written.",
                 where="memory_trace_handler",
-                fix="Make the handler before the profiler starts, and call it once per window.",
+                fix="Create the handler before the profiler starts, and call it once per window.",
             )
         trace = self._with_histories(trace_from_profile(prof, window, self._windows))
         self._windows += 1
@@ -169,7 +172,7 @@ class _MemoryTraceHandler:
             self._warn(problem)
 
     def _with_histories(self, trace: MemoryTrace) -> MemoryTrace:
-        """The trace with what the allocators recorded meanwhile; as it is where that cannot be joined."""
+        """Return the trace merged with the allocators' history; unchanged where merging fails."""
         if not isinstance(self._recorder, HistoryWindowRecorder):
             return trace
         for device_type, taken in self._recorder.take_snapshots():
@@ -180,22 +183,22 @@ class _MemoryTraceHandler:
                 self._logger.debug("joining the allocator's history failed", exc_info=error)
                 self._warn(
                     f"The allocator's history of {device_type} could not be read "
-                    f"({type(error).__name__}: {error}); the window is written without it."
+                    f"({type(error).__name__}: {error}). The window is written without it."
                 )
         return trace
 
     def _tell(self) -> None:
-        """Say where the recording is, once, and on one rank only."""
+        """Print once, and on rank 0 only, where the recording is."""
         if not self._told and os.environ.get("RANK", "0") == "0":
             click.echo(
-                f"tb_memplugin: memory recorded in {self._dir_name}\n"
-                f"  see it in the Memory tab of: tensorboard --logdir {shlex.quote(self._dir_name)}",
+                f"tb_memplugin: memory recorded in {self._dir_name}\n  see it in the Memory tab: "
+                f"tensorboard --logdir {shlex.quote(self._dir_name)}",
                 err=True,
             )
         self._told = True
 
     def _warn(self, message: str) -> None:
-        """Say something once."""
+        """Log a warning, once per message."""
         if message not in self._warned:
             self._warned.add(message)
             self._logger.warning("%s", message)

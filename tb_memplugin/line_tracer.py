@@ -1,6 +1,6 @@
 """`LineTracer`: which source lines hold the memory at the peak, without a profiler.
 
-`start_tracing`, `stop_tracing` and `report_stats` of this module are those of one tracer of this process.
+This module's functions `start_tracing`, `stop_tracing` and `report_stats` use one tracer per process.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ class LineTracer:
     """Traces which Python lines allocate, and names those that hold memory at the true peak.
 
     On the CPU a dispatch mode follows every storage, on every thread; on CUDA and XPU the allocator's own
-    history is read. Nothing of it is left when tracing stops.
+    history is read. When tracing stops, the tracer removes its mode and stops the history that it started.
 
     Args:
-        max_events: events to keep for the tab; on the CPU the peak, its lines and the totals are those of
-            all events, however many.
-        device: "cpu", "cuda:0", a `torch.device`; None: the accelerator that is in use, else the CPU.
-        log_level: of this tracer's own messages, as a name or number. None: as the package's.
+        max_events: how many events to keep for the tab. On the CPU the peak, its lines and the totals
+            cover all events, also those that are not kept.
+        device: "cpu", "cuda:0" or a `torch.device`. None: the accelerator that is in use, else the CPU.
+        log_level: the level for this tracer's own messages, as a name or number. None uses the package's
+            level.
 
     Example:
         >>> tracer = LineTracer()
@@ -85,17 +86,17 @@ class LineTracer:
 
     @hidden_from_dynamo
     def start_tracing(self) -> None:
-        """Begin. What is alive now counts as `untraced`; what an earlier stretch saw is forgotten.
+        """Start tracing. Memory that is alive now counts as `untraced`; the earlier result is dropped.
 
         Raises:
-            MemPluginError: this tracer traces already, or the device is not here, or not in use.
+            MemPluginError: this tracer is already tracing, or the device does not exist or is not in use.
         """
         with self._lock:
             if self._running is not None:
                 raise MemPluginError(
-                    "Lines are being traced already.",
+                    "This LineTracer is already tracing.",
                     where="LineTracer.start_tracing",
-                    fix="Call stop_tracing() first, or make another LineTracer for a stretch inside.",
+                    fix="Call stop_tracing() first, or use another LineTracer for an inner block.",
                 )
             recording = self._recording()
             recording.begin()
@@ -104,7 +105,7 @@ class LineTracer:
 
     @hidden_from_dynamo
     def stop_tracing(self) -> None:
-        """End. Calling it twice does nothing."""
+        """Stop tracing. A second call does nothing."""
         with self._lock:
             recording, self._running = self._running, None
             if recording is None:
@@ -134,13 +135,14 @@ class LineTracer:
         exclude: Iterable[str] = (),
         device: str | None = None,
     ) -> LineReport:
-        """What each line holds at the peak.
+        """Return how much memory each line holds at the peak.
 
         Args:
-            library_code: name the innermost Python line, also in packages; else the user's innermost one.
-            include: shell patterns of files (`*/model.py`) whose lines are named before all others.
+            library_code: name the innermost Python line even if it is in an installed package. If False,
+                name the innermost line of the user's code.
+            include: shell patterns of files (`*/model.py`) whose lines are preferred to all others.
             exclude: shell patterns of files whose lines are never named.
-            device: "cuda:1", say; None: the one with the highest peak.
+            device: a device name such as "cuda:1". None: the device with the highest peak.
 
         Raises:
             MemPluginError: nothing was traced, or nothing on that device.
@@ -175,10 +177,10 @@ class LineTracer:
         """Write the report.
 
         Args:
-            file: where to; None: standard output.
-            top: lines to show; the others are summed up in one row. JSON has all.
-            as_json: JSON with exact bytes in place of a table.
-            by_thread: a table for each thread, too. JSON has them always.
+            file: the file to write to. None: standard output.
+            top: how many lines to show; the rest are summed in one row. JSON contains all lines.
+            as_json: write JSON with exact bytes instead of a table.
+            by_thread: add a table for each thread. JSON always contains the threads.
             library_code, include, exclude, device: see `report`.
 
         Raises:
@@ -189,7 +191,7 @@ class LineTracer:
         out.write(json_of(made) + "\n" if as_json else as_text(made, top, by_thread=by_thread))
 
     def trace_result(self) -> MemoryTrace:
-        """The trace with a stack for every allocation, for every view, export and analysis of tb_memplugin.
+        """Return the trace with a stack for every allocation, for every view, export and analysis.
 
         Raises:
             MemPluginError: nothing was traced.
@@ -197,9 +199,9 @@ class LineTracer:
         return self._stopped().trace
 
     def save(self, logdir: str | os.PathLike[str], worker_name: str | None = None) -> None:
-        """Write the trace for the Memory tab of `tensorboard --logdir <logdir>`; its view Stacks has lines.
+        """Write the trace for the Memory tab of `tensorboard --logdir <logdir>`; its Stacks view shows lines.
 
-        A tracer's stretches are numbered from 0: saved to the same place, each is a step there.
+        The traced stretches of a tracer are numbered from 0 and appear as steps in the same folder.
 
         Raises:
             MemPluginError: nothing was traced, or the folder cannot be written.
@@ -208,11 +210,13 @@ class LineTracer:
         self._saved.write(self.trace_result(), self._stretch, logdir, worker)
 
     def _peak(self, recorded: RecordedLines, device: str | None) -> tuple[MemoryTrace, int, int]:
-        """The trace that has a device's peak, the device's row, and the event after which it held."""
+        """Return the trace with a device's peak, the device's row, and the index of the event at the peak."""
         trace, gone = recorded.trace, recorded.gone_peaks
         if not trace.devices:
             raise MemPluginError(
-                "No device was used.", where="LineTracer", fix="Trace something that allocates."
+                "No device was used while tracing.",
+                where="LineTracer",
+                fix="Trace code that allocates memory.",
             )
         levels = [gone.get(row, trace).live(row) for row in range(len(trace.devices))]
         highest = max(range(len(levels)), key=lambda row: int(levels[row].max()))
@@ -224,7 +228,9 @@ class LineTracer:
         if has_history(device.type):
             return HistoryLines(device, self.max_events)
         refuse_absent(
-            device, "LineTracer", "Leave `device` out: then it is the accelerator in use, else the CPU."
+            device,
+            "LineTracer",
+            "Leave `device` out to use the current accelerator, or the CPU if there is none.",
         )
         return StorageLines(device.type, self.max_events)
 
@@ -235,9 +241,9 @@ class LineTracer:
             )
         if self._recorded is None:
             raise MemPluginError(
-                "Nothing was traced yet.",
+                "Nothing has been traced yet.",
                 where="LineTracer",
-                fix="Call start_tracing() before the work, and stop_tracing() after it.",
+                fix="Call start_tracing() before the code to trace, and stop_tracing() after it.",
             )
         return self._recorded
 
@@ -250,7 +256,7 @@ _TRACER = LineTracer()
 
 
 def switch_allocator() -> None:
-    """Does nothing, and may stand where scripts have it: what is alive is found when tracing starts."""
+    """Do nothing. Existing scripts may keep the call: live memory is found when tracing starts."""
 
 
 start_tracing, stop_tracing, report_stats = _TRACER.start_tracing, _TRACER.stop_tracing, _TRACER.report_stats

@@ -1,4 +1,4 @@
-"""`load`: a trace from whatever wrote it. The content decides, not the name."""
+"""`load`: read a trace from any supported file or object, recognized by its content, not by its name."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ HEAD_BYTES = 4096
 PICKLE_MAGIC = b"\x80"
 ZIP_MAGIC = b"PK\x03\x04"
 EVENT_FILE_MARK = b"brain.Event:"
-"""Stands in the first record of every TensorBoard event file."""
+"""Bytes that are in the first record of every TensorBoard event file."""
 
 DEVICE_TYPE = re.compile(r"[a-z_]{1,32}")
 
 READABLE = (
-    "What can be read: memory snapshots (torch.cuda.memory._dump_snapshot, pickle or JSON), Kineto traces "
-    "(*.pt.trace.json), raw timelines (export_memory_timeline, *.raw.json), each also as .gz, and windows "
-    "that memory_trace_handler recorded (window-*.mem)."
+    "Readable files: memory snapshots (torch.cuda.memory._dump_snapshot, pickle or JSON), Kineto "
+    "traces (*.pt.trace.json), raw timelines (export_memory_timeline, *.raw.json), each also as .gz, "
+    "and windows that memory_trace_handler recorded (window-*.mem)."
 )
 IN_MEMORY = "an object in memory"
 
@@ -52,23 +52,24 @@ def load(
     limit_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> MemoryTrace:
-    """The memory trace in a file or an object. Nothing in the file is executed.
+    """Return the memory trace in a file or an object. Nothing in the file is executed.
 
-    The content tells what it is, whatever the file's name: a memory snapshot (pickle or JSON), a Kineto
-    trace, a raw file of `export_memory_timeline`, each also packed with gzip, or a window that
-    `memory_trace_handler` recorded.
+    The format is recognized by content, whatever the file's name: a memory snapshot (pickle or JSON), a
+    Kineto trace, a raw file of `export_memory_timeline`, each optionally compressed with gzip, or a window
+    that `memory_trace_handler` recorded.
 
     Args:
         source: a path (local, or any that fsspec opens), or a snapshot or trace in memory, as
-            `torch.cuda.memory._snapshot()` gives it.
-        device_type: of a snapshot's or a timeline's device: "cuda", "xpu", "cpu", … The file does not tell.
-        limit_bytes: how many bytes the content may have when unpacked. By default what the environment
-            variable TB_MEMPLUGIN_LIMIT_BYTES says, else a quarter of this machine's memory.
+            `torch.cuda.memory._snapshot()` returns it.
+        device_type: the device type of a snapshot or timeline ("cuda", "xpu", "cpu", …), which the file
+            does not contain.
+        limit_bytes: the largest size of the uncompressed content, in bytes. Default: the environment
+            variable TB_MEMPLUGIN_LIMIT_BYTES, else a quarter of this machine's memory, at least 2 GiB.
         progress: called as `progress(done_bytes, total_bytes)` while a file is read.
 
     Raises:
-        UnreadableFileError: none of these, truncated, damaged, newer than this reader, larger than the
-            limit, or a pickle that wants to run code.
+        UnreadableFileError: the content has none of these formats, is truncated, damaged, newer than this
+            reader or larger than the limit, or is a pickle that would run code.
         MemPluginError: an argument is wrong.
         OSError: the file cannot be read.
 
@@ -78,7 +79,7 @@ def load(
     """
     if not DEVICE_TYPE.fullmatch(device_type):
         raise MemPluginError(
-            f"{device_type[:80]!r} is no type of device.", where="load", fix='Give "cuda", "xpu" or "cpu".'
+            f"{device_type[:80]!r} is not a device type.", where="load", fix='Give "cuda", "xpu" or "cpu".'
         )
     if isinstance(source, dict | list):
         return _trace_of(source, IN_MEMORY, device_type)
@@ -101,7 +102,7 @@ def load(
 
 
 def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> MemoryTrace:
-    """The trace in an unpacked stream, of which the first bytes are known."""
+    """Return the trace in an uncompressed stream that begins with the bytes `head`."""
     begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if begin and begin in b"{[":
         content, notes = read_json(stream, name)
@@ -117,9 +118,9 @@ def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> Mem
     except UnreadableFileError as error:
         if not head or head.startswith(PICKLE_MAGIC):
             raise
-        raise _foreign(name, "The file is of no known kind.") from error
+        raise _foreign(name, "The kind of this file is not known.") from error
     if not isinstance(content, dict | list) or (isinstance(content, dict) and "segments" not in content):
-        raise _foreign(name, f"The pickle holds {_told(content)}, and no memory snapshot.")
+        raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
     return trace_from_snapshot(check_not_shared(content, name, stream.tell()), name, device_type)
 
 
@@ -129,7 +130,7 @@ def _trace_of(
     device_type: str,
     prepared: Callable[[object], object] = lambda content: content,
 ) -> MemoryTrace:
-    """The trace in an object, by its shape."""
+    """Return the trace in an object, whose format is recognized by its keys and elements."""
     first = content[0] if isinstance(content, list) and content else None
     if (isinstance(content, dict) and "traceEvents" in content) or (
         isinstance(first, dict) and "ph" in first
@@ -139,17 +140,20 @@ def _trace_of(
         return trace_from_timeline(content, name, "cpu" if device_type == "cpu" else f"{device_type}:0")
     if isinstance(content, list) and len(content) == 2 and all(isinstance(part, list) for part in content):
         raise UnreadableFileError(
-            "The file is a memory timeline that was summed up per moment: it holds no events any more.",
+            "This memory timeline is already summed over time: it does not contain single events.",
             where=name,
-            fix="Export it raw: prof.export_memory_timeline('timeline.raw.json.gz', device='cuda:0').",
+            fix=(
+                "Export the raw timeline: prof.export_memory_timeline('timeline.raw.json.gz', "
+                "device='cuda:0')."
+            ),
         )
     if isinstance(content, list) or (isinstance(content, dict) and "segments" in content):
         return trace_from_snapshot(prepared(content), name, device_type)
-    raise _foreign(name, f"The file holds {_told(content)}, and no memory trace.")
+    raise _foreign(name, f"The file contains {_told(content)}, not a memory trace.")
 
 
 def _told(content: object) -> str:
-    """What an object is, for people."""
+    """Describe an object for an error message."""
     if not isinstance(content, dict):
         return f"a {type(content).__name__}"
     keys = ", ".join(repr(key[:40]) for key in list(content)[:5] if isinstance(key, str))
@@ -161,23 +165,25 @@ def _foreign(name: str, what: str) -> UnreadableFileError:
 
 
 def _refuse_known(head: bytes, name: str) -> None:
-    """Refuse files that people may take for a trace, each with what to do."""
+    """Refuse files that are easily mistaken for a trace, with advice on what to do instead."""
     folder = name.rpartition("/")[0] or "."
     if EVENT_FILE_MARK in head[:64]:
         raise UnreadableFileError(
-            "The file is a TensorBoard event file: the recordings that it names lie beside it.",
+            "This is a TensorBoard event file. The recordings that it names are in files next to it.",
             where=name,
             fix=f"Show them with: tb-memplugin peak {folder}  or: tensorboard --logdir {folder}",
         )
     if head.startswith(ZIP_MAGIC):
-        raise _foreign(name, "The file is a zip archive, as torch.save writes it: it holds no memory trace.")
+        raise _foreign(
+            name, "The file is a zip archive, as torch.save writes it. It does not contain a memory trace."
+        )
     if head.startswith(GZIP_MAGIC):
-        raise _foreign(name, "The file is packed twice.")
+        raise _foreign(name, "The file is compressed twice.")
 
 
 def _folder(name: str) -> UnreadableFileError:
     return UnreadableFileError(
-        "The path is a folder, and load takes one file.",
+        "The path is a folder, but load() takes one file.",
         where=name,
-        fix=f"For a logdir: tb-memplugin peak {name}  Else give a file in it. {READABLE}",
+        fix=f"For a logdir, run: tb-memplugin peak {name}. Otherwise give a file in it. {READABLE}",
     )

@@ -1,7 +1,8 @@
-"""What we have to say goes through standard `logging`, under the name `tb_memplugin`.
+"""Logging: all messages of the package go to the standard logger `tb_memplugin`.
 
-Nothing is set up on import, unless the environment asks for it: warnings reach stderr by Python's last
-resort, or the handlers that the program has. So there is no NullHandler, which would silence them.
+Importing the package sets up no handler, unless an environment variable requests it. Warnings go to the
+program's handlers, or to stderr through Python's handler of last resort; a NullHandler would silence them
+there, so none is added.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tb_memplugin.errors import MemPluginError
 
 LOGGER = "tb_memplugin"
 LEVEL_VARIABLE = "TB_MEMPLUGIN_LOG_LEVEL"
-"""Environment variable: a level's name or number. Where it is set, importing the package shows messages."""
+"""Environment variable with a level's name or number. If it is set, importing the package shows messages."""
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _attached: list[logging.Handler] = []
@@ -24,20 +25,20 @@ def configure_logging(
     log_file: str | os.PathLike[str] | None = None,
     rich_format: bool = False,
 ) -> logging.Logger:
-    """Show our messages on stderr, and keep them in a file; gives the logger `tb_memplugin`.
+    """Show the package's messages on stderr and, if asked, in a file. Return the logger `tb_memplugin`.
 
-    A second call replaces what the first set up. From then on the messages are not passed to the root
-    logger's handlers as well, so that no line appears twice. Programs that set up logging themselves
-    need no call: `logging.getLogger("tb_memplugin")` is an ordinary logger.
+    A second call replaces the handlers of the first. From the first call on, messages no longer go to the
+    root logger's handlers, so that no line appears twice. Programs that set up logging themselves need not
+    call this: `logging.getLogger("tb_memplugin")` is an ordinary logger.
 
     Args:
-        level: the least that is shown, as a name ("DEBUG") or a number (10). Default: the environment
-            variable TB_MEMPLUGIN_LOG_LEVEL, else INFO.
-        log_file: a file that the messages are added to, beside stderr.
-        rich_format: colours and columns on stderr, by rich.
+        level: the lowest level that is shown, as a name ("DEBUG") or a number (10). Default: the
+            environment variable TB_MEMPLUGIN_LOG_LEVEL, else INFO.
+        log_file: a file to which the messages are appended, in addition to stderr.
+        rich_format: format stderr in colours and columns with rich.
 
     Raises:
-        MemPluginError: there is no such level, or the file cannot be opened. What was set up stays.
+        MemPluginError: the level does not exist, or the file cannot be opened. Earlier handlers stay.
 
     Example:
         >>> configure_logging("DEBUG", log_file="memory.log")
@@ -60,7 +61,7 @@ def configure_logging(
 
 
 def configure_from_environment(variable: str = LEVEL_VARIABLE) -> None:
-    """Show messages where an environment variable asks for it. A level that is none is told, no error."""
+    """Set up logging if the environment variable is set. An unknown level is a warning, not an error."""
     level = os.environ.get(variable)
     if not level:
         return
@@ -71,12 +72,13 @@ def configure_from_environment(variable: str = LEVEL_VARIABLE) -> None:
 
 
 def instance_logger(log_level: int | str | None = None) -> logging.Logger:
-    """The logger of one object: the package's own, or one below it with a level for itself.
+    """Return the logger for one object: the package's, or a child of it if the object has its own level.
 
-    The latter is in no registry and goes with its object. Its messages are shown by the same handlers.
+    A child is not in logging's registry, so it lives as long as its object. The package's handlers show its
+    messages.
 
     Raises:
-        MemPluginError: there is no such level.
+        MemPluginError: the level does not exist.
     """
     package = logging.getLogger(LOGGER)
     if log_level is None:
@@ -87,21 +89,21 @@ def instance_logger(log_level: int | str | None = None) -> logging.Logger:
 
 
 def tell_trace_is_lost(logger: logging.Logger, error: Exception) -> None:
-    """Say that what was traced could not be read, and what to do; the training goes on."""
+    """Log that the trace could not be read and what to do about it. Does not raise."""
     logger.debug("ending the trace failed", exc_info=error)
     logger.warning(
-        "What was traced could not be read (%s: %s). The training goes on.\n"
-        "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that.",
+        "The trace could not be read (%s: %s). The training continues.\n  fix: set the logger "
+        "tb_memplugin to DEBUG to get the traceback, and report it.",
         type(error).__name__,
         error,
     )
 
 
 def level_number(level: int | str) -> int:
-    """`10` for 10, "10", "DEBUG" and "debug".
+    """Return the number of a level: 10 for 10, "10", "DEBUG" and "debug".
 
     Raises:
-        MemPluginError: there is no such level.
+        MemPluginError: the level does not exist.
     """
     known = logging.getLevelName(level.strip().upper()) if isinstance(level, str) else level
     if isinstance(known, int) and not isinstance(known, bool):
@@ -134,5 +136,5 @@ def _file(path: str | os.PathLike[str]) -> logging.Handler:
         raise MemPluginError(
             f"The log file cannot be opened: {error.strerror or error}.",
             where=os.fspath(path),
-            fix="Choose a file in a folder that exists and that this process may write to.",
+            fix="Choose a file in an existing folder that this process can write to.",
         ) from error

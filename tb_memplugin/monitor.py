@@ -32,36 +32,39 @@ from tb_memplugin.store.steps_writer import StepsWriter
 __all__ = ["DeviceStep", "MemoryMonitor", "MonitoredStep", "PhaseStep"]
 
 LOCAL_SECONDS, REMOTE_SECONDS = 10.0, 60.0
-"""Between two records. On a remote file system each is a file of its own."""
+"""Seconds between two records. On a remote file system each record is a file of its own."""
 
 MOST_AT_ONCE = 50_000
-"""Steps in one record."""
+"""The largest number of steps in one record."""
 
 HIGHEST_STEP = 2**53
-"""Below it are the numbers of steps: browsers count exactly up to there."""
+"""Step numbers are below this: JavaScript represents integers exactly only up to here."""
 
 
 class MemoryMonitor:
     """Watches a whole training: peak, reserve, fragmentation and time of every step and named phase.
 
-    It reads counters that the allocator keeps anyway, some microseconds a step, and a thread of its own
-    writes them. On the CPU torch counts nothing: there it is the resident memory of the process. Nothing
-    that fails here ends the training.
+    It reads counters that the allocator keeps in any case, which takes some microseconds per step, and
+    writes them from its own thread. torch keeps no such counters for the CPU; there the monitor reads the
+    resident memory of the process. A failure of the monitor never ends the training.
 
     Args:
         logdir: a folder for TensorBoard, as for `memory_trace_handler`: a local path or an fsspec URL.
-        worker_name: as for `memory_trace_handler`; give both the same, and the tab shows both together.
-        device: one or several to watch; "cpu" and "process" mean the memory of the process. None: this
-            process's current accelerator, else the process.
-        reset_peaks: the peak of a step is exact because the allocator's peak counters are reset with each
-            step and phase. What `torch.cuda.max_memory_allocated` and the like tell stays right: see
-            docs/monitor.md. False: nothing is reset, and peaks below the highest ever are lower bounds.
-        flush_seconds: the longest that a step waits for the tab. None: 10, on a remote file system 60.
-        log_level: of this monitor's own messages, as a name or number. None: as the package's.
+        worker_name: as for `memory_trace_handler`. If both have the same name, the tab shows them together.
+        device: one or several devices to watch; "cpu" and "process" mean the memory of the process.
+            None: the current accelerator of this process, or the process where there is none.
+        reset_peaks: reset the allocator's peak counters at each step and phase, so that the peak of a step
+            is exact. `torch.cuda.max_memory_allocated` and the like still return correct values: see
+            docs/monitor.md. If False, nothing is reset, and peaks below the highest so far are lower
+            bounds.
+        flush_seconds: the longest time before a step is written for the tab. None: 10, or 60 on a remote
+            file system.
+        log_level: the level for this monitor's own messages, as a name or number. None uses the package's
+            level.
 
     Raises:
-        TypeError: `worker_name` is no text, or `flush_seconds` no number.
-        MemPluginError: there is no such device here, or no such level, or `flush_seconds` is not above 0.
+        TypeError: `worker_name` is not text, or `flush_seconds` is not a number.
+        MemPluginError: the device or the level does not exist, or `flush_seconds` is not above 0.
 
     Example:
         >>> with MemoryMonitor("runs/a") as monitor:
@@ -98,18 +101,19 @@ class MemoryMonitor:
         self._begin()
 
     def phase(self, name: str) -> PhaseBlock:
-        """A block with a name of your own: `forward`, `validation`, anything. Phases may nest and repeat.
+        """Return a context manager that measures its block under a name: `forward`, `validation`, any text.
 
-        Of a name that repeats within a step, runs and times add up, and the peak is the highest. Past 32
-        names the others are one, `(other phases)`.
+        Phases may nest and repeat. If a name repeats within a step, its runs and times are summed and its
+        highest peak counts. After 32 different names, further ones are merged into `(other phases)`.
         """
         return PhaseBlock(name, self._begin_phase, self._end_phase)
 
     def step(self, number: int | None = None) -> MonitoredStep | None:
-        """A training step has ended; gives its figures, None where nothing could be read.
+        """End a training step and return its figures, or None if nothing could be read.
 
         Args:
-            number: the step's, above the last one's. None: one more than the last, from 0.
+            number: the number of the step, above that of the last step. None: one more than the last step,
+                starting at 0.
         """
         if not self._works():
             return None
@@ -122,7 +126,10 @@ class MemoryMonitor:
         return step
 
     def _checked(self, number: Any) -> int | None:
-        """The number given; None where it follows no step: then they are counted on, which is told once."""
+        """Return the given number, or None if it is not above the last step's, with one warning.
+
+        With None, the next step gets the number after the last one.
+        """
         if number is None:
             return None
         last = self._recording.last
@@ -130,23 +137,24 @@ class MemoryMonitor:
         if (last.step if last is not None else -1) < whole < HIGHEST_STEP:
             return whole
         self._stream.warn(
-            f"Step {number!r:.80} does not follow the one before: steps are counted on. This is told once.",
+            f"Step {number!r:.80} does not follow the step before it, so steps are numbered on from "
+            "there. This is logged once.",
             once="number",
         )
         return None
 
     @property
     def last_step(self) -> MonitoredStep | None:
-        """The figures of the step that ended last, for a logger of your own."""
+        """The figures of the step that ended last, for use in other loggers."""
         return self._recording.last
 
     def flush(self) -> None:
-        """Write what was not written yet; the tab shows it when TensorBoard reloads."""
+        """Write the steps that are not written yet; the tab shows them when TensorBoard reloads."""
         if self._works():
             self._stream.write()
 
     def close(self) -> None:
-        """Write the rest and end. What runs after the last step is in no step. May be called again."""
+        """Write the remaining steps and stop. Work after the last step is not counted. Safe to call twice."""
         self._closed = True
         self._end()
 
@@ -168,15 +176,15 @@ class MemoryMonitor:
             self._give_up(error)
 
     def _works(self) -> bool:
-        """Not in a process that forked from ours: the figures are of ours."""
+        """Whether the monitor is active in this process; in a forked child it is not."""
         return not self._closed and not self._broken and self._pid == os.getpid()
 
     def _give_up(self, error: Exception) -> None:
         self._broken = True
         self._logger.debug("monitoring failed", exc_info=error)
         self._stream.warn(
-            f"Memory is monitored no longer ({type(error).__name__}: {error}). The training goes on.\n"
-            "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that."
+            f"MemoryMonitor stopped ({type(error).__name__}: {error}). The training continues.\n  fix: "
+            "set the logger tb_memplugin to DEBUG to get the traceback, and report it."
         )
 
     def _begin_phase(self, name: str) -> OpenPhase | None:
@@ -198,7 +206,7 @@ class MemoryMonitor:
 
 
 class PhaseBlock:
-    """The block that `MemoryMonitor.phase` opens. A phase that nobody can end any more is forgotten."""
+    """The context manager that `MemoryMonitor.phase` returns. A phase that never ends is dropped."""
 
     __slots__ = ("_begin", "_end", "_name", "_open")
 
@@ -230,7 +238,7 @@ def _seconds(given: float) -> float:
 
 
 class _Stream:
-    """The thread that writes what was recorded. It begins with the first step, and holds no monitor."""
+    """Writes recorded steps from a thread that starts with the first step, without holding the monitor."""
 
     def __init__(
         self,
@@ -251,14 +259,14 @@ class _Stream:
         self._warned: set[str] = set()
 
     def stepped(self) -> None:
-        """A step ended: from the first on there is something to write."""
+        """Start the writing thread when the first step has ended."""
         if self._thread is None:
             self._worker = self._worker or default_worker_name()
             self._thread = threading.Thread(target=self._run, name="tb_memplugin monitor", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Write the rest, and read the counters no more. A process that forked from ours leaves it to us."""
+        """Write the remaining steps and stop reading the counters. Does nothing in a forked child."""
         if self._pid != os.getpid():
             return
         self._ending.set()
@@ -270,17 +278,17 @@ class _Stream:
             self._logger.debug("closing the counters failed", exc_info=error)
 
     def _run(self) -> None:
-        self._ending.wait(min(1.0, self._seconds))  # the first steps show at once
+        self._ending.wait(min(1.0, self._seconds))  # so that the first steps appear early
         self.write()
         while not self._ending.wait(self._seconds):
             self.write()
         self.write(even_unused=True)
 
     def write(self, *, even_unused: bool = False) -> None:
-        """Write the steps that ended since; what cannot be written waits."""
+        """Write the steps that ended since the last write; keep those that cannot be written for later."""
         with self._lock:
             if not even_unused and not all(one.in_use for one in self._recording.counters):
-                return  # their names are not known yet
+                return  # the names of unused devices are not known yet
             rows = self._recording.take()
             while rows:
                 part, rows = rows[:MOST_AT_ONCE], rows[MOST_AT_ONCE:]
@@ -297,7 +305,7 @@ class _Stream:
             worker = self._worker or default_worker_name()
             self._writer = StepsWriter(self._logdir, worker, self._epoch_ns, torch.__version__)
         dropped = self._recording.dropped
-        notes = [f"{dropped:,} steps could not be written and are absent."] if dropped else []
+        notes = [f"{dropped:,} steps could not be written and are missing."] if dropped else []
         self._writer.write(figures_of(rows, self._recording.counters, notes))
 
     def _refuse(self, error: Exception) -> None:
@@ -306,13 +314,13 @@ class _Stream:
             return
         told = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         self.warn(
-            f"Figures of steps could not be written: {told}. They wait, and the training goes on.\n"
-            f"  where: {self._logdir}\n"
-            "  fix: Free space on the disk, or choose a folder that this process may write to."
+            f"Figures of steps could not be written: {told}. They will be written later; the training "
+            f"continues.\n  where: {self._logdir}\n  fix: Free some disk space, or choose a folder "
+            "that this process can write to."
         )
 
     def warn(self, message: str, once: str = "") -> None:
-        """Say something once, or the first of its kind."""
+        """Log a warning, once per message, or once per `once` where it is given."""
         if (once or message) not in self._warned:
             self._warned.add(once or message)
             self._logger.warning("%s", message)

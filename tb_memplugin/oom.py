@@ -1,4 +1,4 @@
-"""`record_on_oom`: when memory runs out, what filled it is kept, and the error goes on as it was."""
+"""`record_on_oom`: write what filled the memory when an out-of-memory error is raised."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tb_memplugin.store.writer import RunWriter
 logger = logging.getLogger("tb_memplugin")
 
 MOST_ENTRIES = 100_000
-"""Entries of history kept for each device: some ten steps of a large model, below 1 GB of host memory."""
+"""History entries kept per device: about ten steps of a large model, in less than 1 GB of host memory."""
 
 MOST_DUMPS = 3
-"""Files for each device. Not one: cuDNN's autotuner asks for workspaces that may not fit and catches the
-error itself, and loops that look for a batch size catch it too, so the first failure may not be the one
-that ends the training. Not many: a dump stops the process for seconds."""
+"""The largest number of files per device. One is too few: cuDNN's autotuner requests workspaces that may
+not fit and catches the error itself, as do loops that search for a batch size, so the first failure may not
+be the one that ends the training. Many are too many: each dump stops the process for seconds."""
 
 
 def record_on_oom(
@@ -50,23 +50,24 @@ def record_on_oom(
     stacks: Literal["python", "all"] = "python",
     most_dumps: int = MOST_DUMPS,
 ) -> OomRecorder:
-    """Keep the allocator's history from here on, and write it when an out-of-memory error strikes.
+    """Record the allocator's history from now on, and write it when an out-of-memory error occurs.
 
-    Once at the top of a script is enough; as a context manager it ends with its block. When a request
-    fails, the state at that moment goes into the folder twice: as a snapshot's pickle
-    (`oom-….pickle`), and as a run of the Memory tab. The error is raised as if we were not there;
-    what goes wrong on our side is a warning. A history that is on already is used and left on.
+    One call at the top of a script is enough; used as a context manager, it ends with its block. When an
+    allocation fails, the state at that moment is written to the folder twice: as a snapshot pickle
+    (`oom-….pickle`) and as a run of the Memory tab. The out-of-memory error is raised unchanged; errors of
+    the recorder itself are logged as warnings. A history that is already on is used and left on.
 
     Args:
-        dir_name: the logdir, or a run's folder below it. Local, or a URL that fsspec opens.
-        worker_name: unique per process. Default: `rank<N>` under torchrun, else `<host>_<pid>`.
-        max_entries: allocator events to keep for each device; older ones are forgotten, but not what
-            they left alive.
-        stacks: "python", or "all" for C++ frames too, which make writing take minutes.
-        most_dumps: files for each device; later failures are only counted.
+        dir_name: the logdir, or a run's folder below it: a local path, or a URL that fsspec opens.
+        worker_name: a name that is unique per process. Default: `rank<N>` under torchrun, else
+            `<host>_<pid>`.
+        max_entries: allocator events to keep per device. Older events are dropped, but blocks that they
+            allocated and that are still alive are kept.
+        stacks: "python", or "all" to include C++ frames, with which writing takes minutes.
+        most_dumps: the largest number of files per device; later failures are only counted.
 
     Raises:
-        ValueError: `max_entries` or `most_dumps` below 1, or other `stacks`.
+        ValueError: `max_entries` or `most_dumps` is below 1, or `stacks` has another value.
 
     Example:
         >>> record_on_oom("runs/a")
@@ -79,9 +80,9 @@ def record_on_oom(
     found = allocators()
     if not found:
         logger.warning(
-            "There is no CUDA or XPU device with torch's own caching allocator here: out-of-memory errors "
-            "are not recorded.\n"
-            "  fix: leave record_on_oom out here, or run where there is one."
+            "record_on_oom has no effect here: no CUDA or XPU device with torch's own caching "
+            "allocator was found.\n  fix: remove record_on_oom here, or run on a machine with such a "
+            "device."
         )
     recorder = OomRecorder(files.absolute(os.fsdecode(dir_name)), worker_name, most_dumps)
     recorder.begin(found, max_entries=max_entries, stacks=stacks)
@@ -89,9 +90,9 @@ def record_on_oom(
 
 
 class OomRecorder:
-    """What `record_on_oom` gives: a context manager, and `close()` for those who need no block.
+    """The recorder that `record_on_oom` returns: a context manager that can also be ended with `close()`.
 
-    It records until it is closed, also when nobody keeps it. Closed once, it stays closed.
+    It records until it is closed, even if no reference to it is kept. It cannot be reopened.
     """
 
     def __init__(self, dir_name: str, worker_name: str | None = None, most_dumps: int = MOST_DUMPS) -> None:
@@ -116,16 +117,16 @@ class OomRecorder:
         stacks: str = "python",
         switch: HistorySwitch = SWITCH,
     ) -> None:
-        """Switch the histories on, each as soon as its type of device is in use. Never raises."""
+        """Turn on each allocator's history as soon as its device type is in use. Never raises."""
         self._switch = switch
         for allocator in found:
             try:
                 allocator.when_in_use(lambda one=allocator: self._use(one, max_entries, stacks))  # type: ignore[misc]
             except Exception as error:  # the training goes on, whatever happens to us
-                self._warn(f"The history of {allocator.device_type} could not be switched on", error)
+                self._warn(f"The history of {allocator.device_type} could not be turned on", error)
 
     def close(self) -> None:
-        """End the recording, and the histories that are on for it. Safe to call twice. Never raises."""
+        """Stop recording and turn off the histories that it turned on. Safe to call twice. Never raises."""
         self._closed = True
         _active.pop(id(self), None)
         while self._using:
@@ -133,7 +134,7 @@ class OomRecorder:
             try:
                 self._switch.off(allocator)
             except Exception as error:  # see begin
-                self._warn(f"The history of {allocator.device_type} could not be switched off", error)
+                self._warn(f"The history of {allocator.device_type} could not be turned off", error)
 
     def __enter__(self) -> OomRecorder:
         return self
@@ -146,48 +147,54 @@ class OomRecorder:
         self.close()
 
     def handle(self, device_type: str, device: int, snapshot: Snapshot) -> None:
-        """Write the state when a request failed on a device: pickle first, then the run. Never raises.
+        """Write the state of a device on which an allocation failed: the pickle, then the run. Never raises.
 
         Args:
             device_type: "cuda" or "xpu".
-            device: its number.
-            snapshot: what `_snapshot()` gave then.
+            device: the device's index.
+            snapshot: what `_snapshot()` returned at that moment.
         """
         name = f"{device_type}:{device}"
         try:
             path = self._dump(name, snapshot)
         except Exception as error:  # see begin
-            self._warn(f"Memory ran out on {name}, and what filled it could not be written", error)
+            self._warn(f"Memory ran out on {name}, but what filled it could not be written", error)
             return
         try:
             self._import(device_type, snapshot)
         except Exception as error:  # see begin
-            self._warn(f"Memory ran out on {name}; what filled it is in {path}, but not in the tab", error)
+            self._warn(
+                (
+                    f"Memory ran out on {name}. What filled it was written to {path}, but could not be added "
+                    "to the Memory tab"
+                ),
+                error,
+            )
             return
         logger.warning(
-            "Memory ran out on %s: what filled it is in %s\n"
-            "  see it in the Memory tab of: tensorboard --logdir %s",
+            "Memory ran out on %s: what filled it was written to %s\n  see it in the Memory tab: "
+            "tensorboard --logdir %s",
             name,
             path,
             shlex.quote(self.dir_name),
         )
 
     def failed(self, allocator: Allocator, device: int) -> None:
-        """A request failed on a device, and the error is about to be raised. Never raises."""
+        """Handle a failed allocation, just before torch raises the error. Never raises itself."""
         if getattr(self._busy, "now", False):
-            return  # memory ran out while we write why it ran out
+            return  # memory ran out again while the dump is written
         self._busy.now = True
         try:
             if self._may_dump(f"{allocator.device_type}:{device}"):
                 self.handle(allocator.device_type, device, allocator.snapshot())
         except Exception as error:  # see begin
             name = f"{allocator.device_type}:{device}"
-            self._warn(f"Memory ran out on {name}, and its allocator's history could not be taken", error)
+            self._warn(f"Memory ran out on {name}, but its allocator's history could not be read", error)
         finally:
             self._busy.now = False
 
     def _use(self, allocator: Allocator, max_entries: int, stacks: str) -> None:
-        """Runs when the device is first used: what it raised would stop the training."""
+        """Turn on the history when the device is first used. Never raises, to not stop the training."""
         if self._closed:
             return
         try:
@@ -196,10 +203,10 @@ class OomRecorder:
             _active[id(self)] = self
             _observe(allocator)
         except Exception as error:  # see begin
-            self._warn(f"The history of {allocator.device_type} could not be switched on", error)
+            self._warn(f"The history of {allocator.device_type} could not be turned on", error)
 
     def _handle_all(self) -> None:
-        """The error came to the block's end without an observer that saw it: XPU has none."""
+        """Handle an error that reached the end of the block unobserved, as on XPU, which has no observers."""
         for allocator in list(self._using):
             self.failed(allocator, allocator.current_device())
 
@@ -208,7 +215,9 @@ class OomRecorder:
             self._failures[name] += 1
             count = self._failures[name]
         if count == self._most_dumps + 1:
-            logger.warning("Memory ran out on %s more than %d times; no more is written.", name, count - 1)
+            logger.warning(
+                "Memory ran out on %s more than %d times; later failures are not written.", name, count - 1
+            )
         return count <= self._most_dumps
 
     def _dump(self, name: str, snapshot: Snapshot) -> str:
@@ -229,21 +238,21 @@ class OomRecorder:
     def _warn(self, what: str, error: Exception) -> None:
         logger.debug("%s", what, exc_info=error)
         text = str(error) if isinstance(error, MemPluginError) else f"{type(error).__name__}: {error}"
-        logger.warning("%s. The error itself goes on unchanged.\n  reason: %s", what, text)
+        logger.warning("%s. The out-of-memory error itself is raised unchanged.\n  reason: %s", what, text)
 
 
 _active: dict[int, OomRecorder] = {}
-"""The recorders that are not closed, oldest first."""
+"""The recorders that are open, oldest first, by id."""
 
 _observed: set[Callable[[Observer], None]] = set()
-"""Allocators that call `_struck` already: torch cannot take an observer back, so each gets one for good."""
+"""The `observe` functions to which `_struck` was already passed: torch cannot remove an observer again."""
 
 
 def _observe(allocator: Allocator) -> None:
     if allocator.observe is None:
         logger.warning(
-            "torch does not tell when memory runs out on %s. It is recorded where the error leaves the block "
-            "of `with record_on_oom(...):`, and nowhere else.",
+            "torch does not report when memory runs out on %s. It is recorded only where the error "
+            "leaves the block of `with record_on_oom(...):`.",
             allocator.device_type,
         )
     elif allocator.observe not in _observed:
@@ -252,11 +261,11 @@ def _observe(allocator: Allocator) -> None:
 
 
 def _struck(allocator: Allocator, device: int, asked: int, limit: int, free: int) -> None:  # noqa: ARG001
-    """Runs in the thread that asked for memory, before torch raises: an error here would hide its own."""
+    """Notify the recorders in the allocating thread, before torch raises. Errors here would hide torch's."""
     for recorder in _one_a_folder():
         recorder.failed(allocator, device)
 
 
 def _one_a_folder() -> Iterator[OomRecorder]:
-    """The active recorders, the newest alone where several write to one folder."""
+    """Yield the open recorders; of several that write to the same folder, only the newest."""
     yield from {recorder.dir_name: recorder for recorder in list(_active.values())}.values()

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from tb_memplugin.analysis.peak import peak
 from tb_memplugin.analysis.units import size_told
 from tb_memplugin.arguments import (
     Optimizers,
@@ -43,7 +44,7 @@ from tb_memplugin.sources.tracer.results import (
     TracerResult,
 )
 from tb_memplugin.store.block_writer import BlockWriter
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import MemoryTrace, Phase
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer", "PhaseMemoryStats"]
 
@@ -53,17 +54,19 @@ _SUMMARY_ROWS = 20
 
 
 class MemoryTracer:
-    """Traces memory layer by layer, forward and backward, with two lines.
+    """Traces memory layer by layer, in forward and backward.
 
     On CUDA and XPU it reads the allocator's counters and its history. Elsewhere (the CPU) a dispatch mode
-    follows every storage from birth to death. Hooks, mode and history are gone when the block ends.
+    follows every storage from its creation to its end. When the block ends, the tracer removes its hooks
+    and its mode and stops the history that it started.
 
     Args:
-        max_events: events to keep; past that the oldest go, while peaks and layers' figures stay right
-            and `dropped_events` counts those that went.
-        device: "cpu", "cuda:0", a `torch.device`; None: where the model's first parameter is.
-        enable_fragmentation_tracking: False leaves fragmentation at 0.
-        log_level: of this tracer's own messages, as a name or number. None: as the package's.
+        max_events: how many events to keep. Beyond that the oldest are dropped and counted in
+            `dropped_events`; peaks and the figures of layers stay correct.
+        device: "cpu", "cuda:0" or a `torch.device`. None: the device of the model's first parameter.
+        enable_fragmentation_tracking: if False, fragmentation is reported as 0.
+        log_level: the level for this tracer's own messages, as a name or number. None uses the package's
+            level.
 
     Example:
         >>> tracer = MemoryTracer()
@@ -95,21 +98,22 @@ class MemoryTracer:
         model: nn.Module,
         optimizer: Optimizers = None,
     ) -> Tracing:
-        """A block to trace. What an earlier block of this tracer saw is replaced when it ends.
+        """Return a context manager that traces its block and, when it ends, replaces the earlier result.
 
         Args:
-            model: whose layers are told apart. Held weakly: it may change or go inside the block.
-            optimizer: one or several, to know their state from the start. Held weakly.
+            model: the model to show by layer. Held weakly: it may change or be deleted inside the block.
+            optimizer: one or several optimizers, to recognize their state from the start. Held weakly.
 
         Raises:
-            TypeError: a model or optimizer of the wrong type.
-            MemPluginError: on entering: this tracer traces already, or the model is compiled.
+            TypeError: a model or optimizer has the wrong type.
+            MemPluginError: on entering the block, if this tracer is already tracing or the model is
+                compiled.
         """
         return Tracing(self._begin, self._end, self, checked_model(model), checked_optimizers(optimizer))
 
     @contextmanager
     def track_phase(self, name: str) -> Iterator[None]:
-        """Name a stretch inside the traced block: `forward`, `validation`, anything. They may nest.
+        """Give a name (`forward`, `validation`, any text) to a part of the traced block. Phases may nest.
 
         Raises:
             MemPluginError: nothing is being traced.
@@ -117,7 +121,7 @@ class MemoryTracer:
         recording = self._running
         if recording is None:
             raise MemPluginError(
-                f"Phase {name!r} is outside of a traced block.",
+                f"Phase {name!r} is outside a traced block.",
                 where="MemoryTracer.track_phase",
                 fix="Use it inside `with tracer.trace(model):`.",
             )
@@ -129,47 +133,47 @@ class MemoryTracer:
 
     @property
     def result(self) -> TracerResult:
-        """Everything that the last traced block saw.
+        """Everything that was recorded in the last traced block.
 
         Raises:
             MemPluginError: nothing was traced yet.
         """
         if self._result is None:
             raise MemPluginError(
-                "Nothing was traced yet.",
+                "Nothing has been traced yet.",
                 where="MemoryTracer",
-                fix="Run the model inside `with tracer.trace(model):`, and ask when the block has ended.",
+                fix="Run the model inside `with tracer.trace(model):`, and ask for results after the block.",
             )
         return self._result
 
     @property
     def events(self) -> list[MemoryEvent]:
-        """The newest events, oldest first: at most `max_events`."""
+        """The latest events, at most `max_events`, oldest first."""
         return list(self.result.events())
 
     @property
     def dropped_events(self) -> int:
-        """How many events went because newer ones came."""
+        """How many events were dropped to make room for newer ones."""
         return self.result.dropped
 
     def trace_result(self) -> MemoryTrace:
-        """The trace, for every view, export and analysis of tb_memplugin."""
+        """Return the trace, which every view, export and analysis of tb_memplugin accepts."""
         return self.result.trace
 
     def get_layer_stats(self) -> dict[str, LayerMemoryStats]:
-        """Figures of every layer that ran, by FQN, parents before children."""
+        """Return the figures of every layer that ran, by FQN, parents before children."""
         return dict(self.result.layers)
 
     def get_peak_memory_per_layer(self) -> dict[str, int]:
-        """The highest live bytes while each layer ran."""
+        """Return the highest live bytes while each layer ran, by FQN."""
         return {name: one.peak_allocated for name, one in self.result.layers.items()}
 
     def get_fragmentation_stats(self) -> dict[str, float]:
-        """The mean fragmentation of each layer, 0 to 1; 0 on the CPU, whose allocator keeps no reserve."""
+        """Return each layer's mean fragmentation by FQN, 0 to 1; 0 on the CPU, which has no reserve."""
         return {name: one.avg_fragmentation for name, one in self.result.layers.items()}
 
     def get_phase_stats(self) -> list[PhaseMemoryStats]:
-        """The phases that `track_phase` named, in the order in which they ended."""
+        """Return the phases that `track_phase` named, in the order in which they ended."""
         return list(self.result.phases)
 
     def print_summary(self, console: Console | None = None) -> None:
@@ -181,6 +185,8 @@ class MemoryTracer:
             f"({result.dropped:,} dropped)",
             markup=False,
         )
+        if where := _where_it_peaked(result):
+            out.print(f"The peak is in {where}", markup=False)
         table = Table("layer", "peak allocated", "peak reserved", "allocs", "frees", "frag.", "ms")
         order = sorted(result.layers.values(), key=lambda one: (-one.peak_allocated, one.layer_name))
         for one in order[:_SUMMARY_ROWS]:
@@ -208,7 +214,7 @@ class MemoryTracer:
     def export_flame_graph(self, path: str | os.PathLike[str]) -> None:
         """Write what was alive at the peak as a flame graph for www.speedscope.app.
 
-        Where events were dropped, it is the peak within those that are kept.
+        If events were dropped, it shows the peak among the events that were kept.
 
         Raises:
             MemPluginError: nothing was traced, or the file cannot be written.
@@ -216,7 +222,7 @@ class MemoryTracer:
         speedscope.write(self.trace_result(), path, "MemoryTracer")
 
     def export_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Write {events, layer_stats, summary} as JSON; bytes, seconds since the start, milliseconds.
+        """Write {events, layer_stats, summary} as JSON, in bytes, seconds since the start, and milliseconds.
 
         Raises:
             MemPluginError: nothing was traced, or the file cannot be written.
@@ -228,7 +234,7 @@ class MemoryTracer:
     def save(self, logdir: str | os.PathLike[str], worker_name: str | None = None) -> None:
         """Write the trace for the Memory tab of `tensorboard --logdir <logdir>`.
 
-        A tracer's blocks are numbered from 0: saved to the same place, each is a step there.
+        A tracer's blocks are numbered from 0; blocks saved to the same folder appear there as steps.
 
         Raises:
             MemPluginError: nothing was traced, or the folder cannot be written.
@@ -258,9 +264,9 @@ class MemoryTracer:
         with self._lock:
             if self._running is not None:
                 raise MemPluginError(
-                    "This tracer traces already.",
+                    "This tracer is already tracing.",
                     where="MemoryTracer.trace",
-                    fix="Make another MemoryTracer for a block inside, or on another thread.",
+                    fix="Use another MemoryTracer for an inner block, or on another thread.",
                 )
             recording = self._recording(models)
             recording.start(models, optimizers)
@@ -272,9 +278,9 @@ class MemoryTracer:
         if has_history(device.type):
             return HistoryRecording(device, self.max_events, with_fragmentation=self._with_fragmentation)
         fix = (
-            "Leave `device` out: then the tracer follows the model."
+            "Leave `device` out to use the model's device."
             if self._device is not None
-            else "Put the model on a device that is here, or say which one to trace with device=."
+            else "Move the model to a device of this machine, or name the device to trace with device=."
         )
         refuse_absent(device, "MemoryTracer", fix)
         return StorageRecording(device.type, self.max_events)
@@ -293,7 +299,7 @@ class MemoryTracer:
 
 
 class Tracing:
-    """The block that `MemoryTracer.trace` opens. It holds model and optimizers weakly while it is open."""
+    """The context manager of `MemoryTracer.trace`. While open, it holds model and optimizers weakly."""
 
     def __init__(
         self,
@@ -312,9 +318,9 @@ class Tracing:
     def __enter__(self) -> MemoryTracer:
         if self._given is None:
             raise MemPluginError(
-                "This block was opened before.",
+                "This block was already used.",
                 where="MemoryTracer.trace",
-                fix="Call trace() for each block.",
+                fix="Call trace() again for each block.",
             )
         (model, optimizers), self._given = self._given, None
         self._model = weakref.ref(model)
@@ -332,3 +338,16 @@ class Tracing:
         model = self._model() if self._model is not None else None
         alive = [one for one in (reference() for reference in self._optimizers) if one is not None]
         self._end({"": model} if model is not None else {}, alive)
+
+
+def _where_it_peaked(result: TracerResult) -> str:
+    """Phase, layer and operator of the peak's last allocation; "" if the trace no longer holds the peak."""
+    if not result.trace.devices:
+        return ""
+    state = peak(result.trace)
+    if state.bytes != result.peak_allocated:
+        return ""
+    told = [f"phase {state.phase.key}"] if state.phase != Phase.OTHER else []
+    told += [f"layer {state.module}"] if state.module in result.layers else []
+    told += [f"operator {state.operator}"] if state.operator else []
+    return printable(", ".join(told))

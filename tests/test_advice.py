@@ -162,7 +162,8 @@ def test_losses_kept_without_their_graph_are_too_little_to_name(record: Record) 
     kept: list[Tensor] = []
     advised = advice(record(keeping(kept, graph=False)))
     assert [finding.level for finding in advised.findings] == ["option"]
-    assert "It grows by 4 B a step" in next(told.why for told in advised.judgements if told.kind == "growth")
+    growth = next(told.why for told in advised.judgements if told.kind == "growth")
+    assert "Memory grows by 4 B per step" in growth
 
 
 def test_with_stacks_growth_has_the_function_that_made_it(record: Record) -> None:

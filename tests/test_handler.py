@@ -340,13 +340,13 @@ def test_it_says_once_where_it_wrote_and_how_to_see_it(tmp_path, model, capfd):
     for _ in range(2):
         loop(handler, model=model)
     told = [line for line in capfd.readouterr().err.splitlines() if "tensorboard --logdir" in line]
-    assert told == [f"  see it in the Memory tab of: tensorboard --logdir '{tmp_path}/a run'"]
+    assert told == [f"  see it in the Memory tab: tensorboard --logdir '{tmp_path}/a run'"]
 
 
 @pytest.mark.parametrize(
     ("rank", "expected"),
     [("3", "rank3"), (None, f"_{os.getpid()}")],
-    ids=["rank", "host and process"],  # the process is another in each worker of pytest-xdist
+    ids=["rank", "host and process"],  # not the name itself, which holds the process id
 )
 def test_the_default_worker_name_is_the_rank_or_the_host_and_process(
     tmp_path, model, monkeypatch, rank, expected
@@ -392,5 +392,5 @@ def test_a_torch_that_does_not_tell_when_a_profiler_starts_is_told_once_and_chan
 ):
     monkeypatch.delattr(autograd_profiler, "_run_on_profiler_start")
     handler = memory_trace_handler(tmp_path, model=model)
-    assert "does not tell when a profiler starts" in caplog.text
+    assert "does not report when a profiler starts" in caplog.text
     assert handler(profile()) is None

@@ -252,7 +252,7 @@ def test_a_model_that_is_gone_is_told():
         third = recorded(report)
     for memory in (first, second, third):
         assert memory.weights == ()
-        assert "The model is gone: its weights are not here." in memory.notes
+        assert "The model no longer exists, so its weights are not reported." in memory.notes
     assert first.feature_map_bytes > 0
     assert second.peak_cached_bytes is None
 
@@ -363,7 +363,7 @@ def test_a_logdir_that_cannot_be_written_ends_nothing(linear, tmp_path, caplog):
             step(linear)
             assert report.record_stats() is not None
     assert len(caplog.records) == 1
-    assert "The training goes on" in caplog.text
+    assert "The training continues" in caplog.text
 
 
 class _Broken(io.StringIO):

@@ -100,7 +100,7 @@ def test_a_thread_that_ran_before_is_seen_from_its_first_layer_on():
     thread.join()
     (old,) = [one for one in tracer.report().threads if one.name == "old"]
     assert old.bytes == 4 * 5 * 1000
-    told = {f"{n} other threads ran when tracing began" for n in range(1, others + 1)}
+    told = {f"{n} other threads were running when tracing began" for n in range(1, others + 1)}
     assert any(begin in note for begin in told for note in tracer.report().notes)
 
 

@@ -258,10 +258,10 @@ def test_tracers_may_be_nested():
 
 def test_wrong_use_is_told():
     tracer = LineTracer()
-    with pytest.raises(MemPluginError, match="Nothing was traced yet"):
+    with pytest.raises(MemPluginError, match="Nothing has been traced yet"):
         tracer.report_stats()
     with tracer:
-        with pytest.raises(MemPluginError, match="being traced already"):
+        with pytest.raises(MemPluginError, match="already tracing"):
             tracer.start_tracing()
         with pytest.raises(MemPluginError, match="still being traced"):
             tracer.trace_result()

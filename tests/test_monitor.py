@@ -157,7 +157,7 @@ def test_counters_that_fail_end_the_watching_not_the_training(tmp_path, allocato
         assert monitor.step() is None
         assert monitor.step() is None
     assert len(written(tmp_path / "rank0.steps")) == 1
-    assert caplog.text.count("The training goes on") == 1
+    assert caplog.text.count("The training continues") == 1
     assert "the driver is gone" in caplog.text
 
 
@@ -166,7 +166,7 @@ def test_an_allocator_that_tells_nothing_from_the_start_ends_no_training(tmp_pat
     allocator.broken = True  # torch's pluggable allocators have no counters
     with MemoryMonitor(tmp_path, "rank0") as monitor:
         assert monitor.step() is None
-    assert caplog.text.count("The training goes on") == 1
+    assert caplog.text.count("The training continues") == 1
     assert not (tmp_path / "rank0.steps").exists()
 
 
@@ -191,7 +191,7 @@ def test_of_steps_that_waited_too_long_the_oldest_go_and_that_is_told(tmp_path, 
             monitor.step()
     there = written(tmp_path / "rank0.steps")
     assert there.steps.tolist() == list(range(15, 25))
-    assert there.notes == ("15 steps could not be written and are absent.",)
+    assert there.notes == ("15 steps could not be written and are missing.",)
 
 
 @pytest.mark.usefixtures("on_a_card")
@@ -321,7 +321,7 @@ def test_the_cpu_is_the_process(tmp_path, device):
 
 
 def test_a_device_that_is_not_here_is_refused_and_says_what_to_do(tmp_path):
-    with pytest.raises(MemPluginError, match="There is no device 'xpu:7' here"):
+    with pytest.raises(MemPluginError, match="This machine has no device 'xpu:7'"):
         MemoryMonitor(tmp_path, device="xpu:7")
     with pytest.raises(MemPluginError, match="No device"):
         MemoryMonitor(tmp_path, device=[])
@@ -373,7 +373,7 @@ def test_numbers_that_are_none_are_counted_on_and_told_once(tmp_path, caplog):
         told = [monitor.step(number) for number in given]
     assert [one.step for one in told if one is not None] == [5, 6, 7, 8, 9, 10, 11, 20]
     assert [record.message for record in caplog.records if "does not follow" in record.message] == [
-        "Step 0 does not follow the one before: steps are counted on. This is told once."
+        "Step 0 does not follow the step before it, so steps are numbered on from there. This is logged once."
     ]
     figures = written(tmp_path / "w.steps")
     assert figures is not None

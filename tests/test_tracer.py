@@ -101,6 +101,16 @@ def test_the_summary_goes_through_a_console(tracer):
     assert "phase [all]" in text.getvalue()
 
 
+def test_the_summary_says_where_the_peak_is_if_no_layer_reaches_it():
+    model, text, tracer = nn.Linear(256, 256, bias=False), io.StringIO(), MemoryTracer()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with tracer.trace(model, optimizer):
+        model(torch.ones(1, 256)).sum().backward()
+        optimizer.step()
+    tracer.print_summary(Console(file=text, width=120))
+    assert "The peak is in phase optimizer, operator aten::" in text.getvalue()
+
+
 def test_no_name_in_the_summary_steers_the_terminal():
     model, text, tracer = nn.Module(), io.StringIO(), MemoryTracer()
     model.register_module("\x1b[2J[red]", nn.Linear(4, 3))
@@ -147,9 +157,9 @@ def test_the_last_block_is_what_it_tells():
 def test_wrong_use_is_told():
     tracer: Any = MemoryTracer()
     model = mlp()
-    with pytest.raises(MemPluginError, match="Nothing was traced yet"):
+    with pytest.raises(MemPluginError, match="Nothing has been traced yet"):
         tracer.get_layer_stats()
-    with pytest.raises(MemPluginError, match="outside of a traced block"), tracer.track_phase("forward"):
+    with pytest.raises(MemPluginError, match="outside a traced block"), tracer.track_phase("forward"):
         pass
     with pytest.raises(MemPluginError, match="max_events is 0"):
         MemoryTracer(max_events=0)
@@ -157,7 +167,7 @@ def test_wrong_use_is_told():
         tracer.trace(step)
     with pytest.raises(TypeError, match="optimizer is a str"):
         tracer.trace(model, ["adam"])
-    with tracer.trace(model), pytest.raises(MemPluginError, match="traces already"), tracer.trace(model):
+    with tracer.trace(model), pytest.raises(MemPluginError, match="already tracing"), tracer.trace(model):
         pass
     assert is_clean(model)
 
@@ -167,7 +177,7 @@ def test_a_device_that_is_not_here_is_told():
         pytest.skip("there is a CUDA device here")
     model = mlp()
     with (
-        pytest.raises(MemPluginError, match="no device 'cuda:0' here"),
+        pytest.raises(MemPluginError, match="no device 'cuda:0'"),
         MemoryTracer(device="cuda:0").trace(model),
     ):
         pass
@@ -268,7 +278,7 @@ def test_gradients_made_on_other_threads_count_when_they_are_noticed():
         in_threads(lambda: step(model), count=1)
     trace, size = tracer.trace_result(), sum(parameter.nbytes for parameter in model.parameters())
     assert int(trace.live(0)[-1]) - int(trace.live(0)[0]) == size
-    assert any(f"{size:,} bytes, were made on a thread that nobody watched" in note for note in trace.notes)
+    assert any(f"{size:,} bytes, were made on a thread that was not watched" in note for note in trace.notes)
 
 
 def test_ten_tracers_on_ten_threads_keep_apart():
@@ -374,5 +384,5 @@ def test_an_end_that_fails_is_a_warning_and_the_training_goes_on(monkeypatch, ca
         model(torch.ones(2, 64))
     assert is_clean(model)
     assert "could not be read (ZeroDivisionError" in caplog.text
-    with pytest.raises(MemPluginError, match="Nothing was traced"):
+    with pytest.raises(MemPluginError, match="Nothing has been traced"):
         tracer.get_layer_stats()

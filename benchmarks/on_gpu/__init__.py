@@ -1,1 +1,1 @@
-"""What only a GPU can tell, as tables for docs/gpu.md; `--device cpu` tries the same without one, small."""
+"""Measurements that need a GPU, as tables for docs/gpu.md; `--device cpu` is a small trial without one."""

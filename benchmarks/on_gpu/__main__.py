@@ -1,4 +1,4 @@
-"""Print tables in Markdown: `python -m benchmarks.on_gpu [SUBJECT...] [--device cpu] [--out FILE]`."""
+"""Print the tables as Markdown: `python -m benchmarks.on_gpu [SUBJECT...] [--device cpu] [--out FILE]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watching adds to a training step: the monitor, layers by MemoryTracer, a recorded window."""
+"""The time that MemoryMonitor, MemoryTracer and a recorded window add to a training step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS, STEPS = 5, 20
 
 
 def table(device: str) -> Iterator[str]:
-    """Rows: milliseconds of a step without and with, both measured in turns, and the goal."""
+    """Yield rows with the milliseconds of a step without and with a tool, measured in turns, and the goal."""
     clean(device)
     size = GPT_2 if device == "cuda" else SMALL
     step, model, optimizer = PROGRAM.step(device, size)
@@ -82,7 +82,7 @@ def _milliseconds(step: Callable[[], None], device: str) -> float:
 
 
 def _window(step: Callable[[], None], handler: Callable[[Any], None], device: str) -> dict[str, float]:
-    """Where the time of a window goes: its beginning (the start state), the step, its end, the handler."""
+    """Return the milliseconds of a window's parts: its start (the start state), step, end and handler."""
     took: list[float] = []
 
     def timed(prof: Any) -> None:

@@ -1,4 +1,4 @@
-"""Twenty trainings: the peak that is estimated, beside the one that the allocator counts."""
+"""The estimated peaks of twenty trainings, compared with those that the allocator counts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tb_memplugin import MemoryEstimator, MemoryTracer
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 MEDIAN, WORST = 1.0, 3.0
-"""Percent by which estimates may miss."""
+"""Goals: percent by which estimates may be off."""
 
 
 def table(device: str) -> Iterator[str]:
-    """A row for each program; what fails is told in its row."""
+    """Yield a row for each program; the row of a program that fails has the error."""
     size = LARGE if device == "cuda" else SMALL
     yield "| program | peak, allocated | estimated | off | reserved | estimated | off | seconds |"
     yield "|---|---|---|---|---|---|---|---|"
@@ -26,7 +26,7 @@ def table(device: str) -> Iterator[str]:
     for program in PROGRAMS:
         try:
             yield _row(program, device, size, misses)
-        except Exception as error:  # noqa: BLE001  # the others are measured all the same
+        except Exception as error:  # noqa: BLE001  # the other programs are still measured
             yield f"| {program} | {type(error).__name__}: {str(error).splitlines()[0][:120]} | | | | | | |"
     if misses:
         met = median(misses) <= MEDIAN and max(misses) <= WORST
@@ -58,7 +58,7 @@ def _row(program: Program, device: str, size: Size, misses: list[float]) -> str:
 
 
 def _gpu(device: str) -> str | GpuSpec | None:
-    """The GPU at hand by its name, else one of its generation."""
+    """Return the present GPU's name or spec; for an unknown GPU, one of its generation; None for the CPU."""
     if device != "cuda":
         return None
     try:
@@ -68,7 +68,7 @@ def _gpu(device: str) -> str | GpuSpec | None:
 
 
 def _counted(program: Program, size: Size) -> tuple[int, int]:
-    """The allocator's own peaks of a real run, allocated and reserved; the workspaces are the run's own."""
+    """Return the allocator's peaks of a real run, allocated and reserved, including its own workspaces."""
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     program.train("cuda", size)
@@ -77,7 +77,7 @@ def _counted(program: Program, size: Size) -> tuple[int, int]:
 
 
 def _followed(program: Program, size: Size) -> int:
-    """The peak of a run on the CPU."""
+    """Return the peak of a run on the CPU, as MemoryTracer measures it."""
     tracer = MemoryTracer()
     with tracer.trace(nn.Identity()):
         program.train("cpu", size)

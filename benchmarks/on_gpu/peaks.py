@@ -1,4 +1,4 @@
-"""Peaks of profiled steps by our handler, beside the allocator's own counters: they must be equal."""
+"""Peaks of profiled steps from our handler and from the allocator's counters, which must be equal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tb_memplugin.trace import MemoryTrace
 
 
 def table(device: str) -> Iterator[str]:
-    """A row for each model and step."""
+    """Yield a row for each model and step."""
     yield "| model | step | peak_bytes | the counter's | equal | unknown at the peak |"
     yield "|---|---|---|---|---|---|"
     for name, trace, counted in _recorded() if device == "cuda" else _profiled():
@@ -29,7 +29,7 @@ def _unknown(trace: MemoryTrace, device: int, stats: StepStats) -> int:
 
 
 def _recorded() -> Iterator[tuple[str, MemoryTrace, list[int]]]:
-    """On the GPU: what `tests/gpu/test_cuda_truth.py` asserts."""
+    """Record on the GPU the cases that `tests/gpu/test_cuda_truth.py` checks."""
     from tests.gpu.test_cuda_truth import CASES, record
 
     for name, options in CASES:
@@ -38,7 +38,7 @@ def _recorded() -> Iterator[tuple[str, MemoryTrace, list[int]]]:
 
 
 def _profiled() -> Iterator[tuple[str, MemoryTrace, list[int]]]:
-    """On the CPU: its counter counts from where the profiler began, so the running sum stands beside it."""
+    """Profile on the CPU, whose counter starts with the profiler, so that the running sum is compared."""
     from tests.training import MODELS, train
 
     for name, build in MODELS.items():

@@ -1,4 +1,4 @@
-"""The trainings that are measured: a CNN, a transformer and an LSTM, in several precisions."""
+"""The trainings to measure: a CNN, a transformer and an LSTM, in several precisions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Optimizer = Callable[..., torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Size:
-    """How large the programs are: of a GPU with 16 GB or more, or of a try without one."""
+    """The size of the programs: for a GPU with 16 GB or more, or for a trial on the CPU."""
 
     images: int
     pixels: int
@@ -33,7 +33,7 @@ SMALL = Size(images=2, pixels=16, width=32, blocks=2, tokens=16, vocabulary=100,
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a way around them."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Residual(nn.Module):
 
 
 def cnn(size: Size) -> nn.Module:
-    """Pictures to classes."""
+    """Return a network that classifies images."""
     layers = [Residual(64) for _ in range(size.blocks)]
     return nn.Sequential(
         nn.Conv2d(3, 64, 3, padding=1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
@@ -58,7 +58,7 @@ def cnn(size: Size) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Tokens to tokens, with activation checkpointing where asked for."""
+    """A transformer over tokens, with optional activation checkpointing."""
 
     def __init__(self, size: Size, *, checkpointing: bool = False) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Transformer(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Tokens to tokens, one after the other."""
+    """An LSTM over tokens."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Program:
         return f"{self.model}, {self.precision}, {self.optimizer}{', compiled' if self.compiled else ''}"
 
     def step(self, device: str, size: Size) -> tuple[Callable[[], None], nn.Module, torch.optim.Optimizer]:
-        """A function that trains one step, and the model and optimizer that it trains."""
+        """Return a function that trains one step, and the model and the optimizer that it uses."""
         model = MODELS[self.model](size).to(device)
         model = model.bfloat16() if self.precision == "bf16" else model
         optimizer = OPTIMIZERS[self.optimizer](model.parameters())
@@ -139,7 +139,7 @@ class Program:
         return step, model, optimizer
 
     def train(self, device: str, size: Size, steps: int = 3) -> None:
-        """Make the model, train it some steps, let it go."""
+        """Create the model, train it for some steps, and delete it."""
         step = self.step(device, size)[0]
         for _ in range(steps):
             step()
@@ -178,7 +178,7 @@ PROGRAMS = (
 
 
 def clean(device: str) -> None:
-    """Let go of what earlier programs left: compiled code, cuBLAS workspaces, the allocator's cache."""
+    """Free what earlier programs left: compiled code, cuBLAS workspaces, the allocator's cache."""
     torch.compiler.reset()
     gc.collect()
     if device == "cuda":

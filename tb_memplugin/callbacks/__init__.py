@@ -1,5 +1,5 @@
-"""Recording memory inside other people's training loops, by their own callbacks.
+"""Callbacks that record memory in the training loops of other libraries.
 
-`transformers` and `lightning` each have a `MemoryTraceCallback`; neither library is needed by the other,
-nor by the rest of the package.
+The modules `transformers` and `lightning` each have a `MemoryTraceCallback`. Each needs only its own library,
+and the rest of the package needs neither.
 """

@@ -1,4 +1,4 @@
-"""Memory of chosen steps of a Lightning `Trainer`, under either of the names that Lightning goes by."""
+"""A callback that records chosen steps of a Lightning `Trainer`, from either of Lightning's packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_classes() -> tuple[type, ...]:
-    """`Callback` of each copy that the program has imported; where none is, of the one that is installed."""
+    """Return `Callback` of each Lightning package that is imported; if none is, of the installed one."""
     imported = [name for name in _NAMES if sys.modules.get(name)]
     if imported:
         return tuple(import_module(f"{name}.callbacks").Callback for name in imported)
@@ -23,7 +23,7 @@ def _callback_classes() -> tuple[type, ...]:
         try:
             return (import_module(f"{name}.callbacks").Callback,)
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != name.partition(".")[0]:  # one that it needs
+            if (error.name or "").partition(".")[0] != name.partition(".")[0]:  # a dependency
                 raise
     raise ImportError(
         "tb_memplugin.callbacks.lightning needs lightning: pip install 'tb-memplugin[lightning]'"
@@ -34,12 +34,12 @@ Callback: Any = type("Callback", _callback_classes(), {})
 
 
 class MemoryTraceCallback(StepCallback, Callback):  # type: ignore[misc]  # a class found at run time
-    """Records the memory of chosen training steps for the Memory tab, beside what the Trainer logs.
+    """Record the memory of chosen training steps for the Memory tab, next to what the Trainer logs.
 
-    A step is one optimizer step with all its micro batches; step N is the one that loggers show at N
-    (N batches have stepped before it). Validation is not profiled. The training computes the same, and
-    goes on whatever happens here; where it raises, the error stays as it is, and the step that failed
-    is written.
+    A step is one optimizer step with all its micro-batches; step N is the one that loggers show at N
+    (N batches have stepped before it). Validation is not profiled. The callback does not change what the
+    training computes, and an error in it does not stop the training. If the training raises, its error
+    passes unchanged and the failed step is still written.
 
     Example:
         >>> trainer = Trainer(callbacks=[MemoryTraceCallback(steps=range(10, 13))])
@@ -48,21 +48,21 @@ class MemoryTraceCallback(StepCallback, Callback):  # type: ignore[misc]  # a cl
     _stepped_before = 0
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Take module and optimizers from the Trainer."""
-        folder = logging_folder(trainer)  # every rank asks: the Trainer shares the first one's answer
+        """Take the module and the optimizers from the Trainer."""
+        folder = logging_folder(trainer)  # every rank must ask: the Trainer broadcasts the first one's answer
         training = Training(lambda: folder, pl_module, tuple(trainer.optimizers))
         self._recorder.begin_training(training, _steps_done(trainer))
         if _is_named(trainer.profiler, "PyTorchProfiler"):
             self._recorder.decline(
-                "The Trainer's own PyTorchProfiler is on, and there can be only one torch profiler: no "
-                "memory is recorded in this training.\n"
-                "  fix: leave profiler= out; or keep it, as PyTorchProfiler(profile_memory=True, "
-                "on_trace_ready=tb_memplugin.memory_trace_handler(...)), and leave this callback out."
+                "The Trainer's own PyTorchProfiler is on, and only one torch profiler can run at a "
+                "time, so this training records no memory.\n  fix: remove profiler= from the Trainer; "
+                "or keep it as PyTorchProfiler(profile_memory=True, "
+                "on_trace_ready=tb_memplugin.memory_trace_handler(...)), and remove this callback."
             )
         self._recorder.expect(_steps_done(trainer))
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
-        """A micro batch: the first of a step, or one more of the same."""
+        """Begin a step, unless this micro-batch belongs to a step that has begun."""
         self._stepped_before = trainer.global_step
         self._recorder.begin_step(_steps_done(trainer))
 
@@ -74,31 +74,31 @@ class MemoryTraceCallback(StepCallback, Callback):  # type: ignore[misc]  # a cl
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """The step ends, if an optimizer stepped in this micro batch."""
+        """End the step if an optimizer stepped in this micro-batch."""
         if trainer.global_step != self._stepped_before:
             self._recorder.end_step()
 
     def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Validation is no part of a step."""
+        """Stop recording: validation is not part of a step."""
         self._recorder.pause()
 
     def on_validation_end(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Training goes on."""
+        """Expect the next step."""
         self._recorder.resume()
 
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Write what is open."""
+        """Write the open window."""
         self._recorder.end_training()
 
     def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
-        """The training raised: write what is open, and switch the profiler off."""
+        """Write the open window and stop the profiler, because the training raised."""
         self._recorder.end_training(raised=True)
 
 
 def logging_folder(trainer: Any) -> str:
-    """Where a Lightning Trainer logs: its TensorBoard logger's folder, where it has one among others.
+    """Return where a Lightning Trainer logs: the folder of its TensorBoard logger if it has one.
 
-    Every rank must ask, as for `trainer.log_dir`: they get the first rank's answer.
+    Every rank must call this, as for `trainer.log_dir`; all get the first rank's answer.
     """
     boards = [logger for logger in trainer.loggers if _is_named(logger, "TensorBoardLogger")]
     folder = trainer.strategy.broadcast(boards[0].log_dir) if boards else trainer.log_dir
@@ -106,11 +106,11 @@ def logging_folder(trainer: Any) -> str:
 
 
 def _steps_done(trainer: Any) -> int:
-    """The step that loggers show: batches in which an optimizer has stepped, however many did."""
+    """Return the step that loggers show: the number of batches in which at least one optimizer stepped."""
     loop = trainer.fit_loop.epoch_loop
     return int(getattr(loop, "_batches_that_stepped", trainer.global_step))
 
 
 def _is_named(thing: object, name: str) -> bool:
-    """Whether a class of this name is among a thing's classes: Lightning has each twice."""
+    """Return whether a thing has a class of this name; both Lightning packages define each class."""
     return any(cls.__name__ == name for cls in type(thing).__mro__)

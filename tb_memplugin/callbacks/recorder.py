@@ -1,4 +1,4 @@
-"""Profiles chosen steps of a training loop that somebody else runs, and never gets in its way."""
+"""Profile chosen steps of another library's training loop without ever disturbing it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Training:
     """A training loop that is about to run.
 
     Attributes:
-        folder: where it logs; asked for when the first window opens.
+        folder: returns the folder where it logs; called when the first window opens.
         model: its module.
-        optimizers: those that exist by now; others are found when they step.
+        optimizers: those that already exist; others are found when they step.
     """
 
     folder: Callable[[], str]
@@ -38,7 +38,7 @@ class Training:
 def _never_raises(
     method: Callable[Concatenate[StepRecorder, P], None],
 ) -> Callable[Concatenate[StepRecorder, P], None]:
-    """What goes wrong in a method is told once, and ends the recording, not the training."""
+    """Wrap a method so that an error in it is reported once and ends the recording, not the training."""
 
     @wraps(method)
     def careful(self: StepRecorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -53,21 +53,21 @@ def _never_raises(
 class StepRecorder:
     """Records the chosen steps of one training after another.
 
-    The loop's callback says where it stands: `begin_training`, then for each step `expect`, `begin_step`
-    and `end_step`, `pause` where an evaluation begins, and `end_training`. A window opens at `expect`, so
-    that loading a step's first batch is in it, and closes when its last step ends. What happens between
-    two of its steps counts to the earlier one; a pause splits it.
+    The loop's callback reports its progress: `begin_training`, then `expect`, `begin_step` and `end_step` for
+    each step, `pause` when an evaluation begins, and `end_training`. A window opens at `expect`, so that it
+    contains the loading of a step's first batch, and closes when its last step ends. What happens between
+    two of its steps counts to the earlier one; a pause splits the window.
 
     Args:
-        steps: which ones; see `ChosenSteps`.
-        folder: where to write; None: where the training logs.
+        steps: which steps to record; see `ChosenSteps`.
+        folder: where to write; None means where the training logs.
         worker_name, snapshot: as for `memory_trace_handler`.
         with_stack: record Python stacks.
-        log_level: of this recorder's own messages; None: as the package's.
+        log_level: level of this recorder's own messages; None means that of the package.
 
     Raises:
-        TypeError, ValueError: `steps` are none.
-        MemPluginError: there is no such level.
+        TypeError, ValueError: `steps` is not a valid choice of steps.
+        MemPluginError: `log_level` is no level.
     """
 
     def __init__(
@@ -94,14 +94,9 @@ class StepRecorder:
         self._recorded = False
         self._warned: set[str] = set()
 
-    @property
-    def is_training(self) -> bool:
-        """Whether a training runs that is recorded from."""
-        return self._training is not None
-
     @_never_raises
     def begin_training(self, training: Training, first: int) -> None:
-        """A training starts, or goes on, with step `first`. One that never ended ends here."""
+        """Start or resume a training with step `first`. A previous training that did not end ends here."""
         self.end_training(raised=True)
         self._training, self._handler = training, None
         self._first = self._next = first
@@ -110,14 +105,14 @@ class StepRecorder:
 
     @_never_raises
     def expect(self, step: int) -> None:
-        """Step `step` comes next: its data may be loaded from here on."""
+        """Announce that step `step` comes next; its data may be loaded from here on."""
         self._next = step
         if self._training is not None and self._window is None and self._chosen.has(step):
             self._open()
 
     @_never_raises
     def begin_step(self, step: int) -> None:
-        """A step begins. Told again inside it (micro batches), nothing happens."""
+        """Begin a step; a repeated call within the step (for each micro-batch) does nothing."""
         if self._window is not None and self._window.is_in_step:
             return
         if self._window is not None and not self._chosen.has(step):
@@ -128,7 +123,7 @@ class StepRecorder:
 
     @_never_raises
     def end_step(self, *, pause: bool = False) -> None:
-        """The optimizer has stepped. `pause`: an evaluation comes before the next step."""
+        """End the step after the optimizer has stepped. `pause`: an evaluation comes before the next step."""
         step, self._next = self._next, self._next + 1
         if self._window is not None:
             self._window.end_step()
@@ -139,28 +134,28 @@ class StepRecorder:
 
     @_never_raises
     def pause(self) -> None:
-        """Something begins that is no part of a step; the next `expect` goes on. Nothing inside a step."""
+        """Close the window because something other than a step begins; within a step it does nothing."""
         if self._window is not None and not self._window.is_in_step:
             self._close()
 
     @_never_raises
     def resume(self) -> None:
-        """The next step comes next."""
+        """Expect the next step, after a pause."""
         self.expect(self._next)
 
     @_never_raises
     def end_training(self, *, raised: bool = False) -> None:
-        """The training is over, by its end or by an error: a window that is open is written as it is."""
+        """End the training and write the open window; `raised` if an error ended the training."""
         self._close()
         if self._training is not None and not (raised or self._recorded or self._warned):
             self._warn(
-                f"No memory was recorded: the training ran {self._ran()}, and none of them was chosen.\n"
-                "  fix: choose others with steps=; step 0 is the first one of the whole training."
+                f"No memory was recorded: the training ran {self._ran()}, and steps= selects none of "
+                "them.\n  fix: choose other steps; step 0 is the first step of the whole training."
             )
         self._training = self._handler = None
 
     def decline(self, why: str) -> None:
-        """Record nothing of this training, and say why."""
+        """Record nothing of this training, and log the reason."""
         self._training = None
         self._warn(why)
 
@@ -170,9 +165,10 @@ class StepRecorder:
     def _open(self) -> None:
         if is_profiling():
             self._warn(
-                "Another torch profiler is on, and there can be only one: no memory is recorded meanwhile.\n"
-                "  fix: give that profiler on_trace_ready=tb_memplugin.memory_trace_handler(...) and "
-                "profile_memory=True, and leave this callback out; or switch that profiler off."
+                "Another torch profiler is on, and only one can run at a time, so no memory is "
+                "recorded while it runs.\n  fix: turn that profiler off; or give it "
+                "on_trace_ready=tb_memplugin.memory_trace_handler(...) and profile_memory=True, and "
+                "remove this callback."
             )
             return
         if self._handler is None:
@@ -203,8 +199,9 @@ class StepRecorder:
         logger = instance_logger(self._log_level)
         logger.debug("recording steps failed", exc_info=error)
         self._warn(
-            f"Recording memory failed ({type(error).__name__}: {error}). The training goes on without it.\n"
-            "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it with that."
+            f"Recording memory failed ({type(error).__name__}: {error}). The training continues "
+            "without it.\n  fix: set the logger tb_memplugin to DEBUG to get the traceback, and "
+            "report it."
         )
         self._training = None
         try:
@@ -213,7 +210,7 @@ class StepRecorder:
             logger.debug("stopping the profiler failed too", exc_info=second)
 
     def _warn(self, message: str) -> None:
-        """Say something once."""
+        """Log a warning, once per message."""
         if message not in self._warned:
             self._warned.add(message)
             instance_logger(self._log_level).warning("%s", message)

@@ -1,4 +1,4 @@
-"""What the libraries' callbacks take, in one place."""
+"""The arguments that the callbacks for all libraries have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tb_memplugin.callbacks.steps import Steps
 
 
 class StepCallback:
-    """Has a recorder of chosen steps; stands before the library's own class of callbacks."""
+    """A mixin with a recorder of chosen steps; list it before the library's own callback class."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class StepCallback:
         snapshot: bool = False,
         log_level: int | str | None = None,
     ) -> None:
-        """Choose what is recorded.
+        """Choose what to record.
 
         Args:
             dir: where to write. Default: where the library logs, see `logging_folder`.
@@ -30,11 +30,11 @@ class StepCallback:
             worker_name: unique per process. Default: `rank<N>`, or `<host>_<pid>` in a single process.
             with_stack: record Python stacks as well: slower, with source lines.
             snapshot: record the allocator's history as well, on CUDA, ROCm and XPU.
-            log_level: of this callback's own messages, as a name or number. Default: as the package's.
+            log_level: level of this callback's own messages, a name or number. Default: that of the package.
 
         Raises:
-            TypeError, ValueError: `steps` are none.
-            MemPluginError: there is no such level.
+            TypeError, ValueError: `steps` is not a valid choice of steps.
+            MemPluginError: `log_level` is no level.
         """
         super().__init__()
         self._recorder = StepRecorder(
@@ -48,4 +48,4 @@ class StepCallback:
         self._listen()
 
     def _listen(self) -> None:
-        """Have the library tell what it has no event for."""
+        """Hook into the library for what it has no callback event for; does nothing by default."""

@@ -1,4 +1,4 @@
-"""Which steps of a training to profile."""
+"""The choice of which steps of a training to profile."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from operator import index
 from torch.profiler import ProfilerAction
 
 Steps = Iterable[int] | Callable[[int], ProfilerAction] | None
-"""Step numbers, or a schedule as `torch.profiler.schedule` makes it, or None for the third and fourth."""
+"""Step numbers, a schedule from `torch.profiler.schedule`, or None for the third and fourth step."""
 
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 class ChosenSteps:
-    """The steps that a user chose. Steps that follow each other are one window.
+    """The steps that a user chose. Consecutive steps form one window.
 
-    Step N is the one that takes the training from N optimizer steps to N + 1, so the first is 0, as
-    torch.profiler counts. Numbers are those of the whole training, resumed ones included; a schedule
-    counts from where this run of it began.
+    Step N takes the training from N optimizer steps to N + 1, so the first step is 0, as torch.profiler
+    counts. Numbers count from the beginning of the whole training, also if it was resumed; a schedule counts
+    from the first step of this run.
 
     Raises:
-        TypeError: neither numbers nor a schedule.
-        ValueError: no number at all, or a negative one.
+        TypeError: `steps` is neither numbers nor a schedule.
+        ValueError: `steps` has no number, or a negative one.
     """
 
     def __init__(self, steps: Steps = None) -> None:
@@ -31,17 +31,17 @@ class ChosenSteps:
         self._numbers = () if callable(steps) or steps is None else _numbers(steps)
 
     def start_at(self, first: int) -> None:
-        """A training begins, or goes on, at this step."""
+        """Set the first step of this run of the training."""
         self._first = first
 
     def has(self, step: int) -> bool:
-        """Whether this step is to be profiled."""
+        """Return whether this step is to be profiled."""
         if self._schedule is None:
             return step in self._numbers
         return step >= self._first and self._schedule(step - self._first) in _RECORDING
 
     def ends_window(self, step: int) -> bool:
-        """Whether the window ends with this step, which is to be profiled."""
+        """Return whether the window ends with this step, which must be one to be profiled."""
         if self._schedule is not None:
             saved = self._schedule(step - self._first) == ProfilerAction.RECORD_AND_SAVE
             return saved or not self.has(step + 1)
@@ -49,7 +49,7 @@ class ChosenSteps:
 
 
 def _third_and_fourth(step: int) -> ProfilerAction:
-    """The optimizer has its state by then, and two steps show what stays."""
+    """Record steps 2 and 3: the optimizer has its state by then, and two steps show what stays allocated."""
     return ProfilerAction.RECORD if step in (2, 3) else ProfilerAction.NONE
 
 
@@ -65,5 +65,5 @@ def _numbers(steps: Iterable[int]) -> Collection[int]:
         raise ValueError("steps is empty: nothing would be recorded")
     lowest = min(kept[0], kept[-1]) if isinstance(kept, range) else min(kept)
     if lowest < 0:
-        raise ValueError(f"steps holds {lowest}; the first step is 0")
+        raise ValueError(f"steps contains {lowest}, but the first step is 0")
     return kept

@@ -1,4 +1,4 @@
-"""Memory of chosen steps of a Hugging Face `Trainer`."""
+"""A callback that records chosen steps of a Hugging Face `Trainer`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ except ImportError as error:
 
 
 class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc]  # untyped where it is not installed
-    """Records the memory of chosen training steps for the Memory tab, beside what the Trainer logs.
+    """Record the memory of chosen training steps for the Memory tab, next to what the Trainer logs.
 
-    A step is one optimizer step with all its micro batches; step N takes `state.global_step` from N to
-    N + 1. Evaluations and checkpoints are not profiled. The training computes the same, and goes on
-    whatever happens here; where it raises, the error stays as it is, and the step that failed is written.
+    A step is one optimizer step with all its micro-batches; step N takes `state.global_step` from N to
+    N + 1. Evaluations and checkpoints are not profiled. The callback does not change what the training
+    computes, and an error in it does not stop the training. If the training raises, its error passes
+    unchanged and the failed step is still written.
 
     Example:
         >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[MemoryTraceCallback(steps=[10])])
@@ -39,7 +40,7 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
         _listen_to_trainers()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take model and optimizer from the Trainer."""
+        """Take the model and the optimizer from the Trainer."""
         optimizer = _unwrapped(kwargs.get("optimizer"))
         training = Training(
             folder=lambda: logging_folder(args),
@@ -51,51 +52,51 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
             self._recorder.expect(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The first micro batch of a step."""
+        """Begin a step, at its first micro-batch."""
         self._recorder.begin_step(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has stepped, gradients are gone."""
+        """End the step: the optimizer has stepped and the gradients are freed."""
         self._recorder.end_step(pause=_is_interrupted(control))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An epoch's evaluation may follow."""
+        """Pause if an evaluation or a checkpoint follows the epoch."""
         if _is_interrupted(control):
             self._recorder.pause()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A prediction that nobody announced."""
+        """Pause at a prediction that no other event announced."""
         self._recorder.pause()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The evaluation is over."""
+        """Resume after an evaluation, unless a checkpoint follows."""
         if not _is_interrupted(control):
             self._recorder.resume()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The checkpoint is written."""
+        """Resume after a checkpoint is written."""
         self._recorder.resume()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what is open."""
+        """Write the open window."""
         self._recorder.end_training()
 
     def evaluation_begins(self) -> None:
-        """`Trainer.evaluate` was called, by the Trainer or by somebody else: it is in no step."""
+        """Pause because `Trainer.evaluate` was called, by the Trainer or by other code."""
         self._recorder.pause()
 
     def training_raised(self) -> None:
-        """`Trainer.train` raised: write what is open, and switch the profiler off."""
+        """Write the open window and stop the profiler, because `Trainer.train` raised."""
         self._recorder.end_training(raised=True)
 
 
 def logging_folder(args: Any) -> str:
-    """Where a Trainer logs for TensorBoard.
+    """Return where a Trainer logs for TensorBoard.
 
-    Transformers 4 says so (`args.logging_dir`). From version 5 on it is `TENSORBOARD_LOGGING_DIR`, or a
-    folder named after the time, below `<output_dir>/runs`: then the one that this process has begun.
-    Only the first of several processes logs there, and without TensorBoard none does; so that all
-    ranks write to one folder without waiting for each other, it is then `<output_dir>/runs/memory`.
+    In Transformers 4 it is `args.logging_dir`. From version 5 on it is `TENSORBOARD_LOGGING_DIR` or, if that
+    is not set, the folder below `<output_dir>/runs` that this process has created, named after the time.
+    With several processes only the first one logs there, and without TensorBoard none does. Then the folder
+    is `<output_dir>/runs/memory`, so that all ranks use the same one without waiting for each other.
     """
     told = getattr(args, "logging_dir", None) or os.environ.get("TENSORBOARD_LOGGING_DIR")
     if told:
@@ -106,7 +107,7 @@ def logging_folder(args: Any) -> str:
 
 
 def _begun_here(runs: Path) -> Path | None:
-    """The folder of the newest event file that a SummaryWriter of this process has made."""
+    """Return the folder of the newest event file that a SummaryWriter of this process has created."""
     end = re.compile(rf"\.{re.escape(socket.gethostname())}\.{os.getpid()}\.\d+$")  # see EventFileWriter
     files = [path for path in runs.rglob("events.out.tfevents.*") if end.search(path.name)]
     return max(files, key=lambda path: path.stat().st_mtime_ns).parent if files else None
@@ -117,17 +118,18 @@ def _is_interrupted(control: Any) -> bool:
 
 
 def _unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
-    """The optimizer inside accelerate's: the one that torch sees stepping."""
+    """Return the optimizer inside accelerate's wrapper: the one that torch sees stepping."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
 def _listen_to_trainers() -> None:
-    """Have the Trainer tell our callbacks what it has no event for: that training raised, that it evaluates.
+    """Wrap `Trainer.train` and `Trainer.evaluate` to notify our callbacks of errors and evaluations.
 
-    Otherwise the profiler would stay on after a failed training, and the first batch of an evaluation that
-    a later callback asks for would count to a step. Arguments, results and errors pass unchanged.
+    The Trainer has no events for these. Without them the profiler would stay on after a failed training, and
+    the first batch of an evaluation that a later callback starts would count to a step. Arguments, results
+    and errors pass unchanged.
     """
     if not getattr(transformers.Trainer.train, "has_listeners", False):
         transformers.Trainer.train = _telling_errors(transformers.Trainer.train)

@@ -1,4 +1,4 @@
-"""One run of torch.profiler over steps that follow each other."""
+"""One run of torch.profiler over consecutive steps."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from tb_memplugin.handler import Handler
 
 _STEP = "ProfilerStep#{}"
-"""How torch.profiler marks its steps."""
+"""The name by which torch.profiler marks its steps."""
 
 
 class ProfiledWindow:
-    """A profiler that is on from here to `close`, with steps marked as torch.profiler marks them.
+    """A profiler that runs from its creation to `close`, with steps marked as torch.profiler marks them.
 
-    The marks are set by us, not by `profile.step`, which would begin the next step before it is known
-    whether an evaluation comes first. Memory is reported whatever the activities are, so the CPU's are
-    enough: no CUPTI, no kernels, and no buffers of theirs on the device.
+    We set the marks ourselves, because `profile.step` would begin the next step before it is known whether
+    an evaluation comes first. Memory is reported for any activities, so CPU activity is enough: CUPTI is not
+    started and allocates no buffers on the device.
 
     Args:
-        handler: is given the profile when the window closes, if a step was marked.
+        handler: called with the profile when the window closes, if a step was marked.
         with_stack: record Python stacks.
     """
 
@@ -37,24 +37,24 @@ class ProfiledWindow:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether a step was begun and not ended."""
+        """Whether a step has begun and not ended."""
         return self._mark is not None
 
     def begin_step(self, number: int) -> None:
-        """Mark where a step begins."""
+        """Mark the beginning of a step."""
         mark = record_function(_STEP.format(number))
         mark.__enter__()
         self._mark = mark
         self.steps.append(number)
 
     def end_step(self) -> None:
-        """Mark where it ends; nothing where none is begun."""
+        """Mark the end of the step; does nothing if none has begun."""
         mark, self._mark = self._mark, None
         if mark is not None:
             mark.__exit__(None, None, None)
 
     def close(self) -> None:
-        """Stop the profiler and hand its profile over."""
+        """Stop the profiler and pass its profile to the handler."""
         self.end_step()
         self._profile.stop()
 
@@ -64,5 +64,5 @@ class ProfiledWindow:
 
 
 def is_profiling() -> bool:
-    """Whether a torch profiler is on, in any thread. A second one would end the first without a word."""
+    """Return whether a torch profiler runs in any thread. Starting a second one would silently end it."""
     return bool(getattr(autograd_profiler, "_is_profiler_enabled", False))

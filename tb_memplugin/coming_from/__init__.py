@@ -1,6 +1,6 @@
-"""For scripts written for another tool: its names and call shapes, our numbers.
+"""The Python interfaces of other tools, implemented with this package, so that existing scripts run.
 
-Write `tb_memplugin.coming_from.` before the name of the package that a script imports, and it runs:
+In a script, put `tb_memplugin.coming_from.` before the name of the package that it imports:
 `mosaic`, `memory_profiler` (PyTorch Memory Tracing), `gpu_optimizer` (Memory Tracer),
 `pytorch_mem_profiler` (PyTorch Memory Profiler) and `pytorch_mem_tracer` (Pytorch Mem Tracer).
 """

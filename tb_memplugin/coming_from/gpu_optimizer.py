@@ -1,4 +1,4 @@
-"""Memory Tracer's names: they are ours as well, but for what two of its arguments are called."""
+"""The interface of Memory Tracer. It is the same as ours except for the names of two arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
 
 
 class MemoryTracer(tracer.MemoryTracer):
-    """Our `MemoryTracer`, whose exports take `output_path` by name."""
+    """Our `MemoryTracer`, whose exports have a parameter named `output_path`."""
 
     def export_flame_graph(self, output_path: str | os.PathLike[str]) -> None:
         """See `tb_memplugin.MemoryTracer.export_flame_graph`."""

@@ -1,4 +1,4 @@
-"""PyTorch Memory Tracing's names: its `MemoryTracer` is our `MemoryEstimator`."""
+"""The interface of PyTorch Memory Tracing. Its `MemoryTracer` is our `MemoryEstimator`."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ __all__ = ["MemoryTracer", "configure_logging", "get_logger"]
 
 LOG_FILE = "memory_profile.log"
 LEVEL_VARIABLE = "MEMORY_PROFILER_LOG_LEVEL"
-"""That tool's environment variable, which goes for scripts that import this; ours goes before it."""
+"""That tool's environment variable. It applies to scripts that import this module, unless ours is set."""
 
 
 class MemoryTracer(MemoryEstimator):
-    """A `MemoryEstimator` whose modules are told with `memory_dispatch_mode.register_hooks_to_module`."""
+    """A `MemoryEstimator` that learns its modules by `memory_dispatch_mode.register_hooks_to_module`."""
 
     @property
     def memory_dispatch_mode(self) -> ModuleHooks:
-        """Where that tool's scripts name their modules."""
+        """The object with which scripts of that tool register their modules."""
         return ModuleHooks(self)
 
 
 class ModuleHooks:
-    """Modules to tell apart. They are let go of when the estimator's block ends, whether asked to or not."""
+    """Registers modules to report separately. Their hooks are removed when the estimator's block ends."""
 
     def __init__(self, estimator: MemoryEstimator) -> None:
         self._estimator = estimator
 
     def register_hooks_to_module(self, module: nn.Module) -> list[nn.Module]:
-        """Tell a model's modules apart from here on; see `MemoryEstimator.watch`."""
+        """Report a model's modules separately from now on; see `MemoryEstimator.watch`."""
         self._estimator.watch(module)
         return [module]
 
     def remove_hooks(self, handles: Sequence[nn.Module]) -> None:
-        """Does nothing, and may stand where scripts have it."""
+        """Do nothing; scripts of that tool call it."""
 
 
 def configure_logging(
@@ -48,16 +48,16 @@ def configure_logging(
     log_file: str = LOG_FILE,
     rich_format: bool = True,
 ) -> None:
-    """Show our messages, and with `log_to_file` keep them; see `tb_memplugin.configure_logging`.
+    """Show our messages, and write them to a file if `log_to_file`; see `tb_memplugin.configure_logging`.
 
-    Without a level it is the environment's, else INFO.
+    The default level is that of the environment variables, else INFO.
     """
     least = _level_asked_for() if level is None else level
     logs.configure_logging(least, log_file if log_to_file else None, rich_format)
 
 
 def get_logger(name: str = logs.LOGGER) -> logging.Logger:
-    """A logger below ours, which `configure_logging` shows."""
+    """Return a child of our logger, whose messages `configure_logging` shows."""
     inside = name == logs.LOGGER or name.startswith(f"{logs.LOGGER}.")
     return logging.getLogger(name if inside else f"{logs.LOGGER}.{name}")
 
@@ -66,5 +66,5 @@ def _level_asked_for() -> str | None:
     return os.environ.get(logs.LEVEL_VARIABLE) or os.environ.get(LEVEL_VARIABLE)
 
 
-if not os.environ.get(logs.LEVEL_VARIABLE):  # else importing the package has done it
+if not os.environ.get(logs.LEVEL_VARIABLE):  # otherwise importing the package has configured it
     logs.configure_from_environment(LEVEL_VARIABLE)

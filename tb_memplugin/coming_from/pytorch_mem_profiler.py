@@ -1,4 +1,4 @@
-"""PyTorch Memory Profiler's `memory_profiler(model, print_period, csv)` is our `IterationReport`."""
+"""The interface of PyTorch Memory Profiler: `memory_profiler(model, print_period, csv)`."""
 
 from tb_memplugin.iterations import IterationReport
 

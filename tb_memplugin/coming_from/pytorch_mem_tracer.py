@@ -1,4 +1,4 @@
-"""Pytorch Mem Tracer's functions, on one `LineTracer` for the process."""
+"""The functions of Pytorch Mem Tracer, which share one `LineTracer` per process."""
 
 from tb_memplugin.line_tracer import report_stats, start_tracing, stop_tracing, switch_allocator
 

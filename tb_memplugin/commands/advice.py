@@ -1,4 +1,4 @@
-"""`tb-memplugin advice`: what of the memory could be saved, and the evidence for it."""
+"""`tb-memplugin advice`: which memory could be saved, and the evidence for it."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ RULE_NAMES = {
 @click.command("advice")
 @click.argument("path")
 @click.option(
-    "--step", type=int, help="Of a folder: a step's number. Default: the one with the highest peak."
+    "--step", type=int, help="For a folder: number of the step. Default: the step with the highest peak."
 )
-@click.option("--device", help="A device's name, such as cuda:0. Default: all.")
-@click.option("--worker", help="Of a folder: a worker's name. Default: the one with the highest peak.")
-@click.option("--json", "as_json", is_flag=True, help="Bytes, for programs.")
+@click.option("--device", help="Name of a device, such as cuda:0. Default: all.")
+@click.option("--worker", help="For a folder: name of the worker. Default: the one with the highest peak.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 @reading_options
 def command(
     path: str, step: int | None, device: str | None, worker: str | None, as_json: bool, reading: Reading
 ) -> None:
-    """What of the memory could be saved: growth, gradients kept, reserve unused, and what has a price.
+    """What to change to save memory, with the evidence for it.
 
-    Every finding has its evidence, and rules that find nothing say why. PATH is a memory snapshot, a
-    Kineto trace, a raw memory timeline, a recorded window, or a recorded run's folder.
+    Looks for memory that grows, gradients that are kept, reserved memory that is never used, and savings
+    that have a price. A rule that finds nothing says why. PATH is a memory snapshot, a Kineto trace, a raw
+    memory timeline, a recorded window, or a recorded run's folder.
     """
     opened = open_trace(path, reading, device=device, step=step, worker=worker)
     found = advice(opened.trace, device, functools.cache(lambda: _run_levels(opened)))
@@ -60,7 +61,7 @@ def command(
 
 
 def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:
-    """What the windows of a folder's worker tell, the one that is open among them; of a file there is one."""
+    """Return the levels of the worker's windows, including the opened one; a file has one window only."""
     if not files.is_folder(opened.source):
         return window_levels(opened.trace)
     steps = [one for one in read_recordings(opened.source).steps if one.folder == opened.source]

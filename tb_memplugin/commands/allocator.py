@@ -33,12 +33,22 @@ OOM_LINES = 5
     default="peak",
     show_default=True,
     metavar="EVENT",
-    help="An event of the device, counted from 0, or one of: peak, start, end, oom (the last one).",
+    help=(
+        "Number of an event of the device, counted from 0, or one of: peak, start, end, oom (the last one)."
+    ),
 )
-@click.option("--device", help="A device's name. Default: all.")
-@click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="Segments; 0: all.")
-@click.option("--blocks", is_flag=True, help="With --json: every block of every segment.")
-@click.option("--json", "as_json", is_flag=True, help="Bytes and nanoseconds, for programs.")
+@click.option("--device", help="Name of a device. Default: all.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Number of segments to show; 0: all.",
+)
+@click.option("--blocks", is_flag=True, help="With --json: list every block of every segment.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in nanoseconds."
+)
 @simulation_options
 @reading_options
 def command(
@@ -82,23 +92,25 @@ def _tell_older_ooms(state: DeviceState) -> None:
     older = state.failed_requests - len(state.ooms)
     if older:
         click.echo(
-            f"note: {printable(state.name)}: {older:,} earlier failed requests are not told.", err=True
+            f"note: {printable(state.name)}: {older:,} earlier failed requests are not shown.", err=True
         )
 
 
 def _moments(trace: MemoryTrace, device: str | None, moment: str) -> Iterator[tuple[int, int]]:
-    """Rows of devices, and the event at which to look at each.
+    """Yield the row of each device and the event whose state to show.
 
     Raises:
-        NotRecordedError: no such device or event.
-        MemPluginError: the text means no moment.
+        NotRecordedError: the trace has no such device or event.
+        MemPluginError: `moment` is neither a number nor one of `MOMENTS`.
     """
     rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
     if moment == "oom":
         failed = {int(trace.events.device[oom.event]): oom.event for oom in trace.ooms}
         if not failed.keys() & set(rows):
             raise NotRecordedError(
-                "No request failed here.", where=trace.source, fix="Ask for another moment with --at."
+                "This recording has no failed request.",
+                where=trace.source,
+                fix="Choose another moment with --at.",
             )
         yield from ((row, failed[row]) for row in rows if row in failed)
         return
@@ -116,7 +128,7 @@ def _moments(trace: MemoryTrace, device: str | None, moment: str) -> Iterator[tu
 def _number(text: str) -> int:
     if not text.lstrip("-").isdecimal() or len(text) > 18:
         raise MemPluginError(
-            f"{text[:80]!r} is no moment.",
+            f"{text[:80]!r} is not a moment.",
             where="--at",
             fix=f"Give a number, or one of: {', '.join(MOMENTS)}.",
         )
@@ -130,7 +142,7 @@ def _show(state: DeviceState, top: int) -> None:
         out.print(printable(line), soft_wrap=True)
     out.print(_pools(state, unit))
     if state.segments is None:
-        out.print("Where the reserve lies is not told: there are no segments in the file.\n")
+        out.print("The file contains no segments, so it is not known where the reserved memory is.\n")
     else:
         out.print(_segments(state, unit, top))
     for oom in state.ooms:
@@ -146,22 +158,23 @@ def _heading(state: DeviceState) -> Iterator[str]:
     )
     if state.reserved_bytes is not None:
         yield (
-            f"fragmentation: {_percent(waste.unused)} of the reserve unused, {_percent(waste.split)} of "
-            f"what is free not in its largest piece ({_told(waste.largest_free_bytes)} of "
-            f"{_told(waste.free_bytes)})"
+            f"fragmentation: {_percent(waste.unused)} of the reserved memory is free; "
+            f"{_percent(waste.split)} of that is outside the largest free block "
+            f"({_told(waste.largest_free_bytes)} of {_told(waste.free_bytes)})"
         )
     yield (
-        f"peak {_told(peak.bytes)} at event {state.number(peak.event)}: {_told(peak.before_bytes)} from "
-        f"before, {_told(peak.came_bytes)} came; most reserved {_told(state.peak_reserved_bytes)}"
+        f"peak {_told(peak.bytes)} at event {state.number(peak.event)}: {_told(peak.before_bytes)} "
+        f"allocated before the recording, {_told(peak.came_bytes)} during it; most reserved "
+        f"{_told(state.peak_reserved_bytes)}"
     )
 
 
 def _counted(state: DeviceState) -> str:
-    """Which sizes are summed: what was asked for or, where only a profiler counted, whole blocks."""
+    """Say which sizes are summed: requested sizes or, if the file records only those, whole blocks."""
     if state.rounded_bytes is None:
         return ""
     if state.segments is None and state.rounded_exact:
-        return " in whole blocks (what was requested is not told)"
+        return " in whole blocks (requested sizes are not recorded)"
     at_least = "" if state.rounded_exact else "at least "
     return f" as requested ({at_least}{_told(state.rounded_bytes)} rounded)"
 
@@ -187,7 +200,7 @@ def _pools(state: DeviceState, unit: Unit) -> RenderableType:
 
 
 def _segments(state: DeviceState, unit: Unit, top: int) -> RenderableType:
-    """The largest segments, and one row for all the others."""
+    """Return a table of the largest segments, with one row for all the others."""
     every = sorted(state.segments or (), key=lambda segment: -segment.bytes)
     shown = every[: top or None]
     rows = [
@@ -201,7 +214,7 @@ def _segments(state: DeviceState, unit: Unit, top: int) -> RenderableType:
 
 
 def _sizes(unit: Unit, segments: Sequence[SegmentState]) -> tuple[str, str, str, str]:
-    """The bytes of segments: in use (live blocks, rounded) and free sum to the whole."""
+    """Format the bytes of segments: all, in use (live blocks, rounded) and free; and count live blocks."""
     blocks = [block for segment in segments for block in segment.blocks]
     whole = sum(segment.bytes for segment in segments)
     free = sum(block.extent_bytes for block in blocks if block.state == "free")

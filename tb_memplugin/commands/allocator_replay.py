@@ -1,4 +1,4 @@
-"""`tb-memplugin allocator --replay | --alloc-conf | --capacity`: a recording, with a simulated allocator."""
+"""`tb-memplugin allocator --replay | --alloc-conf | --capacity`: replay a recording in the simulator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What of the simulator was asked for; see the options' help."""
+    """The values of the simulation options; see their help."""
 
     beside_record: bool = False
     conf: str | None = None
@@ -38,17 +38,17 @@ class Simulation:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anything was."""
+        """Whether any simulation option was given."""
         return self.beside_record or self.is_other or self.output is not None
 
     @property
     def is_other(self) -> bool:
-        """Whether other settings or another device are tried."""
+        """Whether to simulate other settings or another device than the recorded ones."""
         return self.conf is not None or self.capacity is not None
 
 
 def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that simulate; the command gets them as `simulation`."""
+    """Add the simulation options to a command, which receives them as `simulation`."""
 
     @functools.wraps(command)
     def with_simulation(
@@ -63,29 +63,33 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
         command(*args, simulation=Simulation(replay, alloc_conf, most, output), **options)
 
     options = (
-        click.option("--replay", is_flag=True, help="Hold a simulated allocator against the recorded one."),
+        click.option("--replay", is_flag=True, help="Compare a simulated allocator with the recorded one."),
         click.option(
             "--alloc-conf",
             metavar="TEXT",
-            help="What if PYTORCH_CUDA_ALLOC_CONF had been this, from the first event on?",
+            help=(
+                "Simulate these settings, in the syntax of PYTORCH_CUDA_ALLOC_CONF, from the first event on."
+            ),
         ),
-        click.option("--capacity", metavar="SIZE", help="What if the device had this much? 24GiB, or bytes."),
-        click.option("-o", "--output", help="Write what was simulated as a snapshot, for any viewer."),
+        click.option(
+            "--capacity", metavar="SIZE", help="Simulate a device with this much memory: 24GiB, or bytes."
+        ),
+        click.option("-o", "--output", help="Write the simulation as a memory snapshot, for any viewer."),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), with_simulation)
 
 
 def read_size(text: str) -> int:
-    """Bytes from `24GiB`, `24 GB` or `25769803776`.
+    """Return the bytes of a size such as `24GiB`, `24 GB` or `25769803776`.
 
     Raises:
-        MemPluginError: it is no size.
+        MemPluginError: the text is no size.
     """
     parts = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text.strip())
     size = float(parts[1]) * UNITS[parts[2]] if parts and parts[2] in UNITS else 0
     if not parts or not 1 <= size <= MOST_BYTES:
         raise MemPluginError(
-            f"{text[:80]!r} is no size.",
+            f"{text[:80]!r} is not a size.",
             where="--capacity",
             fix="Give bytes, or a number with MiB, GiB, MB or GB.",
         )
@@ -93,10 +97,11 @@ def read_size(text: str) -> int:
 
 
 def simulate(opened: Opened, device: str | None, simulation: Simulation, as_json: bool) -> None:
-    """Replay a recording's devices and tell what came out.
+    """Replay a recording's devices in the simulated allocator, and print the result.
 
     Raises:
-        MemPluginError: settings that no allocator takes, no such device, or a file that cannot be written.
+        MemPluginError: the settings are invalid, the trace has no such device, or the output file cannot be
+            written.
     """
     trace = opened.trace
     settings = None if simulation.conf is None else AllocatorSettings.from_conf(simulation.conf)
@@ -122,13 +127,13 @@ def simulate(opened: Opened, device: str | None, simulation: Simulation, as_json
 def _write(opened: Opened, replays: Sequence[Replay], output: str) -> None:
     refuse_own_input(opened.source, output)
     if not replays:
-        raise MemPluginError("Nothing was simulated, so nothing is written.", where=opened.source)
+        raise MemPluginError("Nothing was simulated, so nothing was written.", where=opened.source)
     for note in snapshot.write(simulated_trace(replays), output):
         click.echo(f"note: {printable(note)}", err=True)
 
 
 def _beside_record(one: Replay) -> dict[str, Any]:
-    """A replay beside its record, for programs. Addresses are null where the record tells no segments."""
+    """Return a replay compared with its record, for JSON; addresses are null if segments are not recorded."""
     found = ("bytes", "recorded_address", "simulated_address", "cause")
     return {
         "device": _name(one),
@@ -142,7 +147,7 @@ def _beside_record(one: Replay) -> dict[str, Any]:
 
 
 def _what_if(one: Replay) -> dict[str, Any]:
-    """A replay with other settings or another device, for programs."""
+    """Return a replay with other settings or another device, for JSON."""
     trace, found = one.source, ("requested_bytes", "reserved_bytes", "live_bytes")
     return {
         "device": _name(one),
@@ -158,7 +163,7 @@ def _what_if(one: Replay) -> dict[str, Any]:
 
 
 def _at(one: Replay, what: FirstMiss | Failure | None, fields: Sequence[str]) -> dict[str, Any] | None:
-    """Something that happened at an event, if it did: the device's own number of it, and fields."""
+    """Return the event number (counted on its device) and some fields of a result; None without a result."""
     if what is None:
         return None
     number = own_number(one.source, one.device, what.event)
@@ -192,14 +197,14 @@ def _beside_record_lines(one: Replay) -> Iterator[str]:
     miss = one.first_miss
     if not one.follows_record:
         yield (
-            f"{_name(one)}: the record tells no segments: addresses cannot be compared, "
-            "and what was reserved before the first event is not known."
+            f"{_name(one)}: the recording contains no segments, so addresses cannot be compared, and "
+            "what was reserved before the first event is not known."
         )
     elif miss is not None:
         yield (
-            f"{_name(one)}: first elsewhere at event {own_number(one.source, one.device, miss.event)}: "
-            f"{miss.bytes:,} bytes at {miss.simulated_address:#x}, recorded at {miss.recorded_address:#x}; "
-            f"{miss.cause}."
+            f"{_name(one)}: first difference at event "
+            f"{own_number(one.source, one.device, miss.event)}: {miss.bytes:,} bytes at "
+            f"{miss.simulated_address:#x}, recorded at {miss.recorded_address:#x}; {miss.cause}."
         )
 
 
@@ -228,22 +233,28 @@ def _show_what_if(replays: Sequence[Replay]) -> None:
 def _what_if_lines(one: Replay) -> Iterator[str]:
     told, failure = Unit.for_bytes([one.reserved_peak]), one.failure
     if failure is not None and failure.event < 0:
-        yield f"{_name(one)}: what is live at the start needs {told.tell(failure.reserved_bytes)} of reserve."
+        yield (
+            f"{_name(one)}: the blocks live at the start need {told.tell(failure.reserved_bytes)} of "
+            "reserved memory."
+        )
     elif failure is not None:
         yield (
-            f"{_name(one)}: out of memory at event {own_number(one.source, one.device, failure.event)}: "
-            f"{Unit.for_bytes([failure.requested_bytes]).tell(failure.requested_bytes)} asked for, with "
-            f"{told.tell(failure.reserved_bytes)} reserved and {told.tell(failure.live_bytes)} live."
+            f"{_name(one)}: out of memory at event "
+            f"{own_number(one.source, one.device, failure.event)}: "
+            f"{Unit.for_bytes([failure.requested_bytes]).tell(failure.requested_bytes)} requested, "
+            f"with {told.tell(failure.reserved_bytes)} reserved and {told.tell(failure.live_bytes)} "
+            "live."
         )
     for event in one.rescued[:1]:
         yield (
-            f"{_name(one)}: what failed at event {own_number(one.source, one.device, event)} fits; "
-            "how the program would have gone on is not known."
+            f"{_name(one)}: the request that failed at event "
+            f"{own_number(one.source, one.device, event)} fits here; what the program would have done "
+            "next is not known."
         )
     if one.reserved_at_start:
         yield (
             f"{_name(one)}: {told.tell(one.reserved_at_start)} were reserved before the first event; "
-            "where they lie is kept as recorded."
+            "their layout is kept as recorded."
         )
 
 

@@ -1,4 +1,4 @@
-"""What `tb-memplugin allocator` tells of one device, gathered, and as JSON."""
+"""The state of one device that `tb-memplugin allocator` shows, and its JSON form."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from tb_memplugin.commands.events import own_number
 from tb_memplugin.trace import MemoryTrace
 
 MOST_OOMS = 100
-"""Failed requests of one device that are told; a job that tries again and again has thousands."""
+"""How many failed requests of a device are reported; a job that retries in a loop has thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
     """A device's allocator after an event (an index into the trace's events), and its failed requests.
 
-    `allocated_bytes` is what was requested, without what is pending. `rounded_bytes` is what the
-    allocator set aside for blocks, None of a device that has no reserve, and so no rule of rounding; where
-    not `rounded_exact`, a part of it follows from that rule.
-    `ooms` are the last `MOST_OOMS` of all `failed_requests`.
-    `segments` are None where the source tells none. `free_blocks`: size from, count, bytes.
+    `allocated_bytes` are requested bytes without pending blocks. `rounded_bytes` is what the allocator set
+    aside for blocks, None for a device without a caching allocator; unless `rounded_exact`, a part of it was
+    computed by the rounding rule. `ooms` are the last `MOST_OOMS` of all `failed_requests`. `segments` is
+    None if the source does not record them. `free_blocks`: (least size, count, bytes) of free stretches.
     """
 
     trace: MemoryTrace
@@ -62,12 +61,12 @@ class DeviceState:
         return self.trace.devices[self.device].name
 
     def number(self, event: int) -> int:
-        """An event's number among the device's own."""
+        """Return an event's number, counted on the device."""
         return own_number(self.trace, self.device, event)
 
 
 def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
-    """A device's allocator after an event.
+    """Return the state of a device's allocator after an event.
 
     Args:
         trace: any trace.
@@ -103,13 +102,13 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
 
 
 def last_event_of(trace: MemoryTrace, device: int) -> int:
-    """The index of a device's last event, -1 if it has none."""
+    """Return the index of a device's last event, -1 if it has none."""
     own = np.flatnonzero(trace.events.device == device)
     return int(own[-1]) if len(own) else -1
 
 
 def state_json(state: DeviceState, blocks: bool) -> dict[str, Any]:
-    """A device's allocator for programs; events count on their own device."""
+    """Return the state of a device's allocator for JSON; events are counted on their device."""
     waste = state.fragmentation
     return {
         "device": state.name,
@@ -140,7 +139,7 @@ def state_json(state: DeviceState, blocks: bool) -> dict[str, Any]:
 
 
 def pool_json(pool: PoolState, rounds: bool = True) -> dict[str, Any]:
-    """A pool for programs; without `rounded_bytes` where the device does not round."""
+    """Return a pool for JSON; `rounded_bytes` is null if the device does not round sizes."""
     told = asdict(pool)
     del told["by_rule_bytes"]
     if not rounds:
@@ -149,7 +148,7 @@ def pool_json(pool: PoolState, rounds: bool = True) -> dict[str, Any]:
 
 
 def segment_json(segment: SegmentState, blocks: bool) -> dict[str, Any]:
-    """A segment for programs, with its blocks if wanted."""
+    """Return a segment for JSON, with its blocks if `blocks`."""
     free = [block.extent_bytes for block in segment.blocks if block.state == "free"]
     told: dict[str, Any] = {
         "address": segment.address,
@@ -176,7 +175,7 @@ def segment_json(segment: SegmentState, blocks: bool) -> dict[str, Any]:
 
 
 def oom_json(oom: OomReport, event: int) -> dict[str, Any]:
-    """A failed request for programs."""
+    """Return a failed request for JSON; `event` is its number on the device."""
     told = asdict(oom)
     told.update(
         event=event,

@@ -1,7 +1,7 @@
-"""Commands that read files go on in a child process, so that no pickle can hang or crash them for good.
+"""Run commands that read files in a child process, so that a hostile pickle cannot hang or crash them.
 
-A pickle's dictionary keys may be such that Python looks them up for hours, or ends when it hashes them.
-No code in that process could stop it, not even Ctrl-C. Its parent can: see `still_unpickling`.
+A pickle can contain dictionary keys that take Python hours to look up, or that crash it when it hashes them.
+No code in the same process can stop that, not even on Ctrl-C. A parent process can: see `still_unpickling`.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from tb_memplugin.errors import MemPluginError, UnreadableFileError
 READ_FILES = frozenset(
     ("import", "peak", "diff", "stages", "usage", "advice", "allocator", "profile", "json", "export")
 )
-"""Sub-commands that are guarded."""
+"""Sub-commands that run in a child process."""
 
 LIMIT_VARIABLE = "TB_MEMPLUGIN_LIMIT_SECONDS"
 LIMIT_SECONDS = 5
-"""What a megabyte of a pickle may take of a processor; real ones take a hundredth of a second."""
+"""CPU seconds that one megabyte of a pickle may take; real pickles take a hundredth of a second."""
 
 LOOK_SECONDS = 0.25
 ENDING_SECONDS = 0.002
 PATIENCE_SECONDS = 2
-"""How long a command may take to end after Ctrl-C."""
+"""How many seconds a command may take to end after Ctrl-C."""
 
 REFUSED, INTERRUPTED, BY_SIGNAL = 2, 1, 128
 CRASHES = {"SIGSEGV", "SIGBUS", "SIGABRT", "SIGKILL"}
-"""How a process ends that runs out of stack, or of the system's memory."""
+"""Signals that end a process which runs out of stack or of system memory."""
 
 GOES_ON, OVER = b"+", b"-"
 
 
 def go_apart() -> None:
-    """Return in a child process; this one waits for it and ends with its exit code.
+    """Fork: return in the child process, while the parent waits for it and exits with its exit code.
 
-    Where a system cannot fork (Windows), it returns in this process, unguarded.
+    On a system without fork (Windows) it returns in this process, which is then not guarded.
 
     Raises:
-        MemPluginError: TB_MEMPLUGIN_LIMIT_SECONDS is no number of seconds.
+        MemPluginError: TB_MEMPLUGIN_LIMIT_SECONDS is not a number of seconds.
         SystemExit: in the parent, when the child has ended.
     """
     if not hasattr(os, "fork"):
@@ -63,7 +63,7 @@ def go_apart() -> None:
 
 
 def _tell(pipe: int, going_on: bool) -> None:
-    """Tell the parent; a parent that is gone ends this process."""
+    """Tell the parent whether unpickling goes on. If the parent is gone, the error ends this process."""
     os.write(pipe, GOES_ON if going_on else OVER)
 
 
@@ -73,7 +73,7 @@ def _limit_seconds() -> float:
         return LIMIT_SECONDS
     if not (told.isascii() and told.isdigit() and 0 < len(told) < 10 and int(told)):
         raise MemPluginError(
-            f"{LIMIT_VARIABLE} is {told[:80]!r}, which is no number of seconds.",
+            f"{LIMIT_VARIABLE} is {told[:80]!r}, which is not a number of seconds.",
             where="the environment",
             fix=f"Set it to a whole number: export {LIMIT_VARIABLE}=60",
         )
@@ -82,7 +82,7 @@ def _limit_seconds() -> float:
 
 @dataclass(slots=True)
 class _Guard:
-    """The parent of a command that reads files."""
+    """The parent's side: it waits for the child that runs the command, and kills it if it hangs."""
 
     child: int
     heard: int
@@ -92,7 +92,7 @@ class _Guard:
     interrupted: float = 0.0
 
     def wait(self) -> int:
-        """The child's exit code; 2, with a word on stderr, where a pickle hung or crashed it."""
+        """Return the child's exit code; 2, with a message on stderr, if a pickle hung or crashed it."""
         signal.signal(signal.SIGINT, self._interrupt)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._pass_on)
@@ -110,7 +110,7 @@ class _Guard:
                 return INTERRUPTED
 
     def _listen(self) -> None:
-        """What the child said last counts; when it closed its end, it is about to be over."""
+        """Read the child's messages, of which the last counts. If its pipe is closed, it is ending."""
         while select.select([self.heard], [], [], 0)[0]:
             words = os.read(self.heard, 1 << 16)
             if not words:
@@ -125,28 +125,28 @@ class _Guard:
             return BY_SIGNAL - code
         if self.unpickling:
             _refuse(
-                f"The pickle made its reader crash (signal {-code}): its keys are nested without end, or the "
-                "system's memory ran out.",
-                "Ask whoever sent it for the file that torch.cuda.memory._dump_snapshot() wrote.",
+                f"The process that read the pickle crashed (signal {-code}): the dictionary keys are "
+                "nested too deeply, or the system ran out of memory.",
+                "Ask the sender for the file that torch.cuda.memory._dump_snapshot() wrote.",
             )
         else:
             _refuse(
-                f"The command was ended from outside (signal {-code}): the system's memory may have run out.",
-                "Try it where there is more memory.",
+                f"The command was killed (signal {-code}): the system may have run out of memory.",
+                "Run it on a machine with more memory.",
             )
         return REFUSED
 
     def _end_it(self) -> int:
         self._kill()
         _refuse(
-            f"The pickle takes absurdly long: no end of one of its megabytes after {self.limit:.0f} seconds. "
-            "Its dictionary keys seem to be made for that.",
+            "Reading the pickle takes far too long: a single megabyte of it was not done after "
+            f"{self.limit:.0f} seconds. Its dictionary keys may have been made to cause this.",
             f"If you trust the file, set {LIMIT_VARIABLE} to more seconds.",
         )
         return REFUSED
 
     def _used(self) -> float:
-        """Seconds that the child took of a processor; of a clock, where the system does not tell."""
+        """Return the child's CPU seconds; seconds of a clock if the system does not report them."""
         try:
             told = Path(f"/proc/{self.child}/stat").read_text("utf-8").rpartition(")")[2].split()
             return int(told[11]) / os.sysconf("SC_CLK_TCK")
@@ -161,7 +161,7 @@ class _Guard:
         self.interrupted = self.interrupted or time.monotonic()
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # the child has just ended
             os.kill(self.child, number)
 
 

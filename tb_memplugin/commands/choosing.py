@@ -1,4 +1,4 @@
-"""Which of a folder's recorded steps the options mean."""
+"""Choose recorded steps of a folder by the options --step, --device and --worker."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from tb_memplugin.store.reader import RecordedStep, read_recordings
 def chosen_steps(
     path: str, step: int | None = None, device: str | None = None, worker: str | None = None
 ) -> list[RecordedStep]:
-    """The steps below a folder that the options mean, at least one. What cannot be read is a warning.
+    """Return the recorded steps below a folder that match the options; there is at least one.
+
+    Files that cannot be read are reported as warnings on stderr.
 
     Raises:
-        NotRecordedError: there are none; it names those that there are.
+        NotRecordedError: no step matches; the message names the values that exist.
     """
     recordings = read_recordings(path)
     for problem in recordings.problems:
@@ -30,13 +32,13 @@ def chosen_steps(
     if not steps and recordings.watched:
         count = sum(len(one.figures) for one in recordings.watched)
         raise NotRecordedError(
-            f"Only figures of MemoryMonitor are here, of {count:,} steps: none was recorded in full.",
+            f"This folder has only MemoryMonitor figures, of {count:,} steps: no step was recorded in full.",
             where=path,
             fix=f"See them in the Memory tab: tensorboard --logdir {shlex.quote(path)}",
         )
     if not steps:
-        fix = f"Record one with memory_trace_handler, or ask: tb-memplugin doctor {path}"
-        raise NotRecordedError("No memory recording is here.", where=path, fix=fix)
+        fix = f"Record one with memory_trace_handler, or find out why with: tb-memplugin doctor {path}"
+        raise NotRecordedError("This folder has no memory recording.", where=path, fix=fix)
     if worker is not None:
         known = sorted({item.metadata.worker for item in steps})
         steps = [item for item in steps if item.metadata.worker == readable(worker)]
@@ -60,23 +62,28 @@ def _require(steps: Sequence[RecordedStep], what: str, known: Sequence[str], pat
 
 
 def peaks(step: RecordedStep) -> dict[str, int]:
-    """The peak of each device in a step, bytes."""
+    """Return the peak of each device in a step, in bytes."""
     return {item.device: item.stats.peak_bytes for item in step.metadata.devices}
 
 
 def highest(steps: Sequence[RecordedStep], device: str | None = None) -> RecordedStep:
-    """The step with the highest peak, on a device or on any."""
+    """Return the step with the highest peak on a device; without one, on any device."""
     return max(
         steps, key=lambda step: peaks(step)[device] if device else max(peaks(step).values(), default=-1)
     )
 
 
 def tell_others(steps: Sequence[RecordedStep], folder: str) -> None:
-    """Say on stderr which folder is shown, where there are several; the others from where all of them lie."""
+    """If there are several folders, say on stderr which one is shown, and name the others.
+
+    The other names are relative to the folder that contains them all.
+    """
     others = sorted({other.folder for other in steps} - {folder})
     if others:
-        begin = os.path.commonprefix([folder, *others])  # noqa: RUF071  # by character: some are URLs
+        begin = os.path.commonprefix([folder, *others])  # noqa: RUF071  # by character, as some are URLs
         above = len(begin.rpartition("/")[0].rstrip("/"))
         shown = [printable(name[above:].lstrip("/"), 80) for name in others[:5]]
         names = ", ".join(shown) + (", …" if len(others) > 5 else "")
-        click.echo(f"Shown is {printable(folder)}, which has the highest peak. Also here: {names}", err=True)
+        click.echo(
+            f"Showing {printable(folder)}, which has the highest peak. Also recorded: {names}", err=True
+        )

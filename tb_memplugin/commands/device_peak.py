@@ -1,4 +1,4 @@
-"""The peak of one device, out of a trace or, where only that is at hand, out of a recorded summary."""
+"""The peak of one device, from a trace or, if there is nothing else, from a recorded summary."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tb_memplugin.trace import MemoryTrace, Phase
 class DevicePeak:
     """A device's peak in a step. Bytes; epoch nanoseconds.
 
-    `peak_time_ns` is when the peak was reached and `reached_event` by which event; `peak_event` is the last
-    one after which it still held, or held again: the parts are those of that moment. Events are the device's
-    own, counted as a snapshot's entries are; None where only a summary is there. `again`: it fell in between.
-    `oom` is the last request that failed on the device, one of `failed_requests`.
+    `peak_time_ns` and `reached_event` are when the peak was first reached. `peak_event` is the last event
+    after which live bytes were at the peak; the parts are those of that moment. `again` is True if live bytes
+    fell in between. Events are counted on the device, like the entries of a snapshot; they are None if there
+    is only a summary. `oom` is the last request that failed on the device, of `failed_requests` in all.
     """
 
     device: str
@@ -47,16 +47,16 @@ class DevicePeak:
 
 
 def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None = None) -> DevicePeak:
-    """A device's peak in a step, by its number; without one, in the step where it is highest.
+    """Return a device's peak in a step.
 
     Args:
         trace: any trace.
         device: row in `trace.devices`.
         by: what to divide by.
-        step: the step's number.
+        step: the step's number; None takes the step with the highest peak.
 
     Raises:
-        NotRecordedError: no such step.
+        NotRecordedError: the trace has no such step.
     """
     every = step_stats(trace, device)
     stats = every[trace.step_row(step)] if step is not None else max(every, key=lambda one: one.peak_bytes)
@@ -88,26 +88,26 @@ def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None
 
 
 def _last_at_peak(trace: MemoryTrace, device: int, stats: StepStats) -> int:
-    """The last event of a step after which the device is at its peak."""
+    """Return the last event of a step after which the device is at its peak."""
     first, end = trace.step_events(trace.step_row(stats.step))
     level = trace.live(device)[first : end + 1]
     return first - 1 + int(np.flatnonzero(level == stats.peak_bytes)[-1])
 
 
 def _failed_requests(trace: MemoryTrace, device: int) -> list[int]:
-    """Rows in `trace.ooms` of a device's failed requests."""
+    """Return the rows in `trace.ooms` of a device's failed requests."""
     events = np.array([oom.event for oom in trace.ooms], np.int64)
     found: list[int] = np.flatnonzero(trace.events.device[events] == device).tolist()
     return found
 
 
 def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
-    """A device's peak as a recorded step's summary tells it.
+    """Return a device's peak from the summary of a recorded step.
 
     Args:
         step: a recorded step that has the device.
-        device: its name.
-        by: one of `DIVISIONS`: summaries keep no others.
+        device: the device's name.
+        by: one of `DIVISIONS`; summaries contain no others.
 
     Raises:
         UnreadableFileError: the summary is damaged, or newer than this reader.

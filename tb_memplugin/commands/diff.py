@@ -1,4 +1,4 @@
-"""`tb-memplugin diff`: what was added, removed, grown and shrunk between two peaks."""
+"""`tb-memplugin diff`: what changed between two peaks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ SHOWN = 20
 @click.argument("base")
 @click.argument("other")
 @division_options
-@click.option("--device", help="A device's name, in both. Default: all.")
-@click.option("--step", type=int, help="A step's number, in both. Default: the one with the highest peak.")
+@click.option("--device", help="Name of a device that both have. Default: all.")
+@click.option(
+    "--step", type=int, help="Number of a step that both have. Default: the step with the highest peak."
+)
 @click.option(
     "--top",
     type=click.IntRange(min=0),
-    help=f"Rows; 0 shows all. Default: {SHOWN}, and with --json all.",
+    help=f"Number of rows; 0: all. Default: {SHOWN}; with --json all.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Bytes, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 @reading_options
 def command(
     base: str,
@@ -40,10 +42,10 @@ def command(
     as_json: bool,
     reading: Reading,
 ) -> None:
-    """What differs between the peaks of BASE and OTHER, device by device.
+    """What changed between the peaks of BASE and OTHER, for each device.
 
-    Both are memory snapshots, Kineto traces, raw memory timelines, recorded windows, or recorded runs'
-    folders, of one kind or of two. The rows sum to the difference.
+    Each of them is a memory snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a
+    recorded run's folder; they may be of different kinds. The rows sum to the difference.
     """
     chosen = division(by, rules)
     traces = [open_trace(path, reading, device=device, step=step).trace for path in (base, other)]
@@ -56,7 +58,7 @@ def command(
 
 
 def top_rows(rows: Sequence[Delta], top: int) -> list[Delta]:
-    """The largest changes, and one row for all the others: the sum stays the same. 0 keeps all."""
+    """Return the `top` largest changes, and one row for all the others, with the same sum; 0 keeps all."""
     if not top or len(rows) <= top:
         return list(rows)
     rest = rows[top:]
@@ -75,7 +77,7 @@ def top_rows(rows: Sequence[Delta], top: int) -> list[Delta]:
 
 
 def _json(found: DeviceComparison, top: int) -> dict[str, Any]:
-    """`other_device` stands there only where the two sides call it differently."""
+    """Return a comparison for JSON; it has `other_device` only if the two sides' names differ."""
     device = found.device or found.other_device
     return {
         "device": device,

@@ -1,4 +1,4 @@
-"""What to divide bytes by: `--by` and `--rules`, and how parts are shown."""
+"""The options `--by` and `--rules` that choose what to divide bytes by, and the display of parts."""
 
 from __future__ import annotations
 
@@ -17,54 +17,57 @@ DEFAULT: By = "category"
 REST = "(rest)"
 
 CALL_FRAMES = ("_wrapped_call_impl", "_call_impl")
-"""Functions of nn.Module that stand between each two modules of a stack."""
+"""Functions of nn.Module that stand between any two modules in a stack."""
 
 Command = Callable[..., None]
 
 
 def division_options(command: Command) -> Command:
-    """The options `--by` and `--rules`; `division` makes one thing of them."""
+    """Add the options `--by` and `--rules` to a command; `division` combines their values."""
     by = click.option(
         "--by",
         type=click.Choice([*ALL_DIVISIONS, RULE]),
-        help=f"What to divide by. Default: {DEFAULT}, or {RULE} where there are rules.",
+        help=f"What to divide by. Default: {DEFAULT}, or {RULE} if --rules is given.",
     )
     rules = click.option(
         "--rules",
         multiple=True,
-        help="name=regex, searched in the functions and files of a stack, or a JSON file of such; may be "
-        "given several times, the first that matches wins.",
+        help=(
+            "name=regex, searched in the functions and files of a call stack, or a JSON file of rules. "
+            "May be given several times; the first match wins."
+        ),
     )
     return by(rules(command))
 
 
 def division(by: str | None, rules: Sequence[str]) -> By | Rules:
-    """What the options mean.
+    """Return the division that the values of `--by` and `--rules` select.
 
     Raises:
-        MemPluginError: rules that cannot be read, or rules without `--by rule`, or the other way round.
+        MemPluginError: the rules cannot be read, `--by rule` is given without rules, or rules are given with
+            another division.
     """
     if by == RULE and not rules:
         raise MemPluginError(
-            "There are no rules.", where=f"--by {RULE}", fix="Give --rules name=regex, or a JSON file."
+            "This division needs rules.", where=f"--by {RULE}", fix="Give --rules name=regex, or a JSON file."
         )
     if rules and by not in (None, RULE):
         raise MemPluginError(
-            f"--rules has no meaning with --by {by}.", where="--rules", fix=f"Give --by {RULE}."
+            f"--rules cannot be used with --by {by}.", where="--rules", fix=f"Give --by {RULE}."
         )
     return read_rules(rules) if rules else cast("By", by or DEFAULT)
 
 
 def division_name(by: By | Rules) -> str:
-    """The head of its column."""
+    """Return the heading of the column of a division."""
     return RULE if isinstance(by, Rules) else by
 
 
 def shown_key(key: str) -> str:
-    """A part's key in one line: a stack's Python frames stand side by side, innermost first.
+    """Return a part's key as one line; a stack becomes its Python frames, innermost first.
 
-    Of their files the last two names are shown, and nn.Module's own frames are not, so that stacks which
-    begin alike can be told apart.
+    Each file is shortened to the last two parts of its path, and frames of nn.Module itself are left out, so
+    that the line shows where similar stacks differ.
     """
     frames = [read_frame(text) for text in key.split("\n")]
     if len(frames) == 1:
@@ -78,7 +81,7 @@ def _file_end(path: str) -> str:
 
 
 def top_parts(parts: Sequence[Part], top: int) -> list[Part]:
-    """The largest parts, and one for all the others: the sum stays the same. 0 keeps all."""
+    """Return the `top` largest parts, and one part for all the others, with the same sum; 0 keeps all."""
     if not top or len(parts) <= top:
         return list(parts)
     rest = parts[top:]
@@ -86,5 +89,5 @@ def top_parts(parts: Sequence[Part], top: int) -> list[Part]:
 
 
 def parts_json(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Parts for programs."""
+    """Return parts for JSON."""
     return [{"key": part.key, "bytes": part.bytes, "count": part.count} for part in parts]

@@ -17,9 +17,10 @@ _SIGNS = {Level.FINE: ("ok", "green"), Level.HINT: ("note", "yellow"), Level.PRO
 @click.command("doctor")
 @click.argument("logdir")
 def command(logdir: str) -> None:
-    """Say why the Memory tab might be empty, and what to do.
+    """Find out why the Memory tab is empty, and what to do.
 
-    LOGDIR is what TensorBoard gets as --logdir. The exit code is 1 if there is a problem, else 0.
+    LOGDIR is the folder that you give to tensorboard --logdir. The exit code is 1 if there is a problem,
+    else 0.
     """
     problems = 0
     for finding in _findings(logdir):
@@ -38,6 +39,6 @@ def _findings(logdir: str) -> Iterator[Finding]:
     try:
         from tb_memplugin.commands.recordings import check_logdir
     except ImportError as error:
-        yield problem(f"Recordings cannot be read here: {error}.", "Put the installation right first.")
+        yield problem(f"Recordings cannot be read here: {error}.", "Fix the installation first.")
         return
     yield from check_logdir(logdir)

@@ -1,4 +1,4 @@
-"""`tb-memplugin estimate`: whether a training step would fit a GPU, what fills it, and what to change."""
+"""`tb-memplugin estimate`: whether a training step fits a GPU, what uses the memory, and what to change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 MOST = 1 << 20
-"""The largest batch and sequence that can be asked for."""
+"""The largest batch size and sequence length that the options accept."""
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 DTYPES = ("fp32", "bf16", "fp16")
@@ -24,65 +24,89 @@ OPTIMIZERS = ("adamw", "adamw-fused", "adam", "adam-fused", "adafactor", "moment
 
 TARGET_HELP = """\b
 TARGET is one of
-  module:function   (or file.py:function) that returns (model, inputs) or
-                    (model, inputs, optimizer). It gets batch, seq, dtype,
-                    device and mesh where it has parameters of these names.
+  module:function   a function (also file.py:function) that returns
+                    (model, inputs) or (model, inputs, optimizer). It may
+                    have parameters batch, seq, dtype, device and mesh.
   a folder          with a config.json of transformers
-  a config class    of transformers: LlamaConfig
+  a config class    of transformers, such as LlamaConfig
 
-No GPU is needed: tensors are fake, the allocator is simulated. Without a loss of its own, the model is
-trained on the sum of its output."""
+No GPU is needed: tensors are fake, and the allocator is simulated. If the model's output has no loss, the
+model is trained on the sum of its output."""
 
 
 @click.command("estimate", help=f"Whether a training step fits a GPU, and what fills it.\n\n{TARGET_HELP}")
 @click.argument("target")
-@click.option("--gpu", default="h100", show_default=True, help=f"One of {', '.join(GpuSpec.names())}.")
+@click.option(
+    "--gpu", default="h100", show_default=True, help=f"Name of the GPU: one of {', '.join(GpuSpec.names())}."
+)
 @click.option("--capacity", metavar="SIZE", help="The GPU's memory, if it has another size: 40GiB, or bytes.")
-@click.option("--batch", type=click.IntRange(1, MOST), help="Samples. Default: 1, or as the function says.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, MOST),
+    help="Number of samples. Default: 1, or the function's own default.",
+)
 @click.option(
     "--seq",
     type=click.IntRange(1, MOST),
-    help="Tokens a sample. Default: 2048 or what the config allows, or as the function says.",
+    help="Tokens per sample. Default: 2048 or the config's limit, or the function's own default.",
 )
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of parameters. Default: as the target says.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Type of the parameters. Default: that of the target."
+)
 @click.option(
     "--autocast",
     type=click.Choice(DTYPES[1:]),
-    help="Forward under torch.autocast; fp16 with a GradScaler.",
+    help="Run forward under torch.autocast; fp16 also uses a GradScaler.",
 )
 @click.option(
     "--optimizer",
     type=click.Choice(OPTIMIZERS),
-    help="With torch's own defaults otherwise. Default: adamw, or the function's own.",
+    help="Optimizer, with torch's defaults. Default: adamw, or the one that the function returns.",
 )
 @click.option("--checkpointing", is_flag=True, help="Recompute activations in backward.")
-@click.option("--inference", is_flag=True, help="One forward without gradients instead of training steps.")
-@click.option("--find-max-batch", is_flag=True, help="The largest batch that fits.")
-@click.option("--alloc-conf", metavar="TEXT", default="", help="As in PYTORCH_CUDA_ALLOC_CONF.")
+@click.option(
+    "--inference", is_flag=True, help="Estimate one forward without gradients instead of training steps."
+)
+@click.option("--find-max-batch", is_flag=True, help="Find the largest batch that fits.")
+@click.option(
+    "--alloc-conf", metavar="TEXT", default="", help="Allocator settings, as in PYTORCH_CUDA_ALLOC_CONF."
+)
 @click.option(
     "--mesh",
     metavar="TEXT",
-    help="Several ranks, such as fsdp=8 or pp=4,tp=2. A config's model is divided along dp, fsdp, tp, pp and "
-    "ep; a function shards its own with a parameter named mesh. pp=4 divides a torch.nn.Sequential, too.",
+    help=(
+        "Estimate several ranks, such as fsdp=8 or pp=4,tp=2. A config's model is divided along dp, fsdp, "
+        "tp, pp and ep; a function with a parameter named mesh divides its own. pp=4 also divides a "
+        "torch.nn.Sequential."
+    ),
 )
 @click.option(
-    "--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True, help="Of the pipeline."
+    "--schedule",
+    type=click.Choice(SCHEDULES),
+    default="1f1b",
+    show_default=True,
+    help="Schedule of the pipeline.",
 )
 @click.option(
     "--micro-batches",
     type=click.IntRange(1, MOST),
-    help="Into which a pipeline divides the batch. Default: as many as it has stages.",
+    help="Number of micro-batches into which a pipeline divides the batch. Default: the number of stages.",
 )
 @click.option(
     "--hint",
     "hints",
     multiple=True,
     metavar="TEXT",
-    help="What only a real run knows: train.py:42=7, share=0.15, truth=False. An estimate asks for it.",
+    help=(
+        "A value that only a real run knows: train.py:42=7, share=0.15, truth=False. The estimate says "
+        "which it needs."
+    ),
 )
-@click.option("--changes/--no-changes", default=True, help="Estimate also what would lower the peak.")
-@click.option("--logdir", help="Write the estimate there as a run, for the Memory tab.")
-@click.option("--json", "as_json", is_flag=True, help="Bytes and seconds, for programs.")
+@click.option(
+    "--changes/--no-changes", default=True, help="Also estimate which changes would lower the peak."
+)
+@click.option("--logdir", help="Write the estimate to this folder as a run for the Memory tab.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in seconds.")
 def command(
     target: str,
     gpu: str,
@@ -110,7 +134,7 @@ def command(
         from tb_memplugin.estimate.workload import Workload
     except ModuleNotFoundError as error:
         raise _without(error) from error
-    with redirect_stdout(sys.stderr), doing() as tell:  # what the target prints is no part of the answer
+    with redirect_stdout(sys.stderr), doing() as tell:  # keep the target's output out of ours
         estimator = StepEstimator(
             read_target(target),
             spec,
@@ -125,7 +149,7 @@ def command(
         tell(f"Estimating {target}")
         step = estimator.step(Workload(**sizes), logdir=logdir)
     if not as_json:
-        show_step(step)  # before the changes: each of them takes as long
+        show_step(step)  # print it before trying changes, because each change takes as long
     with redirect_stdout(sys.stderr), doing() as tell:
         report = Report(
             step,
@@ -139,11 +163,11 @@ def command(
 
 
 def _without(error: ModuleNotFoundError) -> Exception:
-    """What to say where torch is missing; any other module is a fault of ours."""
+    """Return an error that explains how to install torch, or `error` itself if another module is missing."""
     if (error.name or "").partition(".")[0] != "torch":
         return error
     return MemPluginError(
         "An estimate runs the model in PyTorch, which is not installed.",
         where="torch",
-        fix='pip install "tb-memplugin[torch]"; a build for the CPU is enough.',
+        fix='Run: pip install "tb-memplugin[torch]". A CPU build is enough.',
     )

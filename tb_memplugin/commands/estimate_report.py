@@ -1,4 +1,4 @@
-"""An estimate told to people and programs: does it fit, what fills it, what would make it smaller."""
+"""The report of an estimate, as tables and as JSON: whether it fits, what uses the memory, what to change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JUST = "just"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A step's estimate; the largest batch and the changes are None where they were not asked for."""
+    """A step's estimate; the largest batch and the changes are None if they were not asked for."""
 
     step: StepEstimate
     max_batch: MaxBatch | None
@@ -29,7 +29,7 @@ class Report:
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """A report for programs; bytes and seconds."""
+    """Return a report for JSON; sizes in bytes, times in seconds."""
     step, found = report.step, report.step.estimate
     told: dict[str, Any] = {
         "target": step.target,
@@ -66,7 +66,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def show_step(step: StepEstimate) -> None:
-    """Whether it fits and what fills it, for people."""
+    """Print whether the step fits, and what uses the memory."""
     out, found, unit = console(), step.estimate, _unit(step)
     for line in _headline(step, unit):
         out.print(printable(line), soft_wrap=True)
@@ -83,7 +83,7 @@ def show_step(step: StepEstimate) -> None:
 
 
 def show_more(report: Report) -> None:
-    """What would make it smaller, and the notes, for people; stands below `show_step`."""
+    """Print the changes that would save memory, the largest batch and the notes, after `show_step`."""
     if report.changes is not None:
         _show_changes(report.changes, _unit(report.step), report.step.gpu.usable_bytes)
     if report.max_batch is not None:
@@ -102,7 +102,7 @@ def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
     yield f"{step.target}: {', '.join((kind, *_sizes(step)))}"
     if step.ranks is not None:
         worst, tried = step.ranks.worst, [one.rank for one in step.ranks.ranks]
-        yield f"mesh {step.ranks.mesh}: rank {worst.rank} takes most, of {tried}"
+        yield f"mesh {step.ranks.mesh}: rank {worst.rank} needs the most memory, of ranks {tried}"
     told = Unit.for_bytes([room])
     if found.fits is None or found.margin_bytes is None:
         yield f"{step.gpu.name}: whether it fits is not known"
@@ -155,14 +155,14 @@ def _show_changes(changes: Changes, unit: Unit, usable_bytes: int) -> None:
             out.print(printable(f"{change.what}: {change.options}"), soft_wrap=True)
     if any(fits_told(change, usable_bytes) == JUST for change in changes.saving):
         click.echo(
-            f"note: {JUST}: it would reserve more than there is; it fits only because the allocator gives "
-            "unused segments back when memory runs out: that is slow.",
+            f"note: {JUST}: the step would reserve more than the GPU has. It fits only because the "
+            "allocator frees unused segments when memory runs out, which is slow.",
             err=True,
         )
 
 
 def fits_told(change: Change, usable_bytes: int) -> str:
-    """Whether a step would fit then, in a word."""
+    """Return one word for whether a step with a change would fit: yes, just, no, or ? if not known."""
     if change.fits is None:
         return NOT_TOLD
     if not change.fits:

@@ -1,4 +1,4 @@
-"""Events as people count them: on their own device, from 0, as in a snapshot's device_traces."""
+"""Event numbers as commands show them: counted on each device from 0, as in a snapshot's device_traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tb_memplugin.trace import MemoryTrace
 
 
 def own_number(trace: MemoryTrace, device: int, event: int) -> int:
-    """The number, among its device's events, of the last one at or before an event; -1 for before the first.
+    """Return the number, counted on a device, of its last event at or before an event; -1 if there is none.
 
     Args:
         trace: any trace.
@@ -20,7 +20,7 @@ def own_number(trace: MemoryTrace, device: int, event: int) -> int:
 
 
 def event_numbered(trace: MemoryTrace, device: int, number: int) -> int:
-    """The index into `trace.events` of a device's event with this number; -1 stands for before the first.
+    """Return the index into `trace.events` of a device's event, by its number; -1 is before the first event.
 
     Raises:
         NotRecordedError: the device has no event with this number.
@@ -32,6 +32,6 @@ def event_numbered(trace: MemoryTrace, device: int, number: int) -> int:
         raise NotRecordedError(
             f"{trace.devices[device].name} has no event {number}.",
             where=trace.source,
-            fix=f"Give a number from -1, before the first, to {len(own) - 1}.",
+            fix=f"Give a number from -1 (before the first event) to {len(own) - 1}.",
         )
     return int(own[number])

@@ -1,4 +1,4 @@
-"""What the doctor finds."""
+"""The findings of `tb-memplugin doctor`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How bad it is."""
+    """How serious a finding is."""
 
     FINE = "fine"
     HINT = "hint"
-    """Worth knowing; the tab can show something all the same."""
+    """Worth knowing; the tab works nevertheless."""
     PROBLEM = "problem"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: what it is, and what to do about it."""
+    """One thing that was checked: the result, and what to do about it."""
 
     level: Level
     what: str
@@ -25,15 +25,15 @@ class Finding:
 
 
 def fine(what: str) -> Finding:
-    """It is as it should be."""
+    """Return a finding that something is as it should be."""
     return Finding(Level.FINE, what)
 
 
 def hint(what: str, fix: str) -> Finding:
-    """It could be better."""
+    """Return a finding that is worth knowing but does not keep the tab from working."""
     return Finding(Level.HINT, what, fix)
 
 
 def problem(what: str, fix: str) -> Finding:
-    """The tab is absent, empty or incomplete because of it."""
+    """Return a finding because of which the tab is missing, empty or incomplete."""
     return Finding(Level.PROBLEM, what, fix)

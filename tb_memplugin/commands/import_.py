@@ -1,4 +1,4 @@
-"""`tb-memplugin import`: snapshots and traces of others, put into a logdir for the Memory tab."""
+"""`tb-memplugin import`: put snapshots and traces into a logdir for the Memory tab."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tb_memplugin.store.paths import SIDE_FOLDER, folder_name, readable
 from tb_memplugin.trace import MemoryTrace
 
 ENDINGS = (".gz", ".pickle", ".pkl", ".json", ".raw", ".trace", ".pt", ".mem")
-"""What a file's name may end in that says nothing about what is in it."""
+"""Endings that are removed from a file's name, because they only say which format it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,15 @@ class _Imported:
 
 @click.command("import")
 @click.argument("sources", nargs=-1, required=True, metavar="FILE...")
-@click.option("--logdir", required=True, help="What TensorBoard gets as --logdir; made if it is not there.")
-@click.option("--run", help="The run's name, with / for runs in runs. Default: each file's name is its run.")
-@click.option("--json", "as_json", is_flag=True, help="What was imported, for programs.")
+@click.option(
+    "--logdir",
+    required=True,
+    help="The folder that you give to tensorboard --logdir; created if it does not exist.",
+)
+@click.option(
+    "--run", help="Name of the run; use / for nested runs. Default: one run per file, named after the file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was imported as JSON.")
 @on_scheduler.option
 @reading_options
 def command(
@@ -55,8 +61,8 @@ def command(
     """Put files into a logdir, so that the Memory tab shows them.
 
     FILE is a memory snapshot (pickle or JSON), a Kineto trace, a raw memory timeline, each also as .gz,
-    or a recorded window. Importing a file into a run again replaces what it gave before. A file that
-    cannot be imported does not keep the others from it; the exit code is then 2, as of all commands.
+    or a recorded window. Importing a file again replaces its earlier import in that run. If a file cannot
+    be imported, the others still are, and the exit code is 2.
     """
     imported: list[_Imported] = []
     failed: list[tuple[str, MemPluginError]] = []
@@ -78,7 +84,7 @@ def command(
 def _outcomes(
     sources: Sequence[str], logdir: str, run: str | None, reading: Reading, scheduler: str | None
 ) -> Iterator[tuple[str, _Imported | MemPluginError]]:
-    """What became of each file: here one after the other, on a cluster as they end."""
+    """Yield the outcome of each file: in order on this machine, or on a cluster as workers finish."""
     work = partial(_import, logdir=logdir, run=run, reading=reading)
     if scheduler is not None:
         there = logdir if files.is_remote(logdir) else os.path.abspath(logdir)  # noqa: PTH100  # as above
@@ -101,7 +107,10 @@ def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imp
     done = write_import(files.join(logdir, *run_folders(run_name)), name, origin, trace)
     written = done.written
     if written.worker != name:
-        told = f"{source}: the name {name!r} is another's in this run; it became worker {written.worker!r}."
+        told = (
+            f"{source}: another file in this run is already named {name!r}, so this one became worker "
+            f"{written.worker!r}."
+        )
         click.echo(printable(told), err=True)
     return _Imported(
         file=source,
@@ -115,7 +124,7 @@ def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imp
 
 
 def worker_name(source: str) -> str:
-    """What a file is called in the tab: its name without what only tells its format."""
+    """Return the name of a file in the tab: its file name without the endings that say its format."""
     path = source.replace("\\", "/").rstrip("/")
     folder, _, name = path.rpartition("/")
     while True:
@@ -123,20 +132,22 @@ def worker_name(source: str) -> str:
         if stem in (name, ""):
             break
         name = stem
-    if folder.endswith(f"/{SIDE_FOLDER}"):  # a recorded window: its worker tells more than its number
+    if folder.endswith(f"/{SIDE_FOLDER}"):  # a recorded window, whose file name is only a number
         name = f"{folder.removesuffix(f'/{SIDE_FOLDER}').rpartition('/')[2]}.{name}"
     return readable(name) or "import"
 
 
 def run_folders(run: str) -> list[str]:
-    """The folders of a run below the logdir: each is one, whatever the name says.
+    """Return the nested folders of a run below the logdir, one for each part of its name.
+
+    Every part becomes a single valid folder name, so that a run cannot leave the logdir.
 
     Raises:
         MemPluginError: the name is empty.
     """
     parts = [folder_name(part) for part in readable(run).split("/") if part]
     if not parts:
-        raise MemPluginError("The run has no name.", where="--run", fix="Give one, or leave --run out.")
+        raise MemPluginError("The run name is empty.", where="--run", fix="Give a name, or leave --run out.")
     return parts
 
 
@@ -176,4 +187,4 @@ def _show(imported: Sequence[_Imported], logdir: str) -> None:
                 f"peak {peaks or 'none: it has no device'}"
             )
         )
-    click.echo(f"See it in the Memory tab of: tensorboard --logdir {printable(shlex.quote(logdir))}")
+    click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")

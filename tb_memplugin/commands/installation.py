@@ -1,4 +1,4 @@
-"""Whether this Python environment can show the Memory tab."""
+"""Checks of `tb-memplugin doctor`: whether this Python environment can show the Memory tab."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROTOBUF_RANGE = ((6, 31, 1), (8,))
 
 
 def check_installation() -> Iterator[Finding]:
-    """TensorBoard, protobuf, the plugin's registration, its backend and its frontend."""
+    """Check TensorBoard, protobuf, the plugin's registration, its backend and its frontend."""
     yield check_tensorboard(_version("tensorboard"))
     yield check_protobuf(_version("protobuf"))
     yield from check_registration(list(metadata.entry_points(group=PLUGIN_GROUP)))
@@ -27,7 +27,7 @@ def check_installation() -> Iterator[Finding]:
 
 
 def check_tensorboard(version: str | None) -> Finding:
-    """Whether TensorBoard is there and new enough."""
+    """Check that TensorBoard is installed and new enough."""
     if version is None:
         return problem("TensorBoard is not installed here.", "Run: pip install 'tensorboard>=2.21'")
     if _numbers(version) < OLDEST_TENSORBOARD:
@@ -36,18 +36,18 @@ def check_tensorboard(version: str | None) -> Finding:
 
 
 def check_protobuf(version: str | None) -> Finding:
-    """Whether protobuf is one that TensorBoard and our generated code both load on."""
+    """Check that protobuf has a version on which both TensorBoard and our generated code work."""
     fix = "Run: pip install --upgrade 'protobuf>=6.31.1,<8'"
     if version is None:
         return problem("protobuf is not installed here.", fix)
     lowest, end = PROTOBUF_RANGE
     if not lowest <= _numbers(version) < end:
-        return problem(f"protobuf {version} does not go with TensorBoard 2.21.", fix)
+        return problem(f"protobuf {version} does not work with TensorBoard 2.21.", fix)
     return fine(f"protobuf {version}")
 
 
 def check_registration(entry_points: list[metadata.EntryPoint]) -> Iterator[Finding]:
-    """Whether TensorBoard will find the plugin, once, and what else it will load."""
+    """Check that the plugin is registered exactly once, and that the other plugins can be imported."""
     ours = [
         point
         for point in entry_points
@@ -58,21 +58,23 @@ def check_registration(entry_points: list[metadata.EntryPoint]) -> Iterator[Find
         fix = "Install it into the environment that runs TensorBoard: pip install tb-memplugin"
         yield problem("The plugin is not registered with TensorBoard in this environment.", fix)
     elif len(origins) > 1:
-        fix = f"Two plugins of one name keep TensorBoard from starting. Keep one: pip uninstall {origins[-1]}"
+        fix = (
+            f"Two plugins with one name keep TensorBoard from starting. Keep one: pip uninstall {origins[-1]}"
+        )
         yield problem(f"The plugin is registered by several distributions: {', '.join(origins)}.", fix)
     else:
         yield fine(f"registered with TensorBoard by {origins[0]} {_version(DISTRIBUTION) or ''}".rstrip())
     for point in entry_points:
         if point not in ours and not _loads(point):
             name = getattr(point.dist, "name", point.name)
-            fix = f"TensorBoard drops it and goes on; it can be removed: pip uninstall {name}"
+            fix = f"TensorBoard skips it and starts without it. To remove it: pip uninstall {name}"
             yield hint(f"Another plugin, {point.name}, cannot be imported.", fix)
 
 
 def _check_backend() -> Finding:
     try:
         importlib.import_module("tb_memplugin.server.plugin")
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is what the reader must know
+    except Exception as error:  # noqa: BLE001  # any failure to import is what we report
         fix = "Reinstall with its dependencies: pip install --force-reinstall tb-memplugin"
         return problem(f"The tab's backend cannot be imported: {type(error).__name__}: {error}", fix)
     return fine("the tab's backend loads")
@@ -81,14 +83,17 @@ def _check_backend() -> Finding:
 def _check_bundle() -> Finding:
     if (Path(__file__).parents[1] / "server" / "static" / "index.js").is_file():
         return fine("the tab's frontend is built")
-    fix = "In a source checkout run: make bundle. Else reinstall: pip install --force-reinstall tb-memplugin"
+    fix = (
+        "In a source checkout, run: make bundle. Otherwise reinstall: pip install --force-reinstall "
+        "tb-memplugin"
+    )
     return problem("The tab's frontend is not built.", fix)
 
 
 def _loads(point: metadata.EntryPoint) -> bool:
     try:
         point.load()
-    except Exception:  # noqa: BLE001  # somebody else's plugin may fail in any way
+    except Exception:  # noqa: BLE001  # another project's plugin may fail in any way
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""`tb-memplugin json`: everything that a recording holds, as JSON."""
+"""`tb-memplugin json`: write everything in a recording as JSON."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from tb_memplugin.exports import snapshot
 
 @click.command("json")
 @click.argument("file")
-@click.option("-o", "--output", required=True, help="The file to write; an older one is replaced.")
+@click.option("-o", "--output", required=True, help="The file to write. An existing file is replaced.")
 @click.option(
     "--layout",
     type=click.Choice(["trace", "snapshot"]),
     default="trace",
     show_default=True,
-    help="trace: columns and tables (docs/json_format.md). snapshot: PyTorch's own nesting, as Mosaic dumps "
-    "it; every entry repeats its stack, so it is many times larger.",
+    help=(
+        "trace: columns and tables (docs/json_format.md). snapshot: PyTorch's own structure, as Mosaic "
+        "writes it; every entry repeats its stack, so the file is many times larger."
+    ),
 )
-@click.option("--json", "as_json", is_flag=True, help="Tell what was written in JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @reading_options
 def command(file: str, output: str, layout: str, as_json: bool, reading: Reading) -> None:
-    """Write everything that a recording holds as JSON.
+    """Write everything in a recording as JSON.
 
     FILE is a memory snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's
-    folder: then the window with the highest peak.
+    folder. For a folder, the window with the highest peak is taken.
     """
     refuse_own_input(file, output)
     trace = open_trace(file, reading).trace

@@ -1,4 +1,4 @@
-"""`--scheduler ADDRESS`: the files of a command are read by the workers of a Dask cluster."""
+"""The option `--scheduler ADDRESS`: read the files of a command on the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ SECONDS_TO_CONNECT = 30
 option = click.option(
     "--scheduler",
     metavar="ADDRESS",
-    help="A Dask scheduler, as tcp://HOST:PORT: its workers read the files, which they and you must see "
-    "under the same paths.",
+    help=(
+        "Read the files on the workers of this Dask scheduler, given as tcp://HOST:PORT. They must see "
+        "the files under the same paths as you."
+    ),
 )
 
 
 def read_on(
     scheduler: str, sources: Sequence[str], work: Callable[[str], Result]
 ) -> Iterator[tuple[str, Result | MemPluginError]]:
-    """What `work` makes of each source on a worker of a Dask cluster, in the order in which they end.
+    """Call `work` for each source on a Dask cluster, and yield (source, result) as workers finish.
+
+    An error in `work` is yielded as a `MemPluginError` in place of the result.
 
     Args:
-        scheduler: where the scheduler listens.
-        sources: paths or URLs; local paths are made absolute, as workers have folders of their own.
-        work: a function that can be pickled, and so can what it returns.
+        scheduler: the address of the scheduler.
+        sources: paths or URLs; local paths are made absolute, because workers have other working folders.
+        work: the function to call. It and its results must be picklable.
 
     Raises:
         MemPluginError: Dask is not installed, or no scheduler answers.
@@ -56,7 +60,7 @@ def _client(scheduler: str) -> Any:
         return Client(scheduler, timeout=SECONDS_TO_CONNECT, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise MemPluginError(
-            f"No Dask scheduler answers: {error}.",
+            f"Cannot reach a Dask scheduler: {error}.",
             where=f"--scheduler {scheduler}",
             fix="Start one with `dask scheduler`, and workers with `dask worker ADDRESS`.",
         ) from error
@@ -67,7 +71,7 @@ def _absolute(source: str) -> str:
 
 
 def _outcome(future: Any) -> Any:
-    """A future's result, or why there is none: a refusal as it is, anything else as one."""
+    """Return a future's result or its MemPluginError; any other error is converted to a MemPluginError."""
     error = future.exception()
     if error is None:
         return future.result()
@@ -76,5 +80,5 @@ def _outcome(future: Any) -> Any:
     return MemPluginError(
         f"The worker failed: {type(error).__name__}: {error}.",
         where="--scheduler",
-        fix="Look into its log. Workers need this tb_memplugin and the same folders.",
+        fix="Look at the worker's log. Workers need this version of tb_memplugin and the same folders.",
     )

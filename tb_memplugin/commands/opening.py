@@ -1,4 +1,4 @@
-"""What a PATH on the command line means: a file of any kind that can be read, or a recorded run."""
+"""Open what a PATH on the command line names: a file of any kind that can be read, or a recorded run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tb_memplugin.trace import MemoryTrace
 PATH_HELP = "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's folder"
 
 MOST_NOTES = 10
-"""Notes of a trace that are told; of more, the number is."""
+"""How many notes of a trace are printed; of further notes only the number is."""
 
 _OPENED = "tb_memplugin.opened"
-"""In the command's context: the path and the source of each trace that it opened."""
+"""Key in the click context under which a command keeps (path, source) of each trace that it opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How files are read: what an unpacked file may have, bytes, and a snapshot's type of device."""
+    """How to read files: the most bytes that an unpacked file may have, and the device type of snapshots."""
 
     limit_bytes: int | None = None
     device_type: str = "cuda"
@@ -41,14 +41,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A trace, and the file or folder that it comes from."""
+    """A trace and the file or folder from which it was read."""
 
     trace: MemoryTrace
     source: str
 
 
 def reading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that every command has which reads files; the command gets them as `reading`."""
+    """Add the options for reading files to a command, which receives them as `reading`."""
 
     @functools.wraps(command)
     def with_reading(*args: Any, limit_bytes: int | None, device_type: str, **options: Any) -> None:
@@ -57,36 +57,38 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
     limit = click.option(
         "--limit-bytes",
         type=click.IntRange(min=1),
-        help="Most bytes that a file may have when unpacked. Default: TB_MEMPLUGIN_LIMIT_BYTES, else a "
-        "quarter of the memory.",
+        help=(
+            "Maximum size of an unpacked file, in bytes. Default: TB_MEMPLUGIN_LIMIT_BYTES, else a "
+            "quarter of the memory."
+        ),
     )
     device_type = click.option(
         "--device-type",
         default="cuda",
         show_default=True,
-        help="Type of device of a snapshot, which does not tell it: cuda, xpu, …",
+        help="Device type of a snapshot, which does not record it: cuda, xpu, …",
     )
     return limit(device_type(with_reading))
 
 
 def open_trace(
     path: str,
-    reading: Reading = Reading(),  # frozen
+    reading: Reading = Reading(),  # frozen, so a shared default is safe
     *,
     device: str | None = None,
     step: int | None = None,
     worker: str | None = None,
 ) -> Opened:
-    """The trace in a file, or in the recorded run or logdir at a folder; of several, the highest peak's.
+    """Read the trace in a file, or the window with the highest peak in the folder of a run or a logdir.
 
     Args:
         path: a file that `load` reads, or a folder.
         reading: how to read it.
-        device, step, worker: of a folder: look only among recorded steps with these.
+        device, step, worker: in a folder, consider only recorded steps with these.
 
     Raises:
-        MemPluginError: there is nothing at the path, or it cannot be read.
-        NotRecordedError: a folder without such recordings.
+        MemPluginError: the path does not exist or cannot be read.
+        NotRecordedError: the folder has no such recordings.
     """
     if files.is_folder(path):
         steps = chosen_steps(path, step, device, worker)
@@ -94,7 +96,7 @@ def open_trace(
         tell_others(steps, best.folder)
         if best.side_file is None:
             raise UnreadableFileError(
-                "The step names no side file.", where=best.folder, fix="Record it again."
+                "The step does not name a side file.", where=best.folder, fix="Record it again."
             )
         recorded = load_window(best.side_file)
         tell_notes(recorded, best.folder)
@@ -102,39 +104,39 @@ def open_trace(
     return Opened(load_file(path, reading), path)
 
 
-def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen
-    """The trace in a file, with a progress bar on a terminal while it is read; its notes go to stderr.
+def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen, as above
+    """Read the trace in a file; print its notes to stderr and, on a terminal, a progress bar.
 
     Raises:
-        MemPluginError: it is absent, or cannot be read.
+        MemPluginError: the file does not exist or cannot be read.
     """
     try:
         with _progress(path) as progress:
             found = load(
                 path, device_type=reading.device_type, limit_bytes=reading.limit_bytes, progress=progress
             )
-    except (FileNotFoundError, IsADirectoryError) as error:  # "" is no folder, and no file
+    except (FileNotFoundError, IsADirectoryError) as error:  # the latter for "", which `is_folder` denies
         raise MemPluginError(
-            "There is no such folder or file.", where=path or "''", fix=f"Give {PATH_HELP}."
+            "This file or folder does not exist.", where=path or "''", fix=f"Give {PATH_HELP}."
         ) from error
     except io.UnsupportedOperation as error:
         raise UnreadableFileError(
-            "A pipe cannot be read: the reader goes back and forth in a file.",
+            "A pipe cannot be read: the file must be seekable.",
             where=path,
-            fix="Save it to a file, and give that.",
+            fix="Save it to a file first.",
         ) from error
     except OSError as error:
         raise UnreadableFileError(
             f"The file cannot be read: {error.strerror or error}.",
             where=path,
-            fix="Make it readable for this user.",
+            fix="Give this user permission to read it.",
         ) from error
     tell_notes(found, path)
     return found
 
 
 def naming_files(error: MemPluginError, context: click.Context) -> MemPluginError:
-    """The error of a command with files for its place, where it only names the kind of trace opened."""
+    """Return the error with the paths of the opened files in place of a trace's source, if it names one."""
     opened: list[tuple[str, str]] = context.meta.get(_OPENED, [])
     paths = [path for path, source in opened if source == error.where]
     if ", ".join(source for _, source in opened) == error.where:
@@ -143,9 +145,9 @@ def naming_files(error: MemPluginError, context: click.Context) -> MemPluginErro
 
 
 def tell_notes(trace: MemoryTrace, path: str) -> None:
-    """Say on stderr what in a trace is contradictory, not exact or not known.
+    """Print to stderr the notes of a trace: what in it is contradictory, not exact or not known.
 
-    The command remembers where the trace is from: see `naming_files`.
+    It also stores the trace's path in the click context, for `naming_files`.
     """
     context = click.get_current_context(silent=True)
     if context is not None:
@@ -159,7 +161,7 @@ def tell_notes(trace: MemoryTrace, path: str) -> None:
 
 @contextmanager
 def _progress(path: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr that goes when all is read; nothing where stderr is no terminal."""
+    """Show a progress bar on stderr until the block ends; if stderr is not a terminal, show nothing."""
     screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
     if not screen.is_terminal:
         yield None

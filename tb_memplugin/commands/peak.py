@@ -1,4 +1,4 @@
-"""`tb-memplugin peak`: what was alive at the peak, of a file or of a recorded step."""
+"""`tb-memplugin peak`: what was alive at the peak of a file or of a recorded step."""
 
 from __future__ import annotations
 
@@ -31,12 +31,16 @@ from tb_memplugin.trace import MemoryTrace
 
 @click.command("peak")
 @click.argument("path")
-@click.option("--step", type=int, help="The step's number. Default: the one with the highest peak.")
-@click.option("--device", help="A device's name, such as cuda:0. Default: all.")
-@click.option("--worker", help="Of a folder: a worker's name. Default: the one with the highest peak.")
+@click.option("--step", type=int, help="Number of the step. Default: the step with the highest peak.")
+@click.option("--device", help="Name of a device, such as cuda:0. Default: all.")
+@click.option("--worker", help="For a folder: name of the worker. Default: the one with the highest peak.")
 @division_options
-@click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="Rows; 0 shows all.")
-@click.option("--json", "as_json", is_flag=True, help="Bytes and nanoseconds, for programs.")
+@click.option(
+    "--top", type=click.IntRange(min=0), default=10, show_default=True, help="Number of rows; 0: all."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in nanoseconds."
+)
 @reading_options
 def command(
     path: str,
@@ -82,7 +86,7 @@ def _of_trace(trace: MemoryTrace, step: int | None, device: str | None, by: By |
 def _of_folder(
     path: str, step: int | None, device: str | None, worker: str | None, by: By | Rules
 ) -> tuple[str, str, list[DevicePeak]]:
-    """The worker's folder, its name, and each device's peak in the step where it is highest."""
+    """Return the worker's folder, its name, and each device's peak in the step where it is highest."""
     steps = chosen_steps(path, step, device, worker)
     best = highest(steps, device)
     traces: dict[str, MemoryTrace | UnreadableFileError] = {}
@@ -96,7 +100,7 @@ def _of_folder(
 def _per_device(
     steps: Sequence[RecordedStep], folder: str, device: str | None
 ) -> list[tuple[RecordedStep, str]]:
-    """For each device of a worker, the step in which its peak is highest."""
+    """Return, for each device of a worker, the step with its highest peak."""
     mine = [step for step in steps if step.folder == folder]
     names = [device] if device else list(dict.fromkeys(name for step in mine for name in peaks(step)))
     return [(max(mine, key=lambda step: peaks(step).get(name, -1)), name) for name in names]
@@ -105,13 +109,17 @@ def _per_device(
 def _recorded_peak(
     step: RecordedStep, device: str, by: By | Rules, traces: dict[str, MemoryTrace | UnreadableFileError]
 ) -> DevicePeak:
-    """From the window's side file; from the summary where that is absent and the summary tells enough."""
+    """Return a peak from the window's side file, or from the summary if the file cannot be used.
+
+    Raises:
+        UnreadableFileError: the side file cannot be used, and the summary does not contain the division.
+    """
     trace = _window(step, traces)
     if not isinstance(trace, UnreadableFileError):
         try:
             return trace_peak(trace, trace.device_row(device), by, step.metadata.step)
         except NotRecordedError as error:
-            trace = UnreadableFileError("The side file is of another window.", where=error.where)
+            trace = UnreadableFileError("The side file belongs to another window.", where=error.where)
     if isinstance(by, Rules) or by not in DIVISIONS:
         raise trace
     return summary_peak(step, device, by)

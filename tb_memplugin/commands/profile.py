@@ -1,4 +1,4 @@
-"""`tb-memplugin profile`: memory over time by annotations, categories, context or rules, as a page."""
+"""`tb-memplugin profile`: an HTML page of memory over time, by annotation, category, context or rules."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ CUSTOM = "custom"
 @click.argument("file")
 @click.option("--by", type=click.Choice([*PROFILES, CUSTOM]), required=True, help="What to divide by.")
 @click.option(
-    "--rules", multiple=True, help="custom: name=regex, or a JSON file of rules; the first that matches wins."
+    "--rules",
+    multiple=True,
+    help="With --by custom: name=regex, or a JSON file of rules. The first match wins.",
 )
-@click.option("-o", "--output", required=True, help="The HTML file to write; an older one is replaced.")
-@click.option("--json", "as_json", is_flag=True, help="Tell what was written in JSON, for programs.")
+@click.option("-o", "--output", required=True, help="The HTML file to write. An existing file is replaced.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @reading_options
 def command(file: str, by: str, rules: Sequence[str], output: str, as_json: bool, reading: Reading) -> None:
-    """Write a page of memory over time, divided as you say.
+    """Write an HTML page of memory over time, divided by what you choose.
 
     FILE is a memory snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's
-    folder: then the window with the highest peak.
+    folder. For a folder, the window with the highest peak is taken.
     """
     refuse_own_input(file, output)
     division = _division(by, rules)
@@ -44,7 +46,7 @@ def _division(by: str, rules: Sequence[str]) -> Division:
     if by != CUSTOM:
         if rules:
             raise MemPluginError(
-                f"--rules has no meaning with --by {by}.", where="--rules", fix=f"Give --by {CUSTOM}."
+                f"--rules cannot be used with --by {by}.", where="--rules", fix=f"Give --by {CUSTOM}."
             )
         return Division(PROFILES[by], PROFILES[by].capitalize())
     if not rules:

@@ -1,4 +1,4 @@
-"""Whether a logdir holds recordings that the Memory tab can show."""
+"""Checks of `tb-memplugin doctor`: whether a logdir has recordings that the Memory tab can show."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
 from tb_memplugin.store.reader import RecordedStep, Recordings, load_window, read_recordings
 
 READ_SECONDS = 10
-"""How long side files are read to their ends: a large logdir has gigabytes of them."""
+"""How many seconds to spend on reading side files completely; a large logdir has gigabytes of them."""
 
 RECORD = "Record with torch.profiler.profile(profile_memory=True, on_trace_ready=memory_trace_handler(DIR))."
 
 
 def check_logdir(logdir: str) -> Iterator[Finding]:
-    """The folder, its event files, what they hold, and the side files that they name."""
+    """Check the folder, its event files, the recordings in them, and the side files that they name."""
     absent = _check_folder(logdir)
     if absent is not None:
         yield absent
@@ -32,7 +32,7 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     yield _check_events(logdir, names, events, recordings)
     if recordings.watched:
         count = sum(len(one.figures) for one in recordings.watched)
-        yield fine(f"{count:,} steps of {len(recordings.watched)} workers watched by MemoryMonitor")
+        yield fine(f"MemoryMonitor watched {count:,} steps of {len(recordings.watched)} workers")
     yield from _check_neighbours(events)
     broken = _unreadable(logdir, recordings)
     for error in broken.values():
@@ -44,18 +44,18 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
 def _check_folder(logdir: str) -> Finding | None:
     if not files.exists(logdir):
         return problem(
-            f"There is no folder {logdir}.",
-            "Give TensorBoard and the doctor the folder given to the handler.",
+            f"The folder {logdir} does not exist.",
+            "Use the same folder here, in tensorboard --logdir and in memory_trace_handler.",
         )
     if files.is_remote(logdir):
         return None
     path = Path(logdir).resolve()
     if not path.is_dir():
-        return problem(f"{logdir} is a file.", f"Give the folder: {path.parent}")
+        return problem(f"{logdir} is a file, not a folder.", f"Give the folder: {path.parent}")
     if path.as_posix().endswith(SIDE_FOLDER):
-        return problem(f"{logdir} holds side files only.", f"Give the run's folder: {path.parents[2]}")
+        return problem(f"{logdir} contains only side files.", f"Use the run's folder: {path.parents[2]}")
     if not os.access(path, os.R_OK | os.X_OK):
-        return problem(f"{logdir} cannot be read by this user.", f"Run: chmod u+rx {path}")
+        return problem(f"This user cannot read {logdir}.", f"Run: chmod u+rx {path}")
     return None
 
 
@@ -66,37 +66,42 @@ def _check_events(
         workers = len({step.folder for step in recordings.steps})
         return fine(f"{len(recordings.steps)} recorded steps of {workers} workers in {logdir}")
     if recordings.watched:
-        return fine(f"No step is recorded in full in {logdir}, but monitors watched some")
+        return fine(f"no step in {logdir} is recorded in full, but MemoryMonitor watched some")
     if any(name.endswith(EVENT_FILE_END) for _, name in events):
         return problem(
-            "The recordings' event files hold no step that can be read.", "See the files named below."
+            "The event files of the recordings contain no step that can be read.",
+            "See the files named below.",
         )
     if any(name.endswith(".mem") for _, name in names):
         return problem(
-            "Side files are here, but the event files that belong to them are not.",
-            "Copy whole run folders. Of a process that ended while it wrote, record again.",
+            "There are side files, but not the event files that belong to them.",
+            "Copy whole run folders. If the process ended while it was writing, record again.",
         )
     if any(name.endswith((".pt.trace.json", ".pt.trace.json.gz")) for _, name in names):
         return problem(
-            "Profiler traces are here (tensorboard_trace_handler), but no memory recording.", RECORD
+            "There are profiler traces (tensorboard_trace_handler), but no memory recording.", RECORD
         )
     if events:
-        return problem(f"{len(events)} event files are here, but none holds a memory recording.", RECORD)
+        return problem(f"There are {len(events)} event files, but none contains a memory recording.", RECORD)
     return problem(
-        "No event file is here.", f"{RECORD} Is this the folder given to the handler, or one above it?"
+        "There is no event file.",
+        f"{RECORD} Is this the folder given to memory_trace_handler, or one above it?",
     )
 
 
 def _check_neighbours(events: list[tuple[str, str]]) -> Iterator[Finding]:
-    """Someone else's event file beside ours: TensorBoard's Python path reads one of them at a time."""
+    """Look for event files of other writers beside ours; TensorBoard's Python reader reads one at a time."""
     ours = {folder for folder, name in events if name.endswith(EVENT_FILE_END)}
     for folder in sorted({folder for folder, name in events if not name.endswith(EVENT_FILE_END)} & ours):
-        fix = "Give the other writer a folder of its own: the Python data path follows the newest file alone."
-        yield hint(f"{folder} also holds another writer's event file.", fix)
+        fix = (
+            "Give the other writer its own folder: without its fast data server, TensorBoard reads only "
+            "the newest file."
+        )
+        yield hint(f"{folder} also contains another writer's event file.", fix)
 
 
 def _unreadable(logdir: str, recordings: Recordings) -> dict[str, UnreadableFileError]:
-    """What is wrong with each file of which it shows at a quick look."""
+    """Return the error of each file that a quick check finds to be unreadable, by its path."""
     found = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
     return {error.where: error for error in found}
 
@@ -106,15 +111,15 @@ def _check_side_files(steps: tuple[RecordedStep, ...], broken: Container[str]) -
     there = {path for path in wanted if files.exists(path)}
     missing = [path for path in wanted if path not in there]
     for path in missing[:10]:
-        fix = "Copy plugins/ along with the event files; without it the timeline is coarse."
-        yield problem(f"The side file {path} is absent.", fix)
+        fix = "Copy the plugins/ folder together with the event files. Without it, the timeline is coarse."
+        yield problem(f"The side file {path} is missing.", fix)
     if len(missing) > 10:
-        yield problem(f"{len(missing) - 10} more side files are absent.", "See above.")
+        yield problem(f"{len(missing) - 10} more side files are missing.", "See above.")
     yield from _check_content([path for path in reversed(wanted) if path in there and path not in broken])
 
 
 def _check_content(paths: Sequence[str]) -> Iterator[Finding]:
-    """Whether side files are whole: they are read to their ends, as many as time allows."""
+    """Check that side files are complete by reading them to the end, as many as `READ_SECONDS` allow."""
     until, whole, read = time.monotonic() + READ_SECONDS, 0, 0
     for path in paths:
         read += 1
@@ -127,12 +132,12 @@ def _check_content(paths: Sequence[str]) -> Iterator[Finding]:
             break
     if whole:
         left = f"; {len(paths) - read} more were not read" if read < len(paths) else ""
-        yield fine(f"{whole} side files are whole{left}")
+        yield fine(f"{whole} side files are complete{left}")
 
 
 def _check_access(logdir: str, recordings: Recordings) -> Iterator[Finding]:
     if files.is_remote(logdir) or os.access(logdir, os.W_OK):
         return
-    text = f"{logdir} cannot be written by this user."
-    fix = "To record here, choose a folder that the training may write to."
+    text = f"This user cannot write to {logdir}."
+    fix = "To record here, choose a folder that the training can write to."
     yield hint(text, fix) if recordings.steps else problem(text, fix)

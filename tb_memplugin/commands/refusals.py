@@ -1,4 +1,4 @@
-"""How what we refuse is told on a terminal."""
+"""Errors as text for a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tb_memplugin.errors import MemPluginError
 
 
 def refusal(error: MemPluginError, level: str = "error") -> str:
-    """An error, or a warning, in up to three lines: what, where, fix."""
+    """Format an error, or a warning, in up to three lines: what, where, fix."""
     lines = [
         f"{level}: {error.what}",
         error.where and f"  where: {error.where}",

@@ -1,4 +1,4 @@
-"""`tb-memplugin stages`: how much was live at the beginning and at the end of every annotation."""
+"""`tb-memplugin stages`: the live bytes at the beginning and at the end of every annotation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from tb_memplugin.errors import MemPluginError
     "names",
     multiple=True,
     metavar="NAME...",
-    help="Only annotations with these names. Default: all.",
+    help="Show only annotations with these names. Default: all.",
 )
-@click.option("--device", help="A device's name. Default: all.")
-@click.option("--json", "as_json", is_flag=True, help="Bytes and nanoseconds, for programs.")
+@click.option("--device", help="Name of a device. Default: all.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in nanoseconds."
+)
 @reading_options
 def command(
     path: str,
@@ -34,14 +36,16 @@ def command(
     as_json: bool,
     reading: Reading,
 ) -> None:
-    """Live bytes at the START and END of every annotation, by device.
+    """Live bytes at the START and END of every annotation, for each device.
 
-    Annotations are what `record_function` and optimizers write beside the events. PATH is a memory
-    snapshot, a Kineto trace, a recorded window, or a recorded run's folder.
+    Annotations are written by `record_function` and by optimizers. PATH is a memory snapshot, a Kineto
+    trace, a recorded window, or a recorded run's folder.
     """
     if more and not names:
         raise MemPluginError(
-            f"One file at a time: {more[0]!r} is one too many.", where="stages", fix="Call it once per file."
+            f"One file at a time: {more[0]!r} is one too many.",
+            where="stages",
+            fix="Run the command once per file.",
         )
     opened = open_trace(path, reading, device=device)
     if device is not None:

@@ -1,4 +1,4 @@
-"""Tables for people: one unit per table, and no text that could steer a terminal."""
+"""Tables for a terminal. Text in them cannot contain control sequences."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ("Unit", "console", "doing", "printable", "table")
 
 LONGEST = 160
 LEAST_WIDTH = 80
-"""Columns for which tables are laid out on narrower terminals: there lines wrap, and no number is cut."""
+"""Tables are at least this many columns wide; on a narrower terminal lines wrap, so no number is cut."""
 
 MOST_LAID_OUT = 1_000
-"""Rows that are laid out for the terminal's width: that takes almost a millisecond each."""
+"""How many rows are fitted to the terminal's width at most; that takes almost a millisecond per row."""
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """A table: its first column is text, the others are numbers. Nothing in a row is markup."""
+    """Return a table whose first column is text and whose other columns are numbers; no cell has markup."""
     cells = [[printable(cell, LONGEST) for cell in row] for row in rows]
     if len(cells) > MOST_LAID_OUT:
         return _lines([list(columns), *cells])
@@ -38,7 +38,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableTy
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> Segments:
-    """A long table: a line a row, however wide the terminal is."""
+    """Return a long table with one line per row, whatever the terminal's width."""
     first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         [row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))]
@@ -48,7 +48,7 @@ def _lines(rows: Sequence[Sequence[str]]) -> Segments:
 
 
 def console() -> Console:
-    """Where tables go: stdout, without markup, highlighting or emoji codes."""
+    """Return a console that prints tables to stdout, without markup, highlighting or emoji codes."""
     found = Console(markup=False, highlight=False, emoji=False)
     found.width = max(found.width, LEAST_WIDTH)
     return found
@@ -56,9 +56,9 @@ def console() -> Console:
 
 @contextmanager
 def doing() -> Iterator[Callable[[str], None]]:
-    """Say on stderr what is being done now, by the function that is given, and wipe it when all is done.
+    """Show on stderr what is being done, and erase it at the end.
 
-    Where stderr is no terminal, nothing is said.
+    The context manager returns a function that sets the text. If stderr is not a terminal, it does nothing.
     """
     screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
     if not screen.is_terminal:

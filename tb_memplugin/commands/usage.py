@@ -1,4 +1,4 @@
-"""`tb-memplugin usage`: how much was live before and after one allocation was made, or given back."""
+"""`tb-memplugin usage`: the live bytes before and after one block was allocated or freed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ from tb_memplugin.trace import MemoryTrace
     "--allocation",
     required=True,
     metavar="ADDR[_VERSION]",
-    help="Its address in hexadecimal, and which of the blocks that lived there, counted from 0.",
+    help="Address in hexadecimal; _VERSION is the number of the block at that address, counted from 0.",
 )
 @click.option(
     "--action",
     type=click.Choice(["alloc", "free"]),
     default="alloc",
     show_default=True,
-    help="When it was made, or when it was given back.",
+    help="Whether to show the allocation or its free.",
 )
-@click.option("--device", help="A device's name. Default: the first that has such an allocation.")
-@click.option("--json", "as_json", is_flag=True, help="Bytes and nanoseconds, for programs.")
+@click.option("--device", help="Name of a device. Default: the first that has this allocation.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in nanoseconds."
+)
 @reading_options
 def command(
     path: str, allocation: str, action: Action, device: str | None, as_json: bool, reading: Reading
 ) -> None:
-    """How much was live before and after an allocation was made, or given back.
+    """Live bytes before and after one allocation, or the free of it.
 
     PATH is a memory snapshot, a Kineto trace, a recorded window, or a recorded run's folder.
     """

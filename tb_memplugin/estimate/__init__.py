@@ -1,7 +1,8 @@
-"""What a run would take: a model in fake tensors, and the caching allocator, simulated.
+"""Estimate the memory of a run without a GPU: the model runs on fake tensors, the allocator is simulated.
 
-`estimator.py` is the beginning; `corrections/` is what fake tensors alone get wrong, `plugins/` what
-libraries need, `simulator/` the allocator and the replay of recordings, `ranks/` the jobs of several ranks.
+Start with `estimator.py`. `corrections/` corrects what fake tensors alone get wrong, `plugins/` adapts
+libraries, `simulator/` simulates the caching allocator and replays recordings through it, and `ranks/`
+estimates jobs of several ranks.
 """
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec

@@ -1,4 +1,4 @@
-"""What could lower the peak of a step. Each is tried by an estimate of its own: no saving is guessed."""
+"""Changes that could lower the peak of a step. Each one is estimated separately: no saving is guessed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from tb_memplugin.estimate.workload import Workload
 
 FUSED = {"adamw": "adamw-fused", "adam": "adam-fused"}
 SMALLER_STATE = {"adamw": "adafactor", "adamw-fused": "adafactor", "adam": "adafactor", "momentum": "sgd"}
-"""Optimizers that do the same in one kernel, or that keep less for each parameter."""
+"""For an optimizer: the same one in a fused kernel, and one that keeps less state for each parameter."""
 
 SHARDED = ("parameter", "gradient", "optimizer_state", "temporary")
-"""What `fully_shard` divides, by category; at the peak of a large model temporaries are the optimizer's."""
+"""Categories whose memory `fully_shard` divides. Temporaries at a large model's peak are the optimizer's."""
 
 MOST_GPUS = 64
-"""The most over which a model is sharded to see whether it fits then."""
+"""The largest number of GPUs over which a model is sharded to see whether it then fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that saves memory: the options that make it, and the most that is reserved then; bytes."""
+    """A change that saves memory.
+
+    `options` are the command-line options that make it; `saved_bytes` is how much lower the peak of reserved
+    memory is with it, and `peak_reserved_bytes` that peak.
+    """
 
     what: str
     options: str
@@ -31,7 +35,7 @@ class Change:
 
     @property
     def label(self) -> str:
-        """What a table calls it: its option, unless it is several."""
+        """The name in a table: the option, or `what` where there are several options."""
         if self.options.count("--") > 1:
             return self.what
         return f"{self.options} ({self.what})" if self.options.startswith("--mesh") else self.options
@@ -39,9 +43,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What was tried: changes that save memory, and (options, why) of what cannot be done.
+    """The result of the trials: changes that save memory, and (options, reason) of those that are impossible.
 
-    Single changes come first, the most saving first; then all of them together, and more GPUs.
+    Single changes come first, the one that saves the most at the top; then all of them together; then more
+    GPUs.
     """
 
     saving: tuple[Change, ...]
@@ -50,7 +55,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A change to try; `conf` are the settings of the allocator, `mesh` the ranks, None for one."""
+    """A change to try. `conf` holds the allocator settings, `mesh` the mesh of ranks; None for one rank."""
 
     what: str
     options: str
@@ -60,23 +65,23 @@ class Candidate:
 
 
 def candidates(workload: Workload, conf: str, takes: frozenset[str]) -> Iterator[Candidate]:
-    """What is worth trying.
+    """Yield the changes that are worth trying.
 
     Args:
-        workload: the step as it is; the optimizer is None if the target brings its own.
-        conf: settings of the allocator as they are.
-        takes: which sizes the target follows.
+        workload: the current step; its optimizer is None if the target brings its own.
+        conf: the current allocator settings.
+        takes: the sizes that the target can change.
     """
     for what, options, changed in _of_step(workload, takes):
         yield Candidate(what, options, changed, conf)
     if not AllocatorSettings.from_conf(conf).expandable_segments:
         kept = ",".join(part for part in conf.split(",") if part and "expandable_segments" not in part)
         other = f"{kept},expandable_segments:True".lstrip(",")
-        yield Candidate("segments that grow", f"--alloc-conf {other}", workload, other)
+        yield Candidate("expandable segments", f"--alloc-conf {other}", workload, other)
 
 
 def together(found: Sequence[Candidate], base: Workload) -> Candidate:
-    """Several changes of one step at once; of two to the same option the later one."""
+    """Combine several changes of one step. Where two set the same option, the later one counts."""
     options: dict[str, str] = {}
     workload, conf = base, ""
     for one in found:
@@ -89,8 +94,8 @@ def together(found: Sequence[Candidate], base: Workload) -> Candidate:
 
 
 def on_gpus(count: int, base: Workload, conf: str) -> Candidate:
-    """The same step with the model sharded over GPUs, each with a batch of its own."""
-    return Candidate(f"each of {count} GPUs", f"--mesh fsdp={count}", base, conf, f"fsdp={count}")
+    """Return the same step with the model sharded over `count` GPUs, each with its own batch."""
+    return Candidate(f"on each of {count} GPUs", f"--mesh fsdp={count}", base, conf, f"fsdp={count}")
 
 
 def _of_step(workload: Workload, takes: frozenset[str]) -> Iterator[tuple[str, str, Workload]]:
@@ -98,7 +103,7 @@ def _of_step(workload: Workload, takes: frozenset[str]) -> Iterator[tuple[str, s
     if "batch" in takes and batch > 1:
         yield "half the batch", f"--batch {batch // 2}", replace(workload, batch=batch // 2)
     if workload.dtype == "fp32":
-        yield "numbers of two bytes", "--dtype bf16", replace(workload, dtype="bf16")
+        yield "16-bit parameters", "--dtype bf16", replace(workload, dtype="bf16")
     if workload.inference:
         return
     if not workload.checkpointing:

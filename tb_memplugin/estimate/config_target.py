@@ -1,4 +1,4 @@
-"""A model of transformers by its config alone: no weights, no network, no code from elsewhere."""
+"""A transformers model built from its config alone: no weights, no network access, no remote code."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 SEQ = 2048
-"""Tokens for each sample where none are told."""
+"""Tokens for each sample where no number is given."""
 
 IMAGE_SIDE = 224
-"""Pixels, where a model takes images of any size."""
+"""Height and width in pixels, for models that take images of any size."""
 
 ENCODER_DECODERS = ("SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM")
 OTHERS = ("MASKED_LM", "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION")
-"""Tasks of which the first that a config has a model for is taken, if it names no architecture."""
+"""Tasks in order of preference: if a config names no architecture, the first with a model for it counts."""
 
 LOOP_OVER_TOKENS = ("mamba", "falcon_mamba", "jamba", "zamba", "rwkv")
-"""Types of models whose scan is a Python loop over tokens where its fused kernel is not installed."""
+"""Model types that scan tokens in a Python loop where their fused kernel is not installed."""
 
 MOST_ROUNDS = 4096
-"""Rounds of that loop in all layers that are run: about a minute for two steps on one thread."""
+"""The most iterations of that loop, over all layers: two steps take about a minute on one thread."""
 
 _HEADS = re.compile(r"(?=For[A-Z]|Model$|LMHead|$)")
-"""Where the name of a model of transformers goes on after that of its family."""
+"""Where the family name ends in the name of a transformers model."""
 
 OTHER_INPUTS = {"vision": "images", "audio": "sound"}
-"""What a model of several kinds of inputs takes beside tokens, by the config of its part."""
+"""What a multimodal model takes besides tokens, by the part of the config that describes it."""
 
 LABEL_PER_TOKEN = ("LM", "LMHeadModel", "ForConditionalGeneration", "ForTokenClassification")
 LABEL_PER_SAMPLE = ("ForImageClassification", "ForSequenceClassification", "ForAudioClassification")
-"""Ends of the names of models that take labels, and so give a loss themselves."""
+"""Endings of the names of models that take labels and therefore return a loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigTarget:
-    """A config, and the model that belongs to it: its first architecture, or else the usual one."""
+    """A config and its model: the first architecture that it names, or else the default for its type."""
 
     config: Any
 
     @property
     def name(self) -> str:
-        """The class of the model and of its config."""
+        """The class names of the model and its config."""
         return f"{self.model_class.__name__} ({type(self.config).__name__})"
 
     @property
     def takes(self) -> frozenset[str]:
-        """Every model takes a batch and a mesh; images have no length."""
+        """The sizes that can be set: batch and mesh for every model, seq except for models of images."""
         images = self.model_class.main_input_name == "pixel_values"
         return frozenset({"batch", "mesh"} if images else {"batch", "seq", "mesh"})
 
     @property
     def model_class(self) -> Any:
-        """The class of the model.
+        """The class of the config's model.
 
         Raises:
             MemPluginError: transformers has no model for this config.
@@ -85,7 +85,7 @@ class ConfigTarget:
         raise MemPluginError(
             f"transformers has no model for {type(self.config).__name__}.",
             where="TARGET",
-            fix='Name one in config.json: "architectures": ["LlamaForCausalLM"].',
+            fix='Name a model class in config.json: "architectures": ["LlamaForCausalLM"].',
         )
 
     @property
@@ -93,7 +93,11 @@ class ConfigTarget:
         return tuple(getattr(self.config, "architectures", None) or ())
 
     def settled(self, workload: Workload) -> Workload:
-        """One sample; 2048 tokens, or what the config has positions for; its type, or else fp32."""
+        """Fill in the sizes that are not given.
+
+        These are one sample; 2048 tokens, or the config's number of positions if that is smaller; and the
+        config's dtype, or else fp32.
+        """
         seq = workload.seq or min(SEQ, self._positions() or SEQ)
         return replace(
             workload,
@@ -103,33 +107,33 @@ class ConfigTarget:
         )
 
     def _dtype(self) -> str:
-        """The type that the config names, which transformers loads a model in.
+        """The dtype that the config names, in which transformers loads the model; a key of `DTYPES`.
 
         Raises:
-            MemPluginError: the weights are quantized, or of a type that is not ours to estimate.
+            MemPluginError: the weights are quantized, or their dtype is not in `DTYPES`.
         """
         if (quantized := _quantization(self.config)) is not None:
             raise MemPluginError(
-                f"The config says that the weights are quantized ({quantized}): that is not built here.",
+                f"The config describes quantized weights ({quantized}), which cannot be estimated.",
                 where="TARGET",
-                fix="Say --dtype bf16 to estimate it as it is without quantization.",
+                fix="Add --dtype bf16 to estimate the model without quantization.",
             )
         told = str(getattr(self.config, "dtype", None) or torch.float32).removeprefix("torch.")
         for name, dtype in DTYPES.items():
             if str(dtype) == f"torch.{told}":
                 return name
         raise MemPluginError(
-            f"The config asks for the type {told[:40]!r}.",
+            f"The config's dtype, {told[:40]!r}, cannot be estimated.",
             where="TARGET",
-            fix=f"Give --dtype, one of {', '.join(DTYPES)}.",
+            fix=f"Add --dtype with one of: {', '.join(DTYPES)}.",
         )
 
     def build(self, workload: Workload, mesh: DeviceMesh | None = None) -> Built:
-        """The model in the dtype asked for, or a rank's part of it, and inputs of the size.
+        """Build the model in the requested dtype, or one rank's part of it, and inputs of the requested size.
 
         Raises:
-            MemPluginError: it takes inputs that cannot be made from a config, would not end in time, or
-                cannot be sharded like this.
+            MemPluginError: the model takes inputs that cannot be made from a config, would run too long, or
+                cannot be sharded over this mesh.
         """
         self._refuse_long_loops(workload.seq or 1)
         if not workload.inference and hasattr(self.config, "use_cache"):
@@ -145,19 +149,26 @@ class ConfigTarget:
         layers = getattr(self.config, "num_hidden_layers", 1)
         if getattr(self.config, "model_type", "") in LOOP_OVER_TOKENS and layers * seq > MOST_ROUNDS:
             raise MemPluginError(
-                f"{self.model_class.__name__} loops over tokens in Python, {layers} layers x {seq:,} tokens: "
-                "the estimate would take many minutes, and be that of the loop, not of a fused kernel.",
+                f"{self.model_class.__name__} loops over tokens in Python ({layers} layers x {seq:,} "
+                "tokens). The estimate would take many minutes, and would be of that loop instead of "
+                "a fused kernel.",
                 where="--seq",
-                fix=f"Give --seq {max(MOST_ROUNDS // layers, 1)} or less, and see how memory grows with it.",
+                fix=(
+                    f"Use --seq {max(MOST_ROUNDS // layers, 1)} or less, and see how the memory grows with "
+                    "it."
+                ),
             )
 
     def _model(self) -> nn.Module:
-        """Without first values: they do not matter here, and some ways to draw them look at the draws."""
+        """Build the model without initial values.
+
+        They do not matter here, and some initialisers read the numbers that they have drawn.
+        """
         with _no_first_values()():
             model: Any = self.model_class(self.config)
         device = torch.get_default_device()
         if any(one.device.type != device.type for one in model.parameters()):
-            model.to(device)  # torch.FloatTensor, of old models, is always on the CPU
+            model.to(device)  # old models use torch.FloatTensor, which is always on the CPU
         model.tie_weights()
         return model  # type: ignore[no-any-return]  # every model of transformers is a module
 
@@ -171,20 +182,25 @@ class ConfigTarget:
         return tuple(self._said(seq))
 
     def _said(self, seq: int | None) -> Iterator[str]:
-        """What is estimated otherwise than the config may let one expect."""
+        """Yield notes on what the estimate does differently from what the config suggests."""
         most, model = self._positions(), self.model_class.__name__
         if most is not None and seq is not None and seq > most:
-            yield f"{seq} tokens are more than the {most} positions of the config: a real run may fail there."
+            yield f"{seq} tokens are more than the {most} positions of the config: a real run may fail."
         if self._architectures and model not in self._architectures:
             named = ", ".join(self._architectures)[:80]
-            yield f"The config names {named}, which transformers does not have: {model} is estimated."
+            yield (
+                f"The config names {named}, which this version of transformers does not have: {model} is "
+                "estimated instead."
+            )
         if (quantized := _quantization(self.config)) is not None:
-            yield f"The config says that the weights are quantized ({quantized}): estimated without."
+            yield (
+                f"The config describes quantized weights ({quantized}): the estimate is without quantization."
+            )
         others = [kind for kind in ("vision", "audio") if getattr(self.config, f"{kind}_config", None)]
         if others and self.model_class.main_input_name == "input_ids":
             yield (
-                f"The model also takes {' and '.join(OTHER_INPUTS[kind] for kind in others)}; tokens alone "
-                "are estimated: nothing runs in that part, and it has no gradients."
+                f"The model also takes {' and '.join(OTHER_INPUTS[kind] for kind in others)}. The "
+                "estimate gives it only tokens, so that part does not run and has no gradients."
             )
 
     def _inputs(self, batch: int, seq: int, *, labels: bool) -> dict[str, torch.Tensor]:
@@ -200,9 +216,9 @@ class ConfigTarget:
             inputs = {name: torch.zeros(batch, config.num_mel_bins, 2 * config.max_source_positions)}
         else:
             raise MemPluginError(
-                f"{self.model_class.__name__} takes {name!r}, whose size no config tells.",
+                f"{self.model_class.__name__} takes {name!r}, whose size is not in the config.",
                 where="TARGET",
-                fix="Write a function that returns (model, inputs), and give module:function.",
+                fix="Write a function that returns (model, inputs), and use module:function as the target.",
             )
         if getattr(config, "is_encoder_decoder", False):
             inputs["decoder_input_ids"] = torch.zeros(batch, seq, dtype=torch.long)
@@ -214,7 +230,7 @@ class ConfigTarget:
 
 
 def _quantization(config: Any) -> str | None:
-    """How weights are stored that are not numbers of a type alone, if the config says so."""
+    """The quantization method that the config names, None for weights that are not quantized."""
     told = getattr(config, "quantization_config", None)
     if told is None:
         return None
@@ -223,10 +239,10 @@ def _quantization(config: Any) -> str | None:
 
 
 def config_of_folder(path: Path) -> Any:
-    """The config in a folder, or in a file of its own.
+    """Load the config from a folder, or from a JSON file.
 
     Raises:
-        MemPluginError: there is no config.json, or its model is not known to transformers.
+        MemPluginError: there is no config.json, or transformers does not know its model.
     """
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -240,12 +256,12 @@ def config_of_folder(path: Path) -> Any:
         raise MemPluginError(
             f"transformers cannot read the config: {said}",
             where=str(file),
-            fix="Is its model_type one that this version of transformers has?",
+            fix="Check that this version of transformers supports its model_type.",
         ) from error
 
 
 def config_of_class(name: str) -> Any:
-    """A config with the defaults of its class.
+    """Create a config with the defaults of the class.
 
     Raises:
         MemPluginError: transformers has no such class.
@@ -263,7 +279,10 @@ def config_of_class(name: str) -> Any:
 
 
 def nearest_configs(name: str) -> tuple[str, ...]:
-    """Configs of transformers with names like one, or whose model it names; none without transformers."""
+    """Names of transformers' config classes similar to a name, or the one of the model that it names.
+
+    Empty where transformers is not installed.
+    """
     with suppress(MemPluginError):
         known = [other for other in dir(_transformers()) if other.endswith("Config")]
         stem = _HEADS.split(name)[0] + "Config"
@@ -272,7 +291,7 @@ def nearest_configs(name: str) -> tuple[str, ...]:
 
 
 def _no_first_values() -> Any:
-    """`no_init_weights` of transformers, which moved in version 5."""
+    """Return transformers' `no_init_weights`, which moved to another module in version 5."""
     for module in ("initialization", "modeling_utils"):
         with suppress(ImportError, AttributeError):
             return importlib.import_module(f"transformers.{module}").no_init_weights
@@ -286,6 +305,6 @@ def _transformers() -> ModuleType:
         raise MemPluginError(
             "A config needs transformers, which is not installed.",
             where="TARGET",
-            fix='pip install "tb-memplugin[transformers]", or give module:function.',
+            fix='Run: pip install "tb-memplugin[transformers]". Or use module:function as the target.',
         ) from error
-    return transformers  # type: ignore[no-any-return]  # it is not followed
+    return transformers  # type: ignore[no-any-return]  # mypy does not follow it

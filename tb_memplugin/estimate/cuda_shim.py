@@ -1,4 +1,4 @@
-"""`device='cuda'` for fake tensors where no GPU is: a small C++ library, compiled once and kept."""
+"""Allow fake tensors on `device='cuda'` without a GPU, through a small C++ library that is compiled once."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tb_memplugin.errors import MemPluginError
 
 SOURCE = Path(__file__).with_name("cuda_shim.cpp")
 CACHE_VARIABLE = "TB_MEMPLUGIN_CACHE"
-"""Environment variable: the folder that keeps the compiled library, instead of the user's cache."""
+"""Environment variable that names the folder for the compiled library, instead of the user's cache."""
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FIX = (
-    "Install a C++20 compiler (g++ 10 or clang 12 or newer), or name one in the environment variable CXX; or "
-    "estimate where there is a GPU; or with device='cpu'."
+    "Install a C++20 compiler (g++ 10 or clang 12 or newer), or name one in the environment variable "
+    "CXX. Or estimate on a machine with a GPU, or with device='cpu'."
 )
 
 
 def switch(on: bool) -> None:
-    """Make a CUDA device known to PyTorch, or unknown again: as often off as on.
+    """Make PyTorch know a CUDA device, or forget it again. Calls nest: each True needs one False.
 
-    The first time the library is compiled. A PyTorch built with CUDA needs it too: without a driver its
-    autograd asks in vain whose device a tensor is on.
+    The first call compiles the library. A PyTorch built with CUDA needs it too: without a driver, autograd
+    cannot ask for the device of a tensor.
 
     Raises:
-        MemPluginError: there is no compiler, or it failed.
+        MemPluginError: no compiler was found, compiling failed, or the library cannot be loaded.
     """
     library = _library()
     if on:
@@ -45,7 +45,7 @@ def switch(on: bool) -> None:
 
 
 _users: list[None] = []
-"""One for each that switched it on and not yet off."""
+"""One entry for each caller that has switched it on and not yet off."""
 
 
 @cache
@@ -55,14 +55,14 @@ def _library() -> ctypes.CDLL:
         return ctypes.CDLL(os.fspath(path))
     except OSError as error:
         raise MemPluginError(
-            f"The library that makes 'cuda' known cannot be loaded: {error}.",
+            f"The library that makes the device 'cuda' known to torch cannot be loaded: {error}.",
             where=os.fspath(path),
-            fix="Delete that file: it is compiled anew then.",
+            fix="Delete that file; it is then compiled again.",
         ) from error
 
 
 def _cached() -> Path:
-    """The compiled library, from the cache if it is there."""
+    """Return the path of the compiled library; compile it if it is not in the cache."""
     text = SOURCE.read_bytes()
     key = hashlib.sha256(
         b"\0".join([text, torch.__version__.encode(), sys.platform.encode(), str(_abi()).encode()])
@@ -74,7 +74,7 @@ def _cached() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where the compiled library is kept: `TB_MEMPLUGIN_CACHE`, or tb_memplugin in the user's cache."""
+    """Return the folder of the library: `TB_MEMPLUGIN_CACHE`, or tb_memplugin in the user's cache."""
     told = os.environ.get(CACHE_VARIABLE)
     if told:
         return Path(told)
@@ -86,17 +86,17 @@ def _abi() -> int:
 
 
 def compiler() -> str:
-    """The C++ compiler: `CXX`, or the first that is installed.
+    """Return the path of the C++ compiler: the one named by `CXX`, or else the first that is installed.
 
     Raises:
-        MemPluginError: there is none.
+        MemPluginError: no compiler was found.
     """
     told = os.environ.get("CXX")
     found = next((path for name in ([told] if told else _COMPILERS) if (path := shutil.which(name))), None)
     if found is None:
         raise MemPluginError(
-            "An estimate for a GPU needs a C++ compiler where there is no GPU, once; "
-            + (f"{told!r} is none." if told else "there is none."),
+            "On a machine without a GPU, the first estimate for a GPU needs a C++ compiler; "
+            + (f"{told!r} is not one." if told else "none was found."),
             where=f"torch {torch.__version__}",
             fix=_FIX,
         )
@@ -124,7 +124,7 @@ def _compile(path: Path) -> None:
             made.replace(path)
     except OSError as error:
         raise MemPluginError(
-            f"The library that makes 'cuda' known cannot be written: {error}.",
+            f"The library that makes the device 'cuda' known to torch cannot be written: {error}.",
             where=os.fspath(path.parent),
-            fix=f"Name a folder that can be written in the environment variable {CACHE_VARIABLE}.",
+            fix=f"Set the environment variable {CACHE_VARIABLE} to a folder that can be written.",
         ) from error

@@ -1,4 +1,4 @@
-"""An estimate for people, through rich."""
+"""Print an estimate on the console with rich."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROWS = 30
 
 
 def print_estimate(estimate: Estimate, out: Console) -> None:
-    """The peak, whether it fits, what fills it, the phases, and the notes."""
+    """Print the peak, whether it fits, its parts by category, the phases and the notes."""
     unit = Unit.for_bytes([estimate.peak_reserved_bytes])
     out.print(
         f"Peak allocated {unit.tell(estimate.peak_allocated_bytes)}, "
@@ -39,14 +39,14 @@ def print_estimate(estimate: Estimate, out: Console) -> None:
 
 
 def print_modules(modules: Sequence[ModuleMemory], out: Console) -> None:
-    """The modules that hold the most at the peak."""
+    """Print the modules that hold the most memory at the peak."""
     order = sorted(modules, key=lambda one: -one.at_peak_bytes)
     unit = Unit.for_bytes(one.peak_bytes for one in modules)
     table = Table(
         "module",
         "class",
         f"at the peak ({unit.name})",
-        f"peak meanwhile ({unit.name})",
+        f"peak while it ran ({unit.name})",
         f"allocated ({unit.name})",
         "allocations",
     )
@@ -63,7 +63,7 @@ def print_modules(modules: Sequence[ModuleMemory], out: Console) -> None:
 
 
 def print_tensors(tensors: Sequence[TensorCreation], out: Console) -> None:
-    """The operators that asked for the most."""
+    """Print the operators in the given order, at most 30."""
     unit = Unit.for_bytes(one.bytes for one in tensors)
     table = Table(
         "operator",

@@ -1,4 +1,4 @@
-"""Figures of an estimate by module, by phase and by operator."""
+"""Memory of an estimate by module, by phase and by operator."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tb_memplugin.trace.tables import Int64
 
 @dataclass(frozen=True, slots=True)
 class ModuleMemory:
-    """One module with what is inside it, on the first device. All sizes are bytes.
+    """Memory of one module, its submodules included, on the first device. All sizes are bytes.
 
     Attributes:
-        name: its FQN, `(root)` for a model itself; or `outside:<operator>` for what no module owns.
-        class_name: of the module.
-        at_peak_bytes: what it holds at the peak of the device.
-        allocated_bytes, allocations: all that it asked for, whenever that was.
-        peak_bytes: the highest that the device held while one of its calls ran; 0 if none did.
+        name: its FQN, `(root)` for the model itself; or `outside:<operator>` for memory that no module owns.
+        class_name: the class of the module.
+        at_peak_bytes: bytes that it holds at the peak of the device.
+        allocated_bytes, allocations: bytes and number of all its allocations during the run.
+        peak_bytes: the highest allocated bytes of the device during its calls; 0 if it was not called.
     """
 
     name: str
@@ -33,7 +33,7 @@ class ModuleMemory:
 
 @dataclass(frozen=True, slots=True)
 class PhaseMemory:
-    """A stretch that `track_phase` named: allocated bytes before and after it, and the highest in between."""
+    """A phase named with `track_phase`: allocated bytes before and after it, and the highest in between."""
 
     name: str
     before_bytes: int
@@ -43,7 +43,7 @@ class PhaseMemory:
 
 @dataclass(frozen=True, slots=True)
 class TensorCreation:
-    """What one operator asked for: how often, bytes in all, the largest, and what is live at the peak."""
+    """Allocations of one operator: number, total bytes, largest, and bytes live at the peak."""
 
     operator: str
     count: int
@@ -53,7 +53,7 @@ class TensorCreation:
 
 
 def _sizes(trace: MemoryTrace) -> tuple[Int64, Int64, Int64]:
-    """(rows of blocks on the first device, their bytes, those of them that live at the peak)."""
+    """Return rows of the first device's blocks, their bytes, and their bytes live at the peak (else 0)."""
     blocks = trace.allocations
     here = np.flatnonzero(blocks.device == 0)
     size = np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)[here]
@@ -63,7 +63,7 @@ def _sizes(trace: MemoryTrace) -> tuple[Int64, Int64, Int64]:
 
 
 def module_memory(trace: MemoryTrace) -> tuple[ModuleMemory, ...]:
-    """Figures of every module, parents before children; a parent's include its children's."""
+    """Return the memory of every module, parents before children; a parent includes its children."""
     here, size, at_peak = _sizes(trace)
     owner, count = trace.allocations.module[here], len(trace.modules)
     held, asked, number = (
@@ -88,7 +88,7 @@ def module_memory(trace: MemoryTrace) -> tuple[ModuleMemory, ...]:
 
 
 def _peaks(trace: MemoryTrace) -> Int64:
-    """By row of modules, the highest level during one of its calls."""
+    """Return, for each row of modules, the highest allocated bytes during its calls."""
     levels, calls = allocated_levels(trace, 0), trace.calls
     peaks = np.zeros(len(trace.modules), np.int64)
     first = np.searchsorted(trace.events.time_ns, calls.start_ns, side="left")
@@ -102,7 +102,7 @@ def _peaks(trace: MemoryTrace) -> Int64:
 
 
 def tensor_creation(trace: MemoryTrace) -> tuple[TensorCreation, ...]:
-    """What every operator asked for, the most bytes first."""
+    """Return the allocations of every operator, the largest total first."""
     here, size, at_peak = _sizes(trace)
     operator, names = trace.allocations.operator[here], trace.operators
     sums, held, number = (

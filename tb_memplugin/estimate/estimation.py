@@ -1,4 +1,4 @@
-"""The answer of an estimate: how much, does it fit, and what fills it."""
+"""The result of an estimate: how much memory a run takes, whether it fits, and what uses the memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from tb_memplugin.trace.tables import Int64
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run would take on the first device. All sizes are bytes.
+    """The memory that a run would take on the first device. All sizes are bytes.
 
     Attributes:
         peak_allocated_bytes, peak_reserved_bytes: what `torch.cuda.max_memory_allocated` and
-            `max_memory_reserved` would say.
-        workspace_bytes: what cuBLAS holds of that.
-        fits: whether every request finds memory on the GPU; None without one.
-        margin_bytes: what is left of the GPU beside the reserve, negative where it does not fit; or None.
-        breakdown: (category, bytes) at the peak of allocated, largest first; they sum to it.
-        phases: (name, highest allocated) of those that `track_phase` named, else of forward, backward, ...
+            `max_memory_reserved` would return.
+        workspace_bytes: the part of it that cuBLAS workspaces take.
+        fits: whether every request finds memory on the GPU; None without a GPU.
+        margin_bytes: usable memory of the GPU that is not reserved, negative where it does not fit; None
+            without a GPU.
+        breakdown: (category, bytes) at the peak of allocated memory, largest first; their sum is the peak.
+        phases: (name, highest allocated bytes) of the phases named with `track_phase`, or else of forward,
+            backward, optimizer and other.
         seconds: how long the fake run took.
-        gpu: its name, "" for none.
-        notes: what is modelled and what is not known, by name.
+        gpu: the name of the GPU, "" for none.
+        notes: what is modelled, and what is not known.
     """
 
     peak_allocated_bytes: int
@@ -45,7 +47,10 @@ class Estimate:
 
 
 def allocated_levels(trace: MemoryTrace, device: int) -> Int64:
-    """What the allocator set aside, in all: int64, shape (events + 1,); entry e + 1 holds after event e."""
+    """Return the bytes of a device's live blocks, as the allocator rounded them.
+
+    int64, shape (events + 1,); entry e + 1 holds after event e.
+    """
     blocks, count = trace.allocations, len(trace.events)
     here = blocks.device == device
     size = np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)[here]
@@ -57,7 +62,7 @@ def allocated_levels(trace: MemoryTrace, device: int) -> Int64:
 
 
 def simulate(trace: MemoryTrace, settings: AllocatorSettings) -> MemoryTrace:
-    """A fake run's trace with places, segments and the reserve of the caching allocator, on every device."""
+    """Return a fake run's trace with addresses, segments and reserved bytes from a simulated allocator."""
     devices = [row for row, device in enumerate(trace.devices) if device.has_reserved]
     replays = [replay(trace, row, settings, recorded=False) for row in devices]
     return replace(simulated_trace(replays), source=trace.source) if replays else trace
@@ -72,15 +77,17 @@ def answer(
     seconds: float,
     notes: Sequence[str],
 ) -> Estimate:
-    """Read the answer from a fake run's trace, as it is and as simulated.
+    """Compute the result from a fake run's trace, before and after the simulation of the allocator.
 
-    `named` are (name, start, stop) of phases that the program named, epoch nanoseconds.
+    `named` are (name, start, stop) of the phases that the program named; times are epoch nanoseconds.
     """
     levels = allocated_levels(simulated, 0)
     reserved = _reserved_peak(simulated) if simulated.devices[0].has_reserved else int(levels.max())
     fits, margin, told = _fits(trace, settings, gpu, reserved)
     if not len(simulated.allocations):
-        told.append(f"Nothing was allocated on {trace.devices[0].name}: build models and inputs there.")
+        told.append(
+            f"Nothing was allocated on {trace.devices[0].name}: create the model and the inputs there."
+        )
     parts = breakdown(simulated, int(np.argmax(levels)) - 1)
     return Estimate(
         peak_allocated_bytes=int(levels.max()),
@@ -97,7 +104,7 @@ def answer(
 
 
 def breakdown(trace: MemoryTrace, event: int) -> tuple[tuple[str, int], ...]:
-    """(category, bytes) of what is alive after an event on the first device, largest first."""
+    """Return (category, bytes) of the blocks live after an event on the first device, largest first."""
     blocks = trace.allocations
     rows = blocks.alive_at(event, 0)
     size = np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)[rows]
@@ -123,7 +130,7 @@ def _fits(
     if tight.failure is not None:
         return False, room - reserved, notes
     notes.append(
-        "It fits only because the allocator gives unused segments back when memory runs out: that is slow."
+        "It fits only because the allocator frees unused segments when memory runs out, which is slow."
     )
     return True, room - _peak(tight), notes
 
@@ -132,14 +139,14 @@ def _beside(gpu: GpuSpec) -> str:
     if gpu.context_bytes is None:
         return "Not counted: the CUDA context (docs/gpus.md) and other programs on the GPU."
     return (
-        f"Beside the allocator, {gpu.context_bytes >> 20:,} MiB are left for the CUDA context: the least "
-        "that was seen on this GPU (docs/gpus.md). Other programs, and what the program's own kernels add, "
-        "are not counted."
+        f"{gpu.context_bytes >> 20:,} MiB of the GPU's memory are set aside for the CUDA context: the "
+        "least that was seen on this GPU (docs/gpus.md). Other programs, and what the program's own "
+        "kernels add, are not counted."
     )
 
 
 def _peak(tight: Replay) -> int:
-    """The most that is reserved when nothing is being made room for."""
+    """The highest reserved bytes after any event."""
     return int(tight.reserved.max())
 
 
@@ -152,7 +159,7 @@ def _of_category(trace: MemoryTrace, category: Category) -> int:
 def _named(
     trace: MemoryTrace, levels: Int64, named: Sequence[tuple[str, int, int]]
 ) -> tuple[tuple[str, int], ...]:
-    """The highest level in each, with what blocks got beyond their requests."""
+    """Return (name, highest allocated bytes) of each named phase, blocks counted with their rounded sizes."""
     spans = np.array([span for _, *span in named], np.int64).reshape(-1, 2)
     times = trace.events.time_ns
     first, last = np.searchsorted(times, spans[:, 0]), np.searchsorted(times, spans[:, 1], "right")

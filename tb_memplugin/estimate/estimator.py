@@ -1,4 +1,4 @@
-"""`MemoryEstimator`: a model's memory with no GPU and no memory, from fake tensors."""
+"""`MemoryEstimator`: estimate a model's memory from fake tensors, without a GPU and without allocating it."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Category, MemoryTrace
 
 _ONE_AT_A_TIME = Turns()
-"""Held inside of a block."""
+"""The lock that a thread holds while it is inside an estimator's block."""
 
 WORKER = "estimate"
-"""The name under which `save` writes, as the Memory tab shows it."""
+"""The worker name that `save` uses; the Memory tab shows it."""
 
 
 class MemoryEstimator:
-    """Runs a training step on fake tensors, and tells what memory it would take.
+    """Run training steps on fake tensors and estimate the memory that they would take.
 
-    Inside the block every tensor has a shape, a type and a device, but no memory: models of any size can be
-    built and trained. What was built before it is real, and cannot be used inside.
+    Inside the `with` block every tensor has a shape, a dtype and a device, but no memory: models of any size
+    can be built and trained. Models built before the block are real and cannot be used inside it.
 
     Args:
-        device: "cuda" (also where no GPU is) or "cpu": whose memory counts.
-        gpu: the target, by name or as a `GpuSpec`; None for a GPU of no kind in particular.
+        device: the device whose memory is estimated: "cuda" (no GPU is needed) or "cpu".
+        gpu: the target GPU, by name or as a `GpuSpec`; None for no particular model.
         hints: values that only a real run knows; see docs/estimate.md.
         conf: settings of the caching allocator, as in PYTORCH_CUDA_ALLOC_CONF.
-        corrected: False leaves fake tensors as torch has them, for comparison.
-        plugins: of libraries, by name or as `Plugin`s; () for none. None: all of `plugins.PLUGINS`.
-        log_level: of this estimator's own messages, as a name or number. None: as the package's.
+        corrected: False turns the corrections of fake tensors off, for comparison.
+        plugins: library plugins, by name or as `Plugin`s; () for none. None: all of `plugins.PLUGINS`.
+        log_level: level of this estimator's own log messages, as a name or number. None: the package's.
 
     Raises:
-        MemPluginError: an unknown device, GPU, setting or plugin.
+        MemPluginError: a device, GPU, setting or plugin is unknown.
 
     Example:
         >>> with MemoryEstimator(gpu="h100") as estimator:
@@ -87,7 +87,7 @@ class MemoryEstimator:
         self.device = torch.device(device)
         if self.device.type not in ("cuda", "cpu"):
             raise MemPluginError(
-                f"An estimate for {str(device)!r} is not possible.",
+                f"MemoryEstimator cannot estimate for the device {str(device)!r}.",
                 where="MemoryEstimator",
                 fix="Use device='cuda' or device='cpu'.",
             )
@@ -112,9 +112,9 @@ class MemoryEstimator:
     def __enter__(self) -> MemoryEstimator:
         if self._recording is not None:
             raise MemPluginError(
-                "This estimator ran already.",
+                "This estimator has already run.",
                 where="MemoryEstimator",
-                fix="Make another one for another run.",
+                fix="Create another one for another run.",
             )
         self._recording = FakeRecording(
             self.device.type, self._corrections, has_device=self._target.has_device
@@ -150,12 +150,12 @@ class MemoryEstimator:
         optimizer: Optimizers = None,
         name: str = "",
     ) -> None:
-        """Say whose memory this is. Not needed: models and optimizers that run are found.
+        """Register a model and its optimizers. Optional: models and optimizers that run are found.
 
         Args:
-            model: whose modules are told apart. Call it again when modules were added.
-            optimizer: one or several.
-            name: what the modules' names begin with, where there is more than one model.
+            model: the model whose modules are named in the results. Call again after modules were added.
+            optimizer: one or several optimizers.
+            name: prefix of the modules' names, for use with more than one model.
         """
         self._inside("watch").watch(model, checked_optimizers(optimizer), name)
 
@@ -166,7 +166,7 @@ class MemoryEstimator:
         device: str | torch.device | None = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
-        """An input of a shape: a fake tensor on the estimated device, unless another is named."""
+        """Create a fake input tensor, on the estimated device unless another is given."""
         recording = self._inside("create_fake_tensor")
         tensor = torch.empty(shape, dtype=dtype, device=device or self.device, requires_grad=requires_grad)
         recording.name(tensor, Category.INPUT, "")
@@ -174,7 +174,7 @@ class MemoryEstimator:
 
     @contextmanager
     def track_phase(self, name: str) -> Iterator[None]:
-        """Name a stretch: `forward`, `optimizer`, anything. They may nest."""
+        """Name a phase of the program, such as `forward` or `optimizer`. Phases may nest."""
         recording = self._inside("track_phase")
         phase = recording.begin_phase(name)
         try:
@@ -183,74 +183,81 @@ class MemoryEstimator:
             recording.end_phase(phase)
 
     def step(self) -> None:
-        """A training step is over: what follows belongs to the next."""
+        """End a training step: what follows belongs to the next one."""
         self._inside("step").end_step()
 
     def forget_what_is_gone(self) -> None:
-        """Leave out what was freed so far: for a rank that builds a whole model here, and keeps its part."""
+        """Drop the allocations that were freed so far from the history.
+
+        For a rank that builds the whole model here but keeps only its part.
+        """
         recording = self._inside("forget_what_is_gone")
         gc.collect()
         recording.mode.settle(recording.layers.place())
         recording.ledger.forget_the_dead()
 
     def get_current_memory_allocated(self) -> tuple[int, ...]:
-        """Allocated bytes by device, the estimated one first, in multiples of 512 a block."""
+        """Return the allocated bytes of each device, the estimated one first.
+
+        On a GPU, each block counts as a multiple of 512 bytes.
+        """
         recording = self._here
         if self._running:
             recording.mode.settle(recording.layers.place())
         return tuple(recording.ledger.allocated) or (0,)
 
     def get_max_memory_allocated(self) -> tuple[int, ...]:
-        """The highest allocated bytes by device so far, in multiples of 512 a block.
+        """Return the highest allocated bytes of each device so far.
 
-        `estimate()` also counts what the allocator gives to a block beyond that.
+        On a GPU, each block counts as a multiple of 512 bytes. `estimate()` also counts what the allocator
+        adds to some blocks beyond that.
         """
         return tuple(self._here.ledger.peaks) or (0,)
 
     def trace_result(self) -> MemoryTrace:
-        """The trace, with the reserve of a simulated allocator: for every view, export and analysis.
+        """Return the trace with the segments of the simulated allocator, for views, exports and analysis.
 
         Raises:
-            MemPluginError: the block has not ended.
+            MemPluginError: the `with` block has not ended.
         """
         return self._simulated
 
     def estimate(self) -> Estimate:
-        """How much, does it fit, and what fills it.
+        """Return the estimate: how much memory, whether it fits, and what uses it.
 
         Raises:
-            MemPluginError: the block has not ended.
+            MemPluginError: the `with` block has not ended.
         """
         return self._estimate
 
     def get_module_stats(self) -> tuple[ModuleMemory, ...]:
-        """What each module holds, parents before children.
+        """Return the memory of each module, parents before children.
 
         Raises:
-            MemPluginError: the block has not ended.
+            MemPluginError: the `with` block has not ended.
         """
         return module_memory(self.trace_result())
 
     def get_phase_stats(self) -> tuple[PhaseMemory, ...]:
-        """The phases that `track_phase` named, in the order in which they ended."""
+        """Return the phases named with `track_phase`, in the order in which they ended."""
         return tuple(
             PhaseMemory(one.name, one.before_bytes, one.after_bytes, one.peak_bytes)
             for one in self._here.phases
         )
 
     def get_tensor_stats(self) -> tuple[TensorCreation, ...]:
-        """How much memory each operator asked for, the most first.
+        """Return the memory that each operator allocated, the largest total first.
 
         Raises:
-            MemPluginError: the block has not ended.
+            MemPluginError: the `with` block has not ended.
         """
         return tensor_creation(self.trace_result())
 
     def print_memory_stats(self, detailed: bool = False, console: Console | None = None) -> None:
-        """Print the answer through rich; `detailed` adds modules and operators.
+        """Print the estimate with rich; `detailed` adds modules and operators.
 
         Raises:
-            MemPluginError: the block has not ended.
+            MemPluginError: the `with` block has not ended.
         """
         out = console or Console()
         print_estimate(self.estimate(), out)
@@ -262,7 +269,7 @@ class MemoryEstimator:
         """Write the trace for the Memory tab of `tensorboard --logdir <logdir>`.
 
         Raises:
-            MemPluginError: the block has not ended, or the folder cannot be written.
+            MemPluginError: the `with` block has not ended, or the folder cannot be written.
         """
         RunWriter(os.fspath(logdir), worker_name).write(self.trace_result())
 
@@ -272,7 +279,10 @@ class MemoryEstimator:
             raise MemPluginError(
                 "There is no result yet.",
                 where="MemoryEstimator",
-                fix="Run the model inside `with MemoryEstimator() as estimator:`; ask when that has ended.",
+                fix=(
+                    "Run the model inside `with MemoryEstimator() as estimator:`, and ask for results "
+                    "after the block."
+                ),
             )
         return trace_of(self._recording.run, self.gpu, self._target.notes)
 
@@ -302,7 +312,7 @@ class MemoryEstimator:
     def _inside(self, what: str) -> FakeRecording:
         if not self._running:
             raise MemPluginError(
-                f"{what} is outside of the estimator's block.",
+                f"{what} is outside the estimator's block.",
                 where=f"MemoryEstimator.{what}",
                 fix="Use it inside `with MemoryEstimator() as estimator:`.",
             )

@@ -1,4 +1,4 @@
-"""What `torch.cuda` answers while an estimate runs where no GPU is: as if the target were there."""
+"""Stand-ins for `torch.cuda` while an estimate runs without a GPU, as if the target were there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WARP = 32
 
 
 class FakeStream:
-    """A stream on which nothing waits."""
+    """A stand-in for `torch.cuda.Stream` whose work is always done."""
 
     cuda_stream = 0
     stream_id = 0
@@ -31,20 +31,20 @@ class FakeStream:
         self.device = torch.device("cuda", 0)
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def record_event(self, event: Any = None) -> Any:
-        """An event that has happened."""
+        """Return an event that has already happened."""
         return event or FakeEvent()
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: all work is done."""
 
     def query(self) -> bool:
-        """All work is done."""
+        """Return True: all work is done."""
         return True
 
     def __enter__(self) -> FakeStream:
@@ -55,25 +55,25 @@ class FakeStream:
 
 
 class FakeEvent:
-    """An event that has happened."""
+    """A stand-in for `torch.cuda.Event` that has always happened already."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def record(self, stream: Any = None) -> None:
-        """It has happened."""
+        """Do nothing: the event has already happened."""
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the event has already happened."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the event has already happened."""
 
     def query(self) -> bool:
-        """It has happened."""
+        """Return True: the event has happened."""
         return True
 
     def elapsed_time(self, other: Any) -> float:
-        """Milliseconds: none."""
+        """Return 0.0 milliseconds."""
         return 0.0
 
 
@@ -88,7 +88,7 @@ class _FakeDevice:
 
 
 def describe(patches: Patches, gpu: GpuSpec | None) -> None:
-    """Let `torch.cuda` tell of the target: its capability, its memory."""
+    """Make `torch.cuda` report the name, compute capability and memory of the target GPU."""
     if gpu is None:
         return
     major, minor = gpu.compute_capability
@@ -108,9 +108,9 @@ def describe(patches: Patches, gpu: GpuSpec | None) -> None:
 
 
 def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: Callable[[str], None]) -> None:
-    """Let the program ask `torch.cuda` how much is allocated, and reset its peaks.
+    """Make the memory functions of `torch.cuda` report the bytes of the fake run, and reset its peaks.
 
-    What is reserved is not known before the end: what is allocated stands for it, which is noted.
+    Reserved bytes are only known at the end of the run. Allocated bytes are returned for them, with a note.
     """
     ledger = mode.ledger
 
@@ -122,8 +122,8 @@ def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: C
 
     def at_least(levels: list[int], device: Any) -> int:
         note(
-            "The program asks torch.cuda how much is reserved: what is allocated stands for it, as the "
-            "reserve is simulated at the end."
+            "The program asks torch.cuda how much memory is reserved. The allocated bytes are "
+            "returned instead, because the reserved memory is simulated only at the end."
         )
         return of(levels, device)
 
@@ -161,7 +161,7 @@ def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: C
 
 
 def stand_in(patches: Patches) -> None:
-    """Let the calls work that programs make on a machine with one GPU."""
+    """Make the `torch.cuda` calls work that programs use on a machine with one GPU."""
     default = FakeStream()
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -191,9 +191,9 @@ def stand_in(patches: Patches) -> None:
     for name, answer in answers.items():
         patches.set(torch.cuda, name, answer)
     patches.set(torch.Tensor, "record_stream", _nothing)
-    patches.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # memory of the host
+    patches.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # host memory is not counted
     patches.set(torch.backends.cudnn, "is_available", lambda: True)
-    patches.set(fake_tensor, "init_gpu_context", _nothing)  # older ones do not ask avoid_device_init
+    patches.set(fake_tensor, "init_gpu_context", _nothing)  # older versions do not ask avoid_device_init
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which module runs in a fake run, forward and backward, and where the phases of the steps are."""
+"""Track which module runs during a fake run, in forward and backward, and when each phase begins and ends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 _current_node = torch._C._current_autograd_node
 _NO_SEQUENCE = (1 << 64) - 1
-"""The sequence number of nodes that no operator made: those that put a gradient into its parameter."""
+"""The sequence number of nodes that no operator created: they accumulate gradients into parameters."""
 
 Stretch = tuple[int, int]
 Call = tuple[int, int, int, Phase]
-"""(begin, end, module's row, phase)."""
+"""(begin, end, row of the module, phase); times are epoch nanoseconds."""
 
 
 @dataclass(slots=True)
@@ -35,10 +35,11 @@ class _Frame:
 
 
 class FakeLayers:
-    """The modules that are known, the calls that run, and the stretches of each phase.
+    """The known modules, their calls, and the time ranges of each phase.
 
-    Autograd nodes get the module whose call made them: its boundaries are kept by sequence number. The
-    backward runs on the calling thread (see fake_recording.py), so one stack is enough.
+    An autograd node belongs to the module whose call created it: the sequence numbers at which calls begin
+    and end are kept for that. Backward runs on the calling thread (see fake_recording.py), so one stack is
+    enough.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class FakeLayers:
         self._in_backward = False
 
     def add(self, model: nn.Module, prefix: str = "") -> None:
-        """Name the modules of a model. What is known already keeps its name."""
+        """Name the modules of a model. Modules that are already known keep their names."""
         fresh, offset = ModuleNames.of({prefix: model}), len(self.names.modules)
         self.names.modules += [
             replace(module, parent=module.parent + offset if module.parent >= 0 else -1)
@@ -73,12 +74,15 @@ class FakeLayers:
             self.names.owner_of[key] = (row + offset, label)
 
     def row_of(self, module: nn.Module) -> int:
-        """The row of a module, -1 if it is not known."""
+        """Return the row of a module, -1 if it is not known."""
         found = self._known.get(id(module))
         return found[1] if found is not None and found[0]() is module else -1
 
     def entered(self, module: nn.Module, *_: object) -> None:
-        """A global hook: a module is called. An unknown one outside of all calls is a model of its own."""
+        """Record that a call of a module begins; a global forward pre-hook.
+
+        An unknown module that is called outside all other calls is a new model.
+        """
         row = self.row_of(module)
         if row < 0 and not self._stack and _current_task() == -1:
             self.watch_root(module)
@@ -91,7 +95,7 @@ class FakeLayers:
             self._boundary()
 
     def left(self, module: nn.Module, *_: object) -> None:
-        """A global hook: the call ended, also by an exception."""
+        """Record that a call of a module ended, normally or by an exception; a global forward hook."""
         row = self.row_of(module)
         if row < 0 or not any(frame.row == row for frame in self._stack):
             return
@@ -103,7 +107,7 @@ class FakeLayers:
         self._boundary()
 
     def place(self) -> Place:
-        """Where the program is."""
+        """Return the module and phase in which the program is now."""
         if _current_task() != -1:
             return self._place_in_backward()
         if self._in_backward:
@@ -117,7 +121,7 @@ class FakeLayers:
         return _OUTSIDE
 
     def stop(self) -> None:
-        """End what still runs."""
+        """End the calls and the backward that are still running."""
         if self._in_backward:
             self._end_backward()
         while self._stack:
@@ -168,7 +172,7 @@ class FakeLayers:
         self._in_backward, self._backward_row = False, -1
 
     def _outside(self) -> None:
-        """An operator outside all modules: if one made an autograd node, it was part of a forward."""
+        """Count operators outside all modules as forward if they created an autograd node."""
         sequence = _sequence_number()
         if sequence != self._sequence:
             self._sequence = sequence

@@ -1,7 +1,8 @@
-"""What is alive in a fake run: storages that have a size and a device, but no memory.
+"""The live storages of a fake run: they have a size and a device, but no memory.
 
-A storage's Python object lives exactly as long as the storage, so a weak reference to it tells its end, as
-in sources/storage_lifetimes.py. Here is one flow of control, no address, and memory that no tensor owns.
+A storage's Python object lives exactly as long as the storage, so a weak reference to it tells when the
+storage is freed, as in sources/storage_lifetimes.py. In contrast to that file, there is one thread, storages
+have no addresses, and some memory is owned by no tensor.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from tb_memplugin.estimate.simulator.allocator_settings import SMALLEST_BLOCK
 from tb_memplugin.trace import Category, Phase
 
 FIRST_ADDRESS = 1 << 44
-"""Addresses are made up, each used once: they tell blocks apart. The simulator gives them places."""
+"""The first made-up address. Each is used once, to tell blocks apart; the simulator assigns the real ones."""
 
 FOREVER = (1 << 63) - 1
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One allocation. `bytes` were requested; `module` is a row of the names, -1 for none."""
+    """One allocation. `bytes` is the requested size; `module` is a row of `ModuleNames`, -1 for none."""
 
     address: int
     bytes: int
@@ -42,7 +43,7 @@ class Block:
 
 
 class Life(weakref.ref[torch.UntypedStorage]):
-    """The weak reference that tells the end of a block's storage."""
+    """A weak reference that tells when the storage of a block is freed."""
 
     __slots__ = ("block", "key")
     block: Block
@@ -51,7 +52,7 @@ class Life(weakref.ref[torch.UntypedStorage]):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the program something happens; `module` is a row of the names, -1 for none."""
+    """The place in the program where something happens; `module` is a row of `ModuleNames`, -1 for none."""
 
     module: int = -1
     phase: Phase = Phase.OTHER
@@ -60,9 +61,9 @@ class Place:
 
 @dataclass(slots=True)
 class NamedPhase:
-    """A phase that the user named: allocated bytes before and after it, and the highest in between.
+    """A phase named by the user: allocated bytes before and after it, and the highest in between.
 
-    `start_ns`, `stop_ns` are epoch nanoseconds.
+    `start_ns` and `stop_ns` are epoch nanoseconds.
     """
 
     name: str
@@ -74,18 +75,18 @@ class NamedPhase:
 
 
 Entry = tuple[int, bool, Block, int, Phase]
-"""(epoch ns, whether it is an allocation, block, module's row or -1, phase)."""
+"""(epoch nanoseconds, True for an allocation and False for a free, block, row of the module or -1, phase)."""
 
 
 class FakeLedger:
-    """Allocations and frees of one type of device, in order.
+    """Allocations and frees on one type of device, in order.
 
-    `allocated`, `peaks` are by device, bytes, as `torch.cuda.memory_allocated` counts them: multiples of 512
-    for each block (the few blocks that get more than they asked for are the simulator's matter);
-    `recent_peaks` are those since the program last called `reset_peak_memory_stats`.
+    `allocated` and `peaks` are bytes for each device, as `torch.cuda.memory_allocated` counts them: on a GPU
+    each block is a multiple of 512 (only the simulator knows the few blocks that are larger). `recent_peaks`
+    are the peaks since the program last called `reset_peak_memory_stats`.
 
     Args:
-        device_type: "cuda", say; fake tensors elsewhere are nobody's here.
+        device_type: for example "cuda"; fake tensors on other devices are not recorded.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -104,7 +105,7 @@ class FakeLedger:
         self._died = _queue(self.deaths)
 
     def device_row(self, device: torch.device) -> int:
-        """The row of a device, new or known."""
+        """Return the row of a device; a new device gets the next row."""
         row = self._rows.get(device)
         if row is None:
             name = str(device)
@@ -117,7 +118,7 @@ class FakeLedger:
         return row
 
     def take(self, size: int, device: int, made_by: Any, place: Place) -> Block:
-        """Memory is allocated."""
+        """Record an allocation and return its block."""
         now = time_ns()
         rounded = -(-size // self._unit) * self._unit
         block = Block(
@@ -135,7 +136,7 @@ class FakeLedger:
         return block
 
     def give_back(self, block: Block, place: Place) -> None:
-        """It goes back."""
+        """Record that a block is freed."""
         block.freed_ns = now = time_ns()
         self.allocated[block.device] -= -(-block.bytes // self._unit) * self._unit
         self.entries.append((now, False, block, place.module, place.phase))
@@ -143,18 +144,18 @@ class FakeLedger:
     def born(
         self, storage: torch.UntypedStorage, size: int, device: int, made_by: Any, place: Place
     ) -> Block:
-        """A storage that nobody had seen."""
+        """Record the allocation of a new storage, and follow the storage until it is freed."""
         block = self.take(size, device, made_by, place)
         self._follow(block, storage)
         return block
 
     def lost(self, storage: torch.UntypedStorage, place: Place) -> None:
-        """A storage that lives on gives its memory back (FSDP resizes storages to nothing)."""
+        """Record that a live storage frees its memory (FSDP resizes storages to zero)."""
         life = self.lives.pop(storage._cdata)
         self.give_back(life.block, place)
 
     def settle(self, place: Place) -> None:
-        """Write down the deaths since the last call, as seen from a place."""
+        """Record the storages freed since the last call, as freed at `place`."""
         deaths = self.deaths
         while deaths:
             life = deaths.popleft()
@@ -163,9 +164,9 @@ class FakeLedger:
                 self.give_back(life.block, place)
 
     def inherit(self, block: Block, heir: torch.UntypedStorage) -> bool:
-        """Let a storage live on in the memory of one that died since the last `settle`, if it did.
+        """Give a block to another storage, if the block's own storage was freed since the last `settle`.
 
-        A real run would have written into that memory.
+        A real run would have written the new tensor into that memory. Returns whether it was done.
         """
         for life in self.deaths:
             if life.block is block and self.lives.get(life.key) is life:
@@ -176,12 +177,12 @@ class FakeLedger:
         return False
 
     def forget_the_dead(self) -> None:
-        """What is gone was never there: the history begins with what is alive."""
+        """Remove all freed blocks from the history: it then begins with the blocks that are live now."""
         self.entries[:] = [entry for entry in self.entries if entry[1] and entry[2].freed_ns == FOREVER]
         self.peaks[:] = self.recent_peaks[:] = self.allocated
 
     def block_of(self, storage: torch.UntypedStorage) -> Block | None:
-        """The block behind a storage, None if it is not known."""
+        """Return the block of a storage, None if it is not known."""
         life = self.lives.get(storage._cdata)
         return life.block if life is not None else None
 
@@ -192,5 +193,8 @@ class FakeLedger:
 
 
 def _queue(deaths: deque[Life]) -> Callable[[Any], None]:
-    """The callback of the weak references. It holds the queue alone: a ledger may go before its storages."""
+    """Return the callback of the weak references.
+
+    It refers only to the queue, since the ledger may be deleted before the storages.
+    """
     return deaths.append

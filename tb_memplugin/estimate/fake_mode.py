@@ -1,4 +1,4 @@
-"""The fake-tensor mode that keeps count: every operator's results are followed from birth to death."""
+"""A fake-tensor mode that follows the results of every operator from allocation to free."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tb_memplugin.trace import Category, Phase
 aten = torch.ops.aten
 
 Rule = Callable[["CountingFakeMode", Any, tuple[Any, ...], Mapping[str, Any]], Any]
-"""`rule(mode, operator, args, kwargs)` gives the operator's results in place of FakeTensorMode."""
+"""`rule(mode, operator, args, kwargs)` returns the operator's results in place of FakeTensorMode."""
 
 After = Callable[["CountingFakeMode", Any, tuple[Any, ...], Any, Place], None]
-"""`after(mode, operator, args, results, place)`: what the operator's kernel takes besides its results."""
+"""`after(mode, operator, args, results, place)` records what the kernel allocates besides its results."""
 
 _OURS = {__file__, fake_tensor.__file__, _stats.__file__, _python_dispatch.__file__}
-"""Files of the Python frames between an operator and us."""
+"""Files of the Python frames between an operator's caller and this mode."""
 
 _IN_PLACE_WITHOUT_MODES = frozenset(
     {
@@ -41,32 +41,36 @@ _IN_PLACE_WITHOUT_MODES = frozenset(
         aten.masked_scatter.default,
     }
 )
-"""What autograd does in place for plain tensors, and out of place under any mode: its engine's sums
-(input_buffer.cpp), and derivatives that fill zeros (FunctionsManual.cpp, areAnyTensorSubclassLike)."""
+"""Operators that autograd runs in place for plain tensors, but out of place under any dispatch mode.
+
+Its engine sums gradients with them (input_buffer.cpp), and derivatives write into zeros with them
+(FunctionsManual.cpp, areAnyTensorSubclassLike).
+"""
 
 _ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default})
-"""What makes them; into a gradient that came from elsewhere derivatives do not write."""
+"""Operators that create zeros. Derivatives write only into these, not into a gradient from elsewhere."""
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 _ENGINE = "_engine_run_backward"
-"""The Python function from which autograd's engine runs: what has no other Python frame is its own."""
+"""The Python function that calls autograd's engine: an operator called directly below it is the engine's."""
 
 
 class CountingFakeMode(FakeTensorMode):
-    """FakeTensorMode whose operators write the storages behind their results into a ledger.
+    """FakeTensorMode that records the storages of every operator's results in a ledger.
 
-    One mode and not two, since a mode of its own on top would cost each operator another way through the
-    dispatcher. Operators inside an operator (its decomposition) are not seen: a kernel does not run them.
+    It is one mode, since a second mode on top would send each operator through the dispatcher once more.
+    Operators inside an operator (its decomposition) are not recorded: the real kernel does not run them.
 
     Args:
-        ledger: where allocations and frees go.
-        layers: knows where the program is.
-        rules: by operator, in place of what FakeTensorMode would do.
-        after: by operator, what happens when it is done.
-        engine_adds_in_place: whether autograd's engine adds gradients up as it does without modes.
-        refusals: turns an operator's error into ours, or gives it back.
-        has_device: whether CUDA calls reach a real device; else none is ever initialised.
+        ledger: records allocations and frees.
+        layers: knows the current module and phase.
+        rules: by operator, what runs in place of FakeTensorMode.
+        after: by operator, what runs after it.
+        engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
+            as without modes.
+        refusals: converts an operator's error into a MemPluginError, or returns it unchanged.
+        has_device: whether CUDA calls reach a real device; if not, no device is ever initialised.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class CountingFakeMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.ledger, self.layers = ledger, layers
         self.created: dict[Any, list[int]] = {}
-        """By operator: how many storages it made, and their bytes."""
+        """For each operator: the number of storages that it created, and their total bytes."""
         self._rules, self._after = rules, after
         self._engine_adds = engine_adds_in_place
         self._refusals = refusals
@@ -93,25 +97,31 @@ class CountingFakeMode(FakeTensorMode):
         self._composite: dict[Any, bool] = {}
         self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Place] | None = None
         self.adds_bias = False
-        """Whether `linear` runs: what it adds goes into its product (corrections/linear.py)."""
+        """Whether `linear` is running: it adds its bias in place (corrections/linear.py)."""
 
     @property
     def is_here(self) -> bool:
-        """Whether the calling thread is the estimate's. What is patched is patched for all of them."""
+        """Whether the caller is on the estimate's thread. Patches are seen by all threads."""
         return threading.get_ident() == self._thread
 
     def is_on(self) -> bool:
-        """Whether tensors are fake now: not while a data loader gets a batch."""
+        """Whether tensors are fake now: they are not while a data loader fetches a batch."""
         return self.is_here and torch._C._get_dispatch_mode(_FAKE) is not None
 
     @property
     def avoid_device_init(self) -> bool:
-        """Asked by FakeTensorMode, which looks at `torch.cuda.is_available`; that may be ours."""
+        """Whether FakeTensorMode must not initialise CUDA.
+
+        Its own rule asks `torch.cuda.is_available`, which may be patched.
+        """
         return not self._has_device
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not wrapped for dynamo's sake: nothing is compiled inside, and every operator would pay for it."""
+        """Return False, so that torch does not wrap `__torch_dispatch__` for dynamo.
+
+        Nothing is compiled inside this mode, and the wrapper would slow down every operator.
+        """
         return False
 
     def __torch_dispatch__(
@@ -121,7 +131,7 @@ class CountingFakeMode(FakeTensorMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Run an operator on fake tensors, and note what it made."""
+        """Run an operator on fake tensors, and record the storages that it created."""
         if self._inside or func in _DISPATCH_META_HANDLERS:
             return self.dispatch(func, types, args, kwargs or {})
         place = self.layers.place()
@@ -145,21 +155,24 @@ class CountingFakeMode(FakeTensorMode):
         return out
 
     def __deepcopy__(self, memo: Any) -> CountingFakeMode:
-        """Itself: fake tensors refer to their mode, and copies of modules belong to the same run."""
+        """Return the mode itself: fake tensors refer to it, and copies of modules belong to the same run."""
         return self
 
     def quietly(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """FakeTensorMode's own answer, for rules."""
+        """Return FakeTensorMode's own result of an operator, for rules."""
         return self.dispatch(func, (), args, kwargs)
 
     def settle(self, place: Place) -> None:
-        """Write down what died since the last operator, and a sum of the engine's that waited for that."""
+        """Record the storages freed since the last operator, and the sum that waited to know about them.
+
+        If the first summand was freed, the sum takes its block over; otherwise the sum is a new allocation.
+        """
         ledger = self.ledger
         if self._pending is not None:
             reference, size, block, func, where = self._pending
             self._pending = None
             storage = reference()
-            if storage is None:  # the sum is gone already
+            if storage is None:  # the sum was freed already
                 if not any(life.block is block for life in ledger.deaths):
                     ledger.give_back(ledger.take(size, block.device, func, where), where)
             elif not ledger.inherit(block, storage):
@@ -168,20 +181,23 @@ class CountingFakeMode(FakeTensorMode):
             ledger.settle(place)
 
     def held(self, size: int, func: Any, place: Place, category: Category, device: int = 0) -> Block:
-        """Memory that no tensor owns, until it is given back: a library's workspace, a kernel's buffer."""
+        """Allocate memory that no tensor owns, such as a library's workspace or a kernel's buffer.
+
+        It stays live until the caller passes the block to `FakeLedger.give_back`.
+        """
         block = self.ledger.take(size, device, func, place)
         block.category = category
         return block
 
     def passing(self, sizes: Sequence[int], func: Any, place: Place, device: int = 0) -> None:
-        """Memory that a kernel takes, piece by piece, and gives back within an operator."""
+        """Record a kernel's temporary buffers: all are allocated in order, then freed in reverse order."""
         held = [self.held(size, func, place, Category.TEMPORARY, device) for size in sizes if size]
         for block in reversed(held):
             self.ledger.give_back(block, place)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """For rules: operators called inside are noted, each for itself."""
+        """Record each operator that a rule calls inside this context, as if the program called it."""
         inside, self._inside = self._inside, False
         try:
             with self:
@@ -190,7 +206,7 @@ class CountingFakeMode(FakeTensorMode):
             self._inside = inside
 
     def _is_composite(self, func: Any) -> bool:
-        """Whether it stands for other operators: these come here only in inference mode."""
+        """Whether an operator consists of other operators. These arrive here only in inference mode."""
         known = self._composite.get(func)
         if known is None:
             known = self._composite[func] = (
@@ -219,7 +235,7 @@ class CountingFakeMode(FakeTensorMode):
             return
         if tensor.layout is not torch.strided:
             raise MemPluginError(
-                f"{func} gives a tensor whose layout is {tensor.layout}: what it holds is not known.",
+                f"{func} returns a tensor with layout {tensor.layout}, whose size in memory is not known.",
                 where=str(func),
                 fix="Use dense tensors there (nn.Embedding(sparse=False)).",
             )
@@ -244,15 +260,16 @@ class CountingFakeMode(FakeTensorMode):
                 return
         old = life.block if life is not None else None
         fresh = ledger.born(storage, size, ledger.device_row(device), func, place)
-        if old is not None:  # resized: the new memory comes first, then the old goes back
+        if old is not None:  # resized: the new memory is allocated before the old is freed
             fresh.category, fresh.label = old.category, old.label
             ledger.give_back(old, place)
 
     def _reused(self, func: Any, args: Sequence[object], size: int, place: Place) -> Block | None:
-        """The block that the engine would add into, or a derivative write into, if nobody else holds it.
+        """Return the block that a real run would write this result into, None if it would allocate.
 
-        A view holds the tensor that it shows, and with it a second reference to the memory: the engine leaves
-        views alone (input_buffer.cpp, can_accumulate_inplace). Gradients of weights and biases are views.
+        The engine adds into its first summand, and a derivative writes into its zeros. A view keeps its base
+        tensor alive, a second reference to the memory, so the engine never adds into views (input_buffer.cpp,
+        can_accumulate_inplace). Gradients of weights and biases are views.
         """
         first = args[0] if args else None
         if not self.adds_bias and (place.phase is not Phase.BACKWARD or not self._engine_adds):
@@ -276,7 +293,7 @@ def _tensors(results: Any) -> Iterator[Any]:
 
 
 def _called_by_engine() -> bool:
-    """Whether no Python function asked for the operator that is being noted, but autograd's engine."""
+    """Whether autograd's engine, and no Python function, called the operator that is being recorded."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _OURS:
         frame = frame.f_back

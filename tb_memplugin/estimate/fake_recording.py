@@ -1,4 +1,4 @@
-"""One fake run, from start to stop: the mode, the hooks, and what is named meanwhile."""
+"""One fake run, from start to stop: it installs the mode and the hooks, and names storages during the run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Named = tuple[torch.Tensor, Category, int, str]
 
 
 class FakeRecording:
-    """Everything that an estimate puts in place, and takes away again in `stop`.
+    """Installs everything that an estimate needs, and removes it again in `stop`.
 
     Args:
-        device_type: of the fake tensors that count.
-        corrections: what fake tensors would get wrong, put right.
+        device_type: the device type whose fake tensors are counted.
+        corrections: the corrections of what fake tensors get wrong.
         has_device: whether there is a real device of this type.
     """
 
@@ -58,12 +58,13 @@ class FakeRecording:
         self._corrections = corrections
 
     def start(self) -> None:
-        """Begin: from here on tensors are fake."""
+        """Begin the run: from here on tensors are fake."""
         stack = contextlib.ExitStack()
         try:
             stack.callback(self._corrections.undo)
             self._corrections.apply(self.mode)
-            # Device threads would have a module stack of their own; sizes and order are the same on this one.
+            # Autograd's device threads would need module stacks of their own. Sizes and order are the same
+            # on one thread.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             for handle in (
                 register_module_forward_pre_hook(self._here(self.layers.entered)),
@@ -72,7 +73,7 @@ class FakeRecording:
             ):
                 stack.callback(handle.remove)
             stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # deepcopy does
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # from deepcopy
             stack.enter_context(self.mode)
         except BaseException:
             stack.close()
@@ -80,17 +81,17 @@ class FakeRecording:
         self._stack = stack
 
     def stop(self) -> FakeRun:
-        """End, and name what is still alive."""
+        """End the run, name the storages that are still live, and return what was recorded."""
         self._stack.close()
         self.mode.settle(self.layers.place())
         self.layers.stop()
         self._name_everything()
         self.run.stop_ns = time_ns()
-        self.ledger.lives.clear()  # with them the weak references go
+        self.ledger.lives.clear()  # this also deletes the weak references
         return self.run
 
     def watch(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer], name: str) -> None:
-        """Know whose parameters, buffers, gradients and states these are."""
+        """Register a model and optimizers, to name their parameters, buffers, gradients and states."""
         if model is not None and self.mode.is_on():
             _refuse_a_real_one(model)
         if model is not None and any(one() is model for one in self._models):
@@ -105,7 +106,7 @@ class FakeRecording:
         self._name_everything()
 
     def begin_phase(self, name: str) -> NamedPhase:
-        """A phase with the user's name begins."""
+        """Begin a phase with a name of the user's."""
         self.mode.settle(self.layers.place())
         level = self.level
         phase = NamedPhase(name, level, level, level, time_ns())
@@ -114,7 +115,7 @@ class FakeRecording:
         return phase
 
     def end_phase(self, phase: NamedPhase) -> None:
-        """It ends."""
+        """End a named phase."""
         self.mode.settle(self.layers.place())
         phase.after_bytes = self.level
         self.ledger.phases[:] = [one for one in self.ledger.phases if one is not phase]
@@ -123,13 +124,13 @@ class FakeRecording:
         self.phases.append(phase)
 
     def end_step(self) -> None:
-        """A training step is over."""
+        """End a training step."""
         self.mode.settle(self.layers.place())
         self._name_everything()
         self.run.step_ends.append(time_ns())
 
     def name(self, tensor: torch.Tensor, category: Category, label: str) -> None:
-        """Say what a tensor is for."""
+        """Set the category and label of a tensor's block, unless it already has a category."""
         self._name([(tensor, category, -1, label)])
 
     @property
@@ -138,11 +139,11 @@ class FakeRecording:
         return self.ledger.allocated[0] if self.ledger.allocated else 0
 
     def _here(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """A hook for the estimate's own thread: others may train a real model meanwhile."""
+        """Restrict a hook to the estimate's own thread: other threads may train a real model meanwhile."""
         return lambda *given: hook(*given) if self.mode.is_here else None
 
     def _found(self, model: nn.Module) -> None:
-        """A model runs that nobody told us of."""
+        """Register a model that runs without having been watched."""
         self.watch(model, (), "")
 
     def _name_everything(self) -> None:
@@ -189,18 +190,18 @@ class FakeRecording:
 
 
 def _refuse_a_real_one(model: nn.Module) -> None:
-    """Real weights would mix with fake inputs, and would not be counted."""
+    """Raise if a model has real parameters: they would mix with fake inputs and would not be counted."""
     for name, parameter in model.named_parameters():
         if type(parameter) in (nn.Parameter, torch.Tensor) and not _is_of_functions(parameter):
             raise MemPluginError(
                 f"The model was built before the estimate: its parameter {name[:80]!r} is real.",
                 where=type(model).__name__,
-                fix="Build the model inside `with MemoryEstimator():`; it takes no memory there.",
+                fix="Build the model inside `with MemoryEstimator():`; it uses no memory there.",
             )
 
 
 def _is_of_functions(tensor: torch.Tensor) -> bool:
-    """Whether torch.func put it in a parameter's place: a wrapper around a tensor that may be fake."""
+    """Whether a tensor is torch.func's wrapper, which stands for a parameter and may hold a fake tensor."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 

@@ -1,4 +1,4 @@
-"""From a fake run's ledger to a `MemoryTrace`."""
+"""Convert the ledger of a fake run into a `MemoryTrace`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ SOURCE = "MemoryEstimator"
 
 @dataclass(slots=True)
 class FakeRun:
-    """What a fake run saw, between two times in epoch nanoseconds.
+    """The record of a fake run. All times are epoch nanoseconds.
 
-    `step_ends` are the times at which `step()` was called; `marks` the beginnings and ends of named phases:
-    (time, name, whether it ends).
+    `step_ends` are the times at which `step()` was called. `marks` are the beginnings and ends of named
+    phases: (time, name, whether it ends).
     """
 
     ledger: FakeLedger
@@ -49,7 +49,7 @@ class FakeRun:
 
 
 def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryTrace:
-    """Every allocation and free of a fake run, with operator, module, phase, step and category."""
+    """Return the allocations and frees of a fake run, with operator, module, phase, step and category."""
     operators, labels, names = Names(), Names(), Names()
     owners = Owners(run.layers.names.modules)
     phases = _phases(run)
@@ -75,7 +75,7 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
 
 
 def _steps(run: FakeRun) -> tuple[Step, ...]:
-    """One a call of `step()`, and one for what came after the last, if anything did."""
+    """Return one step for each call of `step()`, and one more for events after the last call."""
     last = run.ledger.entries[-1][0] if run.ledger.entries else run.start_ns
     ends = list(run.step_ends)
     if not ends or last > ends[-1]:
@@ -107,7 +107,7 @@ def _events(run: FakeRun, phases: Spans, operators: Names, labels: Names, owners
         if known is None:
             known = rows[made_by] = operators.add(operator_name(made_by))
         operator[row] = known
-    # A block may get its owner after its birth (optimizer state): then that stands there, too.
+    # A block may get its owner after it was allocated (optimizer state): its allocation shows that owner.
     told = np.where(
         is_alloc, _column([block.module for block in blocks]), _column([entry[3] for entry in entries])
     )

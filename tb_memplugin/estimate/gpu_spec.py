@@ -1,6 +1,6 @@
-"""GPUs that an estimate can aim at, by name: what decides how much memory a step takes, and if it fits.
+"""The GPUs that an estimate can target, with the properties that decide a step's memory and whether it fits.
 
-Every number's source is in docs/gpus.md. All sizes are bytes.
+The source of every number is in docs/gpus.md. All sizes are bytes.
 """
 
 from __future__ import annotations
@@ -12,92 +12,93 @@ from tb_memplugin.errors import MemPluginError
 MIB = 1 << 20
 
 CUBLAS_WORKSPACE = 8_519_680
-"""What PyTorch gives each cuBLAS handle and stream: 2 * 4 MiB + 8 * 16 KiB (CublasHandlePool.cpp)..."""
+"""Workspace for each cuBLAS handle and stream: 2 * 4 MiB + 8 * 16 KiB (CublasHandlePool.cpp)."""
 
 CUBLAS_WORKSPACE_LARGE = 33_554_432
-"""...and on these generations 8 * 4 MiB; on Blackwell since PyTorch 2.12 (pull request 175344)."""
+"""The workspace on `LARGE_WORKSPACE_MAJORS`: 8 * 4 MiB; on Blackwell since PyTorch 2.12 (PR 175344)."""
 
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)
 
 CUDNN_FIRST_MAJORS = (9, 10)
-"""Where `scaled_dot_product_attention` tries cuDNN first, if it is newer than 9.15.0 (sdp_utils.cpp)."""
+"""Major compute capabilities on which `scaled_dot_product_attention` tries cuDNN first.
+
+It does so if cuDNN is newer than 9.15.0 (sdp_utils.cpp).
+"""
 
 FIRST_WITH_FLASH = (8, 0)
-"""The lowest compute capability that PyTorch's flash attention runs on (sdp_utils.cpp)."""
+"""The lowest compute capability on which PyTorch's flash attention runs (sdp_utils.cpp)."""
 
 BEHIND_A_VENDOR = ("nvidia", "geforce", "tesla", "quadro")
-"""Words in the driver's name of a device that our names leave out."""
+"""Words in the driver's name of a device that names in `GPUS` leave out."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One model of GPU.
+    """One GPU model.
 
     Attributes:
-        name: as in `GpuSpec.names()`.
-        memory_bytes: what a process can have in all: the least that drivers were seen to report.
+        name: a name from `GpuSpec.names()`.
+        memory_bytes: the total memory that a process can use: the lowest value that drivers reported.
         compute_capability: (major, minor).
-        context_bytes: what a process takes of that outside PyTorch's allocator, the CUDA context: the least
-            that was seen, since it grows with the kernels that a program loads; None: nobody told.
-        memory_is_nominal: whether `memory_bytes` is what the maker says, for want of a driver's number.
+        context_bytes: the part of it that the CUDA context takes, outside PyTorch's allocator: the lowest
+            value measured, since it grows with the kernels that a program loads; None if not known.
     """
 
     name: str
     memory_bytes: int
     compute_capability: tuple[int, int]
     context_bytes: int | None = None
-    memory_is_nominal: bool = False
 
     @classmethod
     def named(cls, name: str) -> GpuSpec:
-        """The GPU of a name; case, spaces, dashes and the maker's words do not matter: `NVIDIA A100-80GB`.
+        """Return the GPU with a name. Case, spaces, dashes and vendor words are ignored: `NVIDIA A100-80GB`.
 
         Raises:
-            MemPluginError: there is none of this name.
+            MemPluginError: no GPU has this name.
         """
         if (found := _BY_KEY.get(_key(name))) is not None:
             return found
         raise MemPluginError(
-            f"No GPU is named {name[:80]!r}.",
+            f"{name[:80]!r} is not the name of a GPU.",
             where="gpu",
             fix=f"Use one of {', '.join(cls.names())}; or one of these with another size of memory.",
         )
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """Every name, oldest generation first."""
+        """Return every name, the oldest generation first."""
         return tuple(spec.name for spec in GPUS)
 
     def with_memory(self, memory_bytes: int) -> GpuSpec:
-        """This GPU with another size of memory, bytes: a share of it, or what is left beside other programs.
+        """Return this GPU with another memory size in bytes, such as what other programs leave free.
 
         Raises:
             MemPluginError: the size is not positive.
         """
         if memory_bytes <= 0:
-            raise MemPluginError(f"A GPU of {memory_bytes} bytes holds nothing.", where=self.name)
-        return replace(self, memory_bytes=memory_bytes, memory_is_nominal=False)
+            raise MemPluginError(f"A GPU cannot have a memory of {memory_bytes} bytes.", where=self.name)
+        return replace(self, memory_bytes=memory_bytes)
 
     @property
     def usable_bytes(self) -> int:
-        """What PyTorch's allocator can reserve; the context counts only where it is known."""
+        """Bytes that PyTorch's allocator can reserve: all but the CUDA context, where its size is known."""
         return max(self.memory_bytes - (self.context_bytes or 0), 0)
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """What PyTorch allocates for each cuBLAS handle (a thread's) and stream on first use.
+        """Bytes that PyTorch allocates on first use for each cuBLAS handle (one per thread) and stream.
 
-        The rule of PyTorch 2.12 and 2.13, without CUBLAS_WORKSPACE_CONFIG (CublasHandlePool.cpp).
+        This is the rule of PyTorch 2.12 and 2.13, without CUBLAS_WORKSPACE_CONFIG (CublasHandlePool.cpp).
         """
         large = self.compute_capability[0] in LARGE_WORKSPACE_MAJORS
         return CUBLAS_WORKSPACE_LARGE if large else CUBLAS_WORKSPACE
 
     @property
     def sdpa_order(self) -> tuple[str, ...]:
-        """Kernels that `scaled_dot_product_attention` tries, in order; "math" takes whatever comes.
+        """Kernels that `scaled_dot_product_attention` tries, in order; "math" accepts all inputs.
 
-        Each has limits of its own on types and shapes. The rule of PyTorch 2.11 to 2.13 with the cuDNN in
-        its wheels (sdp_utils.cpp: priority_order, check_prefer_cudnn_attention, check_sm_version).
+        The others each have limits on dtypes and shapes. This is the rule of PyTorch 2.11 to 2.13 with the
+        cuDNN in its wheels (sdp_utils.cpp: priority_order, check_prefer_cudnn_attention, check_sm_version).
         """
         if self.compute_capability < FIRST_WITH_FLASH:
             return ("efficient", "math")
@@ -125,7 +126,7 @@ GPUS = (
     GpuSpec("b200", 182_631 * MIB, (10, 0), 711 * MIB),
     GpuSpec("rtx5090", 32_112 * MIB, (12, 0), 595 * MIB),
 )
-"""Why these numbers: docs/gpus.md."""
+"""The source of each number is in docs/gpus.md."""
 
 OTHER_NAMES = {
     "v100": "v100-32gb",
@@ -141,11 +142,11 @@ OTHER_NAMES = {
     "4090": "rtx4090",
     "5090": "rtx5090",
 }
-"""What people and drivers also say. A name that stands for several sizes is the largest."""
+"""Other names in use. A name that stands for several memory sizes means the largest."""
 
 
 def _key(name: str) -> str:
-    """What is left of a name without case, signs and the maker: `NVIDIA A100-SXM4-80GB` is `a10080gb`."""
+    """Return a name without case, signs, form factor and vendor: `NVIDIA A100-SXM4-80GB` is `a10080gb`."""
     words = "".join(char if char.isalnum() else " " for char in name.casefold()).split()
     kept = [word for word in words if word not in BEHIND_A_VENDOR and not word.startswith(("sxm", "pcie"))]
     return "".join(kept)

@@ -1,4 +1,4 @@
-"""Values that only a real run knows, and what the user says they are."""
+"""Hints: the user's answers for tensor values that only a real run knows."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Hints = Mapping[str, Any] | Callable[["Question"], Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a program asks of values that fake tensors do not have.
+    """A program's question about a tensor's values, which fake tensors do not have.
 
     Attributes:
-        kind: "number" (`.item()` of a float), "count" (of an integer), "truth" (of a boolean), or "share":
-            how many elements a mask selects, as a fraction of them, or as their number where it is an int.
-        operator: the operator that asks.
-        shape, dtype: of the tensor.
-        file, line: of the program, the innermost frame outside of torch.
+        kind: "number" (`.item()` of a float), "count" (of an integer), "truth" (of a boolean), or "share"
+            (how many elements a mask selects; the answer is a fraction of them, or their number if an int).
+        operator: the operator that reads the value.
+        shape, dtype: shape and dtype of the tensor.
+        file, line: the innermost frame of the program that is outside torch.
     """
 
     kind: str
@@ -39,18 +39,18 @@ class Question:
 
     @property
     def place(self) -> str:
-        """`train.py:42`."""
+        """The file name and line, such as `train.py:42`."""
         return f"{Path(self.file).name}:{self.line}"
 
 
 def question(kind: str, operator: Any, tensor: torch.Tensor) -> Question:
-    """A question that the running program asks."""
+    """Return the question that the running program asks now."""
     file, line = _program()
     return Question(kind, str(operator), tuple(tensor.shape), tensor.dtype, file, line)
 
 
 def answer(hints: Hints, asked: Question) -> Any:
-    """The user's answer, None where there is none. A place is looked up before a kind."""
+    """Return the user's answer, None if there is none. A hint for the line goes before one for the kind."""
     if hints is None:
         return None
     if callable(hints):
@@ -64,13 +64,13 @@ def answer(hints: Hints, asked: Question) -> Any:
 
 
 def checked(hints: Any) -> Hints:
-    """Hints that can be asked.
+    """Return the hints unchanged, after a check of their form.
 
     Raises:
-        MemPluginError: neither a mapping, nor a function, nor None; or a key that no question has.
+        MemPluginError: they are not a mapping, a function or None; or a key matches no possible question.
     """
     if hints is None or callable(hints):
-        return hints  # type: ignore[no-any-return]  # a function of the user's
+        return hints  # type: ignore[no-any-return]  # the user's function
     if not isinstance(hints, Mapping):
         raise MemPluginError(
             f"hints is a {type(hints).__name__}.",
@@ -80,18 +80,18 @@ def checked(hints: Any) -> Hints:
     for key in hints:
         if key not in KINDS and not str(key).rpartition(":")[2].isdigit():
             raise MemPluginError(
-                f"The hint {str(key)[:80]!r} belongs to nothing.",
+                f"The hint {str(key)[:80]!r} does not match any kind of question.",
                 where="hints",
-                fix=f'Name a line, "file.py:42", or one of {", ".join(KINDS)}.',
+                fix=f'Use a line, "file.py:42", or one of {", ".join(KINDS)}.',
             )
     return hints
 
 
 def read_hints(texts: Sequence[str]) -> dict[str, Any] | None:
-    """Hints as people write them on a command line: `train.py:42=7`, `share=0.15`, `truth=False`.
+    """Parse hints from the command line: `train.py:42=7`, `share=0.15`, `truth=False`.
 
     Raises:
-        MemPluginError: one of them is no name and value, or belongs to nothing.
+        MemPluginError: a text is not KEY=VALUE, or its key matches no possible question.
     """
     found: dict[str, Any] = {}
     for text in texts:
@@ -100,7 +100,7 @@ def read_hints(texts: Sequence[str]) -> dict[str, Any] | None:
             found[key] = _value(value)
         except ValueError:
             raise MemPluginError(
-                f"{text[:80]!r} is no hint.",
+                f"{text[:80]!r} is not a hint.",
                 where="--hint",
                 fix="Write train.py:42=7, share=0.15 or truth=False.",
             ) from None
@@ -115,12 +115,12 @@ def _value(text: str) -> float:
 
 
 def unanswered(asked: Question) -> MemPluginError:
-    """The error for a question that no guess would answer."""
+    """Return the error for a question that has no hint and that cannot be answered by a guess."""
     what = "whether a condition holds" if asked.kind == "truth" else "a whole number"
     how, example = (", True or False", "True") if asked.kind == "truth" else ("", "7")
     return MemPluginError(
-        f"The program reads {what} from a tensor's values ({asked.operator} of shape {asked.shape}, "
-        f"{asked.dtype}), which fake tensors do not have.",
+        f"The program reads {what} from a tensor ({asked.operator} of shape {asked.shape}, "
+        f"{asked.dtype}), but fake tensors have no values.",
         where=f"{asked.file}:{asked.line}",
         fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}), or on the command line '
         f"--hint {asked.place}={example}.",

@@ -1,4 +1,4 @@
-"""The largest batch that fits, found with few estimates: memory grows almost in a line with the batch."""
+"""Find the largest batch that fits with few estimates: memory grows almost linearly with the batch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from tb_memplugin.errors import MemPluginError
 
 MOST = 1 << 20
-"""The largest batch that is looked for."""
+"""The largest batch that is tried."""
 
 SHARE = 64
-"""How far beyond a batch that fits the next try is at least: this part of it, then twice as far."""
+"""Until a batch fails, tries grow by at least 1/SHARE of the last one, and by twice the previous step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a batch takes in all, bytes, and whether it fits."""
+    """The total bytes that a batch takes, and whether it fits."""
 
     bytes: int
     fits: bool
@@ -27,8 +27,8 @@ class MaxBatch:
     """The largest batch that fits; 0 if not even one sample does.
 
     Attributes:
-        batch: it fits, and `batch + 1` was seen not to; or it is the most that was looked for.
-        needs: what every batch that was tried took, in the order of batches.
+        batch: the largest batch that fits; `batch + 1` was estimated and does not fit, or exceeds `most`.
+        needs: (batch, need) of every batch that was estimated, by size of the batch.
     """
 
     batch: int
@@ -36,27 +36,27 @@ class MaxBatch:
 
     @property
     def estimates(self) -> int:
-        """How many estimates it took."""
+        """The number of estimates that the search took."""
         return len(self.needs)
 
 
 def max_batch(need_of: Callable[[int], Need], limit_bytes: int, most: int = MOST) -> MaxBatch:
-    """Close in on the largest batch that fits.
+    """Search for the largest batch that fits.
 
-    The next batch to try is where the line through the two nearest ones meets the limit, or halfway where
-    that did not halve what is in question. The answer is not from that line: it and the next larger batch are
-    both estimated. A batch that fits is taken to mean that all smaller do.
+    The next batch to try is where the line through the two nearest ones meets the limit, or the middle if
+    the last try did not halve the open interval. The result does not rely on that line: the batch and the
+    next larger one are both estimated. If a batch fits, all smaller ones are assumed to fit.
 
     Args:
-        need_of: the estimate of one batch.
-        limit_bytes: what may be reserved; it only guides the search.
+        need_of: returns the estimate of one batch.
+        limit_bytes: bytes that may be reserved; this only guides the search.
         most: the largest batch to try.
 
     Raises:
         MemPluginError: `most` is less than 1.
     """
     if most < 1:
-        raise MemPluginError(f"A batch of {most} is none.", where="--find-max-batch")
+        raise MemPluginError(f"{most} is not a batch size.", where="--find-max-batch")
     seen: dict[int, Need] = {}
     fits, fails, batch, stride = 0, most + 1, 1, 0
     while fails - fits > 1:
@@ -73,7 +73,10 @@ def max_batch(need_of: Callable[[int], Need], limit_bytes: int, most: int = MOST
 
 
 def _on_the_line(seen: dict[int, Need], fits: int, fails: int, limit_bytes: int) -> int:
-    """Where the line through the two nearest batches meets the limit, strictly between `fits` and `fails`."""
+    """Return the batch at which the line through the two nearest ones meets the limit.
+
+    It is strictly between `fits` and `fails`.
+    """
     tried = sorted(seen)
     if len(tried) == 1:
         return min(2, fails - 1)

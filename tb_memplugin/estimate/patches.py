@@ -1,4 +1,4 @@
-"""Attributes of other libraries that are replaced while an estimate runs, and put back when it ends."""
+"""Replace attributes of other libraries while an estimate runs, and restore them when it ends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _ABSENT = object()
 
 
 class Patches:
-    """What was replaced, in order. `undo` puts everything back, the last first."""
+    """The replaced attributes, in order. `undo` restores them, the last one first."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace an attribute of a module or class; it may be one that is not there."""
+        """Replace an attribute of a module or class, or add one that does not exist."""
         old = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
         self.on_undo(
@@ -23,10 +23,10 @@ class Patches:
         )
 
     def on_undo(self, action: Callable[[], object]) -> None:
-        """Something else to do when it ends."""
+        """Add another action that `undo` runs."""
         self._undo.append(action)
 
     def undo(self) -> None:
-        """Put back what was there."""
+        """Restore everything that was replaced."""
         while self._undo:
             self._undo.pop()()

@@ -1,4 +1,4 @@
-"""The blocks that a model repeats, and checkpointing around them, as people put it there by hand."""
+"""Find the repeated blocks of a model, and wrap them in activation checkpointing as users do by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Checkpoint every repeated block. Names of modules stay as they are.
+    """Checkpoint every repeated block. The names of modules do not change.
 
     Returns:
         The number of blocks.
@@ -24,9 +24,9 @@ def checkpoint_blocks(model: nn.Module) -> int:
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """Every block of which a list (`nn.ModuleList`, `nn.Sequential`) holds at least two alike.
+    """Return every block that shares an `nn.ModuleList` or `nn.Sequential` with another of its class.
 
-    Blocks inside a block are left to it.
+    Blocks have submodules. Blocks nested inside a returned block are not returned themselves.
     """
     children = list(module.children())
     if isinstance(module, (nn.ModuleList, nn.Sequential)):

@@ -1,4 +1,4 @@
-"""The memory of one step of a target on a GPU: built and run in fake tensors, from nothing each time."""
+"""Estimate one step of a target on a GPU. Each estimate builds and runs the target anew on fake tensors."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """What a step takes; of several ranks, on the worst.
+    """The estimate of a step; for several ranks, that of the worst rank.
 
-    `workload` is as it was run; its optimizer is None if it is the target's own. `ranks` are None for one.
+    `workload` is the one that was run; its optimizer is None if the target brought its own. `ranks` is None
+    for a single rank.
     """
 
     target: str
@@ -51,10 +52,11 @@ class StepEstimate:
 
 @dataclass(frozen=True, slots=True)
 class StepEstimator:
-    """Estimates of one target on one GPU, or on each of a mesh such as `dp=8,tp=2`.
+    """Estimates one target on one GPU, or on each GPU of a mesh such as `dp=8,tp=2`.
 
-    `conf` is the text of PYTORCH_CUDA_ALLOC_CONF, `hints` are what hints.py reads, `ranks` those of the mesh
-    that are run, None for its corners. `tell` hears of each size and change before it is tried.
+    `conf` is the text of PYTORCH_CUDA_ALLOC_CONF; `hints` are those of hints.py; `ranks` are the ranks of the
+    mesh to run, None for its corners. `tell` is called with the options of each size and change before it is
+    estimated.
     """
 
     target: Target
@@ -67,7 +69,7 @@ class StepEstimator:
     tell: Callable[[str], object] = str
 
     def step(self, workload: Workload, *, conf: str | None = None, logdir: str | None = None) -> StepEstimate:
-        """Estimate a step; with other settings than `self.conf`, and written to a logdir, where told.
+        """Estimate a step. `conf` overrides `self.conf`; the trace is written to `logdir` if that is given.
 
         Raises:
             MemPluginError: the target cannot be built or run at this size, or on a mesh.
@@ -93,10 +95,13 @@ class StepEstimator:
         in_stages = PIPELINE in parse_mesh(self.mesh or "").names
         if "mesh" not in self.target.takes and not in_stages:
             raise MemPluginError(
-                f"{self.target.name} takes no mesh, and is divided here over pipelines alone.",
+                f"{self.target.name} has no parameter named mesh, so it can only be divided into "
+                "pipeline stages.",
                 where="--mesh",
-                fix="Give --mesh pp=4 or pp=4,dp=2, or a function with a parameter named mesh, that shards "
-                "the model as your job does.",
+                fix=(
+                    "Use --mesh pp=4 or pp=4,dp=2. Or give the function a parameter named mesh, and shard "
+                    "the model in it as your job does."
+                ),
             )
         divided = self._is_divided and in_stages
         ran: list[Ran] = []
@@ -116,7 +121,7 @@ class StepEstimator:
         return StepEstimate(self.target.name, ran[0].workload, self.gpu, found, notes, ranks)
 
     def _routing(self, workload: Workload) -> tuple[Any, tuple[str, ...]]:
-        """Hints and notes on which ranks tokens go to, where experts are divided over them."""
+        """Return hints and notes on how tokens are sent to ranks, where experts are divided over ranks."""
         mesh = parse_mesh(self.mesh or "")
         if not isinstance(self.target, ConfigTarget) or EXPERTS not in mesh.names:
             return self.hints, ()
@@ -127,11 +132,11 @@ class StepEstimator:
         return hints, (told,)
 
     def changes(self, base: StepEstimate) -> Changes:
-        """What would lower what a step reserves, the most first, each estimated.
+        """Estimate the changes that could lower the reserved memory of a step, the largest saving first.
 
-        Where a step does not fit, and no change alone makes it fit, all of them together follow, and the
-        fewest GPUs (2, 4, 8, ...) over which a config's model can be sharded so that it does.
-        What saves nothing is left out; what cannot be done to this target is told with the reason.
+        If the step does not fit and no single change makes it fit, all changes together are added, and
+        sharding over the fewest GPUs (2, 4, 8, ...) on which a config's model would fit. Changes that save
+        nothing are left out. Changes that are impossible for this target are returned with the reason.
         """
         found: list[Change] = []
         possible: list[Candidate] = []
@@ -147,7 +152,7 @@ class StepEstimator:
             (change for change in found if change.saved_bytes > 0), key=lambda change: -change.saved_bytes
         )
         if base.estimate.fits is False and not any(change.fits for change in saving):
-            with suppress(MemPluginError):  # what cannot be done is no advice
+            with suppress(MemPluginError):  # an impossible change is no advice
                 if len(possible) > 1:
                     saving.append(self._saved_by(together(possible, base.workload), base))
             with suppress(MemPluginError):
@@ -165,7 +170,7 @@ class StepEstimator:
         return Change(candidate.what, candidate.options, saved, other.peak_reserved_bytes, other.fits)
 
     def _sharded(self, base: StepEstimate) -> Change:
-        """Over as many GPUs as the sharded part needs to fit beside the rest; over more where it does not."""
+        """Shard over enough GPUs for the sharded part to fit beside the rest, then over more if needed."""
         sharded = sum(size for name, size in base.estimate.breakdown if name in SHARDED)
         room, gpus = self.gpu.usable_bytes - (base.estimate.peak_reserved_bytes - sharded), 2
         while gpus < MOST_GPUS and sharded > gpus * room:
@@ -177,10 +182,10 @@ class StepEstimator:
             gpus *= 2
 
     def max_batch(self, base: StepEstimate) -> MaxBatch:
-        """The largest batch with which a step fits, all else equal.
+        """Find the largest batch with which a step fits, all else being equal.
 
         Raises:
-            MemPluginError: the target has no batch to change.
+            MemPluginError: the target has no batch parameter.
         """
         self.refuse_without_batch()
         known = {base.workload.batch: base.estimate}
@@ -195,44 +200,44 @@ class StepEstimator:
         return MaxBatch(unit * found.batch, tuple((unit * count, need) for count, need in found.needs))
 
     def refuse_without_batch(self) -> None:
-        """Whether a largest batch can be found is known before anything runs.
+        """Raise before anything runs if the largest batch of the target cannot be found.
 
         Raises:
-            MemPluginError: the target has no batch to change.
+            MemPluginError: the target has no batch parameter.
         """
         if "batch" not in self.target.takes:
             raise MemPluginError(
-                f"{self.target.name} takes no batch, so none can be found.",
+                f"{self.target.name} has no parameter named batch, so the largest batch cannot be found.",
                 where="--find-max-batch",
                 fix="Give the function a parameter named batch.",
             )
 
     @property
     def _least_batch(self) -> int:
-        """What every batch is a multiple of: the micro-batches of a pipeline."""
+        """The number of which every batch is a multiple: the micro-batches of a pipeline, 1 without one."""
         mesh = parse_mesh(self.mesh) if self.mesh is not None else None
         if mesh is None or PIPELINE not in mesh.names or not self._is_divided:
             return 1
         return self.pipelining.micro_batches_on(mesh.size(PIPELINE))
 
     def _refuse_a_pipeline_in_vain(self) -> None:
-        """Let nobody choose a schedule or micro-batches that are not followed."""
+        """Raise if a schedule or micro-batches are given that would have no effect."""
         mesh = parse_mesh(self.mesh) if self.mesh is not None else None
         in_stages = mesh is not None and PIPELINE in mesh.names and self._is_divided
         if self.pipelining != Pipelining() and not in_stages:
             raise MemPluginError(
-                "A schedule and micro-batches are those of a pipeline, and there is none to divide here.",
+                "--schedule and --micro-batches are for a pipeline, and none is divided here.",
                 where="--schedule" if self.pipelining.micro_batches is None else "--micro-batches",
-                fix="Give --mesh pp=4, or leave the option out.",
+                fix="Add --mesh pp=4, or leave the option out.",
             )
 
     @property
     def _is_divided(self) -> bool:
-        """Whether a pipeline's stages are cut out of the target here; else the target does it."""
+        """Whether the estimator cuts pipeline stages out of the target; if not, the target does it."""
         return isinstance(self.target, ConfigTarget) or "mesh" not in self.target.takes
 
 
 def _highest(phases: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """The highest of each phase's turns, in the order of the first."""
+    """Return the highest value of each phase over its repetitions, in order of first appearance."""
     names = dict.fromkeys(name for name, _ in phases)
     return tuple((name, max(peak for other, peak in phases if other == name)) for name in names)

@@ -1,4 +1,4 @@
-"""What `tb-memplugin estimate TARGET` runs: a function that builds a model, or a config of transformers."""
+"""Targets of `tb-memplugin estimate TARGET`: a function that builds a model, or a transformers config."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 FORMS = (
-    "Give module:function or file.py:function, a folder with transformers' config.json, "
-    "or the name of a config class such as LlamaConfig."
+    "Use module:function or file.py:function, a folder with transformers' config.json, or the name of "
+    "a config class such as LlamaConfig."
 )
 GIVEN = ("batch", "seq", "dtype", "device", "mesh")
-"""Parameters that a function may have: torch's `dtype`, `device` for the model, a `DeviceMesh` as `mesh`."""
+"""Parameters that a function may have; `dtype`, `device` and `mesh` are of torch's own types."""
 
 RETURNS = "(model, inputs) or (model, inputs, optimizer)"
 
 
 def read_target(text: str) -> Target:
-    """What a TARGET on the command line means.
+    """Return the target that a TARGET on the command line names.
 
     Raises:
-        MemPluginError: there is no such module, function, folder or class, or it is none of these forms.
+        MemPluginError: the text has none of the known forms, or the module, function, folder or class that
+            it names does not exist.
     """
     path = Path(text)
     if path.is_dir() or (path.suffix == ".json" and path.is_file()):
@@ -53,7 +54,7 @@ def read_target(text: str) -> Target:
         return ConfigTarget(config_of_class(text))
     near = nearest_configs(text) if text.isidentifier() else ()
     raise MemPluginError(
-        f"{text[:200]!r} is nothing that can be estimated.",
+        f"{text[:200]!r} is not something that can be estimated.",
         where="TARGET",
         fix=(f"Did you mean {', '.join(near)}? " if near else "Nothing is downloaded. ") + FORMS,
     )
@@ -61,11 +62,11 @@ def read_target(text: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class FunctionTarget:
-    """A function that returns (model, inputs[, optimizer]); it is called anew for every estimate.
+    """A function that returns (model, inputs[, optimizer]); it is called again for every estimate.
 
-    Inputs are a tensor, a tuple or list of arguments of the model's forward, or a dict of its keywords. The
-    function gets those of `GIVEN` that it has parameters for; its tensors are fake, and on the device
-    unless it says another.
+    Inputs are a tensor, a tuple or list of arguments of the model's forward, or a dict of its keyword
+    arguments. The function gets those of `GIVEN` that it has parameters for. Its tensors are fake, and on the
+    estimated device unless it names another.
     """
 
     name: str
@@ -73,11 +74,11 @@ class FunctionTarget:
 
     @property
     def takes(self) -> frozenset[str]:
-        """Which sizes the function has parameters for."""
+        """The sizes for which the function has parameters."""
         return frozenset({"batch", "seq", "mesh"} & set(_parameters(self.function)))
 
     def settled(self, workload: Workload) -> Workload:
-        """The function's own defaults, else one sample and 2048 tokens."""
+        """Fill in sizes that are not given, by the function's defaults, or else one sample of 2048 tokens."""
         batch = (workload.batch or self._usual("batch", 1)) if "batch" in self.takes else None
         seq = (workload.seq or self._usual("seq", SEQ)) if "seq" in self.takes else None
         return replace(workload, batch=batch, seq=seq)
@@ -86,15 +87,15 @@ class FunctionTarget:
         return inspect.signature(self.function).parameters[name].default is inspect.Parameter.empty
 
     def _usual(self, name: str, other: int) -> int:
-        """A parameter's own default, if it is a size."""
+        """Return a parameter's own default if it is a positive int, else `other`."""
         default = inspect.signature(self.function).parameters[name].default
         return default if isinstance(default, int) and default > 0 else other
 
     def build(self, workload: Workload, mesh: DeviceMesh | None = None) -> Built:
-        """Call the function and take apart what it returns.
+        """Call the function and unpack what it returns.
 
         Raises:
-            MemPluginError: it wants what we do not have, or returns something else.
+            MemPluginError: it needs a mesh and none is given, or it returns something else.
         """
         told = {
             "batch": workload.batch,
@@ -105,7 +106,7 @@ class FunctionTarget:
         }
         wanted = _parameters(self.function)
         if mesh is None and "mesh" in wanted and self._needs("mesh"):
-            raise MemPluginError("The function wants a mesh.", where=self.name, fix="Give --mesh dp=8.")
+            raise MemPluginError("The function needs a mesh.", where=self.name, fix="Add --mesh dp=8.")
         result = self.function(**{name: told[name] for name in wanted if told.get(name) is not None})
         return self._taken_apart(result)
 
@@ -114,7 +115,7 @@ class FunctionTarget:
             raise self._wrong(f"returned {_described(result)}")
         model, inputs, optimizer = (*result, None)[:3]
         if not isinstance(model, nn.Module):
-            raise self._wrong(f"returned {_described(model)} as the model, which is no torch.nn.Module")
+            raise self._wrong(f"returned {_described(model)} as the model, which is not a torch.nn.Module")
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise self._wrong(f"returned {_described(optimizer)} as the optimizer")
         if isinstance(inputs, Mapping):
@@ -133,7 +134,7 @@ def _described(value: Any) -> str:
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of parameters that can be given by name."""
+    """Return the names of the parameters that can be passed by keyword."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(function).parameters.values()
     return tuple(parameter.name for parameter in found if parameter.kind in by_name)
@@ -147,29 +148,31 @@ def _function(module: str, function: str) -> Callable[..., Any]:
             raise MemPluginError(f"{module} has no {function!r}.", where=name, fix=FORMS)
         found = getattr(found, part)
     if not callable(found):
-        raise MemPluginError(f"{function!r} is a {type(found).__name__}, no function.", where=name, fix=FORMS)
+        raise MemPluginError(
+            f"{function!r} is a {type(found).__name__}, not a function.", where=name, fix=FORMS
+        )
     for parameter in inspect.signature(found).parameters.values():
         needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         if needed and parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in GIVEN:
             raise MemPluginError(
-                f"The function wants {parameter.name!r}, which is not ours to give.",
+                f"The function has a parameter {parameter.name!r}, which the command cannot give.",
                 where=name,
-                fix=f"Give the parameter a default. What is given by name: {', '.join(GIVEN)}.",
+                fix=f"Give the parameter a default value. The command can give: {', '.join(GIVEN)}.",
             )
-    return found  # type: ignore[no-any-return]  # it was seen to be callable
+    return found  # type: ignore[no-any-return]  # callable() was checked above
 
 
 def _module(name: str) -> Any:
-    """A module by its name, as from the current folder, or by its file.
+    """Import a module by its name, also from the current folder, or by its file.
 
     Raises:
-        MemPluginError: there is none, or it fails while it is imported.
+        MemPluginError: the module does not exist, or importing it fails.
     """
     try:
         if name.endswith(".py"):
             return _module_of_file(Path(name))
         if not all(part.isidentifier() for part in name.split(".")):
-            raise MemPluginError(f"{name[:200]!r} is no name of a module.", where="TARGET", fix=FORMS)
+            raise MemPluginError(f"{name[:200]!r} is not a module name.", where="TARGET", fix=FORMS)
         if "" not in sys.path:
             sys.path.insert(0, "")
         return importlib.import_module(name)
@@ -179,7 +182,7 @@ def _module(name: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}"):
             raise MemPluginError(f"There is no module {name!r}.", where="TARGET", fix=FORMS) from error
         raise MemPluginError(
-            f"The module fails when it is imported: {type(error).__name__}: {said_by(error)}", where=name
+            f"Importing the module failed: {type(error).__name__}: {said_by(error)}", where=name
         ) from error
 
 

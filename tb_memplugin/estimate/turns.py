@@ -1,4 +1,4 @@
-"""One estimate at a time: what two threads patch and put back in turns would stay patched."""
+"""Allow one estimate at a time: if two threads patched torch and restored it in turns, patches would stay."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from types import FrameType
 from tb_memplugin.errors import MemPluginError
 
 PATIENCE = 10.0
-"""Seconds for which the thread whose turn it is may wait for something, before it is taken to wait for us."""
+"""Seconds that the lock's owner may wait at one place before it is assumed to wait for this thread."""
 
 _LOOK = 0.05
-"""Seconds between two looks at that thread."""
+"""Seconds between two looks at the owner of the lock."""
 
 _WAITS = ("threading.py", "queue.py", "_base.py", "synchronize.py")
-"""Files of the standard library in which a thread waits for another: joins, events, queues, futures."""
+"""Standard-library files whose functions wait for another thread: joins, events, queues, futures."""
 
 
 class Turns:
-    """A lock that may be nested within a thread, and that says so where waiting for it would never end."""
+    """A reentrant lock that raises where waiting for it would never end."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -27,35 +27,37 @@ class Turns:
         self._depth = 0
 
     def acquire(self) -> None:
-        """Wait for this thread's turn.
+        """Wait for the lock.
 
         Raises:
-            MemPluginError: the thread whose turn it is waits for this one, or has waited for `PATIENCE`
-                seconds for another thread.
+            MemPluginError: the owner of the lock joins this thread, or has waited for another thread for
+                `PATIENCE` seconds.
         """
         stuck = _Stuck()
         while not self._lock.acquire(timeout=_LOOK):
             owner = self._owner
             if stuck.is_stuck(sys._current_frames().get(owner)):
                 raise MemPluginError(
-                    f"Another thread is inside of an estimate ({_name(owner)}), and waits for this one: "
-                    "only one at a time can run.",
+                    f"Another thread is inside an estimate ({_name(owner)}) and waits for this one. "
+                    "Only one estimate can run at a time.",
                     where=f"MemoryEstimator in {threading.current_thread().name}",
-                    fix="Estimate on the thread that is in the block already (blocks may nest there), or end "
-                    "that block before this thread begins.",
+                    fix=(
+                        "Estimate on the thread that is already in the block (blocks may nest there), or "
+                        "end that block before this thread starts its own."
+                    ),
                 )
         self._owner = threading.get_ident()
         self._depth += 1
 
     def release(self) -> None:
-        """End this thread's turn, as often as it was acquired."""
+        """Release the lock, once for each `acquire`."""
         self._depth -= 1
         self._owner = self._owner if self._depth else 0
         self._lock.release()
 
 
 class _Stuck:
-    """Looks again and again whether a thread stands where it waits for another."""
+    """Decides from repeated looks at a thread's frame whether it is stuck waiting for another thread."""
 
     def __init__(self) -> None:
         self._at: tuple[int, int] | None = None
@@ -72,7 +74,7 @@ class _Stuck:
 
 
 def _joins_us(frame: FrameType | None) -> bool:
-    """Whether a thread is in `Thread.join` of the thread that asks."""
+    """Whether the thread with this frame is joining the calling thread."""
     me = threading.current_thread()
     while frame is not None and frame.f_code.co_filename.endswith(_WAITS):
         if frame.f_code.co_name == "join" and frame.f_locals.get("self") is me:

@@ -1,4 +1,4 @@
-"""One training step to estimate: what is run, at which size, with which optimizer; and the running of it."""
+"""Describe a step to estimate, its sizes and its optimizer, and run it inside an estimator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tb_memplugin.estimate.estimator import MemoryEstimator
 
 STEPS = 2
-"""Training steps that are run: from the second on, gradients meet an optimizer that has its state."""
+"""Number of training steps to run: from the second on, backward runs beside the optimizer's state."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,13 +42,13 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "momentum": ("SGD", {"momentum": 0.9}),
     "sgd": ("SGD", {}),
 }
-"""Optimizers by name: the class in `torch.optim`, and what it is given; else its own defaults."""
+"""Optimizers by name: the class in `torch.optim`, and the arguments that differ from its defaults."""
 
 OWN_CHECKPOINTING = {
     "activation_checkpointing_enable": "activation_checkpointing_kwargs",
     "gradient_checkpointing_enable": "gradient_checkpointing_kwargs",
 }
-"""Methods of transformers' models that turn it on, the newest first, and what takes options."""
+"""Methods of transformers models that turn checkpointing on, the newest first, and their options argument."""
 
 _BY_HAND = "Call torch.utils.checkpoint in the model's forward, and leave the option out."
 
@@ -57,15 +57,18 @@ INSIDE = (
     re.compile(rf"{_OWN}|{re.escape(str(Path(torch.__file__).parent))}"),
     re.compile(rf"{_OWN}|torch[/\\](_subclasses|_ops|_prims|utils[/\\]_)"),
 )
-"""Files that are not where a model went wrong; the second, where nothing but layers of torch is left."""
+"""Files to skip when looking for the line of the program that failed.
+
+The second pattern skips less of torch. It applies where the first one leaves no line.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The size and kind of a step. What is None is left to the target.
+    """The size and kind of a step. The target chooses values that are None.
 
-    `seq` is tokens for each sample; `dtype` that of parameters and floating inputs, `autocast` that in which
-    forward computes where torch.autocast says so; both as in `DTYPES`.
+    `seq` is the number of tokens for each sample. `dtype` is that of parameters and floating-point inputs,
+    `autocast` the one of torch.autocast in forward; both are keys of `DTYPES`.
     """
 
     batch: int | None = None
@@ -78,15 +81,15 @@ class Workload:
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
-        """`dtype` as torch has it."""
+        """`dtype` as a torch.dtype."""
         return None if self.dtype is None else DTYPES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model on the device of the estimate, what its forward takes, and its optimizer if it brings one.
+    """A model on the estimated device, the arguments of its forward, and the target's own optimizer if any.
 
-    `is_part` says that the whole model was built first, as no real rank does.
+    `is_part` is True if the whole model was built first and then divided, which no real rank does.
     """
 
     model: nn.Module
@@ -98,26 +101,32 @@ class Built:
 
 
 class Target(Protocol):
-    """What can be estimated."""
+    """Something that can be estimated: it builds a model and its inputs."""
 
     @property
     def name(self) -> str:
-        """What it is called, for people."""
+        """The name for reports and errors."""
 
     @property
     def takes(self) -> frozenset[str]:
-        """What it follows, among batch, seq and mesh."""
+        """The options that it can follow, out of batch, seq and mesh."""
 
     def settled(self, workload: Workload) -> Workload:
-        """With the sizes that it takes, where none were asked for."""
+        """Return the workload with the target's own values for sizes that are not given."""
 
     def build(self, workload: Workload, mesh: DeviceMesh | None) -> Built:
-        """The model and its inputs; called where tensors are fake and on the device, as a rank of a mesh."""
+        """Build the model and its inputs, for one rank if there is a mesh.
+
+        It is called where tensors are fake and the estimated device is the default.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A step that was run. `workload` is settled; its optimizer is None where the target brought its own."""
+    """A step that was run, with all sizes of `workload` filled in.
+
+    The workload's optimizer is None for inference and where the target brought its own.
+    """
 
     workload: Workload
     notes: tuple[str, ...]
@@ -126,10 +135,11 @@ class Ran:
 def run(
     target: Target, workload: Workload, estimator: MemoryEstimator, mesh: DeviceMesh | None = None
 ) -> Ran:
-    """Build a target inside an estimator that was entered, as one rank of a mesh if any, and run its steps.
+    """Build a target inside an entered estimator, as one rank if there is a mesh, and run its steps.
 
     Raises:
-        MemPluginError: the target does not take the size, cannot be built, or does not run on fake tensors.
+        MemPluginError: the target has no parameter for a given size, cannot be built, or does not run on
+            fake tensors.
     """
     refuse_what_it_does_not_take(target, workload)
     workload = target.settled(workload)
@@ -161,7 +171,7 @@ def _infer(built: Built, workload: Workload, estimator: MemoryEstimator) -> None
 def _train(
     built: Built, optimizer: torch.optim.Optimizer, workload: Workload, estimator: MemoryEstimator
 ) -> None:
-    """Outputs live no longer than it takes to have the loss, as in most loops."""
+    """Run the training steps. Outputs are freed once the loss is computed, as in most training loops."""
     estimator.watch(built.model, optimizer)
     scaler = torch.amp.GradScaler("cuda", enabled=workload.autocast == "fp16")
     for _ in range(STEPS):
@@ -178,12 +188,12 @@ def _train(
 
 
 def autocast_of(workload: Workload) -> torch.autocast:
-    """What forward computes under."""
+    """Return the autocast context for forward; it is disabled if no dtype is given."""
     return torch.autocast("cuda", DTYPES.get(workload.autocast or ""), enabled=workload.autocast is not None)
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss: `output.loss` if there is one, else the sum of the first tensor with a gradient.
+    """Return the loss: `output.loss` if there is one, else the sum of the first tensor that requires grad.
 
     Raises:
         MemPluginError: no tensor in the output depends on a parameter.
@@ -193,19 +203,24 @@ def loss_of(output: Any) -> torch.Tensor:
         if isinstance(found, torch.Tensor) and found.requires_grad:
             return found.sum() if found.dim() else found
     raise MemPluginError(
-        f"Nothing that the model gave ({type(output).__name__}) has a gradient, so there is no loss.",
-        fix="Return a model whose output is a tensor, or has a .loss; or use --inference.",
+        f"Nothing in the model's output ({type(output).__name__}) has a gradient, so there is no loss.",
+        fix="Use a model whose output is a tensor or has a .loss; or add --inference.",
     )
 
 
 def optimizer_of(built: Built, workload: Workload) -> tuple[str | None, torch.optim.Optimizer]:
-    """The optimizer, and its name in `OPTIMIZERS`; None if it is the target's own."""
+    """Return the name in `OPTIMIZERS`, None for the target's own, and the optimizer.
+
+    Raises:
+        MemPluginError: an optimizer is requested though the target returns its own, or no parameter requires
+            grad.
+    """
     if built.optimizer is not None:
         if workload.optimizer is not None:
             raise MemPluginError(
-                f"The target brings its own optimizer, {type(built.optimizer).__name__}.",
+                f"The target returns its own optimizer, {type(built.optimizer).__name__}.",
                 where="--optimizer",
-                fix="Leave the option out, or return (model, inputs) alone.",
+                fix="Leave the option out, or return only (model, inputs).",
             )
         return None, built.optimizer
     name = workload.optimizer or "adamw"
@@ -218,13 +233,17 @@ def optimizer_of(built: Built, workload: Workload) -> tuple[str | None, torch.op
 
 
 def _groups(trained: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """Sharded parameters and whole ones apart: torch's foreach and fused kernels take no mixture."""
+    """Group parameters by type: torch's foreach and fused kernels do not mix sharded and whole ones."""
     kinds = {type(parameter) for parameter in trained}
     return [{"params": [one for one in trained if type(one) is kind]} for kind in sorted(kinds, key=str)]
 
 
 def checkpoint_model(model: nn.Module) -> None:
-    """The model's own way, as transformers has it; else torch's around each block that is repeated."""
+    """Turn activation checkpointing on: by the model's own method, or else around each repeated block.
+
+    Raises:
+        MemPluginError: the model's method refuses, or the model has neither a method nor repeated blocks.
+    """
     for name, keyword in OWN_CHECKPOINTING.items():
         if callable(enable := getattr(model, name, None)):
             try:
@@ -234,51 +253,51 @@ def checkpoint_model(model: nn.Module) -> None:
             return
     if not checkpoint_blocks(model):
         raise MemPluginError(
-            f"{type(model).__name__} has no list of equal blocks, and no way of its own to checkpoint.",
+            f"{type(model).__name__} has no list of equal blocks, and no checkpointing method of its own.",
             where="--checkpointing",
             fix=_BY_HAND,
         )
 
 
 def refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
-    """Let nobody ask for a size in vain, nor for what training alone has.
+    """Raise if an option would have no effect.
 
     Raises:
-        MemPluginError: the target does not follow it, or inference has no use for it.
+        MemPluginError: the target has no parameter for a size, or inference does not use the option.
     """
     for name in ("optimizer", "checkpointing"):
         if workload.inference and getattr(workload, name):
             raise MemPluginError(
-                f"Inference has no {name}: nothing would change.",
+                f"Inference does not use {name}, so nothing would change.",
                 where=f"--{name}",
-                fix="Leave the option out, or --inference.",
+                fix="Leave out this option or --inference.",
             )
     for name in ("batch", "seq"):
         if getattr(workload, name) is not None and name not in target.takes:
             raise MemPluginError(
-                f"{target.name} takes no {name}.",
+                f"{target.name} has no parameter named {name}.",
                 where=f"--{name}",
                 fix=f"Leave the option out, or give the function a parameter named {name}.",
             )
 
 
 def _refuse_one_elsewhere(model: nn.Module, name: str) -> None:
-    """Nothing of it would count."""
+    """Raise if no tensor of a model is on the estimated device: nothing of it would be counted."""
     devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     if devices and "cuda" not in devices:
         raise MemPluginError(
-            f"The model is on the device {', '.join(sorted(devices))}: none of it is memory of the GPU.",
+            f"The model is on the device {', '.join(sorted(devices))}, so none of it uses memory of the GPU.",
             where=name,
-            fix="Leave the device out, or build on the function's parameter named device.",
+            fix="Do not set a device, or use the function's parameter named device.",
         )
 
 
 def _refuse_another_type(model: nn.Module, workload: Workload) -> None:
-    """A function may make its parameters in a type of its own."""
+    """Raise if a dtype is requested but the function creates its parameters in others."""
     found = {one.dtype for one in model.parameters() if one.is_floating_point()}
     if found and workload.torch_dtype is not None and workload.torch_dtype not in found:
         raise MemPluginError(
-            f"No parameter of the model is {workload.dtype}: the function makes them "
+            f"No parameter of the model is {workload.dtype}: the function creates them as "
             f"{', '.join(sorted(str(one).removeprefix('torch.') for one in found))}.",
             where="--dtype",
             fix="Leave the option out, or give the function a parameter named dtype.",
@@ -287,7 +306,7 @@ def _refuse_another_type(model: nn.Module, workload: Workload) -> None:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    """Let tensors of floats be of a type; None changes nothing."""
+    """Set torch's default dtype inside the context; None keeps it."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:
@@ -298,13 +317,13 @@ def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 @contextmanager
 def told_as_refusal(name: str, what: str) -> Iterator[None]:
-    """Whatever a stranger's code raises, told in one sentence with the line that raised it."""
+    """Convert any error of the target's code into a MemPluginError that names the line that raised it."""
     try:
         yield
     except MemPluginError:
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error.__cause__, MemPluginError):  # ours, that torch's pipelines wrap
+        if isinstance(error.__cause__, MemPluginError):  # our own error, wrapped by torch's pipelines
             raise error.__cause__ from error
         line = _line_of(error)
         told = (by_name, mixes_types, mixes_devices, names_by_value)
@@ -315,21 +334,23 @@ def told_as_refusal(name: str, what: str) -> Iterator[None]:
             else f"The step could not be {what} on fake tensors: {type(error).__name__}: {said_by(error)}",
             where=f"{name}, at {line.filename}:{line.lineno}",
             fix=(known and known.fix)
-            or "If it is no fault of the model's own: docs/estimate.md tells what fake tensors cannot do; "
-            "a function that returns (model, inputs) can leave that out.",
+            or (
+                "If the model itself is correct, see docs/estimate.md for what fake tensors cannot do. A "
+                "function that returns (model, inputs) can leave that part out."
+            ),
         ) from error
 
 
 def said_by(error: BaseException) -> str:
-    """The first line with words of a stranger's error, which may fail to tell one."""
+    """Return the first line of an error's message that is not empty; "" if the message cannot be read."""
     try:
         return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]
-    except Exception:  # noqa: BLE001  # a stranger's __str__
+    except Exception:  # noqa: BLE001  # __str__ of another library's error
         return ""
 
 
 def _line_of(error: BaseException) -> traceback.FrameSummary:
-    """The last line of the program before the error came into torch; of torch's layers if there is none."""
+    """Return the last line outside torch, or if there is none, the last outside torch's operator layers."""
     lines = traceback.extract_tb(error.__traceback__)
     outside = (line for inside in INSIDE for line in reversed(lines) if not inside.search(line.filename))
     return next(outside, lines[-1])

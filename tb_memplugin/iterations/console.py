@@ -1,4 +1,4 @@
-"""One iteration as a person reads it: totals first, then weights and their gradients side by side."""
+"""The console output for one iteration: totals, then weights and their gradients side by side."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def show(memory: IterationMemory, console: Console, max_weights: int, notes: Seq
     """Print an iteration.
 
     Args:
-        memory: what to show.
-        console: where.
-        max_weights: weights to show, the largest, in the model's order; the others are one row.
-        notes: those to print.
+        memory: the iteration.
+        console: where to print.
+        max_weights: how many of the largest weights to show, in the model's order; the others share one row.
+        notes: the notes to print.
     """
     head = f"Iteration {memory.iteration} of epoch {memory.epoch}, {', '.join(memory.devices)}"
     console.print(Text(head, style="bold"), soft_wrap=True)
@@ -40,7 +40,7 @@ def show(memory: IterationMemory, console: Console, max_weights: int, notes: Seq
 
 
 def size(count: int | None) -> str:
-    """Bytes for people, in the house's units: `48 B`, `12.50 MiB`."""
+    """Return bytes as text: `48 B`, `12.50 MiB`; `UNKNOWN` for None."""
     return UNKNOWN if count is None else size_told(count)
 
 
@@ -50,7 +50,7 @@ def _peak(count: int | None, is_exact: bool) -> str:
 
 def _totals(memory: IterationMemory) -> Table:
     table = _table("", "peak", "now")
-    cached = "cached" if memory.has_cache else "cached (no cache here: as allocated)"
+    cached = "cached" if memory.has_cache else "cached (no cache on this device: same as allocated)"
     rows: Sequence[tuple[str, str, str]] = (
         (cached, _peak(memory.peak_cached_bytes, memory.cached_is_exact), size(memory.cached_bytes)),
         (
@@ -78,7 +78,7 @@ def _weights(memory: IterationMemory, most: int) -> Table:
             table.add_row(Text(printable(_name(one), _LONGEST)), size(one.bytes), size(one.gradient_bytes))
     if rest:
         sums = sum(one.bytes for one in rest), sum(one.gradient_bytes for one in rest)
-        table.add_row(f"{len(rest):,} smaller ones", *map(size, sums))
+        table.add_row(f"{len(rest):,} smaller weights", *map(size, sums))
     return table
 
 

@@ -1,4 +1,4 @@
-"""Iterations as two CSV files for data frames: one row an iteration, and one row a weight and iteration."""
+"""Iterations as two CSV files for data frames: one row per iteration; one row per weight and iteration."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ ITERATION_COLUMNS = (
     "untraced_peak_bytes",
     "seconds",
 )
-"""Of `<worker>.iterations.csv`. The `at_peak_` columns sum to `traced_peak_bytes`. Unknown: an empty cell.
-
-A peak whose `_is_exact` is False is a lower bound: it was at least that high.
-"""
+"""The columns of `<worker>.iterations.csv`. The `at_peak_` columns sum to `traced_peak_bytes`. Unknown values
+are empty cells. A peak whose `_is_exact` is False is a lower bound."""
 
 WEIGHT_COLUMNS = (
     "step",
@@ -51,20 +49,20 @@ WEIGHT_COLUMNS = (
     "device",
     "aliases",
 )
-"""Of `<worker>.weights.csv`. Shapes are written `4x3`; aliases have a blank between them."""
+"""The columns of `<worker>.weights.csv`. Shapes are written `4x3`; aliases are separated by blanks."""
 
 _MOST_NAMES = 10_000
 
 
 class IterationCsv:
-    """The two files of one report. They are made with the first iteration; those of others are left alone.
+    """The two files of one report. They are created with the first iteration; existing files are kept.
 
     Args:
-        folder: where they go; it is made.
-        worker: how their names begin; `<worker>.2` where there are files of that name, and so on.
+        folder: where to create the files; created if it does not exist.
+        worker: the beginning of their names; `<worker>.2` and so on if such files exist.
 
     Raises:
-        MemPluginError: the folder cannot be made, or nothing can be written there.
+        MemPluginError: the folder cannot be created, or is not writable.
     """
 
     def __init__(self, folder: str | os.PathLike[str], worker: str) -> None:
@@ -76,18 +74,18 @@ class IterationCsv:
                 raise PermissionError(13, "it may not be written to")
         except OSError as error:
             raise MemPluginError(
-                f"There is no folder for CSV files: {error.strerror or error}.",
+                f"The folder for CSV files cannot be used: {error.strerror or error}.",
                 where=f"csv={os.fspath(folder)}",
-                fix="Give a folder that this process may write to, or csv=True for ./memory_csv_data/.",
+                fix="Give a folder that this process can write to, or csv=True for ./memory_csv_data/.",
             ) from error
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files, once they are made."""
+        """The paths of the files; empty before they are created."""
         return tuple(Path(file.name) for file in self._files) if self._files is not None else ()
 
     def write(self, memory: IterationMemory) -> None:
-        """Add an iteration, to both files or to none. Raises OSError where the disk is full, say."""
+        """Append an iteration to both files; to neither if it raises OSError (the disk is full, say)."""
         if self._files is None:
             self._files = self._make()
         rows = _line(_iteration_row(memory)), b"".join(map(_line, _weight_rows(memory)))
@@ -130,7 +128,7 @@ class IterationCsv:
 
 
 def _new(path: Path) -> BinaryIO:
-    return path.open("xb", buffering=0)  # what a full disk does not take must not wait in a buffer
+    return path.open("xb", buffering=0)  # unbuffered, so that a full disk is noticed at once
 
 
 def _write(file: BinaryIO, text: bytes) -> None:

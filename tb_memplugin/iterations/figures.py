@@ -1,4 +1,4 @@
-"""What one iteration's memory was: the results, and how they come from a trace."""
+"""The memory figures of one iteration, and how they are computed from a trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARTS = (
     "temporaries",
     "other",
 )
-"""What is alive at the peak is divided into these."""
+"""The parts into which live memory at the peak is divided."""
 
 _PART_OF = {
     Category.PARAMETER: WEIGHTS,
@@ -45,14 +45,15 @@ _PART_OF = {
 
 @dataclass(frozen=True, slots=True)
 class TracedMemory:
-    """What following every storage through an iteration tells, bytes.
+    """The figures of tracking every storage through an iteration, in bytes.
 
     Attributes:
-        peak_bytes: highest live bytes, of distinct storages on the devices of the model's type.
+        peak_bytes: highest live bytes of distinct storages on devices of the model's type.
         end_bytes: live bytes at the end.
-        feature_map_bytes: highest live bytes of what forward made (activations; computed anew in backward,
-            too), parameters, buffers and inputs not counted.
-        intermediate_gradient_bytes: highest live bytes of what backward made that is no weight's gradient.
+        feature_map_bytes: highest live bytes of activations, also those recomputed in backward; without
+            parameters, buffers and inputs.
+        intermediate_gradient_bytes: highest live bytes of what backward allocated, without the gradients of
+            weights.
         at_peak: the peak by `PARTS`; they sum to `peak_bytes`.
     """
 
@@ -65,23 +66,22 @@ class TracedMemory:
 
 @dataclass(frozen=True, slots=True)
 class IterationMemory:
-    """The memory of one iteration. None: not known; `notes` say why.
+    """The memory of one iteration. None means not known; `notes` say why.
 
     Attributes:
-        step: iterations since the report was made, from 1.
-        epoch, iteration: from 1; the latter begins anew with each epoch.
-        devices: those whose memory it is.
-        has_cache: whether their allocator keeps a cache. Where it keeps none (the CPU's), what is cached
-            is what is allocated.
-        peak_cached_bytes, cached_bytes: what the allocator held: at most, and at the end.
-        peak_allocated_bytes, allocated_bytes: what was in use: at most, and at the end. By the allocator's
+        step: number of the iteration since the report was created, from 1.
+        epoch, iteration: from 1; the iteration number restarts with each epoch.
+        devices: the devices whose memory is reported.
+        has_cache: whether their allocator keeps a cache. If not (on the CPU), cached equals allocated.
+        peak_cached_bytes, cached_bytes: what the allocator held, at most and at the end.
+        peak_allocated_bytes, allocated_bytes: what was in use, at most and at the end, by the allocator's
             counters; on the CPU the live bytes of storages.
-        weights: by name, in the model's order.
-        traced: what following the storages told.
-        seconds: since the iteration before, or since the watch began.
-        notes: what is not exact, as sentences.
-        cached_is_exact, allocated_is_exact: whether those peaks are. They are not where torch cannot reset
-            the allocator's peaks: then each was at least this high.
+        weights: the weights, in the model's order.
+        traced: the figures of tracking the storages.
+        seconds: duration of the iteration, from the moment at which watching began.
+        notes: sentences about what is not exact.
+        cached_is_exact, allocated_is_exact: whether these peaks are exact. If torch cannot reset the
+            allocator's peaks, they are lower bounds.
     """
 
     step: int
@@ -102,29 +102,29 @@ class IterationMemory:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights: the bytes of their distinct storages."""
+        """The bytes of the distinct storages of all weights."""
         return sum(weight.bytes for weight in self.weights)
 
     @property
     def gradient_bytes(self) -> int:
-        """Of the gradients of all weights."""
+        """The bytes of the gradients of all weights."""
         return sum(weight.gradient_bytes for weight in self.weights)
 
     @property
     def feature_map_bytes(self) -> int | None:
-        """Feature maps when most of them were alive; see `TracedMemory`."""
+        """The highest live bytes of feature maps; see `TracedMemory`."""
         return self.traced.feature_map_bytes if self.traced is not None else None
 
     @property
     def intermediate_gradient_bytes(self) -> int | None:
-        """Gradients of activations when most of them were alive; see `TracedMemory`."""
+        """The highest live bytes of gradients of activations; see `TracedMemory`."""
         return self.traced.intermediate_gradient_bytes if self.traced is not None else None
 
     @property
     def untraced_peak_bytes(self) -> int | None:
-        """By how much the allocator's peak is above that of storages: rounding, workspaces, buffers.
+        """The allocator's peak minus the peak of storages: rounding, workspaces, buffers.
 
-        Two highest values, which need not be of one moment.
+        The two peaks need not be at the same moment.
         """
         if self.traced is None or self.peak_allocated_bytes is None:
             return None
@@ -134,11 +134,11 @@ class IterationMemory:
 def iteration_memory(
     model: nn.Module | None, seen: Seen, *, step: int, epoch: int, iteration: int, seconds: float
 ) -> IterationMemory:
-    """The figures of an iteration from what its watch saw. `model` is None where it is gone."""
+    """Return the figures of an iteration from what its watch saw. `model` is None if it no longer exists."""
     traced = traced_memory(seen.trace) if seen.trace is not None else None
     notes = list(seen.notes)
     if model is None:
-        notes.append("The model is gone: its weights are not here.")
+        notes.append("The model no longer exists, so its weights are not reported.")
     peak_cached = cached = peak = now = None
     if seen.readings:
         peak_cached = sum(one.peak_reserved for one in seen.readings)
@@ -172,13 +172,14 @@ def _inexact(seen: Seen) -> list[str]:
     if all(one.exact and one.reserved_exact for one in seen.readings):
         return []
     return [
-        f"This torch cannot reset the peaks that the allocator of {', '.join(seen.devices)} counts, so those "
-        "with a ≥ are lower bounds: what was cached or allocated may have been more within the iteration."
+        "This version of torch cannot reset the allocator's peak counters of "
+        f"{', '.join(seen.devices)}. Values marked ≥ are lower bounds: the iteration may have cached "
+        "or allocated more."
     ]
 
 
 def traced_memory(trace: MemoryTrace) -> TracedMemory:
-    """The figures of an iteration from its trace. No loop per event."""
+    """Return the figures of an iteration from its trace, without a Python loop over events."""
     parts = _parts(trace)
     everything = np.ones(len(parts), bool)
     live = _live(trace, everything)
@@ -197,7 +198,7 @@ def traced_memory(trace: MemoryTrace) -> TracedMemory:
 
 
 def _parts(trace: MemoryTrace) -> npt.NDArray[np.intp]:
-    """The place in `PARTS` of every block. A gradient that is no weight's is an intermediate one."""
+    """Return the index in `PARTS` of every block. Gradients of no weight count as intermediate gradients."""
     of = [PARTS.index(_PART_OF.get(category, "other")) for category in Category]
     blocks = trace.allocations
     parts = np.array(of, np.intp)[blocks.category]
@@ -207,9 +208,9 @@ def _parts(trace: MemoryTrace) -> npt.NDArray[np.intp]:
 
 
 def _losses_own(trace: MemoryTrace) -> Bool:
-    """The ones that `loss.backward()` makes before autograd starts: the gradient of the loss itself.
+    """Return the mask of tensors of ones that `loss.backward()` creates as the gradient of the loss.
 
-    `torch.autograd._make_grads` makes them with `ones_like`, right before the first block of a backward.
+    `torch.autograd._make_grads` creates them with `ones_like`, right before the first block of backward.
     """
     blocks = trace.allocations
     ones = np.array([name == "aten::ones_like" for name in trace.operators] + [False], bool)
@@ -223,7 +224,7 @@ def _losses_own(trace: MemoryTrace) -> Bool:
 
 
 def _live(trace: MemoryTrace, chosen: Bool) -> Int64:
-    """Live bytes of some blocks: int64, shape (events + 1,); entry e + 1 holds after event e."""
+    """Return the live bytes of some blocks: int64, shape (events + 1,); entry e + 1 is after event e."""
     blocks = trace.allocations
     change = np.zeros(len(trace.events) + 2, np.int64)
     np.add.at(change, blocks.born[chosen] + 1, blocks.bytes[chosen])

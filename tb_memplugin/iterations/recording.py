@@ -1,4 +1,4 @@
-"""The tracer's recording of storages, told more exactly what some of them are."""
+"""The tracer's recording of storages, with exact categories for gradients and inputs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tb_memplugin.trace import Category, Phase
 
 
 class IterationRecording(StorageRecording):
-    """A `StorageRecording` that knows gradients as soon as backward makes them, and the model's inputs."""
+    """A `StorageRecording` that is told of gradients as soon as backward creates them, and of inputs."""
 
     def is_inside(self, module: nn.Module) -> None:
-        """A module's call began before the recording did."""
+        """Record that a module's call began before the recording did."""
         row = self.layers.names.row_of.get(id(module))
         if row is not None:
             self.layers.here().enter(row)
 
     def tell_gradient(self, weight: torch.Tensor, name: str) -> None:
-        """A weight has a gradient."""
+        """Name the storage of a weight's gradient."""
         if self.layers.on and weight.grad is not None:
             row = self.layers.names.owner_of.get(id(weight), (-1, ""))[0]
             self._name([(weight.grad, Category.GRADIENT, row, f"{name} (gradient)")])
 
     def tell_inputs(self, given: Any) -> None:
-        """What the model is called with: inputs, unless it is known to be something else."""
+        """Record what the model is called with as inputs, unless it has another category already."""
         ledger = self.recorded.ledger
         if not self.layers.on:
             return

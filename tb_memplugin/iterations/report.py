@@ -34,28 +34,28 @@ _KEPT = 1_000
 
 
 class IterationReport:
-    """Reports where memory went, every `print_period`-th iteration: console, CSV files, Memory tab.
+    """Reports memory every `print_period`-th iteration in the console, in CSV files and in the Memory tab.
 
-    Make it right before the loop. Call `record_stats()` at the end of each iteration and `epoch_end()` at
-    the end of each epoch. An iteration goes from one `record_stats()` to the next; the first of a later
-    epoch begins with the first call of the model or of a module in it. Iterations that are not reported
-    are not watched.
+    Create it right before the loop. Call `record_stats()` at the end of each iteration and `epoch_end()` at
+    the end of each epoch. An iteration goes from one `record_stats()` to the next; the first one of a later
+    epoch begins with the first call of the model or of one of its modules. Iterations that are not reported
+    are not observed.
 
     Args:
-        model: held weakly; it may change or go.
-        print_period: report each iteration of an epoch whose number (from 1) this divides.
-        csv: True writes CSV files into `./memory_csv_data/`; a path: into that folder.
-        optimizer: one or several, to know their state from the start. Held weakly.
-        logdir: writes the reported iterations for the Memory tab of `tensorboard --logdir <logdir>`.
-        worker_name: of this process, in `logdir` and in the names of CSV files.
-        console: where to print; None: standard output.
-        max_weights: weights to print, the largest; CSV files hold all.
-        log_level: of this report's own messages, as a name or number. None: as the package's.
+        model: the model; only a weak reference is kept, so it may change or be deleted.
+        print_period: report every iteration of an epoch whose number (from 1) is a multiple of this.
+        csv: True writes CSV files to `./memory_csv_data/`, a path to that folder.
+        optimizer: one or several optimizers, to know their state from the start. Weak references are kept.
+        logdir: write the reported iterations for the Memory tab of `tensorboard --logdir <logdir>`.
+        worker_name: name of this process in `logdir` and in the names of CSV files.
+        console: where to print; None means standard output.
+        max_weights: how many of the largest weights to print; CSV files contain all.
+        log_level: level of this report's own messages, a name or number. None means that of the package.
 
     Raises:
-        TypeError: an argument of the wrong type.
-        MemPluginError: `print_period` or `max_weights` is below 1, there is no place for CSV files, or no
-            such level.
+        TypeError: an argument has the wrong type.
+        MemPluginError: `print_period` or `max_weights` is below 1, the folder for CSV files cannot be used,
+            or `log_level` is no level.
 
     Example:
         >>> report = IterationReport(model, print_period=5, csv=True)
@@ -102,14 +102,14 @@ class IterationReport:
 
     @property
     def iterations(self) -> list[IterationMemory]:
-        """The newest reported iterations, oldest first: at most 1,000."""
+        """The last reported iterations, oldest first, at most 1,000."""
         return list(self._kept)
 
     def record_stats(self) -> IterationMemory | None:
-        """An iteration is over. Returns its figures, None where it is not reported. Raises nothing."""
+        """End an iteration and return its figures, None if it is not reported. Never raises."""
         with self._lock:
             if self._is_closed:
-                self._warn("closed", "record_stats() was called after close(): nothing is reported any more.")
+                self._warn("closed", "record_stats() was called after close(): nothing is reported.")
                 return None
             self.iteration += 1
             self.step += 1
@@ -120,7 +120,7 @@ class IterationReport:
             return memory
 
     def epoch_end(self) -> None:
-        """An epoch is over: iterations count from 1. What ran since `record_stats()` is not reported."""
+        """End an epoch: iterations restart at 1. What ran since the last `record_stats()` is not reported."""
         with self._lock:
             if self._is_closed:
                 return
@@ -165,7 +165,7 @@ class IterationReport:
 
     def _report(self) -> IterationMemory:
         model, optimizers = self._model(), self._alive()
-        if not self._slot.is_watching:  # no module was called since the last epoch's end
+        if not self._slot.is_watching:  # no module was called since the end of the last epoch
             self._slot.watch(model, optimizers)
         began, seen = self._slot.take(model, optimizers)
         memory = iteration_memory(
@@ -203,10 +203,10 @@ class IterationReport:
             )
 
     def _safely(self, work: Callable[[], Any]) -> Any:
-        """Do something of ours. What fails is told once, and the training goes on."""
+        """Run `work`; report an error in it once instead of raising it, so that the training continues."""
         try:
             return work()
-        except (Exception, SystemExit) as error:  # rich exits where its output is a broken pipe
+        except (Exception, SystemExit) as error:  # rich exits if its output is a broken pipe
             self._logger.debug("an iteration's report failed", exc_info=error)
             self._warn(*_failure(error))
             return None
@@ -218,7 +218,10 @@ class IterationReport:
 
 
 class _Slot:
-    """The watch of an iteration, or hooks that wait for its first call of a module. It outlives no report."""
+    """The watch of an iteration, or the hooks that start it at the first call of a module.
+
+    It is cleared when its report is garbage-collected.
+    """
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -236,7 +239,7 @@ class _Slot:
         optimizers: Sequence[torch.optim.Optimizer],
         call: Call | None = None,
     ) -> None:
-        """Begin to watch."""
+        """Begin to watch an iteration."""
         self.clear()
         watch, self._began = IterationWatch(logger=self._logger), perf_counter()
         if model is not None:
@@ -244,7 +247,7 @@ class _Slot:
         self._watch = watch
 
     def wait(self, model: nn.Module, optimizers: Sequence[weakref.ref[torch.optim.Optimizer]]) -> None:
-        """Begin to watch with the first call of a module."""
+        """Begin to watch at the first call of a module."""
         self.clear()
         reference = weakref.ref(model)
 
@@ -255,10 +258,10 @@ class _Slot:
             try:
                 alive = [one for one in (reference() for reference in optimizers) if one is not None]
                 self.watch(whole, alive, (module, (given, named)))
-            except Exception as error:  # the training goes on, whatever happens to us
+            except Exception as error:  # an error of ours must not stop the training
                 self.clear()
                 self._logger.debug("an iteration's watch failed", exc_info=error)
-                self._logger.warning("Watching an iteration could not begin (%s).", error)
+                self._logger.warning("Cannot start watching an iteration (%s).", error)
 
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
@@ -267,13 +270,13 @@ class _Slot:
     def take(
         self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[float, Seen]:
-        """End the watch: when it began (`perf_counter`), and what it saw."""
+        """End the watch and return when it began (`perf_counter`) and what it saw."""
         watch, self._watch = self._watch, None
         assert watch is not None
         return self._began, watch.end(model, optimizers)
 
     def clear(self) -> None:
-        """End the watch, and the waiting."""
+        """Cancel the watch and remove the hooks."""
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
@@ -283,31 +286,32 @@ class _Slot:
 
 
 def _as_step(trace: MemoryTrace, memory: IterationMemory) -> MemoryTrace:
-    """The trace of an iteration for the tab: its step has the iteration's number, its notes the cache."""
+    """Return the trace for the tab, with the iteration's number as step and its cache in the notes."""
     told = f"Iteration {memory.iteration} of epoch {memory.epoch}."
     if memory.has_cache:
         told += (
-            f" By the allocator: {memory.peak_cached_bytes:,} bytes cached at most, {memory.cached_bytes:,} "
-            f"at the end; {memory.peak_allocated_bytes:,} allocated at most. Views show what tensors held."
+            f" From the allocator: at most {memory.peak_cached_bytes:,} bytes cached, "
+            f"{memory.cached_bytes:,} at the end; at most {memory.peak_allocated_bytes:,} allocated. "
+            "Views show what tensors held."
         )
     steps = tuple(Step(memory.step, one.start_ns, one.end_ns) for one in trace.steps)
     return replace(trace, source=SOURCE, steps=steps, notes=(told, *trace.notes))
 
 
 def _failure(error: BaseException) -> tuple[str, str]:
-    """What failed, in short, for saying it once; and the words for it."""
+    """Return a key for an error, so that it is reported once, and the message."""
     if isinstance(error, MemPluginError):
-        return error.what, f"{error}\n  The training goes on, without this."
+        return error.what, f"{error}\n  The training continues without this report."
     if isinstance(error, OSError):
         told = error.strerror or type(error).__name__
         return told, (
-            f"The iteration report could not be written: {told}. The training goes on.\n"
-            f"  where: {error.filename or 'console or CSV files'}\n"
-            "  fix: Free space on the disk, or choose a folder that this process may write to."
+            f"The iteration report could not be written: {told}. The training continues.\n  where: "
+            f"{error.filename or 'console or CSV files'}\n  fix: Free some disk space, or choose a "
+            "folder that this process can write to."
         )
     return type(error).__name__, (
-        f"Something of the iteration report failed ({type(error).__name__}: {error}). The training goes on.\n"
-        "  fix: set the logger tb_memplugin to DEBUG for the traceback, and report it."
+        f"The iteration report failed ({type(error).__name__}: {error}). The training continues.\n  "
+        "fix: set the logger tb_memplugin to DEBUG to get the traceback, and report it."
     )
 
 
@@ -319,8 +323,8 @@ def _folder(csv: Any) -> str | None:
     path = os.fspath(csv)
     if isinstance(path, bytes) or not path or path.endswith(".csv"):
         raise MemPluginError(
-            f"csv is {path!r}, which is no folder's name.",
+            f"csv is {path!r}, which is not a folder name.",
             where="IterationReport",
-            fix="Give a folder: two files go there, one with iterations and one with weights.",
+            fix="Give a folder. Two files are written there: one with iterations, one with weights.",
         )
     return path

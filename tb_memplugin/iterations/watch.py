@@ -1,4 +1,4 @@
-"""Looking at one iteration: its storages by the tracer's machinery, its cache by the allocator's counters."""
+"""Observation of one iteration: storages through the tracer, cached memory through allocator counters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_EVENTS = 1_000_000
 
 Optimizers = Sequence[torch.optim.Optimizer]
 Call = tuple[nn.Module, Any]
-"""A module whose call has begun, and what it was called with."""
+"""A module whose call has begun, and the arguments of the call."""
 CountersOf = Callable[[Sequence[str]], Sequence[Counters]]
 
 
@@ -38,11 +38,11 @@ class Seen:
     """What a watch saw.
 
     Attributes:
-        devices: those that were watched, as torch spells them.
-        readings: the allocator's counters of each, empty where none counts (the CPU).
-        trace: the storages' lives, None where they were not followed.
-        gradients: bytes of the last gradient that backward made, by weight.
-        notes: what is not exact.
+        devices: the watched devices, as torch spells them.
+        readings: the allocator's counters of each device, empty if there are none (the CPU).
+        trace: the lifetimes of the storages, None if they were not tracked.
+        gradients: bytes of the last gradient of each weight that backward created.
+        notes: sentences about what is not exact.
     """
 
     devices: tuple[str, ...]
@@ -53,11 +53,11 @@ class Seen:
 
 
 class IterationWatch:
-    """Watches from `begin` to `end` or `cancel`; nothing of it stays behind then.
+    """Watches an iteration from `begin` to `end` or `cancel`, which remove all its hooks.
 
     Args:
-        counters: gives the counters of devices, if not torch's allocators'.
-        logger: takes what fails here. None: the package's.
+        counters: returns the counters of devices; None means those of torch's allocators.
+        logger: where to log errors of the watch; None means the package's logger.
     """
 
     def __init__(self, counters: CountersOf | None = None, logger: logging.Logger | None = None) -> None:
@@ -71,7 +71,7 @@ class IterationWatch:
         self._notes: list[str] = []
 
     def begin(self, model: nn.Module, optimizers: Optimizers, call: Call | None = None) -> None:
-        """Begin, also within the call of a module."""
+        """Begin to watch. `call` is given if it begins within the call of a module."""
         self._devices = devices_of(model)
         kind = torch.device(self._devices[0]).type
         try:
@@ -79,8 +79,9 @@ class IterationWatch:
                 self._count()
             if compiled := compiled_modules(model):
                 self._notes.append(
-                    f"The model is compiled ({_some(compiled)}). Compiled code would run uncompiled while "
-                    "every storage is followed, so feature maps and intermediate gradients are not known."
+                    f"The model is compiled ({_some(compiled)}). Following every storage would make "
+                    "compiled code run uncompiled, so feature maps and intermediate gradients are not "
+                    "measured."
                 )
                 return
             recording = IterationRecording(kind, _MOST_EVENTS)
@@ -88,7 +89,7 @@ class IterationWatch:
             self._recording = recording
             _WATCHING.add(self)
             self._hook_gradients(model)
-            if not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks of Python
+            if not isinstance(model, torch.jit.ScriptModule):  # which does not accept Python hooks
                 noting = PassingHook(self._noting_inputs())
                 self._hooks.append(model.register_forward_pre_hook(noting, with_kwargs=True))
             if call is not None:
@@ -100,7 +101,7 @@ class IterationWatch:
             raise
 
     def end(self, model: nn.Module | None, optimizers: Optimizers) -> Seen:
-        """End it, and say what was seen."""
+        """End the watch and return what it saw."""
         recording, self._recording = self._recording, None
         try:
             readings = tuple(one.read() for one in self._counters)
@@ -111,17 +112,17 @@ class IterationWatch:
         return Seen(self._devices, readings, trace, dict(self._gradients), notes)
 
     def cancel(self) -> None:
-        """End it; what was seen does not count."""
+        """End the watch and discard what it saw."""
         recording, self._recording = self._recording, None
         self._let_go()
         if recording is not None:
             try:
                 recording.stop({}, [])
-            except Exception as error:  # the training goes on, whatever happens to us
+            except Exception as error:  # an error of ours must not stop the training
                 self._logger.debug("ending a watch failed", exc_info=error)
 
     def leave_fork(self) -> None:
-        """In a forked process (a data loader's worker) nobody asks what it sees: look no further."""
+        """Stop watching in a forked process (a data loader's worker), where nobody reads the result."""
         if self._recording is not None:
             self._recording.layers.on = False
         while isinstance(top := _get_current_dispatch_mode(), StorageMode):
@@ -137,14 +138,14 @@ class IterationWatch:
         self._counters.clear()
 
     def _count(self) -> None:
-        """Counters' peaks begin here."""
+        """Open the counters of the devices and reset their peaks."""
         try:
             self._counters = list(self._counters_of(self._devices))
             for one in self._counters:
                 one.read()
         except MemPluginError as error:
             self._counters.clear()
-            self._notes.append(f"The cache is not known. {error.what}")
+            self._notes.append(f"The cached memory is not known. {error.what}")
 
     def _hook_gradients(self, model: nn.Module) -> None:
         for name, (weight, _) in named_weights(model).items():
@@ -152,7 +153,7 @@ class IterationWatch:
                 self._hooks.append(weight.register_post_accumulate_grad_hook(self._noting(name)))
 
     def _noting(self, name: str) -> Callable[[torch.Tensor], None]:
-        """A hook that notes the gradient which backward just put there, and tells its storage what it is."""
+        """Return a hook that notes the size of a new gradient and names its storage in the recording."""
         recording, gradients, logger = self._recording, self._gradients, self._logger
 
         def note(weight: torch.Tensor) -> None:
@@ -161,10 +162,10 @@ class IterationWatch:
                     own = list(stretches(weight.grad))
                     gradients[name] = divided({name: own})[name]
                     if len(own) == 1 and own[0].end - own[0].start < own[0].bytes:
-                        gradients[name] = own[0].end - own[0].start  # a bucket's, say: its own stretch
+                        gradients[name] = own[0].end - own[0].start  # in a bucket, for example
                     if recording is not None:
                         recording.tell_gradient(weight, name)
-            except Exception as error:  # the training goes on, whatever happens to us
+            except Exception as error:  # an error of ours must not stop the training
                 logger.debug("noting a gradient failed", exc_info=error)
 
         return note
@@ -183,7 +184,7 @@ class IterationWatch:
 
 
 def devices_of(model: nn.Module) -> tuple[str, ...]:
-    """The devices that a model lies on, of the type of its first parameter or buffer; ("cpu",) for none."""
+    """Return a model's devices of the same type as its first parameter or buffer; ("cpu",) if it has none."""
     tensors = (*model.parameters(), *model.buffers())
     found = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "meta")
     kind = next(iter(found)).type if found else "cpu"
@@ -191,12 +192,12 @@ def devices_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has it, or a module inside it."""
+    """Return whether the model, or a module inside it, is compiled with torch.compile."""
     return bool(compiled_modules(model))
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
-    """The names of modules that torch.compile has. Without dynamo loaded none is wrapped."""
+    """Return the names of compiled modules. Unless dynamo is imported, no module is wrapped."""
     dynamo = sys.modules.get("torch._dynamo")
     return [
         name or "(root)"

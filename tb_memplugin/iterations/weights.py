@@ -1,4 +1,4 @@
-"""Bytes of a model's named weights and their gradients: each storage once, however many names it has."""
+"""Bytes of a model's weights and their gradients by name; a storage with several names counts once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class WeightMemory:
     """One weight of a model.
 
     Attributes:
-        name: its FQN, the first where it has several.
-        bytes: of its storage; where several weights are views of one storage, of its own stretch.
-        gradient_bytes: of its gradient, 0 where it has none.
-        shape: its sizes; empty for a scalar, and for one that has no size yet.
+        name: its FQN; the first one if it has several.
+        bytes: bytes of its storage; if several weights are views of one storage, those of its own part.
+        gradient_bytes: bytes of its gradient, 0 without one.
+        shape: its shape; empty for a scalar, and for a lazy parameter that has no shape yet.
         dtype: as torch spells it, without `torch.`.
         device: as torch spells it.
         aliases: its other names (tied weights).
@@ -38,7 +38,10 @@ class WeightMemory:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The bytes of a storage that a tensor lies in: from `start` to before `end`. `storage`: its address."""
+    """The part of a storage in which a tensor lies, from byte `start` to before `end`.
+
+    `storage` is the storage's address, `bytes` its size.
+    """
 
     storage: int
     bytes: int
@@ -47,7 +50,7 @@ class Stretch:
 
 
 def named_weights(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:
-    """The parameters of a model by their first name, in the model's order, with their other names."""
+    """Return the parameters of a model by their first name, in the model's order, with their other names."""
     first: dict[int, str] = {}
     found: dict[str, tuple[nn.Parameter, tuple[str, ...]]] = {}
     for fqn, weight in model.named_parameters(remove_duplicate=False):
@@ -61,11 +64,11 @@ def named_weights(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, 
 
 
 def weights_of(model: nn.Module, gone: Mapping[str, int]) -> tuple[WeightMemory, ...]:
-    """Every weight of a model as it is now.
+    """Return every weight of a model in its current state.
 
     Args:
-        model: any; weights that have no memory (meta, fake, not yet initialised) have 0 bytes.
-        gone: bytes of gradients by weight that were there and are given back; used where none is there.
+        model: any; weights without memory (meta, fake, not yet initialised) have 0 bytes.
+        gone: bytes of gradients that existed but were freed, by weight; used for weights without a gradient.
     """
     weights = named_weights(model)
     sizes = divided({name: stretches(weight) for name, (weight, _) in weights.items()})
@@ -87,10 +90,10 @@ def weights_of(model: nn.Module, gone: Mapping[str, int]) -> tuple[WeightMemory,
 
 
 def divided(tensors: Mapping[str, Iterable[Stretch]]) -> dict[str, int]:
-    """Bytes by name, which sum to the bytes of the distinct storages.
+    """Return bytes by name, which sum to the bytes of the distinct storages.
 
-    A storage is divided by the stretches that its names lie in; what lies in several counts with the
-    first, and so does what lies in none.
+    Each name gets the bytes of its stretch. Bytes that lie in several stretches, or in none, count to the
+    first name.
     """
     found = dict.fromkeys(tensors, 0)
     by_storage: dict[int, list[tuple[str, Stretch]]] = {}
@@ -110,7 +113,7 @@ def divided(tensors: Mapping[str, Iterable[Stretch]]) -> dict[str, int]:
 
 
 def _uncovered(stretch: Stretch, taken: list[tuple[int, int]]) -> int:
-    """The bytes of a stretch that lie in none of some others."""
+    """Return how many bytes of a stretch lie in none of the taken ones."""
     at, count = stretch.start, 0
     for start, end in sorted(taken):
         if end > at and start < stretch.end:
@@ -120,7 +123,7 @@ def _uncovered(stretch: Stretch, taken: list[tuple[int, int]]) -> int:
 
 
 def stretches(tensor: torch.Tensor) -> Iterator[Stretch]:
-    """Where a tensor lies. Of sparse and wrapper tensors: the whole of each storage behind it."""
+    """Yield the stretch of a tensor; for sparse and wrapper tensors, the whole of each storage."""
     if not _is_made(tensor):
         return
     found = [storage for storage, _ in storages(tensor)]
@@ -142,5 +145,5 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _is_made(tensor: torch.Tensor) -> bool:
-    """Whether it has its size: parameters of lazy modules get theirs with the first batch."""
+    """Return whether a tensor has a shape; parameters of lazy modules get theirs with the first batch."""
     return not is_lazy(tensor)

@@ -1,1 +1,1 @@
-"""Sources: each reads something foreign and yields a `MemoryTrace`."""
+"""Sources: each reads one kind of recording (profile, snapshot, file, ...) and returns a `MemoryTrace`."""

@@ -1,6 +1,7 @@
-"""Functions of ours that torch.compile leaves alone, at no cost a call.
+"""Exclude functions of tb_memplugin from torch.compile, without a cost per call.
 
-Code of a compiled function runs with dynamo looking for more to compile, also what a tracer does there.
+While a compiled function runs, dynamo also tries to compile the functions called there, including those of a
+tracer.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def hidden_from_dynamo(function: Function) -> Function:
-    """Mark a function: dynamo neither looks into it nor compiles it, nor what it calls.
+    """Mark a function so that dynamo compiles neither it nor what it calls.
 
-    As `torch._dynamo.disable` does, without the wrapper and without loading dynamo, which takes a second.
+    This does what `torch._dynamo.disable` does, but without a wrapper and without loading dynamo, which
+    takes a second.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     _skip(function)
@@ -26,21 +28,21 @@ def hidden_from_dynamo(function: Function) -> Function:
 
 
 def is_hidden(function: Callable[..., Any]) -> bool:
-    """Whether this torch could mark it."""
+    """Whether the function is marked, which is not possible in older versions of torch."""
     return getattr(function, "_is_skipped_by_dynamo", False)
 
 
 class UncompiledHere:
-    """Functions that torch.compile meets from now on, until `forget`, while a dispatch mode is on.
+    """The functions that torch.compile first sees between creation and `forget`, under a dispatch mode.
 
-    They run uncompiled then, and dynamo would leave them so for good.
+    They run uncompiled under the mode, and without `forget` dynamo would never compile them later either.
     """
 
     def __init__(self) -> None:
         self._before = len(_met())
 
     def forget(self) -> None:
-        """Make dynamo meet them anew."""
+        """Make dynamo treat these functions as not seen yet."""
         for reference in _met()[self._before :]:
             code = reference()
             if code is not None:
@@ -48,7 +50,7 @@ class UncompiledHere:
 
 
 def _met() -> Sequence[Callable[[], CodeType | None]]:
-    """Weak references to the code that dynamo was asked to compile, in order."""
+    """Return weak references to the code objects that dynamo was asked to compile, in order."""
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     met: Sequence[Callable[[], CodeType | None]] = getattr(getattr(dynamo, "input_codes", None), "seen", ())
     return met if hasattr(torch._C._dynamo.eval_frame, "reset_code") else ()

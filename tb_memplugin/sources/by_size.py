@@ -1,4 +1,4 @@
-"""Blocks without an address: told apart by their size alone."""
+"""Made-up addresses for blocks that are known only by size."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from tb_memplugin.trace.tables import Int64, UInt64
 
 
 def addresses_by_size(group: Int64, signed: Int64) -> UInt64:
-    """A made-up address for each alloc and free, so that the newest block of a size is freed first.
+    """Return a made-up address for each alloc and free, so that a free ends the newest block of its size.
 
-    Which of several blocks of one size a free ends cannot be known, and makes no difference to any sum.
-    At one address allocs and frees take turns. A free that comes first at its address ended a block
-    that was alive before the first row: there are as few of them as possible.
+    It is not known which of several blocks of the same size a free ends, and no sum depends on it. At each
+    address, allocs and frees alternate. A free that is the first row at its address ends a block that was
+    alive before the first row; the number of such frees is the smallest possible.
 
     Args:
-        group: blocks of different groups (devices, categories) are never matched; shape (n,), 0 or more.
+        group: the group of each row, at least 0, shape (n,). Blocks of different groups (devices,
+            categories) are never matched.
         signed: bytes in time order, negative for frees; shape (n,).
 
     Returns:
-        Addresses from 1 on, without gaps.
+        Addresses from 1, without gaps; shape (n,).
     """
     size = np.abs(signed)
     order = np.lexsort((size, group))  # stable: in time order within a group and size
@@ -30,7 +31,7 @@ def addresses_by_size(group: Int64, signed: Int64) -> UInt64:
     first = np.flatnonzero(new)
     before = np.concatenate(([0], level))[first]
     level -= np.repeat(before, np.diff(np.append(first, len(order))))
-    # A block's place is the level that its alloc rises to, and its free falls from.
+    # A block's place is the number of live blocks after its alloc and before its free.
     place = np.where(turn > 0, level, level + 1)
     kind = np.cumsum(new) - 1
     _, address = np.unique(np.stack((kind, place)), axis=1, return_inverse=True)

@@ -1,4 +1,4 @@
-"""What a block is for: by identity where it is known, else by how long it lived."""
+"""Assign categories to blocks: by identity where that is known, else by lifetime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 COMMUNICATION_PREFIXES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "fsdp::", "record_param_comms")
 WORKSPACE_BYTES = frozenset({8_519_680, 33_554_432})
-"""What cuBLAS takes per handle and stream, before Hopper and on it (measured; allocated inside a matmul)."""
+"""Bytes of cuBLAS's workspace per handle and stream: before Hopper, and on Hopper (measured). It is allocated
+inside a matrix product."""
 _MATMULS = (
     "mm",
     "addmm",
@@ -30,10 +31,10 @@ _MATMULS = (
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """What is known of the allocations born in the window: columns of one length, in order of birth.
+    """The allocations made in the window: columns of equal length, in the order of allocation.
 
     `operator_end_ns` is when the operator (or autograd node) around the allocation ended, 0 for none;
-    `recomputing` marks births inside a module call that ran during backward.
+    `recomputing` marks allocations inside a module call that ran during backward.
     """
 
     time_ns: Int64
@@ -47,22 +48,25 @@ class Born:
 
 
 def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_optimizer: bool) -> UInt8:
-    """Categories from when blocks were born and freed.
+    """Return the category of each block, from the times of its allocation and free.
+
+    The first rule that applies decides:
 
     - freed before its operator ended: temporary;
-    - born in forward: activation; in a module call during backward: recomputed;
-    - born in backward: autograd detail if it is freed in this backward or in a later one (which
-      `create_graph` made it for), else a gradient;
-    - born in an optimizer step: temporary if it does not outlive it, with the closures that it calls,
-      else optimizer state, unless the optimizer's state is known by pointer: then what is left is unknown;
-    - born elsewhere: input if it is alive when a forward begins, temporary if it is freed before the
+    - allocated by an operator of communication: communication;
+    - allocated in forward: activation; in a module call during backward: recomputed;
+    - allocated in backward: autograd detail if it is freed in this backward or in a later one (as with
+      `create_graph`), else gradient;
+    - allocated in an optimizer step: temporary if it is freed by the end of the step, including closures
+      that the step calls; else optimizer state, or unknown if optimizer state is identified by pointer;
+    - allocated elsewhere: input if it is alive when a forward begins, temporary if it is freed before the
       next phase, else unknown.
 
     Args:
         born: the allocations.
-        phases: the stretches of the phases, in time order.
+        phases: the time ranges of the phases, in time order.
         operators: names of operators, to find communication.
-        knows_optimizer: whether optimizer state has been told apart by pointer.
+        knows_optimizer: whether optimizer state has been identified by pointer.
     """
     category = np.full(len(born.time_ns), Category.UNKNOWN, np.uint8)
     here, following = _stretch_end(born, phases), _next_forward(born, phases)
@@ -85,7 +89,7 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
 
 
 def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], window_end_ns: int) -> Bool:
-    """Mask of cuBLAS workspaces: their exact size, born inside a matrix product, and never given back."""
+    """Return a mask of cuBLAS workspaces: of their exact size, allocated in a matrix product, never freed."""
     matmul = np.array([name.removeprefix("aten::") in _MATMULS for name in (*operators, "")], bool)
     on_cuda = np.array([name.startswith("cuda") for name in devices] or [False], bool)
     right_size = np.isin(born.bytes, list(WORKSPACE_BYTES))
@@ -97,13 +101,13 @@ def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], win
 def match_sightings(
     sightings: Sequence[Sighting], devices: Sequence[str], blocks: Allocations, time_ns: Int64
 ) -> Int64:
-    """The row of the allocation behind each sighting: alive at its time, at its address; -1 for none.
+    """Return the row of the block that was alive at each sighting's time and address, -1 for none.
 
     Args:
-        sightings: of any time within the window.
-        devices: names, as rows of `blocks.device` point to.
+        sightings: sightings at any time within the window.
+        devices: device names; values of `blocks.device` are rows of them.
         blocks: the paired allocations.
-        time_ns: the events' times.
+        time_ns: the times of the events.
     """
     if not sightings:
         return np.empty(0, np.int64)
@@ -132,9 +136,9 @@ def match_sightings(
 
 
 def _stretch_end(born: Born, phases: Spans) -> Int64:
-    """When the stretch of each birth's phase ends; in `other`, when the next stretch begins.
+    """Return when each allocation's phase ends; for phase `OTHER`, when the next phase begins.
 
-    An optimizer's step ends with the last of the stretches that follow it without a gap: a closure cuts it.
+    A closure splits an optimizer step into several time ranges without gaps; the step ends with the last.
     """
     forever = np.iinfo(np.int64).max - 1
     ends, starts = np.append(phases.end_ns, forever), np.append(phases.start_ns, forever)

@@ -1,4 +1,4 @@
-"""Python's cycle collector, kept still for a while."""
+"""Pause Python's cyclic garbage collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Without the cycle collector, if it was on; whichever of several turned it off turns it on."""
+    """Disable the cyclic garbage collector in the block, and enable it afterwards if it was on."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What a file holds, unpacked: within a limit, with word of the progress, whatever its name says."""
+"""Read the uncompressed content of a file, up to a size limit, with reports of progress."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from typing import Any, BinaryIO, NoReturn
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 
 Progress = Callable[[int, int], None]
-"""`progress(done_bytes, total_bytes)`, both of the file as it lies there, packed or not."""
+"""`progress(done_bytes, total_bytes)`; both count bytes of the stored file, compressed or not."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 PIECE_BYTES = 1 << 18
 READ_BYTES = 4 << 20
 
 MANY_MEMBERS, SMALL_MEMBER = 10_000, 1 << 10
-"""A gzip file of so many members, of fewer bytes each on average, only takes time."""
+"""A gzip file with more members than this, of fewer bytes each on average, is refused: it only takes time."""
 
 LIMIT_VARIABLE = "TB_MEMPLUGIN_LIMIT_BYTES"
 SHARE_OF_MEMORY = 4
-"""A trace or snapshot takes some 4 to 10 times its bytes in memory: a larger share than this never fits."""
+"""The default limit is the machine's memory divided by this: a loaded trace or snapshot needs about 4 to 10
+times its bytes in memory."""
 
 SMALLEST_DEFAULT = 2 << 30
 
-DAMAGED_FIX = "Copy the file again, or export it anew."
+DAMAGED_FIX = "Copy the file again, or export it again."
 
 NO_JSON_NUMBER = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:inf|nan)(?=\s*[,}\]])", re.IGNORECASE)
-"""What C++ writes for infinities and NaN, which is no JSON."""
+"""Infinities and NaN as C++ writes them, which are not valid JSON."""
 
 
 def content_limit(limit_bytes: int | None) -> int:
-    """How many bytes a file's content may have: as given, as the environment says, or a share of the memory.
+    """Return the size limit of a file's content: the argument, the environment's, or a share of the memory.
 
     Raises:
-        MemPluginError: what was given is no number of bytes.
+        MemPluginError: the argument or the environment variable is not a positive number of bytes.
     """
     if limit_bytes is not None:
         if limit_bytes <= 0:
-            raise MemPluginError("limit_bytes is not positive.", where="load", fix="Give a number of bytes.")
+            raise MemPluginError("limit_bytes must be above 0.", where="load", fix="Give a number of bytes.")
         return limit_bytes
     told = os.environ.get(LIMIT_VARIABLE)
     if not told:
         return max(_memory_bytes() // SHARE_OF_MEMORY, SMALLEST_DEFAULT)
     if not (told.isascii() and told.isdigit() and 0 < len(told) < 20 and int(told)):
         raise MemPluginError(
-            f"{LIMIT_VARIABLE} is {told[:80]!r}, which is no number of bytes.",
+            f"{LIMIT_VARIABLE} is {told[:80]!r}, which is not a number of bytes.",
             where="the environment",
             fix=f"Set it to a whole number: export {LIMIT_VARIABLE}=8000000000",
         )
@@ -60,16 +61,16 @@ def content_limit(limit_bytes: int | None) -> int:
 def _memory_bytes() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not told here
+    except (AttributeError, OSError, ValueError):  # not available on this system
         return 0
 
 
 class FileStream(io.RawIOBase):
-    """A file that is read by ranges, as a stream that tells its progress.
+    """A stream over a file that is read by byte ranges; it reports its progress.
 
     Args:
-        read_range: `read_range(offset, count)` gives at most `count` bytes.
-        size: of the file, bytes.
+        read_range: `read_range(offset, count)` returns at most `count` bytes.
+        size: the size of the file in bytes.
         progress: called after every read.
     """
 
@@ -80,24 +81,24 @@ class FileStream(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """The place of the next byte."""
+        """Return the offset of the next byte."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to another place in the file."""
+        """Move to another offset in the file and return it."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
     def read(self, count: int = -1) -> bytes:
-        """The next bytes, all of them where no count is given."""
+        """Return up to `count` next bytes, or all remaining bytes if `count` is negative."""
         if count < 0:
             pieces = []
             while piece := self.read(READ_BYTES):
@@ -111,10 +112,10 @@ class FileStream(io.RawIOBase):
 
 
 class GzipStream(io.RawIOBase):
-    """The content of a gzip file, of one member or several, up to a limit.
+    """A stream over the uncompressed content of a gzip file with one or several members, up to a limit.
 
     Raises (on reading):
-        UnreadableFileError: damaged, truncated, or more than `limit` bytes.
+        UnreadableFileError: the file is damaged or truncated, or its content exceeds `limit` bytes.
     """
 
     def __init__(self, packed: BinaryIO, where: str, limit: int) -> None:
@@ -127,15 +128,15 @@ class GzipStream(io.RawIOBase):
         self._waiting = b""
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Bytes given so far."""
+        """Return the number of uncompressed bytes that were read so far."""
         return self._given
 
     def read(self, count: int = -1) -> bytes:
-        """The next bytes, all of them where no count is given; fewer at the end."""
+        """Return the next `count` bytes, fewer at the end; all remaining bytes if `count` is negative."""
         found = bytearray()
         while count < 0 or len(found) < count:
             most = READ_BYTES if count < 0 else min(count - len(found), READ_BYTES)
@@ -152,7 +153,7 @@ class GzipStream(io.RawIOBase):
                 return b""
             data = self._waiting or self._packed.read(PIECE_BYTES)
             if not data and not self._member.eof:
-                self._refuse("The gzip file ends too early: it is truncated.")
+                self._refuse("The gzip file is truncated.")
             try:
                 piece = self._member.decompress(data, most)
             except zlib.error as error:
@@ -169,7 +170,7 @@ class GzipStream(io.RawIOBase):
         self._waiting = rest
         self._members += 1
         if self._members > MANY_MEMBERS and self._given < self._members * SMALL_MEMBER:
-            self._refuse(f"The gzip file consists of {self._members:,} members with hardly anything in them.")
+            self._refuse(f"The gzip file consists of {self._members:,} members that are almost empty.")
         return bool(rest)
 
     def _refuse(self, what: str) -> NoReturn:
@@ -177,24 +178,25 @@ class GzipStream(io.RawIOBase):
 
 
 def too_large(limit: int, where: str) -> UnreadableFileError:
-    """The error for a content beyond the limit."""
+    """Return the error for content that exceeds the limit."""
     return UnreadableFileError(
-        f"The content has more than {limit:,} bytes, the most that is read, lest a file fills the memory.",
+        f"The unpacked content is larger than the limit of {limit:,} bytes, which keeps a file from "
+        "filling the memory.",
         where=where,
-        fix=f"If you trust the file, pass limit_bytes=... or set {LIMIT_VARIABLE} to a larger number.",
+        fix=f"If you trust the file, raise the limit: pass limit_bytes=... or set {LIMIT_VARIABLE}.",
     )
 
 
 def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[str, ...]]:
-    """The content of a JSON file, and notes on what in it was no JSON.
+    """Return the content of a JSON file, and notes on parts that were not valid JSON.
 
-    Infinities and NaN as C++ writes them, and control characters within texts, are put up with; bytes
-    that are no UTF-8 become replacement characters. Of keys that stand twice in an object the last counts,
-    and a note says how often that was.
+    Infinities and NaN as C++ writes them, and control characters in strings, are accepted; bytes that are
+    not UTF-8 become replacement characters. If a key appears twice in an object, the last value counts, and
+    a note gives the number of such keys.
 
     Raises:
-        UnreadableFileError: it is no JSON, truncated, or nested too deeply.
-        OSError: the stream does.
+        UnreadableFileError: the content is not JSON, truncated, or nested too deeply.
+        OSError: reading the stream failed.
     """
     raw = stream.read()
     text = raw.decode("utf-8-sig", errors="replace")
@@ -210,7 +212,10 @@ def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[str, ...]]:
         content, notes = _parsed(mended, where)
     except json.JSONDecodeError as error:
         raise _broken(mended, error, where) from error
-    absent = f"{count:,} infinities and NaNs stand in the file, which JSON has not; read as absent."
+    absent = (
+        f"The file contains {count:,} infinities or NaNs, which are not valid JSON; they are treated as "
+        "missing."
+    )
     return content, (absent, *notes)
 
 
@@ -234,19 +239,19 @@ def _parsed(text: str, where: str) -> tuple[object, tuple[str, ...]]:
         ) from error
     except MemoryError as error:
         raise UnreadableFileError(
-            "The JSON needs more memory than there is.",
+            "The JSON needs more memory than this machine has available.",
             where=where,
-            fix="Load it where there is more memory.",
+            fix="Load it on a machine with more memory.",
         ) from error
     return content, _doubled(twice)
 
 
 def _doubled(keys: list[str]) -> tuple[str, ...]:
-    """The note on keys that stand more than once in their object."""
+    """Return the note on keys that appear more than once in their object."""
     if not keys:
         return ()
-    many = f"{len(keys):,} keys stand more than once in their object"
-    return (f"{many}, the first {keys[0][:80]!r}: the last value of each counts.",)
+    many = f"{len(keys):,} keys appear more than once in their object"
+    return (f"{many}, the first {keys[0][:80]!r}: the last value of each is used.",)
 
 
 def _broken(text: str, error: json.JSONDecodeError, where: str) -> UnreadableFileError:

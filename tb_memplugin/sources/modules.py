@@ -1,7 +1,7 @@
-"""Which module runs when: hooks that exist only while a profiler records, and the names of modules.
+"""Record when each module runs, with hooks that exist only while a profiler records; and name modules.
 
-The hooks log times and autograd sequence numbers instead of opening profiler ranges: that leaves the
-traces of other handlers on the same profile as they are, and costs less than a range.
+The hooks log times and autograd sequence numbers instead of opening profiler ranges: this does not change
+the traces that other handlers make of the same profile, and costs less than a range.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tb_memplugin.trace import Module
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Path segments that torch.compile, FSDP and checkpoint wrappers put into names: people do not write them."""
+"""Path segments that torch.compile, FSDP and checkpoint wrappers insert into names."""
 
 
 def clean_name(fqn: str) -> str:
-    """A module's or parameter's FQN without the segments that wrappers add."""
+    """Return the FQN of a module or parameter without the segments that wrappers insert."""
     if "_" not in fqn:
         return fqn
     return ".".join(part for part in fqn.split(".") if part not in _WRAPPERS)
@@ -36,9 +36,9 @@ def clean_name(fqn: str) -> str:
 
 @dataclass(slots=True)
 class ModuleNames:
-    """The modules of the models at one moment: a row each, parents before children.
+    """The modules of the models at one moment: one row each, parents before children.
 
-    `row_of` maps `id(module)` to its row; a shared module has the first of its names.
+    `row_of` maps `id(module)` to its row; a shared module is listed under its first name.
     `owner_of` maps `id(parameter or buffer)` to (row of the owning module, FQN of the tensor).
     """
 
@@ -48,7 +48,7 @@ class ModuleNames:
 
     @classmethod
     def of(cls, models: Mapping[str, nn.Module]) -> ModuleNames:
-        """Name every module of the models; with several models each FQN begins with its model's name."""
+        """Name every module of the models. Each FQN begins with its model's key in `models`, if not empty."""
         names = cls()
         rows: dict[str, int] = {}
         for prefix, model in models.items():
@@ -75,7 +75,7 @@ def _parent(key: str, rows: Mapping[str, int]) -> int:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile wrapped it. Without dynamo loaded nothing is; loading it takes seconds."""
+    """Whether torch.compile wrapped the module. Does not load dynamo, which takes seconds, to find out."""
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
@@ -85,10 +85,10 @@ Crossing = tuple[int, int, int, int]
 
 
 def _logging(log: list[Crossing], crossing: int) -> Callable[..., None]:
-    """A function that logs a crossing, but not into a graph that dynamo traces.
+    """Return a function that logs one crossing, except while dynamo traces it into a graph.
 
-    An endless `zip` asks the three numbers within one call: where a profile records stacks, each call that
-    Python makes is an event of the user's own profile.
+    An endless `zip` reads the three numbers in one C call: if a profile records stacks, each Python call
+    would be an event in the user's own profile.
     """
     note, compiling = log.append, torch.compiler.is_dynamo_compiling
     now = zip(iter(time_ns, None), repeat(crossing), iter(_sequence_number, None), iter(get_ident, None))
@@ -101,20 +101,20 @@ def _logging(log: list[Crossing], crossing: int) -> Callable[..., None]:
 
 
 class ModuleRecorder:
-    """Logs when modules are entered and left. `start` puts hooks on, `stop` takes every one of them off.
+    """Logs when modules are entered and left. `start` adds the hooks, `stop` removes all of them.
 
-    Nothing is hooked below a compiled module: its own call is logged, and the compiled code inside
-    stays as it was compiled.
+    Modules inside a compiled module get no hooks: only the compiled module's own call is logged, so that its
+    compiled code stays valid.
     """
 
     def __init__(self) -> None:
         self.log: list[Crossing] = []
-        """In order for each thread."""
+        """The logged crossings, in time order for each thread."""
         self._handles: list[Any] = []
         self._patched: list[tuple[weakref.ref[nn.Module], Any]] = []
 
     def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
-        """Hook every module of the models that runs as Python code."""
+        """Add hooks to every module of the models that runs as Python code."""
         self.log = []
         seen: set[int] = set()
         for model in models.values():
@@ -149,7 +149,7 @@ class ModuleRecorder:
                 pending.extend(module.children())
 
     def _hook(self, module: nn.Module, row: int) -> None:
-        """Ours are the first and the last hook: what the module's own hooks allocate belongs to it."""
+        """Add the first and the last hook, so that what the module's own hooks allocate belongs to it."""
         for crossing, register, order in (
             (row, module.register_forward_pre_hook, {"prepend": True}),
             (-1 - row, module.register_forward_hook, {"always_call": True}),
@@ -157,7 +157,7 @@ class ModuleRecorder:
             self._handles.append(register(PassingHook(_logging(self.log, crossing)), **order))
 
     def _wrap_compiled(self, module: nn.Module, row: int) -> None:
-        """`Module.compile()` replaces the call itself, hooks included: log around the replacement."""
+        """Log around the compiled call of `Module.compile()`, which replaces the call including its hooks."""
         original: Any = module._compiled_call_impl
         enter, leave = _logging(self.log, row), _logging(self.log, -1 - row)
 

@@ -1,8 +1,8 @@
-"""Hooks around the step of every optimizer, which come and go while other threads step.
+"""Hooks around the step of every optimizer, which can be added and removed while other threads step.
 
-torch calls such hooks while it goes through the dictionary that holds them, and a training fails where one is
-added or taken off meanwhile ("OrderedDict mutated during iteration"). So, as long as ours are on, it goes
-through those that there were when it began.
+torch calls such hooks while it iterates over the dictionary that contains them, and a training fails if one
+is added or removed meanwhile ("OrderedDict mutated during iteration"). So, while hooks of this module are on,
+torch iterates over a copy instead.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Any
 from torch.optim import optimizer as torch_optimizer
 
 Hook = Callable[..., None]
-"""Called with the optimizer, the positional and the named arguments of its step."""
+"""A function that is called with the optimizer, and the positional and keyword arguments of its step."""
 
 _lock = threading.Lock()
 _users = 0
 _module: Any = torch_optimizer
 _original: Any = getattr(_module, "chain", None)
-"""None where a torch goes through its hooks in another way."""
+"""The `chain` of torch's optimizer module; None in versions of torch that iterate in another way."""
 
 
 class _Chain:
-    """`itertools.chain` that takes everything at once."""
+    """An `itertools.chain` that copies all its items when called."""
 
     from_iterable = staticmethod(chain.from_iterable)
 
     def __call__(self, *several: Iterable[Any]) -> Iterator[Any]:
-        return iter(tuple(chain(*several)))  # in one go: no other thread comes between
+        return iter(tuple(chain(*several)))  # in one C call, which no other thread can interrupt
 
 
 _at_once = _Chain()
 
 
 class StepHooks:
-    """Calls something before and after every optimizer's step, on whichever thread, until `remove`."""
+    """Calls functions before and after every optimizer's step, on any thread, until `remove`."""
 
     def __init__(self, before: Hook, after: Hook) -> None:
         global _users
@@ -51,7 +51,7 @@ class StepHooks:
             ]
 
     def remove(self) -> None:
-        """Call them no more. Safe to call twice."""
+        """Remove the hooks. Safe to call twice."""
         global _users
         with _lock:
             if not self._handles:

@@ -1,4 +1,4 @@
-"""Module hooks that a copy, a pickle or a script of the module does not take along."""
+"""Module hooks that are not carried over when the module is copied, pickled or scripted."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from torch import nn
 
 
 class PassingHook(partial[None]):
-    """A hook of ours that does nothing where it is copied or pickled with its module.
+    """A module hook whose copy or pickle does nothing.
 
-    That is `copy.deepcopy(model)` and `torch.save(model)`: a function made inside another could not be
-    pickled at all, and would go on calling us from a copy. What takes its place is of Python's own library,
-    so the model loads where this package is not installed. `torch.jit.script(model)`, which would compile
-    the hook, does not meet it.
+    In `copy.deepcopy(model)` and `torch.save(model)` it is replaced by a function of the standard library,
+    so that the model loads where this package is not installed. (A nested function could not be pickled,
+    and its copy would still call tb_memplugin.) `torch.jit.script(model)`, which would compile the hook,
+    does not see it.
 
-    A partial, because its call is none of Python: where a profile records stacks, such calls are events.
+    The class is a `partial` because calling one is not a Python call: if a profile records stacks, each
+    Python call is an event in it.
 
     Args:
         call: what the hook does.
     """
 
     def __new__(cls, call: Callable[..., None]) -> PassingHook:
-        """From the first one on, `torch.jit` is told not to look at them."""
+        """Create a hook; the first one also makes `torch.jit` ignore these hooks."""
         _hide_from_script()
         return super().__new__(cls, call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What takes its place: a method that ignores what it is given."""
+        """Return the replacement: a method that ignores its arguments."""
         return getattr, (nullcontext(), "__exit__")
 
 
@@ -42,7 +43,7 @@ _create: Callable[..., Any] | None = None
 
 
 def _hide_from_script() -> None:
-    """From the first hook on, have `torch.jit` make scripts of modules as they are without ours."""
+    """Patch `torch.jit`, once, to script modules without these hooks."""
     global _create
     with _lock:
         if _create is None and hasattr(_recursive, "create_script_module"):
@@ -58,7 +59,7 @@ def _create_script_module(module: nn.Module, *given: Any, **named: Any) -> Any:
 
 @contextmanager
 def _without_ours(module: nn.Module) -> Iterator[None]:
-    """Take our hooks off a module and those inside it, and put them back where they were."""
+    """Remove these hooks from a module and its submodules in the block, and restore them afterwards."""
     with_ours: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for one in module.modules():
         for hooks in (one._forward_pre_hooks, one._forward_hooks):

@@ -1,4 +1,4 @@
-"""The phases of a step: stretches of forward, backward and optimizer, disjoint and in time order."""
+"""The phases of a step: disjoint time ranges of forward, backward and optimizer, in time order."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _Pieces = tuple[Int64, Int64, UInt8]
 def phase_spans(forward: Stretch, backward: Stretch, optimizer: Stretch, step_starts: Int64) -> Spans:
     """Join the marks of each phase into stretches.
 
+    Consecutive autograd nodes form one stretch of backward. Forward marks before a backward form one
+    stretch up to its start, so the loss belongs to forward. Other forward marks (inference) are not joined,
+    so the time between two calls is `OTHER`. Where one phase runs inside another, the inner one counts: the
+    closure of `optimizer.step(closure)`, an optimizer step in a hook of backward, `autograd.grad` in a
+    module's forward. But recomputation in backward counts as backward.
+
     Args:
         forward: outermost module calls, and operators outside modules that autograd will visit.
         backward: autograd nodes.
         optimizer: optimizer steps.
-        step_starts: where profiled steps begin; no stretch reaches over one.
-
-    Autograd nodes that follow one another are one stretch of backward. Forward marks that lead to a
-    backward are one stretch up to its start: the loss belongs to it. Others (inference) stay as they
-    are, so what happens between two calls is `other`. Where one phase runs inside another, the inner
-    one counts: the closure of `optimizer.step(closure)`, an optimizer's step in a hook of backward,
-    `autograd.grad` in a module's forward. But what a backward recomputes is backward.
+        step_starts: when the profiled steps begin; no stretch crosses one.
     """
     calls, nodes = _pieces(forward, Phase.FORWARD), _pieces(backward, Phase.BACKWARD)
     steps = _pieces(optimizer, Phase.OPTIMIZER)
@@ -43,13 +43,13 @@ def phase_spans(forward: Stretch, backward: Stretch, optimizer: Stretch, step_st
 
 
 def stretch(spans: Iterable[tuple[int, int]]) -> Stretch:
-    """Spans that were noted one by one, as columns."""
+    """Return (start, end) pairs as columns."""
     columns = np.array(list(spans), np.int64).reshape(-1, 2)
     return columns[:, 0], columns[:, 1]
 
 
 def phase_at(spans: Spans, time_ns: Int64) -> UInt8:
-    """The phase at each time: uint8, `OTHER` between stretches."""
+    """Return the phase at each time: uint8; `OTHER` between stretches."""
     if not len(spans):
         return np.full(len(time_ns), Phase.OTHER, np.uint8)
     row = np.searchsorted(spans.start_ns, time_ns, side="right") - 1
@@ -58,7 +58,7 @@ def phase_at(spans: Spans, time_ns: Int64) -> UInt8:
 
 
 def _pieces(marks: Stretch, phase: Phase) -> _Pieces:
-    """Marks of one phase; what overlaps or lies inside another is one."""
+    """Return the marks of one phase, with overlapping and nested ones merged."""
     order = np.argsort(marks[0], kind="stable")
     start, end = marks[0][order], marks[1][order]
     reach = np.maximum.accumulate(end)
@@ -68,13 +68,13 @@ def _pieces(marks: Stretch, phase: Phase) -> _Pieces:
 
 
 def _covering(pieces: _Pieces, time_ns: Int64) -> Int64:
-    """The row of the piece that runs at each time, -1 for none."""
+    """Return the row of the piece that covers each time, -1 for none."""
     row = np.searchsorted(pieces[0], time_ns, side="right") - 1
     return np.where(time_ns < np.append(pieces[1], 0)[row], row, -1)
 
 
 def _innermost(some: _Pieces, others: _Pieces) -> _Pieces:
-    """Both, cut where they overlap: there what began later counts."""
+    """Return both sets of pieces; where two overlap, the one that began later counts."""
     if not len(some[0]) or not len(others[0]):
         return others if len(others[0]) else some
     bounds = np.unique(np.concatenate((some[0], some[1], others[0], others[1])))
@@ -89,9 +89,9 @@ def _innermost(some: _Pieces, others: _Pieces) -> _Pieces:
 
 
 def _joined(pieces: _Pieces, edges: Sequence[Int64], step_starts: Int64) -> _Pieces:
-    """Nodes that follow one another as one piece, and what leads to a backward up to its start.
+    """Join consecutive pieces of backward, and extend the forward pieces before a backward to its start.
 
-    Nothing is joined across an edge (several arrays of times), nor across the beginning of a profiled step.
+    Nothing is joined across one of the times in `edges`, or across the start of a profiled step.
     """
     start, end, phase = pieces
     if not len(start):
@@ -112,6 +112,6 @@ def _joined(pieces: _Pieces, edges: Sequence[Int64], step_starts: Int64) -> _Pie
 
 
 def _cut(edges: Int64, after: Int64, until: Int64) -> Bool:
-    """Whether one of the edges lies after one time and not after another."""
+    """Whether an edge lies in (after, until], for each pair of times."""
     between: Bool = np.searchsorted(edges, until, side="right") > np.searchsorted(edges, after, side="right")
     return between

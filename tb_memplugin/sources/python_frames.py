@@ -1,4 +1,4 @@
-"""Python frames as torch.profiler names them, and the call stacks that they make up."""
+"""Python frames as torch.profiler names them, and the call stacks that they form."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ import numpy as np
 from tb_memplugin.trace.tables import Int32, Int64
 
 MOST_FRAMES = 256
-"""Frames of a stack that are kept, the innermost."""
+"""The largest number of frames that are kept of a stack: the innermost ones."""
 
 _FRAME = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
-"""A Python function as the profiler names it: `train.py(12): step`."""
+"""A Python function's name in the profiler: `train.py(12): step`."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}(?=>$)")
-"""Where a built-in method's object was: another place at each call from one and the same line."""
+"""The address of a built-in method's object in its name, which differs between calls from the same line."""
 
 
 def frame_text(name: str) -> str:
-    """A frame's text, `function file:line`; built-in functions, which have no line, without addresses."""
+    """Return a frame's text, `function file:line`, or a built-in function's name without its address."""
     told = _FRAME.fullmatch(name)
     return f"{told['function']} {told['file']}:{told['line']}" if told else _ADDRESS.sub("", name)
 
 
 def note_on_cut(stacks: int) -> str:
-    """What to tell of stacks that were too deep to be kept whole."""
-    return f"{stacks:,} call stacks have more than {MOST_FRAMES} frames; the outer ones are cut."
+    """Return the note on stacks that were too deep to be kept whole."""
+    return f"{stacks:,} call stacks have more than {MOST_FRAMES} frames; their outer frames are cut off."
 
 
 class CallTree:
-    """Frames as they called one another: each chain of frames once, by a key."""
+    """The tree of frames that called one another: each chain of frames is stored once, under a key."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._keys: dict[tuple[str, int], int] = {}
 
     def add(self, name: str, outer: int) -> int:
-        """The key of a frame, by the profiler's name, as called from the frame `outer` (a key; -1: none)."""
+        """Return the key of a frame with the profiler's `name`, called from the frame `outer` (-1: none)."""
         text = self._texts.get(name)
         if text is None:
             text = self._texts[name] = frame_text(name)
         return self._keys.setdefault((text, outer), len(self._keys))
 
     def stacks(self, keys: Int64) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:
-        """The stacks that end in frames: rows of stacks, -1 for none; the stacks; how many were cut.
+        """Return each key's row in the stacks (-1 for none), the stacks, and how many of them were cut.
 
         Args:
-            keys: of the innermost frames, -1 for none.
+            keys: the keys of the innermost frames, -1 for none.
         """
         frames = list(self._keys)
         rows: dict[tuple[str, ...], int] = {}
@@ -63,7 +63,7 @@ class CallTree:
 
 
 def _outwards(frames: list[tuple[str, int]], key: int) -> tuple[str, ...]:
-    """The texts from one frame outwards, one more than are kept at most."""
+    """Return the texts from one frame outwards, at most one more than are kept."""
     found: list[str] = []
     while key >= 0 and len(found) <= MOST_FRAMES:
         text, key = frames[key]

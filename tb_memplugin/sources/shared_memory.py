@@ -1,4 +1,4 @@
-"""Memory that processes share: the profiler reports it among the CPU's, but counts it nowhere."""
+"""Memory shared between processes: the profiler reports it as the CPU's, but no counter includes it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import numpy as np
 from tb_memplugin.trace.tables import Bool, Int64
 
 SHARED = "shared"
-"""The name of the device that stands for it."""
+"""The name of the device that stands for shared memory."""
 
 _PAGE = 4096
 
 
 def in_shared_memory(address: Int64, size: Int64, total: Int64, on_cpu: Bool) -> Bool:
-    """Mask of the events in shared memory: c10's MapAllocator reports a total of 0 with each.
+    """Return a mask of the events in shared memory, with each of which c10's MapAllocator reports total 0.
 
-    A free that brings the CPU's own counter down to 0 looks alike. It is one where the counter stood at
-    its bytes before, and at 0 before the next event. Of a free before all other events it is not known
-    where the counter stood: then shared memory is what begins a page, as mapped files do.
+    A free that brings the CPU's own counter down to 0 looks the same. It is taken for one if the counter was
+    equal to its bytes before it, and is 0 before the next event. The counter before the first event is not
+    known: such a free is taken for shared memory if its address begins a page, as that of a mapped file
+    does, or was allocated as shared memory.
 
     Args:
         address, size, total: columns of events in time order; sizes of frees are negative, and `total`
-            is the counter after the event, negative where it is not told.
+            is the counter after the event, negative if it was not reported.
         on_cpu: mask of the events that the profiler reports as the CPU's.
     """
     shared: Bool = on_cpu & (total == 0) & (size != 0)

@@ -1,8 +1,8 @@
-"""What is alive, by storage: born when an operator hands it out, dead when torch lets go of it.
+"""Track live storages: each is allocated when an operator returns it, and freed when torch releases it.
 
-A storage's Python object lives exactly as long as the storage, also while only C++ holds it (tensors that
-autograd saved): a weak reference to it fires at the real free. What a kernel takes and gives back within
-one operator never becomes a tensor: those are buffers, which the allocator's reports tell of.
+A storage's Python object lives exactly as long as the storage, even while only C++ holds it (tensors that
+autograd saved), so a weak reference to it fires at the real free. Memory that a kernel allocates and frees
+within one operator never becomes a tensor: these are buffers, known from the allocator's reports.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tb_memplugin.trace import Category, Phase
 
 
 class Happened(IntEnum):
-    """What an entry of the ledger tells."""
+    """The kind of a ledger entry."""
 
     ALLOC = 0
     FREE = 1
     ENTER = 2
-    """A layer begins."""
+    """A layer (module call) begins."""
     EXIT = 3
     SNAPSHOT = 4
-    """The levels at a moment, nothing else: the trace begins or ends."""
+    """Only the levels at this moment: the trace begins or ends."""
 
 
 _ALLOC, _FREE = Happened.ALLOC, Happened.FREE
@@ -37,16 +37,16 @@ _UNKNOWN, _TEMPORARY = Category.UNKNOWN, Category.TEMPORARY
 
 
 class Watched(Protocol):
-    """Who wants to know the highest live bytes from here on."""
+    """An object whose `peak_bytes` the ledger raises to the highest live bytes from now on."""
 
     peak_bytes: int
 
 
 class _Told:
-    """What is told of one piece of memory.
+    """The attributes of one piece of memory.
 
-    `serial` counts births from 0, negative for what was alive before; `made_by` is the operator; `stack`
-    is the row of the Python stack that made it, where a recording takes stacks, else -1.
+    `serial` counts allocations from 0 and is negative for memory that was alive before; `made_by` is the
+    operator; `stack` is the row of the Python stack that allocated it, -1 if stacks are not recorded.
     """
 
     __slots__ = ()
@@ -65,7 +65,7 @@ class _Told:
 
 
 class Block(weakref.ref[torch.UntypedStorage], _Told):
-    """One life of one storage at one size: the weak reference that tells its end."""
+    """One lifetime of a storage at one size: a weak reference to the storage that fires when it is freed."""
 
     __slots__ = (
         "address",
@@ -84,11 +84,11 @@ class Block(weakref.ref[torch.UntypedStorage], _Told):
 
 
 class Buffer(_Told):
-    """Memory that no operator returned in a tensor. It has what a `Block` has, but no storage.
+    """Memory that no operator returned in a tensor. It has the attributes of a `Block`, but no storage.
 
-    `holder` is the weak reference that tells its end, where a tensor was found later that holds it.
-    `address` is a number of ours, from 1 up, that no other living buffer has: the allocator's reports name
-    none, and no storage's address is that low.
+    If a tensor that holds the memory is found later, `holder` is a weak reference to its storage, which
+    fires at the free. `address` is a made-up number from 1, unique among live buffers: the allocator's
+    reports contain no addresses, and no storage has an address that low.
     """
 
     __slots__ = (*Block.__slots__, "holder")
@@ -96,24 +96,25 @@ class Buffer(_Told):
 
 
 Entry = tuple[int, Happened, Block | Buffer | None, int, Phase, int, int]
-"""(epoch ns, what, block, module's row or -1, phase, live bytes after it, start of a layer that ends)."""
+"""(epoch ns, kind, block, module's row or -1, phase, live bytes after it, start of a layer that ends)."""
 
 BEFORE = -1
-"""The serial number of blocks that were alive when the ledger was opened."""
+"""The serial number of blocks that were alive when the ledger was created."""
 
 
 class Ledger:
-    """Live bytes, their peak and the last entries, for the storages of one type of device. Thread-safe.
+    """Live bytes, their peak and the latest entries, for the storages of one device type.
 
-    `late` are the bytes of storages that were noticed some time after they were made.
-    `level` is live bytes on all devices of the type, `peak` its highest, `levels` are by device.
+    `level` is the live bytes on all devices of the type, `peak` its highest value, `levels` the live bytes
+    by device. `late` lists the bytes of storages that were found some time after they were allocated.
 
-    Weak references may fire at any moment on any thread, inside any line of Python: they only put the
-    block on a queue, which the next entry settles.
+    Weak references may fire at any moment on any thread, inside any line of Python: they only append the
+    block to the queue `deaths`, which `settle` or `dead` processes. The methods do not take `lock`: callers
+    hold it wherever several threads use the ledger.
 
     Args:
-        max_entries: entries to keep; older ones go, while levels, peaks and counts stay right.
-        device_type: "cpu", say; storages of other types are nobody's here.
+        max_entries: how many entries to keep. Older ones are dropped; levels, peaks and counts stay correct.
+        device_type: the type of device, such as "cpu".
     """
 
     def __init__(self, max_entries: int, device_type: str) -> None:
@@ -138,7 +139,7 @@ class Ledger:
 
     @property
     def dropped(self) -> int:
-        """Entries that went because newer ones came."""
+        """How many entries were dropped to make room for newer ones."""
         return self.written - len(self.entries)
 
     def write(
@@ -151,7 +152,7 @@ class Ledger:
         began: int = 0,
         now: int = 0,
     ) -> int:
-        """Add an entry, not before the last one. Returns its time, epoch nanoseconds."""
+        """Add an entry whose time is not before the last one's. Return its time in epoch nanoseconds."""
         now = now or time_ns()
         if now < self._last_ns:
             now = self._last_ns
@@ -161,7 +162,7 @@ class Ledger:
         return now
 
     def dead(self) -> list[tuple[int, Block | Buffer]]:
-        """The blocks that died since the last call, with the time. Each must be given to `end`."""
+        """Return the blocks freed since the last call, with the times. The caller must pass each to `end`."""
         deaths, found = self.deaths, []
         while deaths:
             try:
@@ -174,7 +175,7 @@ class Ledger:
         return found
 
     def settle(self, row: int, phase: Phase) -> int:
-        """Write down the deaths since the last call, as seen from a place. Returns how many there were."""
+        """Record the frees since the last call, in a module and phase. Return how many there were."""
         deaths, blocks, settled = self.deaths, self.blocks, 0
         while deaths:
             try:
@@ -198,7 +199,7 @@ class Ledger:
         recomputing: bool = False,
         now: int = 0,
     ) -> Block:
-        """Write down a storage that nobody had seen."""
+        """Record the allocation of a storage that was not known before."""
         block = self._block(storage, size, row)
         self._begin(block, made_by, row, phase, recomputing, now)
         return block
@@ -213,7 +214,7 @@ class Ledger:
         recomputing: bool = False,
         now: int = 0,
     ) -> Buffer:
-        """Write down memory that no tensor is known to hold."""
+        """Record the allocation of memory that no known tensor holds."""
         buffer = self._buffer(size, row, self._device_named(self.device_type))
         self._begin(buffer, made_by, row, phase, recomputing, now)
         return buffer
@@ -221,12 +222,13 @@ class Ledger:
     def pass_through(
         self, reports: Iterable[tuple[int, int]], made_by: Any, row: int, phase: Phase, *, recomputing: bool
     ) -> int:
-        """Write down buffers of which the last taken goes first. Returns the highest level.
+        """Record buffers that are freed in reverse order of allocation. Return the highest level.
 
-        The same as `taken` and `end` for each, in one: most of an optimizer's operators do it.
+        This does the same as `taken` and `end` for each buffer, in one call: most operators of an optimizer
+        use buffers in this way.
 
         Args:
-            reports: (epoch nanoseconds, bytes, negative where a buffer goes).
+            reports: (epoch nanoseconds, bytes) per alloc or free; bytes are negative for a free.
         """
         device = self._device_named(self.device_type)
         level = top = self.level
@@ -251,7 +253,7 @@ class Ledger:
         return top
 
     def held_by(self, buffer: Buffer, storage: torch.UntypedStorage) -> None:
-        """A tensor was found that holds a buffer: it lives as long as that."""
+        """Note that a tensor's storage holds a buffer, which is then freed together with the storage."""
         deaths = self.deaths
 
         def died(_: weakref.ref[torch.UntypedStorage]) -> None:
@@ -264,10 +266,10 @@ class Ledger:
     def take_in(
         self, storages: Iterable[torch.UntypedStorage], *, late: bool = False
     ) -> list[Block | Buffer]:
-        """Blocks of storages that are alive already.
+        """Return the blocks of live storages, recording those that are not known yet.
 
-        The unknown ones are the start state, or, where it is `late`, were born where nobody looked: they
-        count from now on.
+        Unknown storages become part of the start state. If `late`, they were allocated unobserved during
+        the recording, and count as allocated now.
         """
         found = []
         for storage in storages:
@@ -315,7 +317,7 @@ class Ledger:
                 one.peak_bytes = level
 
     def end(self, block: Block | Buffer, row: int, phase: Phase, died_ns: int = 0) -> None:
-        """Write down that a block, or buffer, is no more."""
+        """Record the free of a block or buffer."""
         self.levels[block.device] -= block.bytes
         self.level -= block.bytes
         self.write(_FREE, block, row, phase, now=died_ns)
@@ -346,7 +348,7 @@ class Ledger:
 
 
 def _queue(deaths: deque[tuple[int, Block | Buffer]]) -> Any:
-    """The callback of weak references. It holds the queue alone: a ledger may go before its storages."""
+    """Return the weak references' callback. It refers only to the queue, so that a ledger can be deleted."""
 
     def died(block: Block) -> None:
         deaths.append((time_ns(), block))

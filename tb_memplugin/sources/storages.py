@@ -1,7 +1,7 @@
-"""Who owns which storage: parameters, buffers, gradients and optimizer state, by pointer.
+"""Identify the storages of parameters, buffers, gradients and optimizer state by pointer.
 
-A sighting says that at some time a storage at some address was, say, the gradient of a parameter.
-Matched with the allocations of the trace it names them exactly, also after they are freed.
+A sighting notes that at some time the storage at some address was, for example, the gradient of a parameter.
+Matched with the allocations of the trace, it identifies them exactly, even after they are freed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Purpose = tuple[torch.Tensor, Category, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A storage with a known purpose. `module` is a row of the names, -1 if none owns it.
+    """A storage with a known purpose. `module` is a row of the module names, -1 if no module owns it.
 
-    `dtype` is that of the tensor it was seen behind, as torch spells it without "torch.".
+    `dtype` is the dtype of the tensor that uses the storage, spelled as in torch without "torch.".
     """
 
     time_ns: int
@@ -39,7 +39,7 @@ class Sighting:
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
-    """The storages behind a tensor with their device's name: several for sparse and wrapper tensors."""
+    """Yield the storages of a tensor with their device names: several for sparse and wrapper tensors."""
     for plain in _plain(tensor):
         try:
             storage = plain.untyped_storage()
@@ -83,7 +83,7 @@ def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Iterator[Purpose]:
-    """Parameters, buffers and gradients: (tensor, category, owning module's row, label)."""
+    """Yield parameters, buffers and gradients as (tensor, category, owning module's row, label)."""
     for model in models.values():
         for tensors, category in (
             (model.parameters(), Category.PARAMETER),
@@ -97,14 +97,14 @@ def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Itera
 
 
 def gradients(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
-    """The gradients that an optimizer is about to use."""
+    """Yield the gradients of an optimizer's parameters."""
     for parameter, module, label in optimizer_parameters(optimizer, names):
         if parameter.grad is not None:
             yield parameter.grad, Category.GRADIENT, module, f"{label} (gradient)"
 
 
 def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
-    """Every tensor of an optimizer's state, nested ones too, with the parameter's owner."""
+    """Yield every tensor of an optimizer's state, including nested ones, with the parameter's owner."""
     for parameter, module, label in optimizer_parameters(optimizer, names):
         for name, value in optimizer.state.get(parameter, {}).items():
             for tensor in tensors_in(value):
@@ -113,7 +113,7 @@ def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> 
 
 
 def held_parameters(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
-    """The parameters that an optimizer holds, in a model or in none that was given."""
+    """Yield the parameters of an optimizer, also those that belong to none of the given models."""
     for parameter, module, label in optimizer_parameters(optimizer, names):
         yield parameter, Category.PARAMETER, module, label
 
@@ -121,14 +121,14 @@ def held_parameters(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Ite
 def optimizer_parameters(
     optimizer: torch.optim.Optimizer, names: ModuleNames
 ) -> Iterator[tuple[torch.Tensor, int, str]]:
-    """An optimizer's parameters in its own order, with the owning module's row and the FQN."""
+    """Yield an optimizer's parameters in its own order, with the owning module's row and the FQN."""
     for index, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             yield parameter, *names.owner_of.get(id(parameter), (-1, f"group {index} parameter {place}"))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """A tensor, or the tensors in nested dicts, lists and tuples."""
+    """Yield a tensor, or the tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -144,11 +144,11 @@ def sight(
     *,
     keep: list[torch.UntypedStorage] | None = None,
 ) -> list[Sighting]:
-    """Note the storages of tensors, each once: a storage seen under two purposes keeps the first.
+    """Return a sighting of each storage of the tensors; a storage with two purposes keeps the first.
 
     Args:
         tensors: (tensor, category, owning module's row, label).
-        keep: receives the storage objects, in the order of the result.
+        keep: a list to which the storage objects are appended, in the order of the result.
     """
     now, seen, found = time_ns(), set(), []
     for tensor, category, module, label in tensors:

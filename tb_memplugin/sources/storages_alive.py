@@ -1,8 +1,8 @@
-"""All storages that Python knows of, found without holding anybody's tensors.
+"""Find all storages known to Python without keeping references to the program's tensors.
 
-Autograd gives a parameter its gradient itself, if nobody else refers to that; else it copies it. So a look at
-the tensors of all threads must not hold one while another thread runs: everything up to the storages happens
-within one call into C, which does not let other threads run.
+Autograd assigns a gradient to its parameter without a copy only if nothing else refers to the gradient. So
+this search must not hold a tensor while another thread runs: everything up to the storages happens within one
+call into C, during which no other Python thread runs.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from tb_memplugin.sources.storages import storages
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 _PLAIN = (torch.Tensor, nn.Parameter)
-"""Other classes wrap tensors of these."""
+"""Classes whose tensors are searched; tensors of other classes wrap tensors of these."""
 
 _Found = torch.UntypedStorage | weakref.ref[torch.Tensor]
 
 
 def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorage]:
-    """Of every tensor that Python's garbage collector knows; some twice.
+    """Yield the storage of every tensor that Python's garbage collector knows; some are yielded twice.
 
     Args:
-        of_gradients: of leaves, which Python may never have seen, too. Not while another thread may be in a
-            backward (`others_may_run`): autograd writes them without Python's lock, and to read one just
-            then ends the process.
+        of_gradients: include the gradients of leaves, which Python may not know. Must be False while
+            another thread may run backward (`others_may_run`): autograd writes gradients without holding
+            the GIL, and reading one at that moment crashes the process.
     """
     found: list[_Found]
-    with collector_at_rest():  # it runs code of others, and so other threads, in the midst of our one call
+    with collector_at_rest():  # a collection runs other code, and so other threads, within the one call
         try:
             found = list(_look(_storages_of, of_gradients))
         except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
@@ -55,7 +55,7 @@ def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorag
 
 
 def others_may_run() -> bool:
-    """Whether another thread of Python's may be inside torch: none that waits within Python's own library."""
+    """Whether another Python thread may be inside torch; one inside the standard library is not."""
     mine = threading.get_ident()
     return any(
         not frame.f_code.co_filename.startswith(_STANDARD_LIBRARY) or _is_package(frame.f_code.co_filename)
@@ -69,8 +69,10 @@ def _is_package(path: str) -> bool:
 
 
 def _tensors() -> Iterator[torch.Tensor]:
-    """By their class: `gc.get_objects()` would hand out tuples that other threads are building, and those
-    threads then fail in C code.
+    """Yield all tensors that refer to their class `torch.Tensor` or `nn.Parameter`.
+
+    `gc.get_objects()` would also return tuples that other threads are still building, and those threads
+    would then fail in C code.
     """
     return _plain(chain.from_iterable(starmap(gc.get_referrers, [_PLAIN])))
 
@@ -78,7 +80,7 @@ def _tensors() -> Iterator[torch.Tensor]:
 def _look(
     found_in: Callable[[Iterator[torch.Tensor]], Iterator[_Found]], of_gradients: bool
 ) -> Iterator[_Found]:
-    """An iterator that nobody may hold when it has ended: with it go the tensors."""
+    """Return an iterator, which the caller must drop when it is exhausted: it refers to tensors."""
     tensors, same = tee(_tensors())
     return chain(found_in(tensors), found_in(_gradients(same))) if of_gradients else found_in(tensors)
 
@@ -108,7 +110,7 @@ def _dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
 
 
 def _not_dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Sparse ones; and nested ones, whose shapes are tensors, too."""
+    """Return the sparse tensors, and the nested ones, whose shapes are also tensors."""
     tensors, same, nested = tee(tensors, 3)
     sparse = map(not_, _are_strided(same))
     return compress(tensors, map(or_, sparse, map(attrgetter("is_nested"), nested)))

@@ -1,4 +1,4 @@
-"""Tables that grow while a trace is built: names, the owners of bytes, and what hooks noted of them."""
+"""Tables that grow while a trace is built: names, owners of bytes, module calls and named phases."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from tb_memplugin.trace import Annotations, Events, Module, Spans
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, OUTSIDE, Bool, Int32, Int64
 
 Mark = tuple[int, str, bool]
-"""Where a named phase begins or ends: (epoch ns, name, whether it ends)."""
+"""The start or end of a named phase: (epoch ns, name, whether it is the end)."""
 
 Call = tuple[int, int, int, int]
-"""A module's call that ended: (began, ended: epoch ns; module's row; phase)."""
+"""A completed module call: (start, end, module's row, phase); times in epoch ns."""
 
 
 class Names:
-    """Strings, each once; `add` gives a string's row."""
+    """A table of distinct strings; `add` returns a string's row."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
 
     def add(self, name: str) -> int:
-        """The row of a name, new or known."""
+        """Return the row of a name, adding it if it is new."""
         return self._rows.setdefault(name, len(self._rows))
 
     def add_all(self, names: Iterable[str]) -> Int64:
-        """The rows of names: int64."""
+        """Return the rows of names, adding new ones: int64, shape (names,)."""
         rows = self._rows
         return np.array([rows.setdefault(name, len(rows)) for name in names], np.int64)
 
     def as_tuple(self) -> tuple[str, ...]:
-        """All names, in row order."""
+        """Return all names in row order."""
         return tuple(self._rows)
 
 
 class Owners:
-    """The modules of the models, and behind them the keys that stand for no module."""
+    """The owners of bytes: the modules of the models, followed by keys for bytes without a module."""
 
     def __init__(self, modules: Sequence[Module]) -> None:
         self._modules = list(modules)
@@ -47,11 +47,11 @@ class Owners:
 
     @property
     def not_named(self) -> int:
-        """The row for what was alive before the window and has no known owner."""
+        """The row for bytes that were alive before the window and have no known owner."""
         return self._row(NOT_NAMED)
 
     def with_outside(self, module: Int64, operator: Int64, operators: Names) -> Int32:
-        """Give rows without a module (-1) the row of their operator's key, `outside:<operator>`."""
+        """Return the owners, with -1 (no module) replaced by the row of the key `outside:<operator>`."""
         owner = module.astype(np.int32)
         loose = np.flatnonzero(module < 0)
         names = operators.as_tuple()
@@ -61,24 +61,24 @@ class Owners:
         return owner
 
     def is_module(self, rows: Int32) -> Bool:
-        """Mask of rows that are modules of the models."""
+        """Return a mask of the rows that are modules of the models."""
         return (rows >= 0) & (rows < self._named)
 
     def depth(self) -> Int64:
-        """How many modules enclose each row: int64, one entry a row."""
+        """Return how many modules enclose each row: int64, shape (rows + 1,); the last entry is 0."""
         depth = np.zeros(len(self._modules) + 1, np.int64)
         for row, module in enumerate(self._modules):
             depth[row] = depth[module.parent] + 1 if module.parent >= 0 else 0
         return depth
 
     def calls(self, ended: Iterable[Call]) -> Spans:
-        """Calls of modules, by when they began."""
+        """Return module calls as spans, sorted by start."""
         start, end, row, phase = np.array(sorted(ended), np.int64).reshape(-1, 4).T
         depth = self.depth()[row]
         return Spans(start, end, row.astype(np.int32), depth.astype(np.int32), phase.astype(np.uint8))
 
     def as_tuple(self) -> tuple[Module, ...]:
-        """All owners, in row order."""
+        """Return all owners in row order."""
         return tuple(self._modules)
 
     def _row(self, key: str) -> int:
@@ -93,14 +93,14 @@ def _short(operator: str) -> str:
 
 
 def operator_name(made_by: Any) -> str:
-    """The name of an operator that a dispatch mode was given, or of what stands for one."""
+    """Return the name of an operator from a dispatch mode; a string is returned unchanged."""
     if isinstance(made_by, str):
         return made_by
     return str(getattr(getattr(made_by, "_schema", None), "name", NO_OPERATOR))
 
 
 def named_phases(marks: Sequence[Mark], full: Events, names: Names) -> Annotations:
-    """Named phases as annotations, on the first device."""
+    """Return named phases as annotations on the first device."""
     time = np.array([mark[0] for mark in marks], np.int64)
     on_device = np.flatnonzero(full.device == 0)
     last = np.searchsorted(full.time_ns[on_device], time, side="right") - 1

@@ -1,6 +1,6 @@
-"""Raw files of `export_memory_timeline` (`*.raw.json.gz`) as memory traces.
+"""Read raw files of `export_memory_timeline` (`*.raw.json.gz`) as memory traces.
 
-A row is [time, action, signed bytes, category]. The rows tell neither address nor device.
+A row is [time, action, signed bytes, category]. The rows contain neither addresses nor devices.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ CATEGORIES = (
     Category.AUTOGRAD_DETAIL,
     Category.UNKNOWN,
 )
-"""By number, as torch.profiler._memory_profiler._CATEGORY_TO_INDEX has them; None, the last, is unknown."""
+"""Categories by their number in torch.profiler._memory_profiler._CATEGORY_TO_INDEX; the last, None there, is
+unknown."""
 
 SOURCE = "memory timeline"
 WIDTH = 4
 NANOSECONDS_FROM = 10**17
-"""Later times than this (in microseconds: the year 5138) are nanoseconds, as PyTorch writes them by now."""
+"""Times above this (the year 5138 in microseconds) are nanoseconds, which newer versions of PyTorch write."""
 
 LATEST_NS = MOST_BYTES = 1 << 62
 FIX = "Export the timeline again: prof.export_memory_timeline('timeline.raw.json.gz', device='cuda:0')."
@@ -56,7 +57,7 @@ NOTES = (
 
 
 def is_timeline(content: object) -> bool:
-    """Whether a file's JSON is a list of such rows."""
+    """Whether a file's JSON looks like a list of timeline rows, judged by its first row."""
     return (
         isinstance(content, list)
         and bool(content)
@@ -66,18 +67,19 @@ def is_timeline(content: object) -> bool:
 
 
 def trace_from_timeline(content: object, source: str, device: str) -> MemoryTrace:
-    """The memory trace in a raw timeline that is in memory.
+    """Return the memory trace in a raw timeline.
 
-    The level after every event is the running sum of the rows, in all and per category. Blocks are told
-    apart by size and category, with made-up addresses. There is one step, 0, and it is the window.
+    The level after each event is the running sum of the rows, in total and per category, except that rows
+    which free an unknown block are ignored (a note counts them). Blocks are distinguished by size and
+    category and get made-up addresses. The trace has one step, number 0, which is the whole window.
 
     Args:
         content: the file's JSON, a list of rows.
-        source: where it is from, for messages.
-        device: the device's name; the file does not tell it.
+        source: the name of the file for messages.
+        device: the device's name, which the file does not contain.
 
     Raises:
-        UnreadableFileError: it is no such list.
+        UnreadableFileError: the content is not a valid list of rows.
     """
     time, action, size, category = _columns(content, source)
     before = action == PREEXISTING
@@ -117,7 +119,7 @@ def trace_from_timeline(content: object, source: str, device: str) -> MemoryTrac
 
 
 def _columns(content: object, source: str) -> tuple[Int64, Int64, Int64, UInt8]:
-    """Time in nanoseconds, action, signed bytes and category of each row."""
+    """Return the columns of the rows: time in nanoseconds, action, signed bytes, category."""
     rows: list[Any] = content if isinstance(content, list) else []
     if not rows or set(map(type, rows)) != {list} or set(map(len, rows)) != {WIDTH}:
         raise UnreadableFileError(

@@ -1,1 +1,1 @@
-"""Recordings on disk: summaries in event files, every event in side files."""
+"""Recordings on disk: event files contain summaries, side files contain every event."""

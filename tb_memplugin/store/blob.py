@@ -1,4 +1,4 @@
-"""A summary as the bytes in an event file, and back; what would be too large is folded first."""
+"""Convert a summary to the bytes in an event file and back. Summaries that are too large are folded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tb_memplugin.store.fold import fold
 from tb_memplugin.store.summary import SCHEMA_VERSION, Limits
 
 MOST_BLOB_BYTES = 100_000
-"""What a step may take in an event file: TensorBoard keeps all of them in memory."""
+"""The largest size of a step in an event file: TensorBoard keeps all steps in memory."""
 
 MOST_SUMMARY_BYTES = 64 << 20
-"""After decompression. A blob that claims more is damage or an attack."""
+"""The largest decompressed size. A blob that declares more is damaged or an attack."""
 
 LEVELS = (
     Limits(),
@@ -26,15 +26,15 @@ LEVELS = (
     Limits(largest=15, calls=50, parts=100, modules=250, text=150),
     Limits(largest=5, calls=20, parts=20, modules=40, text=60),
 )
-"""Tried in order until a summary is small enough."""
+"""Limits that are tried in order until a summary is small enough; the last are used in any case."""
 
 
 def pack(summarise: Callable[[Limits], StepSummary], most: int = MOST_BLOB_BYTES) -> bytes:
-    """The blob of a summary, folded as little as its size allows.
+    """Serialize and compress a summary, folded as little as the size limit allows.
 
     Args:
-        summarise: makes the summary within limits of its largest allocations and calls.
-        most: bytes that the blob may have.
+        summarise: returns the summary with at most as many largest allocations and calls as the limits say.
+        most: the size limit of the blob in bytes. The tightest limits are used even if they exceed it.
     """
     blob = b""
     for limits in LEVELS:
@@ -50,16 +50,18 @@ def pack(summarise: Callable[[Limits], StepSummary], most: int = MOST_BLOB_BYTES
 
 
 def read_summary(blob: bytes, where: str = "") -> StepSummary:
-    """The summary in a blob.
+    """Return the summary in a blob.
 
     Raises:
-        UnreadableFileError: damaged, or newer than this reader; it names `where`.
+        UnreadableFileError: the blob is damaged or newer than this reader. The error names `where`.
     """
     try:
         outer = StepBlob.FromString(blob)
         _check_version(outer.version, where)
         if outer.raw_size > MOST_SUMMARY_BYTES:
-            raise UnreadableFileError("A step's summary claims to be too large.", where=where, fix=RERECORD)
+            raise UnreadableFileError(
+                "A step's summary claims an impossible size.", where=where, fix=RERECORD
+            )
         if zstandard.get_frame_parameters(outer.summary).content_size != outer.raw_size:
             raise UnreadableFileError(
                 "A step's summary is damaged: its size is wrong.", where=where, fix=RERECORD
@@ -71,10 +73,10 @@ def read_summary(blob: bytes, where: str = "") -> StepSummary:
 
 
 def read_metadata(content: bytes, where: str = "") -> StepMetadata:
-    """What a step's tag carries.
+    """Return the metadata that is stored with a step's tag.
 
     Raises:
-        UnreadableFileError: damaged, or newer than this reader; it names `where`.
+        UnreadableFileError: the metadata is damaged or newer than this reader. The error names `where`.
     """
     try:
         metadata = StepMetadata.FromString(content)

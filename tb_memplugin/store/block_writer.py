@@ -1,4 +1,4 @@
-"""Writing what one tracer saw, block after block: each is a step of its own in the tab."""
+"""Write the traced blocks of one tracer; each block is one step in the tab."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from tb_memplugin.trace import MemoryTrace
 
 
 class BlockWriter:
-    """Keeps a `RunWriter` for every folder that one tracer writes to."""
+    """Writes the blocks of one tracer, with one `RunWriter` per folder and worker."""
 
     def __init__(self) -> None:
         self._writers: dict[tuple[str, str], tuple[RunWriter, int]] = {}
 
     def write(self, trace: MemoryTrace, block: int, logdir: str | os.PathLike[str], worker: str) -> None:
-        """Write a traced block as the step of its number; one that stands there goes beside it, as a run.
+        """Write a traced block as the step with its number.
+
+        If a block of this or a later number was already written, the block goes into a new run beside it.
 
         Args:
-            trace: with one step.
-            block: its number, from 0.
+            trace: a trace with one step.
+            block: the number of the block, from 0.
             logdir: as for `RunWriter`.
-            worker: its name.
+            worker: the worker's name.
 
         Raises:
             MemPluginError: the folder cannot be written.

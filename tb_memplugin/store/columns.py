@@ -1,4 +1,4 @@
-"""One block of one column, as numbers turn into few bytes and back."""
+"""Encode one block of one column of integers into few bytes, and decode it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from tb_memplugin.proto.side_file_pb2 import CONSTANT, DELTA, DICTIONARY, OFFSET
 from tb_memplugin.trace.replay import address_order
 
 BLOCK_ROWS = 65_536
-"""Rows in a block: a reader decodes, and trusts, at most this many at once."""
+"""The largest number of rows in a block: readers refuse blocks that claim more."""
 
 DICTIONARY_COLUMNS = frozenset({"events.address", "events.bytes", "events.reserved", "start.bytes"})
-"""Columns whose values are wide but come back often: a place in a list of them is shorter."""
+"""Columns whose values are wide but repeat often: an index into a list of distinct values is shorter."""
 
 DELTA_COLUMNS = frozenset({"start_ns", "end_ns", "time_ns"})
-"""Columns that hardly decrease, whichever table they are in."""
+"""Columns that rarely decrease, in any table."""
 
 Column = npt.NDArray[Any]
 Words = npt.NDArray[np.uint64]
 
 
 def encode(name: str, block: Column) -> tuple[Chunk, bytes]:
-    """A block as a chunk's description and its bytes, not yet compressed.
+    """Encode a block: return the chunk that describes it and its bytes, not yet compressed.
 
     Args:
-        name: the column's name with its table, which says how its values behave.
+        name: the column as `table.column`; it determines the encoding.
         block: shape (n,), n from 1 to `BLOCK_ROWS`, any integer dtype of at most 8 bytes.
     """
     low, high = int(block.min()), int(block.max())
@@ -45,10 +45,10 @@ def encode(name: str, block: Column) -> tuple[Chunk, bytes]:
 
 
 def decode(chunk: Chunk, raw: bytes, dtype: np.dtype[Any]) -> Column:
-    """The block that `encode` was given: shape (chunk.rows,).
+    """Return the block that `encode` received: shape (chunk.rows,).
 
     Raises:
-        ValueError: the bytes are not what the chunk says.
+        ValueError: the bytes do not match the chunk.
     """
     if len(raw) != expected_size(chunk):
         raise ValueError(f"a chunk holds {len(raw)} bytes where it should hold {expected_size(chunk)}")
@@ -74,10 +74,10 @@ def decode(chunk: Chunk, raw: bytes, dtype: np.dtype[Any]) -> Column:
 
 
 def expected_size(chunk: Chunk) -> int:
-    """Bytes of a chunk before compression, from its description alone.
+    """Return the uncompressed size of a chunk in bytes, computed from its description.
 
     Raises:
-        ValueError: the description cannot be right.
+        ValueError: the description is invalid.
     """
     if not 1 <= chunk.rows <= BLOCK_ROWS or chunk.values > chunk.rows:
         raise ValueError(f"a chunk claims {chunk.rows} rows and {chunk.values} values")
@@ -98,7 +98,7 @@ _MASK = (1 << 64) - 1
 
 
 def _words(block: Column) -> Words:
-    """The same numbers modulo 2**64: sums and differences of these never overflow."""
+    """Return the numbers modulo 2**64 as uint64, whose sums and differences wrap around consistently."""
     return block.astype(np.int64 if block.dtype.kind == "i" else np.uint64).view(np.uint64)
 
 
@@ -139,12 +139,12 @@ def _sums(chunk: Chunk, steps: Column) -> Words:
 
 
 def _width(highest: int) -> int:
-    """Bytes for numbers up to `highest`: 1, 2, 4 or 8."""
+    """Return how many bytes a number up to `highest` needs: 1, 2, 4 or 8."""
     return next(width for width in (1, 2, 4, 8) if highest >> (8 * width) == 0)
 
 
 def _planes(words: Words, width: int) -> bytes:
-    """All lowest bytes, then all second lowest, ...: what changes slowly comes together and compresses."""
+    """Return all lowest bytes, then all second-lowest bytes, and so on: similar bytes compress better."""
     narrow = words.astype(f"<u{width}")
     return bytes(narrow.view(np.uint8).reshape(-1, width).T.tobytes())
 

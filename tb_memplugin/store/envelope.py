@@ -1,4 +1,4 @@
-"""The side file's envelope: head, compressed chunks, an index at the end, each with a checksum."""
+"""The format of a side file: a head, compressed chunks, and an index; chunks and index have checksums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.side_file_pb2 import Chunk, Footer
 
 VERSION = 1
-"""Of the envelope and of what it holds. Readers take their own and older ones."""
+"""The version of the envelope and its content. Readers accept their own version and older ones."""
 
 HEAD_MAGIC = b"\x89TBMEM\r\n"
 TAIL_MAGIC = b"TBMEMEND"
@@ -23,18 +23,18 @@ TAIL = struct.Struct("<QIi8s")  # footer's length, its CRC-32, version, magic
 
 MOST_FOOTER = 64 << 20
 MOST_NAMES = 512 << 20
-"""Bytes that an index, and the names after decompression, may take: more is damage or an attack."""
+"""The largest sizes of the index and of the decompressed names, in bytes: more is damage or an attack."""
 
 ReadRange = Callable[[int, int], bytes]
-"""`read(offset, size)` gives at most `size` bytes of the file."""
+"""`read(offset, size)` returns at most `size` bytes of the file."""
 
 RERECORD = "Record the window again, or delete the file: the other windows stay readable."
-KEEP = "What stands before is shown, so keep the file. Record again what it lacks."
+KEEP = "Keep the file: everything before this point is shown. Record again what is missing."
 UPGRADE = "Upgrade tb-memplugin on this machine: pip install --upgrade tb-memplugin"
 
 
 class EnvelopeWriter:
-    """Writes chunks one after another, then the footer that finds them."""
+    """Writes chunks one after another, then the footer that contains their positions."""
 
     def __init__(self, stream: BinaryIO, level: int = 1) -> None:
         self._stream = stream
@@ -42,7 +42,7 @@ class EnvelopeWriter:
         self._offset = stream.write(HEAD.pack(HEAD_MAGIC, VERSION, 0))
 
     def add(self, chunk: Chunk, raw: bytes) -> Chunk:
-        """Compress and write one chunk's bytes, and complete its description with where they are."""
+        """Compress and write one chunk's bytes. Return its description, completed with their position."""
         chunk.raw_size = len(raw)
         if raw:
             packed = self._compressor.compress(raw)
@@ -64,15 +64,15 @@ class EnvelopeWriter:
 
 
 class EnvelopeReader:
-    """Reads the index at once and chunks when asked, by byte range.
+    """Reads the index when created, and chunks on request by byte range.
 
     Args:
-        read: gives a range of the file's bytes.
+        read: returns a range of the file's bytes.
         size: the file's size in bytes.
-        name: the file, as errors should name it.
+        name: the file's name for error messages.
 
     Raises:
-        UnreadableFileError: truncated, foreign, damaged, or newer than this reader.
+        UnreadableFileError: the file is truncated, not a side file, damaged, or newer than this reader.
     """
 
     def __init__(self, read: ReadRange, size: int, name: str) -> None:
@@ -80,14 +80,14 @@ class EnvelopeReader:
         self.footer = self._footer()
 
     def raw(self, chunk: Chunk, size: int) -> bytes:
-        """The bytes of a chunk before compression.
+        """Return the decompressed bytes of a chunk.
 
         Args:
-            chunk: one that the footer describes.
-            size: how many bytes there must be: nothing is unpacked that claims another number.
+            chunk: a chunk that the footer describes.
+            size: the required decompressed size in bytes; a chunk that declares another size is refused.
 
         Raises:
-            UnreadableFileError: damaged.
+            UnreadableFileError: the file is damaged or truncated.
         """
         if chunk.raw_size != size:
             self._refuse("Part of the file claims another size than its rows need.")
@@ -137,7 +137,7 @@ class EnvelopeReader:
                 fix=UPGRADE,
             )
         if version < 1:
-            self._refuse(f"The file claims format version {version}, which never was.")
+            self._refuse(f"The file claims format version {version}, which does not exist.")
 
     def _refuse(self, what: str) -> NoReturn:
         raise UnreadableFileError(what, where=self._name, fix=RERECORD)

@@ -22,22 +22,22 @@ from tb_memplugin.store.records import record
 
 
 def first_record() -> bytes:
-    """What an event file begins with."""
+    """Return the record at the start of an event file."""
     return record(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
 
 def step_record(metadata: StepMetadata, blob: bytes) -> bytes:
-    """One captured step as a record: the blob under a tag of its own, and the peaks as scalars."""
+    """Return one captured step as a record: the blob under its own tag, and the peaks as scalars."""
     values = [_blob_value(metadata, blob), *_scalars(metadata)]
     event = Event(wall_time=time.time(), step=metadata.step, summary=Summary(value=values))
     return record(event.SerializeToString())
 
 
 def blobs_of(data: bytes) -> Iterator[tuple[str, bytes, bytes]]:
-    """Tag, metadata and blob of each of our values in a record's data, the latter both still serialised.
+    """Yield the tag, serialized metadata and serialized blob of each value of this plugin in a record.
 
     Raises:
-        google.protobuf.message.DecodeError: the data is no event.
+        google.protobuf.message.DecodeError: the data is not an event.
     """
     for value in Event.FromString(data).summary.value:
         if value.metadata.plugin_data.plugin_name == PLUGIN_NAME and value.tensor.string_val:
@@ -72,7 +72,7 @@ def _scalars(metadata: StepMetadata) -> Iterator[Summary.Value]:
 
 
 def scalar_value(tag: str, value: int, about: str) -> Summary.Value:
-    """A point of a scalar series, as TensorBoard's own Scalars tab shows it."""
+    """Return a point of a scalar series for TensorBoard's Scalars tab."""
     return Summary.Value(
         tag=tag,
         metadata=SummaryMetadata(

@@ -1,4 +1,4 @@
-"""Files here and elsewhere: plain ones for local paths, fsspec for `s3://`, `gs://` and the rest."""
+"""File operations on local paths and, through fsspec, on URLs such as `s3://` and `gs://`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _READ_AHEAD = 4 << 20
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path needs fsspec."""
+    """Whether a path is a URL that needs fsspec."""
     return "://" in path
 
 
 def absolute(path: str) -> str:
-    """A path that stays where it is when the working folder changes; `~` is home, as in TensorBoard."""
+    """Return a path that does not depend on the working folder; `~` is the home, as in TensorBoard."""
     if is_remote(path):
         return path
     with contextlib.suppress(OSError):  # the working folder is gone
@@ -34,19 +34,19 @@ def absolute(path: str) -> str:
 
 
 def join(path: str, *parts: str) -> str:
-    """Path components put together, as the path's own system writes them."""
+    """Join path components with the separator of the path's file system."""
     return posixpath.join(path, *parts) if is_remote(path) else str(Path(path, *parts))
 
 
 def write_whole(path: str, write: Callable[[BinaryIO], Result]) -> Result:
-    """Create a file that readers see whole or not at all.
+    """Create a file that readers see whole or not at all. Return the result of `write`.
 
     Args:
-        path: the file; its folder exists.
-        write: writes the content to the stream that it is given.
+        path: the file; its folder must exist.
+        write: a function that writes the content to the stream it receives.
 
     Raises:
-        OSError: what the file system says. Nothing is left behind.
+        OSError: the file system failed. No file is left behind.
     """
     if is_remote(path):
         content = io.BytesIO()
@@ -69,10 +69,10 @@ def write_whole(path: str, write: Callable[[BinaryIO], Result]) -> Result:
 
 
 def append(path: str, data: bytes) -> None:
-    """Add to the end of a local file, wholly or not at all.
+    """Append to a local file, completely or not at all.
 
     Raises:
-        OSError: what the file system says. The file is as it was.
+        OSError: the file system failed. The file is unchanged.
     """
     existed = Path(path).exists()
     with open(path, "ab", buffering=0) as stream:  # noqa: PTH123  # unbuffered: a failed write shows here
@@ -91,11 +91,11 @@ def append(path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
-    """A file to read by byte range, and its size.
+    """Open a file; yield a function that reads byte ranges, and the file's size in bytes.
 
     Raises:
-        OSError: what the file system says; FileNotFoundError for an absent file, UnsupportedOperation for a
-            pipe, which might never open.
+        OSError: the file system failed: FileNotFoundError if the file does not exist, UnsupportedOperation
+            for a pipe, which might block forever.
     """
     with contextlib.ExitStack() as stack:
         stream: Any
@@ -117,10 +117,10 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
 
 
 def make_folder(path: str) -> None:
-    """Create a folder and those above it, where absent.
+    """Create a folder and its parents if they do not exist.
 
     Raises:
-        OSError: what the file system says.
+        OSError: the file system failed.
     """
     if is_remote(path):
         file_system, inner = _remote(path)
@@ -130,10 +130,12 @@ def make_folder(path: str) -> None:
 
 
 def claim(path: str, content: bytes) -> bool:
-    """Create a file unless it exists: of several processes that try, one succeeds (on local disks).
+    """Create a file unless it exists. Return whether this call created it.
+
+    On local disks, exactly one of several processes that try at the same time succeeds.
 
     Raises:
-        OSError: what the file system says, but for an existing file.
+        OSError: the file system failed. An existing file is not an error.
     """
     if is_remote(path):
         file_system, inner = _remote(path)
@@ -147,14 +149,14 @@ def claim(path: str, content: bytes) -> bool:
         return False
     try:
         Path(path).write_bytes(content)
-    except OSError:  # a full disk: whoever tries again finds it free
+    except OSError:  # a full disk: remove the claim, so that a later attempt can succeed
         remove(path)
         raise
     return True
 
 
 def remove(path: str) -> None:
-    """Delete a file if it can be done."""
+    """Delete a file; ignore failures."""
     with contextlib.suppress(OSError):
         if is_remote(path):
             file_system, inner = _remote(path)
@@ -164,7 +166,7 @@ def remove(path: str) -> None:
 
 
 def remove_empty_folder(path: str) -> None:
-    """Delete a folder if nothing is in it and it can be done."""
+    """Delete a folder if it is empty; ignore failures."""
     with contextlib.suppress(OSError):
         if is_remote(path):
             file_system, inner = _remote(path)
@@ -174,7 +176,7 @@ def remove_empty_folder(path: str) -> None:
 
 
 def read_small(path: str, most: int = 1 << 16) -> bytes:
-    """The first bytes of a file, empty where it cannot be read."""
+    """Return the first bytes of a file, at most `most`; empty if the file cannot be read."""
     try:
         with open_ranges(path) as (read, _):
             return read(0, most)
@@ -183,15 +185,15 @@ def read_small(path: str, most: int = 1 << 16) -> bytes:
 
 
 def is_folder(path: str) -> bool:
-    """Whether a path is a folder's."""
+    """Whether a path is a folder."""
     if is_remote(path):
         file_system, inner = _remote(path)
         return bool(file_system.isdir(inner))
-    return os.path.isdir(path)  # noqa: PTH112  # where it may not be looked at, Path raises
+    return os.path.isdir(path)  # noqa: PTH112  # Path raises where permission is denied
 
 
 def folders_in(path: str) -> list[str]:
-    """The names of the folders that lie right in a folder, sorted; none where it is absent."""
+    """Return the sorted names of the folders directly in a folder; empty if it does not exist."""
     if is_remote(path):
         file_system, inner = _remote(path)
         with contextlib.suppress(OSError):
@@ -207,7 +209,7 @@ def folders_in(path: str) -> list[str]:
 
 
 def exists(path: str) -> bool:
-    """Whether there is something at a path."""
+    """Whether a file or folder exists at a path."""
     if is_remote(path):
         file_system, inner = _remote(path)
         return bool(file_system.exists(inner))
@@ -215,7 +217,7 @@ def exists(path: str) -> bool:
 
 
 def walk(path: str) -> Iterator[tuple[str, list[str]]]:
-    """Every folder under a path, itself first, in order of names, with the names of its files."""
+    """Yield each folder under a path, itself first, with the sorted names of its files."""
     if not is_remote(path):
         for folder, below, names in os.walk(path):
             below.sort()

@@ -1,4 +1,4 @@
-"""Folding: a summary with very many or very long names made small, its sums unchanged."""
+"""Folding: shorten a summary with very many or very long names without changing its sums."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ OTHER_OPERATORS = "(other operators)"
 
 
 def fold(summary: StepSummary, limits: Limits) -> None:
-    """Cut names and merge small rows in place. Every sum stays what it was, and a note tells."""
+    """Shorten names and merge small rows in place. All sums stay the same; a note describes the changes."""
     told = [f"names over {limits.text} characters are cut"]
     for device in summary.devices:
         operators = device.peak.by_operator
         if limits.parts and len(operators.keys) > limits.parts:
-            told.append(f"{device.name}: {limits.parts} of {len(operators.keys)} operators have a row")
+            told.append(f"{device.name}: only {limits.parts} of {len(operators.keys)} operators have a row")
             _fold_parts(operators, limits.parts)
         rows = len(device.modules.modules)
         if limits.modules and rows > limits.modules:
             told.append(
-                f"{device.name}: {limits.modules} of {rows} modules have a row, the rest is in their parents'"
+                f"{device.name}: only {limits.modules} of {rows} modules have a row; the rest is "
+                "counted in their parents"
             )
             _fold_modules(summary, device.modules, limits.modules)
     _drop_unused_modules(summary)
@@ -33,11 +34,11 @@ def fold(summary: StepSummary, limits: Limits) -> None:
         _cut_names(summary, limits.text)
     summary.folded = True
     text = "This summary is shortened, because the step has very many or very long names: " + "; ".join(told)
-    summary.notes.append(Note(text=f"{text}. The side file has all of it."))
+    summary.notes.append(Note(text=f"{text}. The side file has everything."))
 
 
 def cut(text: str, most: int) -> str:
-    """A long name's beginning and a hash of the whole: still one name for one thing."""
+    """Shorten a long name to its beginning and a hash of the whole, so that it stays unique."""
     if len(text) <= most:
         return text
     return f"{text[: most - 10]}…{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -53,10 +54,11 @@ def _fold_parts(found: Parts, keep: int) -> None:
 
 
 def _fold_modules(summary: StepSummary, table: ModuleTable, keep: int) -> None:
-    """Keep the rows that hold most; the bytes of others go to the nearest ancestor that stays.
+    """Keep the modules with the most bytes; add the bytes of the others to their nearest kept ancestor.
 
-    Ancestors hold at least what is inside them, so they are kept first. Roots that are not kept
-    share one last row. The other numbers hold what is inside already, so that only roots add theirs.
+    Modules are ranked by their bytes including children, so an ancestor is never dropped before its
+    descendants. Roots that are not kept share one last row. The other columns already include children,
+    so only dropped roots are added to that row.
     """
     own = np.array(table.own, np.int64).reshape(-1, len(Category))
     inclusive, parents = own.sum(axis=1), list(table.parents)
@@ -93,7 +95,7 @@ def _fold_modules(summary: StepSummary, table: ModuleTable, keep: int) -> None:
 
 
 def _drop_unused_modules(summary: StepSummary) -> None:
-    """Forget the keys that nothing refers to."""
+    """Remove the module keys that no row refers to."""
     columns = [summary.calls.names]
     for device in summary.devices:
         columns += [device.modules.modules, device.peak.largest.modules]

@@ -1,7 +1,7 @@
-"""Imports that replace one another: each lies in a folder of its own, and the newest counts.
+"""Folder names of repeated imports: each import has its own folder, and the newest one counts.
 
-A running TensorBoard keeps what it read of a folder as long as the folder is there, so new content needs a
-new folder: `rank0`, then `rank0.v2`, then `rank0.v3`. The old one goes when the new one is whole.
+A running TensorBoard keeps what it has read from a folder as long as the folder exists, so new content needs
+a new folder: `rank0`, then `rank0.v2`, then `rank0.v3`. The old one is deleted when the new one is complete.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _NUMBER = re.compile(r"\.v([1-9][0-9]{0,8})")
 
 
 def generation_folder(worker: str, number: int) -> str:
-    """The name of the folder of a worker's n-th import, from 1."""
+    """Return the folder name of a worker's n-th import, counted from 1."""
     return folder_name(worker) if number == 1 else f"{folder_name(worker)}.v{number}"
 
 
 def generation(folder: str, worker: str) -> int:
-    """Which import of a worker a folder's name stands for, from 1; 0 if it is none."""
+    """Return the number of the worker's import that a folder name stands for, from 1; 0 if it is none."""
     name = folder_name(worker)
     if folder == name:
         return 1
@@ -29,10 +29,10 @@ def generation(folder: str, worker: str) -> int:
 
 
 def superseded(workers: Mapping[str, str]) -> set[str]:
-    """Folders in whose place a newer one stands: not yet deleted, or still known to TensorBoard.
+    """Return the folders that a newer import replaces: not yet deleted, or still known to TensorBoard.
 
     Args:
-        workers: the name of the worker that each folder says it has.
+        workers: the worker's name that each folder's recording contains, by folder.
     """
     newest: dict[tuple[str, str], tuple[int, str]] = {}
     old = set()

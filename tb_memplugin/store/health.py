@@ -1,4 +1,4 @@
-"""A quick look at the files of a logdir: which of them cannot be read, and why. Local folders only."""
+"""Quick check of the files in a local logdir: which of them cannot be read, and why."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
 from tb_memplugin.store.records import framed
 
 MOST_FOLDERS = 5_000
-"""Folders looked into: beyond that, what a view opens is checked when it opens it."""
+"""The largest number of folders to check. Files in further folders are checked when a view opens them."""
 
 _WRITE_SECONDS = 0.05
-"""How long one write may take: what grows meanwhile is being written, not broken."""
+"""Seconds to wait before a recent file is reported. If it grows meanwhile, it is still being written."""
 
 
 def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
-    """Event files and side files under a logdir that are truncated, foreign, damaged or newer.
+    """Return an error for each unreadable event file and side file under a logdir.
 
-    Only heads, ends and lengths are read. A file that has not changed is not read again.
+    A file is unreadable if it is truncated, of another format, damaged, or newer than this reader. Only
+    heads, ends and lengths are read. A file that has not changed is not read again.
     """
     found = []
     for number, (folder, names) in enumerate(files.walk(logdir)):
@@ -39,7 +40,10 @@ def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
 
 
 def _is_event_file(folder: str, name: str) -> bool:
-    """Ours by name, or a stranger beside ours: it can keep TensorBoard from reading them."""
+    """Whether a file is an event file of this plugin, or another in the same folder.
+
+    The other can prevent TensorBoard from reading this plugin's file.
+    """
     return name.endswith(EVENT_FILE_END) or ("tfevents" in name and Path(folder, SIDE_FOLDER).is_dir())
 
 
@@ -55,7 +59,7 @@ def _checked(path: Path) -> UnreadableFileError | None:
     except OSError as error:
         what = f"The file cannot be read: {error.strerror or error}."
         return UnreadableFileError(
-            what, where=str(path), fix="Make it readable for the user who runs TensorBoard."
+            what, where=str(path), fix="Give the user who runs TensorBoard permission to read it."
         )
 
 
@@ -80,4 +84,4 @@ def _event_file_problems(read: files.ReadRange, size: int) -> Iterator[tuple[str
     if size and not end:
         yield "This is not an event file: TensorBoard cannot read it.", RERECORD
     elif end != size:
-        yield f"The event file breaks off at byte {end} of {size}.", KEEP
+        yield f"The event file ends unexpectedly at byte {end} of {size}.", KEEP

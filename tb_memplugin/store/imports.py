@@ -1,4 +1,4 @@
-"""Writing a trace from elsewhere into a logdir, in the place of what the same file gave before."""
+"""Write a trace from another file into a logdir, replacing an earlier import of the same file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_NAMES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What an import put where; `replaced` says that an earlier import of the file had to go."""
+    """The result of an import; `replaced` tells whether an earlier import of the file was deleted."""
 
     written: WrittenWindow
     replaced: bool
@@ -33,19 +33,19 @@ class _Place:
 
 
 def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace) -> Import:
-    """Write a trace as a worker of a run; what the same file gave before is deleted when the new is whole.
+    """Write a trace as a worker of a run, replacing an earlier import of the same file.
 
-    Until then the old one stays readable. Where the worker's name belongs to another file or to a
-    recording, `<worker>.2` is taken, and so on.
+    The earlier import stays readable until the new one is complete, then it is deleted. If the worker's
+    name belongs to another file or to a recording, `<worker>.2` is used, and so on.
 
     Args:
         run_folder: the run's folder, a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text.
-        origin: which file it is: its absolute path or URL.
-        trace: what it holds.
+        origin: the absolute path or URL of the imported file.
+        trace: the trace of that file.
 
     Raises:
-        MemPluginError: the folder cannot be written or the disk is full. What was there stays.
+        MemPluginError: the folder cannot be written or the disk is full. Earlier content stays.
     """
     try:
         place = _take_place(run_folder, worker, origin)
@@ -53,7 +53,7 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace) 
         raise MemPluginError(
             f"The import could not be written: {error.strerror or error}.",
             where=run_folder,
-            fix="Free space on the disk, or choose a folder that you may write to.",
+            fix="Free some disk space, or choose a folder that you can write to.",
         ) from error
     try:
         written = RunWriter.into(place.folder, place.worker, place.writer_id).write(trace)
@@ -66,7 +66,7 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace) 
 
 
 def _take_place(run_folder: str, wanted: str, origin: str) -> _Place:
-    """Claim the next folder of the first name that is free, or that an earlier import of the file has."""
+    """Claim the next folder of the first worker name that is free or belongs to an import of this file."""
     writer_id = uuid.uuid4().hex
     for number in range(1, _MOST_NAMES):
         worker = wanted if number == 1 else f"{wanted}.{number}"
@@ -87,21 +87,21 @@ def _take_place(run_folder: str, wanted: str, origin: str) -> _Place:
 
 
 def _folders_of(run_folder: str, worker: str) -> dict[int, str]:
-    """The folders of a worker's imports, by their number."""
+    """Return the folders of a worker's imports, by import number."""
     found = {generation(name, worker): files.join(run_folder, name) for name in files.folders_in(run_folder)}
     found.pop(0, None)
     return found
 
 
 def _are_anothers(paths: dict[int, str], origin: str) -> bool:
-    """Whether one of the folders is from another file, or a recording."""
+    """Whether one of the folders contains an import of another file, or a recording."""
     return any(_origin(path) not in (origin, None) for path in paths.values())
 
 
 def _origin(folder: str) -> str | None:
-    """The file from which a folder was imported, "" if a writer recorded there, None if nobody did.
+    """Return the file from which a folder was imported, "" if it contains a recording, None if neither.
 
-    Also "" where a claim has nothing in it yet: somebody is writing it.
+    The result is also "" if the claim file is empty: another process is then writing it.
     """
     claim = files.join(folder, SIDE_FOLDER, CLAIM)
     content = files.read_small(claim)
@@ -112,7 +112,7 @@ def _origin(folder: str) -> str | None:
 
 
 def _delete(folder: str) -> None:
-    """Delete what an import wrote, event files first, and the folders if nothing else is in them."""
+    """Delete the files of an import, event files first, and then its folders if they are empty."""
     side = files.join(folder, SIDE_FOLDER)
     for place, ours in ((folder, lambda name: name.endswith(EVENT_FILE_END)), (side, is_side_file_name)):
         _, names = next(iter(files.walk(place)), ("", []))

@@ -1,7 +1,7 @@
-"""A step's summary in outline: its figures without their divisions, for the later steps of long windows.
+"""Outlines: summaries with a step's figures but no breakdown, for the later steps of long windows.
 
-A whole summary takes about a millisecond, so those of 20,000 steps would hold up whoever writes them. An
-outline is marked as folded: readers make the whole one from the side file when somebody looks at the step.
+A full summary takes about a millisecond, so writing 20,000 of them would delay the training. An outline is
+marked as folded: readers compute the full summary from the side file when the step is opened.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
 MOST_WHOLE = 500
-"""Whole summaries of one window: so many steps on one device, half as many on each of two."""
+"""The number of full summaries in one window with one device; with two devices it is half of that."""
 
 _NOTE = (
-    "This summary tells the step's figures alone, because its window has very many steps: what the bytes "
-    "are stands in the side file."
+    "This summary has only the step's figures, because its window has very many steps. The breakdown "
+    "of the bytes is in the side file."
 )
 
 
 def whole_summaries(trace: MemoryTrace) -> int:
-    """How many of a window's first steps have whole summaries."""
+    """Return how many of a window's first steps get full summaries."""
     return max(MOST_WHOLE // max(len(trace.devices), 1), 1)
 
 
@@ -37,7 +37,7 @@ class Outlines:
 
     Args:
         trace: the window.
-        stats: for each device the numbers of all steps.
+        stats: the figures of all steps, for each device.
     """
 
     def __init__(self, trace: MemoryTrace, stats: Sequence[Sequence[StepStats]]) -> None:
@@ -46,7 +46,7 @@ class Outlines:
         self._lowest = [_lowest(trace, device) for device in range(len(trace.devices))]
 
     def outline(self, row: int, metadata: StepMetadata) -> StepSummary:
-        """The summary of a step whose bytes are not divided: they stand together as not known."""
+        """Return the summary of a step without a breakdown: all its bytes are in one part, "not known"."""
         trace = self._trace
         return StepSummary(
             metadata=metadata,
@@ -105,7 +105,7 @@ class Outlines:
 
 
 def _blocks_at_peaks(trace: MemoryTrace, device: int, stats: Sequence[StepStats]) -> Int64:
-    """How many blocks of a device are live at the peak of each step: int64, one a step."""
+    """Return how many blocks of a device are live at each step's peak: int64, shape (steps,)."""
     blocks, peaks = trace.allocations, np.array([step.peak_event for step in stats], np.int64)
     here = blocks.device == device
     freed = np.sort(blocks.freed[here])
@@ -113,7 +113,7 @@ def _blocks_at_peaks(trace: MemoryTrace, device: int, stats: Sequence[StepStats]
 
 
 def _lowest(trace: MemoryTrace, device: int) -> Int64:
-    """The lowest live bytes of a device in each step, the moment of its start included: int64."""
+    """Return the lowest live bytes of a device in each step, including its start: int64, shape (steps,)."""
     bounds = np.array([trace.step_events(row) for row in range(len(trace.steps))], np.int64)
     bounds[:, 1] += 1
     level = np.append(trace.live(device), np.iinfo(np.int64).max)

@@ -1,4 +1,4 @@
-"""Where things lie in a logdir, and names that are safe to lie there."""
+"""Names of files and folders in a logdir, and conversion of any name to a safe one."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import hashlib
 import re
 
 PLUGIN_NAME = "tb_memplugin"
-"""TensorBoard's name for the plugin: in tags' metadata, in URLs, in the logdir."""
+"""The plugin's name in TensorBoard: in the metadata of tags, in URLs, and in the logdir."""
 
 SIDE_FOLDER = f"plugins/{PLUGIN_NAME}"
-"""Where a worker's side files lie, relative to the worker's folder."""
+"""The folder of a worker's side files, relative to the worker's folder."""
 
 CLAIM = "claimed"
-"""Stands in the side folder from the first write on: the folder has a writer."""
+"""The file in the side folder that marks the worker's folder as taken by a writer."""
 
 EVENT_FILE_END = f".{PLUGIN_NAME}"
-"""How the names of our event files end, so that commands need not open everyone else's."""
+"""Suffix of this plugin's event files, so that commands need not open other event files."""
 
 STEPS_END = ".steps"
-"""How the name of a worker's folder ends that holds figures of steps, beside the one of its windows."""
+"""Suffix of the worker's folder that contains figures of steps; its windows are in the one without it."""
 
 STEPS_TAG = "memory/steps"
 """The tag of the records with figures of steps."""
@@ -29,19 +29,19 @@ _SIDE_FILE = re.compile(r"window-[0-9]{6,}\.mem")
 
 
 def side_file_name(window: int) -> str:
-    """The side file of a writer's n-th window."""
+    """Return the name of the side file of a writer's n-th window, counted from 0."""
     return f"window-{window:06d}.mem"
 
 
 def is_side_file_name(name: str) -> bool:
-    """Whether a name from a file can be a side file's: no folders, nothing else either."""
+    """Whether a name has the form of a side file's name, without folders or anything else."""
     return _SIDE_FILE.fullmatch(name) is not None
 
 
 def folder_name(name: str) -> str:
-    """A folder's name for a worker, whatever it is called: one path component on every system.
+    """Return a folder name for a worker's name: one path component that is valid on every system.
 
-    Names that had to change end in a hash of the true one, so that two never meet.
+    A name that must be changed ends in a hash of the original, so that different names stay different.
     """
     clean = _HOSTILE.sub("_", name).strip(". ")
     while len(clean.encode()) > _LONGEST:
@@ -53,5 +53,5 @@ def folder_name(name: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Text that protobuf takes: lone surrogates, which no encoding knows, become question marks."""
+    """Return text that protobuf accepts: lone surrogates, which UTF-8 cannot encode, become `?`."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Reading recordings back: windows from side files, and what a logdir holds, without TensorBoard."""
+"""Read recordings without TensorBoard: windows from side files, and all steps in a logdir."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tb_memplugin.trace.tables import NOT_NAMED
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One captured step as an event file holds it. `folder` is its worker's folder."""
+    """One captured step as stored in an event file. `folder` is its worker's folder."""
 
     folder: str
     metadata: StepMetadata
@@ -36,21 +36,21 @@ class RecordedStep:
 
     @property
     def side_file(self) -> str | None:
-        """The window's side file, None where the step names none that could be one."""
+        """The path of the window's side file, None if the step does not contain a valid name of one."""
         return side_file_path(self.folder, self.metadata.side_file)
 
     def summary(self) -> StepSummary:
-        """The step's summary.
+        """Return the step's summary.
 
         Raises:
-            UnreadableFileError: damaged, or newer than this reader.
+            UnreadableFileError: the summary is damaged or newer than this reader.
         """
         return read_summary(self.blob, self.folder)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedSteps:
-    """What a monitor saw: the figures of all its steps. `folder` is the one that it wrote into."""
+    """The figures of all steps that a monitor recorded. `folder` is the folder that it wrote to."""
 
     folder: str
     worker: str
@@ -59,7 +59,7 @@ class WatchedSteps:
 
 @dataclass(frozen=True, slots=True)
 class Recordings:
-    """What a folder and those below it hold, and what could not be read."""
+    """The recordings in a folder and below it, and the errors of files that could not be read."""
 
     steps: tuple[RecordedStep, ...] = ()
     watched: tuple[WatchedSteps, ...] = ()
@@ -67,29 +67,30 @@ class Recordings:
 
 
 def load_window(path: str) -> MemoryTrace:
-    """The window in a side file, local or by an fsspec URL.
+    """Return the window in a side file, given by a local path or an fsspec URL.
 
     Raises:
-        UnreadableFileError: absent, truncated, foreign, damaged, or newer than this reader.
+        UnreadableFileError: the file is missing, truncated, not a side file, damaged, or newer than this
+            reader.
     """
     try:
         with files.open_ranges(path) as (read, size):
             return read_window(read, size, path)
     except FileNotFoundError as error:
-        what = "The side file with this window's events is absent."
+        what = "The side file with this window's events is missing."
         raise UnreadableFileError(
             what, where=path, fix="Copy it here, or record the window again."
         ) from error
     except OSError as error:
         what = f"The side file cannot be read: {error.strerror or error}."
-        raise UnreadableFileError(what, where=path, fix="Make it readable for this user.") from error
+        raise UnreadableFileError(what, where=path, fix="Give this user permission to read it.") from error
 
 
 def full_summary(step: RecordedStep) -> StepSummary:
-    """A step's summary; made anew from its side file where it had to be shortened, if that can be read.
+    """Return a step's summary. If it is folded, compute it from the side file where that is readable.
 
     Raises:
-        UnreadableFileError: damaged, or newer than this reader.
+        UnreadableFileError: the stored summary is damaged or newer than this reader.
     """
     summary = step.summary()
     if not summary.folded or step.side_file is None:
@@ -101,17 +102,17 @@ def full_summary(step: RecordedStep) -> StepSummary:
 
 
 def unfolded(trace: MemoryTrace, metadata: StepMetadata) -> StepSummary:
-    """The summary of a step with all its rows and names.
+    """Return the summary of a step with all rows and full names.
 
     Raises:
-        NotRecordedError: the window does not hold the step.
+        NotRecordedError: the window does not contain the step.
     """
     window = Window(metadata.worker, metadata.writer_id, metadata.window, metadata.side_file)
     return WindowSummaries(trace, window).summary(trace.step_row(metadata.step))
 
 
 def peak_parts(summary: StepSummary, device: DeviceSummary, by: By) -> list[Part]:
-    """A division of the peak as a summary holds it, largest first."""
+    """Return the breakdown of the peak by `by` from a summary, largest part first."""
     if by == "module":
         return _module_parts(summary, device.modules)
     parts: Parts = getattr(device.peak, f"by_{by}")
@@ -119,7 +120,7 @@ def peak_parts(summary: StepSummary, device: DeviceSummary, by: By) -> list[Part
 
 
 def module_keys(summary: StepSummary, rows: Iterable[int]) -> list[str]:
-    """The keys of rows of a summary's modules; -1 is what is not named."""
+    """Return the keys for rows of a summary's modules; row -1 is `NOT_NAMED`."""
     keys = [*summary.modules.keys, NOT_NAMED]
     return [keys[row] for row in rows]
 
@@ -136,20 +137,22 @@ def _module_parts(summary: StepSummary, table: ModuleTable) -> list[Part]:
 
 
 def category_bytes(row: Sequence[int]) -> dict[str, int]:
-    """Bytes by category's key, those with none left out. The row has 12 values."""
+    """Return the non-zero bytes by category key. The row has one value per category (12)."""
     return {category.key: int(size) for category, size in zip(Category, row, strict=True) if size}
 
 
 def side_file_path(folder: str, name: str) -> str | None:
-    """Where a worker's side file lies, None where the name is none that a writer gives."""
+    """Return the path of a worker's side file, None if the name is not a valid side file name."""
     return files.join(folder, SIDE_FOLDER, name) if is_side_file_name(name) else None
 
 
 def read_recordings(path: str) -> Recordings:
-    """Every captured step in a folder and below it, by folder, window and step; and what monitors saw.
+    """Return all steps captured in a folder and below it, and the figures that monitors recorded.
+
+    The steps are sorted by folder, window and number.
 
     Raises:
-        MemPluginError: there is no such folder.
+        MemPluginError: the folder does not exist.
     """
     if not files.exists(path):
         raise MemPluginError(
@@ -163,7 +166,7 @@ def read_recordings(path: str) -> Recordings:
             if name.endswith(EVENT_FILE_END):
                 try:
                     for found in _found_in(folder, files.join(folder, name)):
-                        # One by one: what comes before an error counts.
+                        # Add them one by one, to keep those before an error.
                         if isinstance(found, RecordedStep):
                             steps.append(found)
                         else:
@@ -172,7 +175,7 @@ def read_recordings(path: str) -> Recordings:
                     problems.append(error)
                 except OSError as error:
                     what = f"The event file cannot be read: {error.strerror or error}."
-                    where, fix = files.join(folder, name), "Make it readable for this user."
+                    where, fix = files.join(folder, name), "Give this user permission to read it."
                     problems.append(UnreadableFileError(what, where=where, fix=fix))
     replaced = superseded({step.folder: step.metadata.worker for step in steps})
     steps = [step for step in steps if step.folder not in replaced]
@@ -182,16 +185,16 @@ def read_recordings(path: str) -> Recordings:
         try:
             whole.append(replace(parts[0], figures=joined([part.figures for part in parts])))
         except ValueError as error:
-            what = f"Figures of steps are damaged ({error})."
+            what = f"The figures of steps are damaged ({error})."
             problems.append(UnreadableFileError(what, where=parts[0].folder, fix=RERECORD))
     return Recordings(tuple(steps), tuple(whole), tuple(problems))
 
 
 def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
-    """The steps of one event file, and its records of figures, as far as it can be read.
+    """Yield the captured steps and the records of figures in one event file, up to the first error.
 
     Raises:
-        UnreadableFileError: at the first thing that cannot.
+        UnreadableFileError: a record cannot be read, or the file ends unexpectedly.
     """
     with files.open_ranges(path) as (read, size):
         offset = 0
@@ -200,7 +203,7 @@ def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
             try:
                 found = list(blobs_of(data))
             except DecodeError as error:
-                raise UnreadableFileError("A record is no event.", where=path, fix=RERECORD) from error
+                raise UnreadableFileError("A record is not an event.", where=path, fix=RERECORD) from error
             for tag, content, blob in found:
                 if tag == STEPS_TAG:
                     yield WatchedSteps(folder, read_series(content, path).worker, read_figures(blob, path))
@@ -208,6 +211,7 @@ def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
                     yield RecordedStep(folder, read_metadata(content, path), blob)
     if offset != size:
         what = (
-            f"The event file breaks off at byte {offset} of {size}: a write was cut short, or it is damaged."
+            f"The event file ends unexpectedly at byte {offset} of {size}: a write was interrupted, or "
+            "the file is damaged."
         )
         raise UnreadableFileError(what, where=path, fix=KEEP)

@@ -1,6 +1,6 @@
-"""TFRecord framing, as event files use it: length, checksum, data, checksum.
+"""TFRecord framing of event files: length, checksum, data, checksum.
 
-TensorBoard's own writer computes CRC-32C byte by byte in Python, at some 10 MB/s; here numpy does it.
+TensorBoard's own writer computes CRC-32C byte by byte in Python, at about 10 MB/s; this module uses numpy.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _ALL = 0xFFFFFFFF
 
 
 def record(data: bytes) -> bytes:
-    """One record of an event file."""
+    """Return the data as one record of an event file."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked(crc32c(length))) + data + struct.pack("<I", masked(crc32c(data)))
 
 
 def records(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[bytes, int]]:
-    """The data of each whole record, and where it ends in the file.
+    """Yield the data of each complete record and the offset of its end in the file.
 
     Args:
-        read: gives a range of the file's bytes.
+        read: returns a range of the file's bytes.
         size: the file's size in bytes.
 
     Returns:
-        It ends, without an error, before the first record that is cut short or damaged: a writer may
-        be in the middle of it.
+        An iterator that stops without an error before the first incomplete or damaged record, which may
+        still be being written.
     """
     offset = 0
     while offset + _HEAD.size + 4 <= size:
@@ -53,7 +53,7 @@ def records(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[byte
 
 
 def framed(read: Callable[[int, int], bytes], size: int) -> int:
-    """Where the last whole record ends, by the lengths alone: the data is not read."""
+    """Return the offset at which the last complete record ends. Only lengths are checked, not the data."""
     offset = 0
     while offset + _HEAD.size + 4 <= size:
         head = read(offset, _HEAD.size)
@@ -66,12 +66,12 @@ def framed(read: Callable[[int, int], bytes], size: int) -> int:
 
 
 def masked(crc: int) -> int:
-    """A CRC as it stands in a record: turned, so that a record of records keeps its strength."""
+    """Return a CRC masked as TFRecord stores it: rotated and offset, so that CRCs of CRCs stay reliable."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli). A CRC is linear: blocks are reduced side by side, then pairwise."""
+    """Return the CRC-32C (Castagnoli). A CRC is linear, so blocks are computed in parallel, then combined."""
     if len(data) < _SHORT:
         crc = _ALL
         for byte in data:
@@ -110,7 +110,7 @@ def _table_list() -> list[int]:
 
 @cache
 def _block_table() -> UInt32:
-    """What a byte at each place of a block adds to the block's CRC: flat, shape (64 * 256,)."""
+    """Return the contribution of each byte value at each position to a block's CRC: shape (64 * 256,)."""
     rows = [_table()]
     for _ in range(_BLOCK - 1):
         rows.append(_table()[rows[-1] & 0xFF] ^ (rows[-1] >> 8))
@@ -119,7 +119,7 @@ def _block_table() -> UInt32:
 
 @cache
 def _shift_table(level: int) -> UInt32:
-    """What each byte of a CRC becomes after 64 * 2**level zero bytes: shape (4, 256)."""
+    """Return what each byte of a CRC contributes after 64 * 2**level zero bytes: shape (4, 256)."""
     if level:
         half = _shift_table(level - 1)
         return np.stack([_shifted(row, half) for row in half])

@@ -1,4 +1,4 @@
-"""Figures of steps as records of an event file, and back."""
+"""Convert figures of steps to records of an event file, and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Column = TypeVar("Column", Int64, Bool)
 
 VERSION = 1
 MOST_FIGURES_BYTES = 64 << 20
-"""Of one record after decompression. One that claims more is damage or an attack."""
+"""The largest decompressed size of one record. A record that declares more is damaged or an attack."""
 
 _OPTIONAL = {
     "peak_reserved": "peak_reserved_bytes",
@@ -34,7 +34,7 @@ _LEVELS = ("peak_reserved", "end_reserved")
 
 
 def pack_figures(figures: StepFigures) -> bytes:
-    """Figures of steps as the bytes of one record."""
+    """Serialize and compress figures of steps to the bytes of one record."""
     message = pb.StepFigures(
         steps=_differences(figures.steps),
         durations_ns=figures.durations_ns.tolist(),
@@ -48,10 +48,10 @@ def pack_figures(figures: StepFigures) -> bytes:
 
 
 def read_figures(data: bytes, where: str = "") -> StepFigures:
-    """The figures in a record.
+    """Return the figures in a record.
 
     Raises:
-        UnreadableFileError: damaged, or newer than this reader; it names `where`.
+        UnreadableFileError: the record is damaged or newer than this reader. The error names `where`.
     """
     try:
         outer = pb.StepRecord.FromString(data)
@@ -68,10 +68,10 @@ def read_figures(data: bytes, where: str = "") -> StepFigures:
 
 
 def read_series(content: bytes, where: str = "") -> pb.SeriesMetadata:
-    """What the tag of a series of steps carries.
+    """Return the metadata that is stored with the tag of a series of steps.
 
     Raises:
-        UnreadableFileError: damaged, or newer than this reader.
+        UnreadableFileError: the metadata is damaged or newer than this reader.
     """
     try:
         metadata = pb.SeriesMetadata.FromString(content)

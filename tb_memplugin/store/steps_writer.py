@@ -1,4 +1,4 @@
-"""Streaming the figures of steps into a logdir while a training runs: one record each time, no side file."""
+"""Stream the figures of steps into a logdir while a training runs: one record per write, no side file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from tb_memplugin.store.worker_folder import WorkerFolder, take_folder
 from tb_memplugin.trace.step_figures import DeviceFigures, StepFigures
 
 SCALARS_EACH = 1_000
-"""Steps whose peaks are all scalars too: TensorBoard keeps as many points of a series, picked at random."""
+"""The number of first steps that all get scalars: TensorBoard keeps this many random points per series."""
 
 
 class StepsWriter:
     """Writes the figures of one worker's steps into `<logdir>/<worker>.steps`.
 
-    Nothing is touched before the first write. A folder that somebody deletes meanwhile is made again. Not
-    for several threads.
+    The folder is created at the first write, and again if it is deleted later. Not thread-safe.
 
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
@@ -47,14 +46,14 @@ class StepsWriter:
         self._until_ns = epoch_ns
 
     def write(self, figures: StepFigures) -> str:
-        """Add one record, and the peaks as scalars; gives the event file. Readers see it when this returns.
+        """Append one record and the peaks as scalars. Return the event file, which readers can then read.
 
-        Each of the first `SCALARS_EACH` steps is a point of the scalars, from then on the step with the
-        highest peak of each record.
+        Each of the first `SCALARS_EACH` steps gets scalars; after that, only the step with the highest peak
+        in each record.
 
         Raises:
-            OSError: the folder cannot be written. What was written before stays readable.
-            MemPluginError: there is no free folder.
+            OSError: the folder cannot be written. Earlier records stay readable.
+            MemPluginError: no folder for this worker is free.
         """
         if self._folder is None or self._folder.is_gone():
             self._folder = take_folder(self._logdir, self._worker, STEPS_END)

@@ -1,4 +1,4 @@
-"""A captured step as a summary: everything the tab shows before it opens a side file."""
+"""Make the summary of a captured step: everything that the tab shows before it opens a side file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CURVE_COLUMNS = 200
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Who recorded a window, and where its side file lies (a name without folders)."""
+    """Who recorded a window, its number, and the name of its side file (without folders)."""
 
     worker: str
     writer_id: str
@@ -34,7 +34,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a step a summary keeps; None keeps all. `text` is characters of a name."""
+    """How many rows of each kind a summary keeps; None keeps all. `text` limits the characters of a name."""
 
     largest: int = 30
     calls: int = 300
@@ -44,13 +44,13 @@ class Limits:
 
 
 def epoch_ns(trace: MemoryTrace) -> int:
-    """When the window began, epoch nanoseconds: summaries and the HTTP API count time from here."""
+    """Return the window's start in epoch nanoseconds, from which summaries and the HTTP API count time."""
     first = trace.steps[0].start_ns
     return min(first, int(trace.events.time_ns[0])) if len(trace.events) else first
 
 
 def step_span(trace: MemoryTrace, row: int) -> tuple[int, int]:
-    """A step's span in epoch nanoseconds, widened to hold every event that belongs to it."""
+    """Return a step's start and end in epoch nanoseconds, widened to contain all its events."""
     step = trace.steps[row]
     first, end = trace.step_events(row)
     start_ns, end_ns = step.start_ns, step.end_ns
@@ -61,7 +61,7 @@ def step_span(trace: MemoryTrace, row: int) -> tuple[int, int]:
 
 
 class WindowSummaries:
-    """Makes the summaries of a window's steps; what they share is computed once.
+    """Makes the summaries of a window's steps; shared values are computed once.
 
     Args:
         trace: the window.
@@ -75,7 +75,7 @@ class WindowSummaries:
         self._modules = self._all_modules()
 
     def metadata(self, row: int) -> metadata_pb2.StepMetadata:
-        """What a step's tag carries."""
+        """Return the metadata that is stored with a step's tag."""
         trace = self._trace
         return metadata_pb2.StepMetadata(
             version=SCHEMA_VERSION,
@@ -96,7 +96,7 @@ class WindowSummaries:
         )
 
     def summary(self, row: int, limits: Limits = Limits()) -> summary_pb2.StepSummary:  # frozen
-        """A step's summary, by its row in the trace's steps."""
+        """Return the summary of a step, given by its row in the trace's steps."""
         trace = self._trace
         return summary_pb2.StepSummary(
             metadata=self.metadata(row),
@@ -110,7 +110,7 @@ class WindowSummaries:
         )
 
     def outline(self, row: int) -> summary_pb2.StepSummary:
-        """A step's summary without the divisions of its bytes, at a tenth of the cost."""
+        """Return a step's summary without a breakdown of its bytes, at a tenth of the cost."""
         return self._outlines.outline(row, self.metadata(row))
 
     @cached_property
@@ -184,7 +184,7 @@ class WindowSummaries:
     def _table(self, device: int, row: int, event: int) -> summary_pb2.ModuleTable:
         blocks = self._trace.allocations
         table = module_table(self._trace, device, row, event)
-        # Counts by row of the modules; row -1, what is not named, comes last.
+        # Counts by row of the modules; row -1 (bytes without a known owner) comes last.
         owner = blocks.module[blocks.alive_at(event, device)]
         counts = np.bincount(owner[owner >= 0], minlength=len(self._trace.modules))
         counts = np.append(counts, np.count_nonzero(owner < 0))
@@ -231,7 +231,7 @@ class WindowSummaries:
         )
 
     def _spans(self, spans: Spans, row: int, limit: int) -> summary_pb2.Spans:
-        """The longest spans that touch a step, those too short to see on a screen left out."""
+        """Return the longest spans that overlap a step, without those too short to be visible."""
         start_ns, end_ns = step_span(self._trace, row)
         length = spans.end_ns - spans.start_ns
         seen = (spans.end_ns > start_ns) & (spans.start_ns < end_ns) & (length >= (end_ns - start_ns) // 500)

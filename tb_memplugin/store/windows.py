@@ -1,4 +1,4 @@
-"""A whole window as a side file: `MemoryTrace` to bytes and back, equal in every column."""
+"""Write a whole window (`MemoryTrace`) to a side file and read it back without loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tb_memplugin.trace import (
 from tb_memplugin.trace.tables import ABSENT, EVENT_DTYPES, START_DTYPES
 
 MOST_ROWS = 1 << 26
-"""Rows of one table in one window. A file that claims more is refused before memory is taken."""
+"""The largest number of rows of a table. A file that declares more is refused before memory is allocated."""
 
 TABLES: dict[str, type[Any]] = {
     "events": Events,
@@ -50,7 +50,8 @@ LATER = {
     *(f"segments.{field}" for field in Segments.__slots__),
     *(f"annotations.{field}" for field in Annotations.__slots__),
 }
-"""Columns that older files lack; of events and the start they stand only where they tell more than "none"."""
+"""Columns that files of older versions lack. Those of events and the start state are written only if they
+contain a value other than "none"."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{f"events.{field}": dtype for field, dtype in EVENT_DTYPES.items()},
@@ -62,7 +63,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
         for field in kind.__slots__
     },
 }
-"""The dtype of every column, by the name it has on disk."""
+"""The dtype of every column, by its name on disk."""
 
 Table = TypeVar("Table", Events, StartState, Spans, Segments, Annotations)
 
@@ -74,7 +75,7 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
         The file's size in bytes.
 
     Raises:
-        OSError: the stream does.
+        OSError: writing to the stream failed.
         MemPluginError: a table has more than `MOST_ROWS` rows.
     """
     envelope = EnvelopeWriter(stream)
@@ -112,15 +113,15 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
 
 
 def read_window(read: ReadRange, size: int, name: str) -> MemoryTrace:
-    """The trace in a side file.
+    """Return the trace in a side file.
 
     Args:
-        read: gives a range of the file's bytes.
+        read: returns a range of the file's bytes.
         size: the file's size in bytes.
-        name: the file, as errors should name it.
+        name: the file's name for error messages.
 
     Raises:
-        UnreadableFileError: truncated, foreign, damaged, or newer than this reader.
+        UnreadableFileError: the file is truncated, not a side file, damaged, or newer than this reader.
     """
     try:
         return _WindowReader(read, size, name).trace()
@@ -221,7 +222,7 @@ class _WindowReader:
             self._refuse("The names cannot be read: they are damaged.")
 
     def _check(self, trace: MemoryTrace) -> None:
-        """Refuse numbers that point outside their tables: nothing after this checks again."""
+        """Refuse indices that point outside their tables. Nothing checks them again after this."""
         if not trace.steps:
             self._refuse("The file has no step.")
         for what, column, lowest, end in _limits(trace):
@@ -281,7 +282,7 @@ def _columns(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _told(field: str, values: np.ndarray) -> bool:
-    """Whether a column that may be left out holds more than "none"."""
+    """Whether a column contains a value other than "none", so that it must be written."""
     return bool((values != ABSENT.get(field, 0)).any())
 
 

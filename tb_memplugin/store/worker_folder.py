@@ -1,4 +1,4 @@
-"""The folder of one writer in a logdir: a run, for TensorBoard. Taken once, then added to."""
+"""The folder of one writer in a logdir, which TensorBoard shows as a run: claimed once, then appended to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WorkerFolder:
 
     Attributes:
         path: a local path or an fsspec URL.
-        worker: the worker's name, with a number where the folder of the plain name was taken.
+        worker: the worker's name, with a number appended if the folder of the plain name was taken.
         writer_id: unique per writer.
     """
 
@@ -34,20 +34,20 @@ class WorkerFolder:
         self._parts = 0
 
     def is_gone(self) -> bool:
-        """Whether somebody deleted it, which is told. Elsewhere than here, writing makes it again."""
+        """Whether the local folder was deleted; logs a warning. A remote folder is created by writing."""
         if files.is_remote(self.path) or files.exists(files.join(self.path, SIDE_FOLDER, CLAIM)):
             return False
-        _log.warning("%s was deleted; what is recorded from here on goes into a new one.", self.path)
+        _log.warning("%s was deleted; later recordings go into a new folder.", self.path)
         return True
 
     def add_events(self, events: bytes) -> str:
-        """Append to the event file; where nothing can be appended to, every call makes a file of its own.
+        """Append to the event file. On remote file systems, which cannot append, write a new file instead.
 
         Returns:
             The file's path.
 
         Raises:
-            OSError: what the file system says. The file is as it was.
+            OSError: the file system failed. The file is unchanged.
         """
         part = self._parts if files.is_remote(self.path) else 0
         path = files.join(self.path, f"{self._event_stem}.{part:06d}{EVENT_FILE_END}")
@@ -60,16 +60,16 @@ class WorkerFolder:
 
 
 def take_folder(logdir: str, worker: str, end: str = "") -> WorkerFolder:
-    """Find the first folder of a worker that no writer has, and claim it.
+    """Find the first folder of a worker that has no writer, and claim it.
 
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
-        worker: the worker's name, any text; its folder has a cleaned one.
-        end: how the folder's name ends, beside the worker's.
+        worker: the worker's name, any text; the folder's name is made safe from it.
+        end: a suffix for the folder's name.
 
     Raises:
-        OSError: the folder cannot be made.
-        MemPluginError: far too many writers were here.
+        OSError: the folder cannot be created.
+        MemPluginError: too many writers have used the worker's name.
     """
     writer_id = uuid.uuid4().hex
     for number in range(1, _MOST_WRITERS):
@@ -79,8 +79,8 @@ def take_folder(logdir: str, worker: str, end: str = "") -> WorkerFolder:
             continue
         if number > 1:
             _log.warning(
-                "%s already holds recordings of another writer; this one writes to %s. "
-                "Give each process its own worker_name, and each training its own folder.",
+                "%s already contains recordings of another writer, so this one writes to %s. Give "
+                "each process its own worker_name, and each training its own folder.",
                 files.join(logdir, folder_name(f"{worker}{end}")),
                 folder,
             )
@@ -93,15 +93,15 @@ def take_folder(logdir: str, worker: str, end: str = "") -> WorkerFolder:
 
 
 def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
-    """Make a worker's folder and take it for one writer; False where it has, or had, another.
+    """Create a worker's folder and claim it for one writer. Return False if another writer has used it.
 
     Args:
         folder: a worker's folder. It need not exist.
-        writer_id: unique per writer.
-        origin: of an import, the file that it comes from.
+        writer_id: an id that is unique per writer.
+        origin: the imported file, for an import.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
     """
     if _has_events(folder):
         return False
@@ -111,6 +111,6 @@ def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
 
 
 def _has_events(folder: str) -> bool:
-    """Whether somebody's event files are there: TensorBoard's Python path reads the newest one only."""
+    """Whether the folder contains event files. TensorBoard's Python loader would read only the newest."""
     _, names = next(iter(files.walk(folder)), ("", []))
     return any("tfevents" in name for name in names)

@@ -1,4 +1,4 @@
-"""Writing recordings into a logdir: what TensorBoard finds while training goes on."""
+"""Write recordings into a logdir, where TensorBoard finds them while the training continues."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tb_memplugin.trace import MemoryTrace
 
 @dataclass(frozen=True, slots=True)
 class WrittenWindow:
-    """What one write put where.
+    """The result of writing one window.
 
     Attributes:
-        folder: the worker's folder: a run, for TensorBoard.
-        worker: the worker's name, with a number where the folder was taken.
+        folder: the worker's folder, which TensorBoard shows as a run.
+        worker: the worker's name, with a number appended if the folder of the plain name was taken.
         window: the window's number within the folder, from 0.
-        steps: the steps' numbers.
-        side_file, event_file: the files written or extended.
-        side_file_bytes, summary_bytes: sizes; the latter one entry a step.
+        steps: the numbers of the steps.
+        side_file, event_file: the paths of the written side file and of the created or extended event file.
+        side_file_bytes, summary_bytes: the size of the side file, and the size of each step's summary.
     """
 
     folder: str
@@ -45,13 +45,12 @@ class WrittenWindow:
 class RunWriter:
     """Writes the windows of one worker into `<logdir>/<worker>`.
 
-    Nothing is touched before the first write. A folder that another writer has, or had, is left
-    alone: `<worker>.2` is taken instead, and so on. One that somebody deletes meanwhile is made again.
-    One process and its forks may share a writer.
+    The folder is created at the first write, and again if it is deleted later. If another writer has used
+    it, `<worker>.2` is used instead, and so on. A process and its forks may share a writer.
 
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
-        worker: the worker's name, any text; its folder has a cleaned one.
+        worker: the worker's name, any text; the folder's name is made safe from it.
     """
 
     def __init__(self, logdir: str, worker: str) -> None:
@@ -63,17 +62,17 @@ class RunWriter:
 
     @classmethod
     def into(cls, folder: str, worker: str, writer_id: str) -> RunWriter:
-        """A writer for a folder that `claim_folder` took for it."""
+        """Return a writer for a folder that was claimed with `claim_folder`."""
         writer = cls(folder, worker)
         writer._use(WorkerFolder(folder, worker, writer_id))
         return writer
 
     def write(self, trace: MemoryTrace) -> WrittenWindow:
-        """Write a window: one side file, and one summary a step. Readers see it when this returns.
+        """Write a window: one side file, and one summary per step. Readers see it when this returns.
 
         Raises:
-            MemPluginError: the folder cannot be written or the disk is full. What was written before
-                stays readable, and nothing of this window stays behind.
+            MemPluginError: the folder cannot be written or the disk is full. Earlier windows stay readable,
+                and no part of this window remains.
         """
         with self._lock:
             try:
@@ -83,7 +82,7 @@ class RunWriter:
                 self._refuse(error)
 
     def _forget_deleted(self) -> None:
-        """Take a folder anew where somebody has deleted ours."""
+        """Drop the folder if it was deleted, so that a new one is claimed."""
         if self._folder is not None and self._folder.is_gone():
             self._folder = None
 
@@ -125,5 +124,5 @@ class RunWriter:
         raise MemPluginError(
             f"The memory profile could not be written: {error.strerror or error}.",
             where=self._folder.path if self._folder else self._logdir,
-            fix="Free space on the disk, or choose a folder that this process may write to.",
+            fix="Free some disk space, or choose a folder that this process can write to.",
         ) from error

@@ -1,4 +1,4 @@
-"""The memory trace and its replay. Imports numpy and nothing bigger."""
+"""The memory trace and its replay. Imports nothing larger than numpy."""
 
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
 from tb_memplugin.trace.kinds import Category, Kind, Phase

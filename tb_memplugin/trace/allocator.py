@@ -1,4 +1,4 @@
-"""What only an allocator's own record tells: segments, annotations beside its events, failed requests."""
+"""Tables that only an allocator's history can fill: segments, annotations, failed allocations."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64, column
 
 DEFAULT_POOL = (0, 0)
-"""The id of the pool that serves all but CUDA graphs and `torch.cuda.MemPool`."""
+"""The id of the pool that serves every allocation outside CUDA graphs and `torch.cuda.MemPool`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Memory that the allocator had reserved before the first event: one row a range, not overlapping.
+    """Memory that the allocator had reserved before the first event: one row per range, none overlapping.
 
-    `stream` and `pool` are rows of the trace's tables, -1 if not known. `expandable` ranges grow by
-    SEGMENT_MAP and shrink by SEGMENT_UNMAP; the others come and go whole. Segment events carry on from
-    here: their `address` and `bytes` are the range's.
+    `stream` and `pool` are rows of the trace's tables, -1 if not known. Ranges marked `expandable` grow by
+    SEGMENT_MAP and shrink by SEGMENT_UNMAP; the others are allocated and freed whole. Segment events change
+    this state; their `address` and `bytes` are those of the range.
     """
 
     device: UInt8 = column(np.uint8)
@@ -34,11 +34,11 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """Beginnings and ends of named ranges (`record_function`, `Optimizer.step#…`), in time order.
+    """Starts and ends of named ranges (`record_function`, `Optimizer.step#…`), in time order.
 
     `name` is a row of the trace's `annotation_names`; `ends` is 0 for START, 1 for END; `device` is a
-    row of the trace's devices. `event` is the index of the last event of that device at or before it,
-    -1 where there is none: the state at the annotation is the state after that event.
+    row of the trace's devices. `event` is the index of that device's last event at or before the
+    annotation, -1 if there is none: the state at the annotation is the state after that event.
     """
 
     time_ns: Int64 = column(np.int64)
@@ -53,9 +53,9 @@ class Annotations:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """A request that failed: the index of its event, the bytes asked for, and those free on the device.
+    """An allocation that failed: the index of its event, the requested bytes, and the device's free bytes.
 
-    `free_bytes` is what the driver called free at that moment, outside of the allocator's reserve;
+    `free_bytes` is what the driver reported as free at that moment, outside the allocator's reserve;
     None if not known.
     """
 

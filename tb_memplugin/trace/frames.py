@@ -1,4 +1,4 @@
-"""Frames of call stacks: texts `function file:line`, with what torch.fx knew behind them."""
+"""Call stack frames as texts `function file:line`, followed by torch.fx information where it is recorded."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 from tb_memplugin.trace.tables import Int64
 
 FX = " [fx "
-"""Where what torch.fx knew begins in a frame's text; `]` ends it."""
+"""The mark in a frame's text after which the torch.fx information begins; `]` ends it."""
 
 THREAD = "(thread "
-"""What a stack's last text begins with, where it is known that another thread than the main one ran it; the
-thread's name and `)` follow. It is no frame of code, and names no place."""
+"""Prefix of a stack's last text if a thread other than the main thread is known to have run it; the thread's
+name and `)` follow. This text is not a code frame and names no source line."""
 
 BACKWARD = "(backward of "
-"""What a text begins with that stands between the frames inside a backward and those of the forward call of
-which it is the backward; the autograd node's name and `)` follow."""
+"""Prefix of a text that separates the frames of a backward call from those of its forward call; the name of
+the autograd node and `)` follow."""
 
 _PLACE = re.compile(r"(?P<text>.*):(?P<line>-?\d{1,18})", re.DOTALL)
 
 
 class Frame(NamedTuple):
-    """One frame. C++ frames have the file `??` or an empty one, and line 0. `fx` is "" where not recorded."""
+    """One frame. C++ frames have line 0 and the file `??` or "". `fx` is "" where not recorded."""
 
     function: str
     file: str
@@ -34,15 +34,15 @@ class Frame(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        """Whether Python's interpreter ran it: C++ frames end in no `.py`, and are in no `<...>`."""
+        """Whether this is a Python frame: its file ends in `.py` or `.pyx`, or is written as `<...>`."""
         return self.file.endswith((".py", ".pyx")) or self.file.startswith("<")
 
 
 def read_frame(text: str) -> Frame:
-    """The parts of a frame's text. What is no such text becomes the function, whole.
+    """Split a frame's text into its parts. A text of another form becomes the function as a whole.
 
-    A Python file may have spaces in its path, a C++ function in its signature: where the text ends as a
-    Python file does, the function is all before the first space, else all before the last.
+    A path of a Python file and a signature of a C++ function may contain spaces. So in the text of a
+    Python frame the function ends at the first space, in any other text at the last.
     """
     written, mark, fx = text.rpartition(FX) if text.endswith("]") else ("", "", "")
     place = _PLACE.fullmatch(written if mark else text)
@@ -55,22 +55,22 @@ def read_frame(text: str) -> Frame:
 
 
 def _is_python_file(name: str) -> bool:
-    """Whether a text is a Python file, or like `<string>` or `<eval_with_key>.3` stands for none."""
+    """Whether a text names a Python file, or is a placeholder like `<string>` or `<eval_with_key>.3`."""
     if name.startswith("<") and ">" in name:
         return not any(map(str.isspace, name.rpartition(">")[2]))
     return name.endswith((".py", ".pyx"))
 
 
 def lowest_in_stacks(rank: dict[str, int], stacks: Iterable[Sequence[str]], none: int) -> Int64:
-    """The lowest rank of any frame of each stack: int64, shape (stacks,); `none` for an empty stack.
+    """Return the lowest rank among each stack's frames: int64, shape (stacks,); `none` for an empty stack.
 
     Args:
-        rank: of every frame's text that occurs.
+        rank: the rank of every frame text that occurs.
     """
     lookup = rank.__getitem__
     return np.array([min(map(lookup, stack), default=none) for stack in stacks], np.int64)
 
 
 def distinct(stacks: Iterable[Sequence[str]]) -> set[str]:
-    """The frames that occur in stacks, each once."""
+    """Return the set of frames that occur in the stacks."""
     return set().union(*stacks)

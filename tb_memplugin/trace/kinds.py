@@ -1,4 +1,4 @@
-"""The small vocabularies of a trace: what an event is, what memory is for, when it was born."""
+"""The enumerations of a trace: kinds of events, categories of memory, phases of a training step."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """What happened to memory at an event. Values are written to disk: append, never renumber."""
+    """What an event did. The values are written to disk: append new ones, never renumber."""
 
     ALLOC = 0
     FREE_COMPLETED = 1
-    """The block went back to the allocator; from here on it is not live."""
+    """The block was returned to the allocator and is no longer live."""
     FREE_REQUESTED = 2
-    """The owner let go of the block, but another stream may still use it."""
+    """The owner released the block, but another stream may still use it."""
     STORAGE_FREE = 3
-    """A storage of the start state died. Seen by us, not reported by the profiler."""
+    """A storage of the start state was freed. tb_memplugin observed it; the profiler did not report it."""
     SEGMENT_ALLOC = 4
     SEGMENT_FREE = 5
     SEGMENT_MAP = 6
@@ -24,7 +24,7 @@ class Kind(IntEnum):
 
 
 class Category(IntEnum):
-    """What a block is for, in the order in which charts stack it. Values are written to disk."""
+    """What a block is used for, in the order in which charts stack it. The values are written to disk."""
 
     PARAMETER = 0
     BUFFER = 1
@@ -46,14 +46,14 @@ class Category(IntEnum):
 
 
 class Phase(IntEnum):
-    """The part of a training step in which something happened. Values are written to disk."""
+    """The part of a training step in which an event happened. The values are written to disk."""
 
     OTHER = 0
     FORWARD = 1
     BACKWARD = 2
     OPTIMIZER = 3
     BEFORE = 4
-    """Before the profiled window began: the phase of what was alive when it did."""
+    """Before the profiled window: the phase of blocks that were alive when it began."""
 
     @property
     def key(self) -> str:

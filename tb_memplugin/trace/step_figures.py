@@ -1,4 +1,4 @@
-"""Figures of whole steps, as `MemoryMonitor` takes them: nothing of single allocations."""
+"""Figures of whole steps, as `MemoryMonitor` records them; they contain no single allocations."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tb_memplugin.trace.tables import Bool, Int64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceFigures:
-    """A device's figures, a value a step; bytes are int64.
+    """A device's figures, one value per step; bytes are int64.
 
     Attributes:
-        name: as torch spells the device; "process" for the memory of the process.
-        kind: "allocator" where the allocator of torch counts, "process" where the system does.
-        product, capacity: the device's product name, and its bytes, None where not known.
+        name: the device as torch spells it; "process" for the memory of the process.
+        kind: "allocator" if torch's allocator counted, "process" if the operating system did.
+        product, capacity: the device's product name, and its memory in bytes, None if not known.
         peak: highest allocated bytes within the step.
-        at_least: where the peak may have been higher: the counter told no more.
+        at_least: True where `peak` is only a lower bound.
         end: allocated bytes when the step ended.
-        peak_reserved, end_reserved: the same of the reserve; None where there is none.
-        retries, ooms: allocations that were tried again after the cache was emptied, and that failed; None
-            where not counted, as the two below.
-        allocations, allocated_bytes: allocations in the step: count, and bytes.
+        peak_reserved, end_reserved: the same for reserved bytes; None if the device has no reserve.
+        retries, ooms: allocations that were retried after the cache was emptied, and allocations that
+            failed; None if not counted.
+        allocations, allocated_bytes: the number and bytes of allocations in the step; None if not counted.
     """
 
     name: str
@@ -52,7 +52,7 @@ class DeviceFigures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PhaseBytes:
-    """A phase's bytes on one device, a value a step: highest while it ran, and when it last ended."""
+    """A phase's bytes on one device, one value per step: the peak, and the bytes when it last ended."""
 
     peak: Int64
     at_least: Bool
@@ -61,9 +61,9 @@ class PhaseBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PhaseFigures:
-    """A named phase, a value a step: how often it ran, for how many nanoseconds together; 0 where not.
+    """A named phase, one value per step: how often it ran, and its total nanoseconds; 0 if it did not run.
 
-    `devices` stand in the order of the steps' devices.
+    `devices` has the order of the devices in `StepFigures`.
     """
 
     name: str
@@ -77,8 +77,8 @@ class StepFigures:
     """Figures of consecutive steps.
 
     Attributes:
-        steps: their numbers, rising; int64.
-        durations_ns: from the end of the step before to its own end.
+        steps: the numbers of the steps, increasing; int64.
+        durations_ns: nanoseconds from the end of the previous step to the end of each step.
     """
 
     steps: Int64
@@ -91,15 +91,15 @@ class StepFigures:
         return len(self.steps)
 
     def device_row(self, name: str) -> int | None:
-        """Which of the devices has a name."""
+        """Return the index of the device with a name, or None."""
         return next((row for row, device in enumerate(self.devices) if device.name == name), None)
 
 
 def joined(parts: Sequence[StepFigures]) -> StepFigures:
-    """Parts one after another. Devices are those of the first; a phase that a part lacks did not run there.
+    """Concatenate parts. A phase that is missing in a part gets zeros there: it did not run.
 
     Raises:
-        ValueError: parts with other devices, or steps that do not rise.
+        ValueError: the parts have different devices, or the step numbers do not increase.
     """
     names = list(dict.fromkeys(phase.name for part in parts for phase in part.phases))
     steps = np.concatenate([part.steps for part in parts])
@@ -123,7 +123,7 @@ def joined(parts: Sequence[StepFigures]) -> StepFigures:
 
 
 def _joined(rows: Sequence[Any]) -> Any:
-    """The first of the rows with its columns lengthened by the others'."""
+    """Return the first row with the columns of all rows concatenated."""
     columns = {}
     for name in (one.name for one in fields(rows[0])):
         values = [getattr(row, name) for row in rows]

@@ -18,28 +18,29 @@ Bool = npt.NDArray[np.bool_]
 
 
 def column(kind: type[np.generic]) -> Any:
-    """A column of a table of arrays: one value a row, no row unless given."""
+    """Return a dataclass field for a table's column: one value per row, empty by default."""
     return field(default_factory=lambda: np.empty(0, kind))
 
 
 OUTSIDE = "outside:"
-"""Prefix of the key of bytes that no module owns; the operator's name follows."""
+"""Prefix of the key for bytes that no module owns; the operator's name follows."""
 
 NOT_NAMED = "(not named)"
-"""Key of what was alive before the window and has no known owner."""
+"""Key for bytes that were alive before the window and have no known owner."""
 
 MODULE_MARK = "tb_memplugin.module="
-"""What a label begins with that our recorder left on an allocation; the module's FQN follows."""
+"""Prefix of a label that tb_memplugin's recorder put on an allocation; the module's FQN follows."""
 
 NO_OPERATOR = "(no operator)"
-"""Key of bytes born in the window with no operator around them."""
+"""Key for bytes that were allocated in the window outside any operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One memory: `name` as torch spells it ("cpu", "cuda:0"), `capacity` in bytes or None if not known.
+    """A device with memory: `name` as torch spells it ("cpu", "cuda:0"), `capacity` in bytes.
 
-    `reserved_at_start` is the allocator's reserve before the first event, bytes, None if not known.
+    `reserved_at_start` is the allocator's reserve in bytes before the first event. It and `capacity` are
+    None if not known.
     """
 
     name: str
@@ -49,13 +50,13 @@ class Device:
 
     @property
     def has_reserved(self) -> bool:
-        """Whether the device's allocator keeps a reserve (the CPU's does not)."""
+        """Whether the device's allocator keeps a reserve; those of the CPU and of shared memory do not."""
         return not self.name.startswith(("cpu", "shared"))
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """An owner of bytes: a module by FQN, or a key that stands for none (`outside:…`, `(not named)`).
+    """An owner of bytes: a module by FQN, or a key for bytes without one (`outside:…`, `(not named)`).
 
     `parent` is the row of the enclosing module, -1 for roots; parents come before their children.
     """
@@ -66,7 +67,7 @@ class Module:
 
     @property
     def is_module(self) -> bool:
-        """False for `outside:<operator>` and for what has no known owner."""
+        """Whether the owner is a module, not `outside:<operator>` or `(not named)`."""
         return not self.key.startswith(OUTSIDE) and self.key != NOT_NAMED
 
 
@@ -81,10 +82,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Named stretches of time, sorted by start. Columns of one length, epoch nanoseconds.
+    """Named time ranges in epoch nanoseconds, sorted by start; columns of equal length.
 
     `name` is a row of the trace's modules (for calls) or a `Phase` (for phases);
-    `depth` counts from the outermost, `phase` is a `Phase`.
+    `depth` is the nesting depth, counted from the outermost; `phase` is a `Phase`.
     """
 
     start_ns: Int64 = column(np.int64)
@@ -99,12 +100,12 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class StartState:
-    """What was alive when the window began: one row a block, columns of one length.
+    """Blocks that were alive when the window began: one row per block, columns of equal length.
 
     `address` is 0 where only the size is known; `label` is a row of the trace's labels
-    (a parameter's FQN, say) or -1. `stack`, `stream` and `pool` are rows of the trace's tables, -1 if
-    not known; `rounded` is what the allocator set aside for the block, bytes, -1 if not known;
-    `pending` says that its free was requested before the window and not yet completed.
+    (for example a parameter's FQN) or -1. `stack`, `stream` and `pool` are rows of the trace's tables, -1
+    if not known; `rounded` is the bytes that the allocator used for the block, -1 if not known;
+    `pending` is 1 if the block's free was requested before the window and not yet completed.
     """
 
     device: UInt8 = column(np.uint8)
@@ -125,15 +126,15 @@ class StartState:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Allocator events in time order, one row an event, columns of one length.
+    """Allocator events in time order: one row per event, columns of equal length.
 
-    `bytes` is never negative: `kind` says which way it counts; they are what was requested.
+    `bytes` are the requested bytes, never negative; `kind` tells whether they are added or removed.
     `operator`, `module`, `label`, `stack`, `stream`, `pool` and `context` are rows of the trace's
-    tables, -1 for none; on frees they say where the free happened, as far as that is known.
-    `forward` is the stack of the forward call whose backward this is, a row of `stacks`.
-    `category` has a meaning on allocations only. `reserved` is the allocator's reserve after the
-    event, -1 where the device has none. `rounded` is what the allocator set aside for a block at its
-    allocation, bytes, -1 if not known.
+    tables, -1 for none; for frees they describe where the free happened, where that is known.
+    `forward` is the stack of the forward call that belongs to this backward, a row of `stacks`.
+    `category` has a meaning for allocations only. `reserved` is the allocator's reserve in bytes after the
+    event, -1 where the device has none. `rounded` is the bytes that the allocator used for an allocated
+    block, -1 if not known.
     """
 
     time_ns: Int64
@@ -195,11 +196,11 @@ ABSENT: dict[str, int] = {
     "rounded": -1,
     "category": Category.UNKNOWN,
 }
-"""What stands in a column of `Events` or `StartState` that a source does not know; 0 where not named."""
+"""Values for columns of `Events` or `StartState` that a source does not know; 0 for columns not listed."""
 
 
 def events(time_ns: npt.ArrayLike, **columns: npt.ArrayLike) -> Events:
-    """`Events` from the columns at hand; a column that is not given is filled with "none".
+    """Return `Events` from the given columns; the others are filled with the values of `ABSENT`, else 0.
 
     Args:
         time_ns: shape (n,), epoch nanoseconds, not decreasing.
@@ -213,10 +214,10 @@ def events(time_ns: npt.ArrayLike, **columns: npt.ArrayLike) -> Events:
 
 
 def start_state(size: npt.ArrayLike, **columns: npt.ArrayLike) -> StartState:
-    """`StartState` from the columns at hand; a column that is not given is filled with "none".
+    """Return `StartState` from the given columns; the others are filled with the values of `ABSENT`, else 0.
 
     Args:
-        size: shape (n,), the column `bytes`: bytes that were requested for each block.
+        size: shape (n,), the column `bytes`: the requested bytes of each block.
         columns: any other field of `StartState`, shape (n,), cast to its dtype.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`MemoryTrace`: everything that happened to memory in one window, whatever it was read from."""
+"""`MemoryTrace`: all memory events of one window, in the same form for every source."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, Star
 class MemoryTrace:
     """Columns of allocator events on named devices, plus the tables they point into.
 
-    Built once, then read-only. What is derived (`allocations`, `live`, `window`) is computed on
-    first use and kept. An event's index is its place in `events`; -1 stands for the moment before
-    the first event, when exactly `start` is alive.
+    A trace is built once, then read-only. Derived values (`allocations`, `live`, `window`) are computed on
+    first use and cached. An event's index is its position in `events`; -1 is the moment before the first
+    event, when exactly the blocks of `start` are alive.
 
     Attributes:
-        source: what made it, for people: "torch.profiler", "snapshot", ...
+        source: what recorded the trace, as text for people: "torch.profiler", "snapshot", ...
         events: the events, in time order.
-        start: what was alive before the first event.
-        devices, operators, modules, labels, stacks: the tables that rows point into.
+        start: the blocks that were alive before the first event.
+        devices, operators, modules, labels, stacks: the tables whose rows the columns refer to.
         steps: profiled steps in time order, at least one.
-        phases: stretches of forward, backward, optimizer.
-        calls: module calls (forward, and autograd nodes with the module that owns them).
-        segments: what the allocator had reserved before the first event.
-        annotations, annotation_names: named ranges beside the events, and the names.
-        streams: stream pointers; pools: pool ids; contexts: what torch.compile was compiling.
-        ooms: requests that failed, in event order.
-        notes: what is not exact, and by how much: sentences for the reader.
-        properties: versions and settings worth showing.
+        phases: time ranges of forward, backward and optimizer.
+        calls: module calls (forward calls, and autograd nodes with the module that owns them).
+        segments: the ranges that the allocator had reserved before the first event.
+        annotations, annotation_names: starts and ends of named ranges, and their names.
+        streams, pools, contexts: stream pointers, pool ids, and what torch.compile was compiling.
+        ooms: failed allocations, in event order.
+        notes: sentences for the reader about what is not exact, and by how much.
+        properties: versions and settings to show.
     """
 
     source: str
@@ -72,13 +72,13 @@ class MemoryTrace:
         return {}
 
     def live(self, device: int) -> Int64:
-        """Live bytes on a device: int64, shape (events + 1,); entry e + 1 holds after event e."""
+        """Return the live bytes on a device: int64, shape (events + 1,); entry e + 1 is after event e."""
         if device not in self._live:
             self._live[device] = live_levels(self.allocations, len(self.events), device)
         return self._live[device]
 
     def window(self, device: int) -> Int64:
-        """Running sum of what the source itself reported, from 0: int64, shape (events + 1,)."""
+        """Return the running sum of reported bytes on a device, from 0: int64, shape (events + 1,)."""
         if device not in self._window:
             self._window[device] = window_levels(self.events, device)
         return self._window[device]
@@ -90,22 +90,22 @@ class MemoryTrace:
         return np.concatenate(([0], inner, [len(self.events)])).astype(np.int64)
 
     def step_events(self, step: int) -> tuple[int, int]:
-        """The half-open range of event indices of a step, by its row in `steps`.
+        """Return the half-open range of event indices of a step, given by its row in `steps`.
 
-        Every event belongs to exactly one step: what falls between two spans goes to the earlier one.
+        Every event belongs to exactly one step: an event between two steps belongs to the earlier one.
         """
         return int(self._step_bounds[step]), int(self._step_bounds[step + 1])
 
     def step_at(self, event: int) -> Step:
-        """The step to which an event belongs; the first one for the moment before all events."""
+        """Return the step to which an event belongs; the first step for the moment before all events."""
         row = int(np.searchsorted(self._step_bounds[1:-1], event, side="right"))
         return self.steps[row]
 
     def step_row(self, number: int) -> int:
-        """The row in `steps` of the step with this number.
+        """Return the row in `steps` of the step with this number.
 
         Raises:
-            NotRecordedError: no such step.
+            NotRecordedError: no step has this number.
         """
         for row, step in enumerate(self.steps):
             if step.number == number:
@@ -116,10 +116,10 @@ class MemoryTrace:
         )
 
     def device_row(self, name: str) -> int:
-        """The row in `devices` of the device with this name.
+        """Return the row in `devices` of the device with this name.
 
         Raises:
-            NotRecordedError: no such device.
+            NotRecordedError: no device has this name.
         """
         for row, device in enumerate(self.devices):
             if device.name == name:
@@ -130,5 +130,5 @@ class MemoryTrace:
         )
 
     def event_at(self, time_ns: int) -> int:
-        """Index of the last event at or before a time, -1 when there is none."""
+        """Return the index of the last event at or before a time, -1 if there is none."""
         return int(np.searchsorted(self.events.time_ns, time_ns, side="right")) - 1

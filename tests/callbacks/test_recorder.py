@@ -109,7 +109,7 @@ def test_a_step_that_was_not_finished_is_written_as_it_is(tmp_path, model):
 
 def test_none_of_the_chosen_steps_ran(tmp_path, model, caplog):
     loop(StepRecorder([70, 71]), tmp_path, model)
-    assert "the training ran steps 0 to 4, and none of them was chosen" in caplog.text
+    assert "the training ran steps 0 to 4, and steps= selects none of them" in caplog.text
 
 
 def test_a_second_training_in_the_same_folder_is_a_worker_of_its_own(tmp_path, model, caplog):
@@ -157,7 +157,7 @@ def test_what_fails_on_our_side_is_told_once_and_nothing_is_raised(tmp_path, mod
         recorder.end_step()
     recorder.end_training()
     assert caplog.text.count("no folder today") == 1
-    assert "The training goes on without it" in caplog.text
+    assert "The training continues without it" in caplog.text
     assert not is_profiling()
 
 

@@ -235,7 +235,7 @@ def test_a_training_that_stops_early_is_as_without_us(tmp_path, before, micro_ba
 def test_a_training_that_ends_before_the_chosen_steps_says_so(tmp_path, caplog):
     trainer = trainer_in(tmp_path, MemoryTraceCallback(steps=[4]), Asking(should_training_stop=2))
     trainer.train()
-    assert "the training ran steps 0 to 1, and none of them was chosen" in caplog.text
+    assert "the training ran steps 0 to 1, and steps= selects none of them" in caplog.text
     assert not is_profiling()
 
 

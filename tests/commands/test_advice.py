@@ -49,7 +49,7 @@ def test_people_get_the_finding_what_to_do_and_where_to_look(growing):
     assert shown.startswith("1 problem, no options; 4 rules could not be judged\n")
     assert "problem, cpu, step 2: Memory grows step after step: net · mm keeps what it allocates." in shown
     assert "  100 B more with every step: 27.0 % of 370 B" in shown
-    assert "to do: Find what still refers" in shown
+    assert "to do: Find what still holds" in shown
     assert "in the tab: Allocations (step 2, search net, listed lifetime)" in shown
 
 

@@ -84,7 +84,7 @@ def test_of_very_many_failed_requests_the_last_are_told(tmp_path):
     result = run("allocator", path, "--json")
     (device,) = json.loads(result.stdout)["devices"]
     assert [oom["requested_bytes"] for oom in device["ooms"]] == list(range(9003, 9103))
-    assert "note: cuda:0: 3 earlier failed requests are not told." in result.stderr
+    assert "note: cuda:0: 3 earlier failed requests are not shown." in result.stderr
 
 
 def test_people_get_pools_and_segments(step):
@@ -99,7 +99,7 @@ def test_what_the_source_does_not_tell_is_said_not_guessed(tmp_path):
     assert (device["segments"], device["reserved_bytes"], device["rounded_bytes"]) == (None, None, None)
     assert device["fragmentation"]["unused"] is None
     shown = run("allocator", side_file).stdout
-    assert "there are no segments" in shown
+    assert "contains no segments" in shown
     assert "reserved ?" in shown
 
 
@@ -109,15 +109,15 @@ def test_a_profilers_sizes_are_whole_blocks_and_are_called_so(tmp_path):
     path = tmp_path / "a.pt.trace.json"
     path.write_text(json.dumps({"traceEvents": [{"name": "[memory]", "ph": "i", "ts": 5, "args": event}]}))
     shown = run("allocator", path).stdout
-    assert "allocated 1,536 B in whole blocks (what was requested is not told), pending 0 B" in shown
+    assert "allocated 1,536 B in whole blocks (requested sizes are not recorded), pending 0 B" in shown
     (device,) = told("allocator", path)["devices"]
     assert (device["rounded_bytes"], device["rounded_exact"]) == (1536, True)
 
 
 def test_moments_that_are_not_there_are_refused(step):
     assert "no event 4" in refused("allocator", step, "--at", "4")
-    assert "'noon' is no moment" in refused("allocator", step, "--at", "noon")
-    assert "No request failed" in refused("allocator", step, "--at", "oom")
+    assert "'noon' is not a moment" in refused("allocator", step, "--at", "noon")
+    assert "This recording has no failed request" in refused("allocator", step, "--at", "oom")
     assert "cuda:9" in refused("allocator", step, "--device", "cuda:9")
 
 

@@ -39,11 +39,11 @@ def test_the_exit_code_tells(logdir, monkeypatch):
     good = CliRunner().invoke(main, ["doctor", str(logdir)])
     assert (good.exit_code, "The Memory tab should show it" in good.output) == (0, True)
     bad = CliRunner().invoke(main, ["doctor", str(logdir / "absent")])
-    assert (bad.exit_code, "There is no folder" in bad.output, "→" in bad.output) == (1, True, True)
+    assert (bad.exit_code, "does not exist" in bad.output, "→" in bad.output) == (1, True, True)
 
 
 def test_an_empty_folder(tmp_path):
-    assert problems(tmp_path) == ["No event file is here."]
+    assert problems(tmp_path) == ["There is no event file."]
 
 
 def test_a_file_instead_of_a_folder(tmp_path):
@@ -55,7 +55,7 @@ def test_a_file_instead_of_a_folder(tmp_path):
 
 def test_other_peoples_event_files_only(tmp_path):
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"")
-    assert "none holds a memory recording" in problems(tmp_path)[0]
+    assert "none contains a memory recording" in problems(tmp_path)[0]
 
 
 def test_profiler_traces_without_a_recording(tmp_path):
@@ -65,20 +65,20 @@ def test_profiler_traces_without_a_recording(tmp_path):
 
 def test_a_folder_too_deep(logdir):
     found = findings(logdir / "run/rank0/plugins/tb_memplugin")
-    assert "holds side files only" in found[0].what
+    assert "contains only side files" in found[0].what
     assert str(logdir / "run") in found[0].fix
 
 
 def test_event_files_that_were_not_copied_along(logdir):
     for path in (logdir / "run/rank0").glob("*tfevents*"):
         path.unlink()
-    assert "Side files are here" in problems(logdir)[0]
+    assert "There are side files" in problems(logdir)[0]
 
 
 def test_side_files_that_were_not_copied_along(logdir):
     (logdir / "run/rank0/plugins/tb_memplugin/window-000000.mem").unlink()
     (problem,) = problems(logdir)
-    assert "window-000000.mem is absent" in problem
+    assert "window-000000.mem is missing" in problem
 
 
 def test_files_that_cannot_be_read(logdir):
@@ -91,8 +91,8 @@ def test_an_event_file_cut_short_to_nothing(logdir):
     (path,) = (logdir / "run/rank0").glob("*tfevents*")
     path.write_bytes(path.read_bytes()[:60])
     found = problems(logdir)
-    assert "hold no step that can be read" in found[0]
-    assert "breaks off" in found[1]
+    assert "contain no step that can be read" in found[0]
+    assert "ends unexpectedly" in found[1]
     path.write_bytes(b"")
     assert "is empty" in problems(logdir)[1]
 
@@ -126,7 +126,7 @@ def test_a_strangers_event_file_beside_ours(logdir):
 def test_a_folder_that_cannot_be_written(logdir):
     logdir.chmod(0o500)
     try:
-        assert any("cannot be written" in finding.what for finding in findings(logdir))
+        assert any("cannot write to" in finding.what for finding in findings(logdir))
     finally:
         logdir.chmod(0o700)
 

@@ -62,27 +62,27 @@ def test_the_type_is_that_of_the_config_and_else_fp32(llama):
     answer = estimate(with_more(llama, dtype="bfloat16"), "--inference")
     assert answer["workload"]["dtype"] == "bf16"
     assert 0 <= parts(answer)["parameter"] - 2 * LLAMA_PARAMETERS < ROUNDING
-    assert "asks for the type 'float64'" in refused("estimate", with_more(llama, dtype="float64"))
+    assert "dtype, 'float64', cannot be estimated" in refused("estimate", with_more(llama, dtype="float64"))
 
 
 def test_quantized_weights_are_refused_and_with_a_type_left_out_by_name(llama):
     folder = with_more(llama, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "the weights are quantized (gptq)" in refused("estimate", folder)
+    assert "describes quantized weights (gptq)" in refused("estimate", folder)
     notes = estimate(folder, "--dtype", "bf16", "--inference")["notes"]
-    assert any("quantized (gptq): estimated without" in note for note in notes)
+    assert any("quantized weights (gptq): the estimate is without quantization" in note for note in notes)
 
 
 def test_an_architecture_that_is_not_there_is_told(llama):
     answer = estimate(with_more(llama, architectures=["LlamaForPoetry"]), "--inference")
     assert answer["target"] == "LlamaForCausalLM (LlamaConfig)"
-    assert "names LlamaForPoetry, which transformers does not have" in answer["notes"][0]
+    assert "names LlamaForPoetry, which this version of transformers does not have" in answer["notes"][0]
 
 
 def test_a_model_that_does_not_run_in_a_type_is_told_what_would(llama):
     sizes = {"d_model": 64, "n_layer": 1, "n_head": 4, "d_inner": 128, "vocab_size": 100}
     (llama / "config.json").write_text(json.dumps({"model_type": "xlnet"} | sizes))
     message = refused("estimate", llama, "--dtype", "bf16", "--seq", 16)
-    assert "does not run in this type" in message
+    assert "does not run in this dtype" in message
     assert "--autocast bf16" in message
 
 
@@ -96,7 +96,7 @@ def test_a_mixture_in_fp32_and_tokens_alone_of_a_model_for_images(llama):
     seeing = {"model_type": "llava", "text_config": LLAMA, "vision_config": vision, "image_token_index": 3}
     (llama / "config.json").write_text(json.dumps(seeing))
     notes = estimate(llama, "--seq", 64, "--inference")["notes"]
-    assert any("also takes images; tokens alone are estimated" in note for note in notes)
+    assert any("also takes images. The estimate gives it only tokens" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_rest_of_a_large_block_by_hand():
 
 def test_a_loop_over_tokens_that_would_not_end_is_refused_by_name():
     message = refused("estimate", "MambaConfig", "--no-changes")
-    assert "MambaForCausalLM loops over tokens in Python, 32 layers x 2,048 tokens" in message
+    assert "MambaForCausalLM loops over tokens in Python (32 layers x 2,048 tokens)" in message
     assert "--seq 128" in message
 
 
@@ -181,7 +181,7 @@ def test_replicas_hold_all_and_a_bucket_of_gradients(llama):
 @pytest.mark.parametrize(
     ("name", "mesh", "what"),
     [
-        (None, "dp=2,tp=2", "does not take a model with tensor parallelism"),
+        (None, "dp=2,tp=2", "does not support a model with tensor parallelism"),
         (None, "pp=2,ep=2", "LlamaForCausalLM has no plan for expert parallelism"),
         (None, "pp=2,dp=2", "fails in torch itself"),  # with two micro-batches: reducer.cpp asserts
         ("GPT2Config", "tp=2", "GPT2LMHeadModel has no plan for tensor parallelism"),
@@ -223,5 +223,5 @@ def test_parameters_that_do_not_follow_the_device_are_moved_to_it(llama):
     (llama / "config.json").write_text(json.dumps(small))
     assert parts(estimate(llama, "--seq", 32))["parameter"] > 0
     message = refused("estimate", llama, "--seq", 32, "--dtype", "bf16")
-    assert "does not run in this type" in message
+    assert "does not run in this dtype" in message
     assert "modeling_xlnet.py" in message  # as the weights, loaded in bf16, do not

@@ -44,7 +44,7 @@ def test_a_model_on_two_devices_and_one_that_looks_things_up_by_value_are_told_w
     assert "tensors of two devices" in message
     assert "rude.py:3" in message
     message = refused("estimate", "rude:chooses", "--no-changes")
-    assert "up under a tensor's value" in message
+    assert "uses a tensor's value as a key or name" in message
     assert "rude.py:5" in message
 
 

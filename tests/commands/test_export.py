@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tb_memplugin import load
 from tb_memplugin.commands import main
-from tb_memplugin.commands.export import FORMATS
+from tb_memplugin.exports.formats import FORMATS
 from tb_memplugin.store.writer import RunWriter
 from tests.snapshots import block, entries, segment, snapshot
 from tests.traces import trace
@@ -136,7 +136,7 @@ def test_a_custom_profile_goes_by_rules(recording, tmp_path):
     [
         (["--by", "custom"], "needs rules"),
         (["--by", "custom", "--rules", "Bad=("], "Bad"),
-        (["--by", "categories", "--rules", "a=b"], "no meaning"),
+        (["--by", "categories", "--rules", "a=b"], "cannot be used"),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(recording, tmp_path, arguments, said):

@@ -70,7 +70,7 @@ def test_several_files_share_a_run_where_one_is_named(step, logdir, tmp_path):
 def test_files_of_one_name_both_stay_and_it_is_said(step, logdir, tmp_path):
     twin = write(tmp_path / "elsewhere" / "step.pickle", step_snapshot(10))
     result = run("import", step, twin, "--logdir", logdir)
-    assert "it became worker 'step.2'" in result.stderr
+    assert "so this one became worker 'step.2'" in result.stderr
     assert recorded(logdir) == [("step", "step", [390]), ("step", "step.2", [100])]
     write(twin, step_snapshot(20))
     run("import", twin, "--logdir", logdir)
@@ -95,14 +95,14 @@ def test_one_bad_file_does_not_stop_the_others(step, logdir, tmp_path):
     result = run("import", bad, step, tmp_path / "absent.json", "--logdir", logdir)
     assert result.exit_code == 2
     assert f"where: {bad}" in result.stderr
-    assert "no such folder or file" in result.stderr
+    assert "file or folder does not exist" in result.stderr
     assert recorded(logdir) == [("step", "step", [390])]
     told_failures = json.loads(run("import", bad, step, "--logdir", logdir, "--json").stdout)["failed"]
     assert [item["where"] for item in told_failures] == [str(bad)]
 
 
 def test_where_all_fail_nothing_is_touched(logdir, tmp_path):
-    assert "no such folder or file" in refused("import", tmp_path / "absent.json", "--logdir", logdir)
+    assert "file or folder does not exist" in refused("import", tmp_path / "absent.json", "--logdir", logdir)
     assert not logdir.exists()
 
 
@@ -131,7 +131,8 @@ def test_packed_and_json_and_recorded_files(logdir, tmp_path):
 def test_what_unpacks_to_more_than_the_limit_is_refused(logdir, tmp_path):
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b"[" + b" " * 100_000))
-    assert "more than 1,000 bytes" in refused("import", bomb, "--logdir", logdir, "--limit-bytes", 1000)
+    message = refused("import", bomb, "--logdir", logdir, "--limit-bytes", 1000)
+    assert "larger than the limit of 1,000 bytes" in message
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such file names")
@@ -151,7 +152,7 @@ def test_a_runs_name_cannot_leave_the_logdir(step, logdir, tmp_path, name):
 
 
 def test_a_run_without_a_name_is_refused(step, logdir):
-    assert "no name" in refused("import", step, "--logdir", logdir, "--run", "/")
+    assert "name is empty" in refused("import", step, "--logdir", logdir, "--run", "/")
     assert run_folders("a/b") == ["a", "b"]
 
 

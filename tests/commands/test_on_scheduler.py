@@ -58,7 +58,7 @@ def test_a_scheduler_that_does_not_answer_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("tb_memplugin.commands.on_scheduler.SECONDS_TO_CONNECT", 1)
     file = write(tmp_path / "a.pickle", step_snapshot())
     message = refused("import", file, "--logdir", tmp_path / "runs", "--scheduler", "tcp://127.0.0.1:1")
-    assert "No Dask scheduler answers" in message
+    assert "Cannot reach a Dask scheduler" in message
     assert "dask scheduler" in message
 
 

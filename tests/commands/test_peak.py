@@ -92,7 +92,9 @@ def test_of_several_runs_the_highest_is_shown_and_the_others_are_named(logdir):
     RunWriter(str(logdir / "bigger"), "rank0").write(BIGGER)
     result = run("peak", logdir, "--json")
     assert json.loads(result.stdout)["source"].endswith("bigger/rank0")
-    assert result.stderr.endswith("/bigger/rank0, which has the highest peak. Also here: baseline/rank0\n")
+    assert result.stderr.endswith(
+        "/bigger/rank0, which has the highest peak. Also recorded: baseline/rank0\n"
+    )
 
 
 def test_a_worker_can_be_chosen(logdir):
@@ -119,10 +121,10 @@ def test_what_was_not_recorded_is_refused_with_the_choices(logdir, arguments, wo
 
 def test_a_folder_without_recordings_is_refused(tmp_path):
     result = run("peak", tmp_path)
-    assert (result.exit_code, "No memory recording" in result.stderr) == (2, True)
+    assert (result.exit_code, "no memory recording" in result.stderr) == (2, True)
     for absent in (tmp_path / "absent", ""):
         result = run("peak", absent)
-        assert (result.exit_code, "no such folder" in result.stderr) == (2, True)
+        assert (result.exit_code, "folder does not exist" in result.stderr) == (2, True)
 
 
 def test_a_host_that_does_not_answer_is_no_traceback():
@@ -139,7 +141,7 @@ def test_without_its_side_file_a_step_is_told_from_its_summary(logdir):
     for device in whole["devices"]:
         device["peak_event"] = None  # which event holds it longest, only the events tell
     assert json.loads(result.stdout) == whole
-    assert "absent" in result.stderr
+    assert "missing" in result.stderr
     refused = run("peak", logdir, "--by", "stack")
     assert (refused.exit_code, "side file" in refused.stderr) == (2, True)
 
@@ -169,7 +171,7 @@ def test_a_damaged_file_beside_good_ones_is_a_warning(logdir):
     result = run("peak", logdir, "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["devices"][0]["peak_bytes"] == 560
-    assert "breaks off" in result.stderr
+    assert "ends unexpectedly" in result.stderr
     told = [line.split(":")[0] for line in result.stderr.splitlines()]
     assert told[:3] == ["warning", "  where", "  fix"]
 

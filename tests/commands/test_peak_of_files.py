@@ -87,9 +87,9 @@ def test_rules_alone_mean_by_rule(step):
 
 
 def test_rules_that_make_no_sense_are_refused(step):
-    assert "There are no rules" in refused("peak", step, "--by", "rule")
-    assert "no meaning with --by stack" in refused("peak", step, "--by", "stack", "--rules", "a=b")
-    assert "Rule 'broken' is no valid" in refused("peak", step, "--rules", "broken=(")
+    assert "This division needs rules" in refused("peak", step, "--by", "rule")
+    assert "cannot be used with --by stack" in refused("peak", step, "--by", "stack", "--rules", "a=b")
+    assert "Rule 'broken' is not a valid" in refused("peak", step, "--rules", "broken=(")
 
 
 def test_the_request_that_failed_is_told_with_the_reason(tmp_path):

@@ -58,7 +58,7 @@ def test_people_get_a_row_a_stage(step, tmp_path):
 
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are(step):
-    assert "There are: outer, inner" in refused("stages", step, "--annotation", "other")
+    assert "Choose from: outer, inner" in refused("stages", step, "--annotation", "other")
     assert "One file at a time" in refused("stages", step, step)
 
 

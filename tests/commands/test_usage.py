@@ -55,10 +55,10 @@ def test_an_address_that_begins_with_b_is_not_taken_for_memory_vizs_mark(step):
 
 
 def test_what_is_not_there_is_refused_with_what_is(step):
-    assert "0x1200 has the versions 0 to 0" in refused("usage", step, "--allocation", "1200_1")
+    assert "0x1200 has versions 0 to 0" in refused("usage", step, "--allocation", "1200_1")
     assert "no allocation 0x9999_0" in refused("usage", step, "--allocation", "9999")
     assert "still alive" in refused("usage", step, "--allocation", "1000", "--action", "free")
-    assert "is no allocation" in refused("usage", step, "--allocation", "12 00")
+    assert "is not an allocation" in refused("usage", step, "--allocation", "12 00")
     assert "Device 'cuda:7'" in refused("usage", step, "--allocation", "1200", "--device", "cuda:7")
 
 

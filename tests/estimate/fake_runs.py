@@ -1,4 +1,4 @@
-"""Allocations of a few lines on fake tensors, with and without our corrections."""
+"""Helpers that run a few lines on fake tensors, with or without corrections, and return their allocations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def estimated(program: Callable[[], Any], **options: Any) -> MemoryEstimator:
-    """Run a program on fake tensors; what it returns lives to the end."""
+    """Run a program on fake tensors; its result stays alive to the end."""
     with MemoryEstimator(**options) as estimator:
         kept = program()
     del kept
@@ -24,7 +24,7 @@ def peak(program: Callable[[], Any], **options: Any) -> int:
 
 
 def allocations(estimator: MemoryEstimator) -> list[tuple[str, int, str]]:
-    """(operator without `aten::`, bytes, category) of each, in order."""
+    """Return (operator without `aten::`, bytes, category) of each allocation, in order."""
     trace = estimator.trace_result()
     blocks = trace.allocations
     return [
@@ -38,5 +38,5 @@ def allocations(estimator: MemoryEstimator) -> list[tuple[str, int, str]]:
 
 
 def sizes(estimator: MemoryEstimator, operator: str) -> list[int]:
-    """Bytes of each allocation of an operator."""
+    """Return the bytes of each allocation of an operator."""
     return [size for name, size, _ in allocations(estimator) if name == operator]

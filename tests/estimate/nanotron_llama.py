@@ -1,9 +1,10 @@
-"""Nanotron's Llama as one rank of its benchmark runs it: what each operation holds, from its public sources.
+"""Nanotron's Llama as one rank of its benchmark runs it, with the memory that each operation keeps.
 
-huggingface/bench_cluster (create_configs.py, base_config.py) tells the configuration, huggingface/nanotron
-(models/llama.py, parallel/tensor_parallel, optim/gradient_accumulator.py) what is held: tensor parallelism
-that gathers sequences before a product and scatters sums after it, flash attention, gradients summed in
-float32, a fused AdamW on float32 copies of the weights. Shapes are [sequence, batch, width], as there.
+The configuration is from huggingface/bench_cluster (create_configs.py, base_config.py), the operations from
+huggingface/nanotron (models/llama.py, parallel/tensor_parallel, optim/gradient_accumulator.py): tensor
+parallelism that gathers sequences before a product and scatters sums after it, flash attention, gradients
+summed in float32, a fused AdamW on float32 copies of the weights. Shapes are [sequence, batch, width], as in
+nanotron.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ HIDDEN, INNER, HEADS, LAYERS, LENGTH, VOCABULARY = 2048, 4096, 32, 24, 4096, 50_
 """llama-1B of create_configs.py, with the tokenizer of GPT-2."""
 
 ROWS = 132
-"""Partial sums of a norm's gradient: one for each multiprocessor of an H100 (flash_attn, layer_norm.py)."""
+"""Partial sums of a norm's gradient, one for each multiprocessor of an H100 (flash_attn, layer_norm.py)."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table, and what its run said: MiB."""
+    """A row of the table, with the allocated and reserved peaks of its run in MiB."""
 
     dp: int
     tp: int
@@ -40,12 +41,12 @@ class Row:
 
     @property
     def vocabulary(self) -> int:
-        """Padded so that ranks get equal parts."""
+        """The size of the vocabulary, padded so that ranks get equal parts."""
         return -(-VOCABULARY // self.tp) * self.tp
 
     @property
     def layers(self) -> int:
-        """Those of the first stage: blocks up to the one with which its share of the cost is passed."""
+        """The number of blocks in the first stage, whose last one exceeds the stage's share of the cost."""
         block = 4 * HIDDEN * HIDDEN + 3 * INNER * HIDDEN
         share = (LAYERS * block + self.vocabulary * HIDDEN) / self.pp
         costs = enumerate(accumulate([block] * LAYERS), 1)
@@ -91,7 +92,7 @@ def scattered(whole: torch.Tensor) -> torch.Tensor:
 
 
 class _Normed(torch.autograd.Function):
-    """flash_attn's RMSNorm: it keeps its input, and a float32 number a row."""
+    """flash_attn's RMSNorm, which keeps its input and a float32 number for each row."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -106,7 +107,7 @@ class _Normed(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Of logits whose vocabulary is shared out: the softmax is kept, and becomes the gradient in place."""
+    """The loss of logits with a sharded vocabulary: the softmax is kept and becomes the gradient in place."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -132,7 +133,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _Sent(torch.autograd.Function):
-    """To the next stage: nobody here keeps it, and backward gets its gradient from there."""
+    """Sends a result to the next stage: it is not kept here, and its gradient comes from that stage."""
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor) -> torch.Tensor:
@@ -159,7 +160,7 @@ class Attention(nn.Module):
         self.heads, self.size = HEADS // row.tp, HIDDEN // HEADS
         self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN // row.tp, bias=False)
         self.out = nn.Linear(HIDDEN // row.tp, HIDDEN, bias=False)
-        self.register_buffer("cos", torch.empty(LENGTH, self.size // 2))  # turned in place: no other memory
+        self.register_buffer("cos", torch.empty(LENGTH, self.size // 2))  # rotated in place: no copies
         self.register_buffer("sin", torch.empty(LENGTH, self.size // 2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -191,7 +192,7 @@ class Block(nn.Module):
 
 
 class FirstStage(nn.Module):
-    """Embedding and blocks; with a pipeline of one stage the head and the loss, too."""
+    """Embedding and blocks; if there is only one stage, also the head and the loss."""
 
     def __init__(self, row: Row) -> None:
         super().__init__()
@@ -214,7 +215,7 @@ class FirstStage(nn.Module):
 
 
 def train(row: Row, estimator: MemoryEstimator, steps: int = 2) -> None:
-    """Steps of the first stage: 1F1B holds as many micro-batches there as there are stages."""
+    """Run steps of the first stage, where 1F1B holds as many micro-batches as there are stages."""
     torch.set_default_dtype(torch.bfloat16)
     try:
         model = FirstStage(row).cuda()
@@ -243,7 +244,7 @@ def train(row: Row, estimator: MemoryEstimator, steps: int = 2) -> None:
 
 
 def _backward(result: torch.Tensor, trained: list[nn.Parameter]) -> None:
-    """Gradients of two bytes, which are added to sums of four and go."""
+    """Compute 2-byte gradients, which are added to 4-byte sums and freed."""
     result.backward()
     for parameter in trained:
         parameter.grad = None

@@ -1,4 +1,4 @@
-"""Ten architectures, small: from configs, never downloaded. Each gives model, loss and inputs."""
+"""Ten small models built from configs, without downloads. Each function returns model, loss and inputs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def vit() -> Built:
         image_size=32,
         patch_size=8,
     )
-    with no_init_weights():  # they loop until all values are within bounds
+    with no_init_weights():  # initialisers loop until all values are within bounds
         model = ViTForImageClassification(settings)
     images = torch.randn(BATCH, 3, 32, 32)
     return model, lambda: model(pixel_values=images).logits.sum(), [images]
@@ -98,7 +98,7 @@ def vit() -> Built:
 def resnet50() -> Built:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    model = ResNetForImageClassification(ResNetConfig())  # the bottleneck model of 50 layers
+    model = ResNetForImageClassification(ResNetConfig())  # the default has 50 layers with bottlenecks
     images = torch.randn(BATCH, 3, 64, 64)
     return model, lambda: model(pixel_values=images).logits.sum(), [images]
 
@@ -123,13 +123,13 @@ def whisper() -> Built:
         decoder_start_token_id=1,
         use_cache=False,
     )
-    model = WhisperForConditionalGeneration(settings).requires_grad_()  # MemTracker wants all of them
+    model = WhisperForConditionalGeneration(settings).requires_grad_()  # MemTracker needs it
     sound, ids = torch.randn(BATCH, 80, 64), tokens()
     return model, lambda: model(input_features=sound, labels=ids).loss, [sound, ids]
 
 
 class Cells(nn.Module):
-    """An LSTM of cells: the fused layer has no fake rule without our correction."""
+    """An LSTM of cells: without the correction, the fused layer has no fake implementation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The same program run for real on the CPU under torch.profiler, and on fake tensors: the same peak."""
+"""Tests that estimates on fake tensors have the peak of a real CPU run under torch.profiler."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def peak(trace: MemoryTrace) -> int:
 
 
 def recorded(run: Step, folder: Path) -> int:
-    run()  # what a process makes once
+    run()  # allocates what a process needs only once
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as seen:
@@ -72,14 +72,14 @@ def estimated(run: Step) -> int:
 
 @pytest.mark.parametrize("name", ["BERT", "Llama", "LSTM", "Mixtral", "Qwen2"])
 def test_models_have_the_recorded_peak(name: str, tmp_path: Path) -> None:
-    """LSTM: the first sum of each weight is out of place. Llama, Mixtral, Qwen2: no mask."""
+    """In LSTM, the first sum of each weight is out of place. Llama, Mixtral and Qwen2 use no mask."""
     if name != "LSTM":
         pytest.importorskip("transformers")
 
     def run() -> None:
         two_steps(MODELS[name])
 
-    assert abs(estimated(run) - recorded(run, tmp_path)) <= 16  # numbers that C++ makes tensors of
+    assert abs(estimated(run) - recorded(run, tmp_path)) <= 16  # scalars that C++ makes tensors of
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
@@ -92,7 +92,7 @@ def test_experts_and_accumulation_have_the_recorded_peak(micro_batches: int, tmp
 
 @pytest.mark.parametrize("name", ["GPT-2", "T5", "Whisper"])
 def test_models_with_masks_have_the_recorded_peak(name: str, tmp_path: Path) -> None:
-    """Their masked attention looks for rows without a score. Some more numbers of 8 bytes are alive."""
+    """Their masked attention looks for rows without a score. Some more 8-byte scalars are live."""
     pytest.importorskip("transformers")
 
     def run() -> None:
@@ -103,7 +103,7 @@ def test_models_with_masks_have_the_recorded_peak(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_have_the_recorded_peak(reentrant: bool, tmp_path: Path) -> None:
-    """Each keeps a random state of 5,056 bytes, which no operator makes."""
+    """Each checkpoint keeps a random state of 5,056 bytes, which no operator creates."""
 
     def run() -> None:
         layers = [nn.Linear(64, 64) for _ in range(6)]
@@ -116,7 +116,7 @@ def test_checkpoints_have_the_recorded_peak(reentrant: bool, tmp_path: Path) -> 
 
 
 def turned() -> torch.Tensor:
-    """1 MiB whose elements do not lie one after the other."""
+    """Return a tensor of 1 MiB that is not contiguous."""
     return torch.rand(64, 32, 128).transpose(0, 1)
 
 
@@ -140,7 +140,7 @@ def test_operators_have_the_recorded_peak(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_grouped_products_have_the_recorded_peak(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Fake tensors alone know them in bf16."""
+    """torch's fake implementation supports only bf16."""
 
     def run() -> None:
         rows = torch.rand(64, 32, dtype=dtype, requires_grad=True)

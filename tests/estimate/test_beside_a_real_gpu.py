@@ -1,7 +1,8 @@
-"""A recording that somebody took on a GPU, beside an estimate of the program that its C++ frames tell of.
+"""Tests that an estimate matches a recording that was taken on a GPU.
 
-The file is snapshot 20: attention written by hand, three inputs of 2 MiB, from the process's first allocation
-on. The program below was written from the recorded operators and sizes, the estimator knows nothing of it.
+The recording is snapshot 20: attention written by hand with three inputs of 2 MiB, from the process's first
+allocation on. The program below was written from the recorded C++ frames, operators and sizes; the estimator
+does not read the recording.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.commands.files import real, stranger
 pytestmark = real
 
 SCRATCH = (256, 4)
-"""What a reduction takes and gives back at once: a kernel's own buffers, which no estimate knows."""
+"""Bytes of the temporary buffers of reduction kernels, which estimates do not include."""
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

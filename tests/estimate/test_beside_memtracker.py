@@ -1,4 +1,4 @@
-"""Without our corrections the totals are those of torch's own MemTracker, on ten architectures."""
+"""Tests that estimates without corrections equal those of torch's MemTracker, on ten architectures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cuda_known() -> Iterator[None]:
 
 
 def tracked(name: str) -> int:
-    """The peak that MemTracker tells of one training step, bytes."""
+    """Return MemTracker's peak of one training step, in bytes."""
     with FakeTensorMode(), torch.device("cuda"), torch.autograd.set_multithreading_enabled(False):
         model, loss, inputs = MODELS[name]()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -37,7 +37,7 @@ def tracked(name: str) -> int:
 
 
 def estimated(name: str) -> int:
-    """What we say of the same step, with fake tensors as torch has them."""
+    """Return the estimated peak of the same step without corrections, in bytes."""
     with MemoryEstimator(corrected=False) as estimator, torch.device("cuda"):
         model, loss, _ = MODELS[name]()
         optimizer = torch.optim.AdamW(model.parameters())

@@ -1,4 +1,4 @@
-"""`tb-memplugin allocator` with a simulated allocator."""
+"""Tests for `tb-memplugin allocator` with a simulated allocator."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_the_first_miss(tmp_path):
         "simulated_address": 16 * M,
         "cause": "another free block fits best",
     }
-    assert "first elsewhere at event 5" in run("allocator", tmp_path / "miss.pickle", "--replay").stdout
+    assert "first difference at event 5" in run("allocator", tmp_path / "miss.pickle", "--replay").stdout
 
 
 def test_other_settings_and_another_device(step):
@@ -71,7 +71,7 @@ def test_a_device_that_is_too_small(step):
     assert not device["fits"]
     assert device["failure"] == {"event": 1, "requested_bytes": 4 * M, "reserved_bytes": 0, "live_bytes": 0}
     shown = run("allocator", step, "--capacity", "10MiB").stdout
-    assert "out of memory at event 1: 4.00 MiB asked for" in shown
+    assert "out of memory at event 1: 4.00 MiB requested" in shown
 
 
 def test_what_was_simulated_is_written_as_a_snapshot(step, tmp_path):
@@ -86,10 +86,10 @@ def test_a_recording_is_not_written_over(step):
 
 
 def test_settings_and_sizes_that_are_none(step):
-    assert "expandable_segments:yes is not possible" in refused(
+    assert "expandable_segments:yes is not a valid setting" in refused(
         "allocator", step, "--alloc-conf", "expandable_segments:yes"
     )
-    assert "'much' is no size" in refused("allocator", step, "--capacity", "much")
+    assert "'much' is not a size" in refused("allocator", step, "--capacity", "much")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["", "0", "-1GiB", "24gib", "GiB", "1e3", "9" * 30])
 def test_no_sizes(text):
-    with pytest.raises(MemPluginError, match="is no size"):
+    with pytest.raises(MemPluginError, match="is not a size"):
         read_size(text)
 
 
@@ -110,7 +110,7 @@ def test_no_sizes(text):
 def test_a_kineto_trace_tells_no_segments():
     (device,) = told("allocator", stranger("kineto/k1*"), "--replay")["devices"]
     assert (device["device"], device["exact_addresses"], device["first_miss"]) == ("cuda:1", None, None)
-    assert "tells no segments" in run("allocator", stranger("kineto/k1*"), "--replay").stdout
+    assert "contains no segments" in run("allocator", stranger("kineto/k1*"), "--replay").stdout
 
 
 @real

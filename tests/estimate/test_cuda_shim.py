@@ -1,4 +1,4 @@
-"""The library that makes `cuda` known: compiled once, kept, and refused clearly where it cannot be made."""
+"""Tests for the library that makes `cuda` known: it is compiled once and kept, and errors are clear."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ except MemPluginError as error:
 
 
 def run(cache: Path, **environment: str) -> str:
-    """What a new process prints that estimates 4 MiB."""
+    """Return the output of a new process that estimates 4 MiB."""
     done = subprocess.run(
         [sys.executable, "-c", ESTIMATE],
         env={**os.environ, cuda_shim.CACHE_VARIABLE: os.fspath(cache), **environment},
@@ -71,7 +71,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
 
 
 def backward() -> None:
-    """Autograd asks whose device it is: here, as autograd's own threads may be older than the device."""
+    """Run a backward on this thread, since autograd's own threads may have started before the device."""
     with FakeTensorMode(), torch.autograd.set_multithreading_enabled(False):
         torch.ones(2, device="cuda", requires_grad=True).sum().backward()
 
@@ -84,7 +84,7 @@ def test_it_is_off_when_everybody_switched_it_off() -> None:
     backward()
     cuda_shim.switch(False)
     if torch.version.cuda is not None:
-        return  # without the shim that is PyTorch's own matter; 2.6 ends the process
+        return  # without the shim PyTorch decides; 2.6 ends the process
     with pytest.raises(RuntimeError, match=r"accelerator|device"):
         backward()
 

@@ -1,4 +1,4 @@
-"""Figures by module, phase and operator, and the printed report."""
+"""Tests for memory by module, phase and operator, and for the printed report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKSPACE = 8_519_680
 
 @pytest.fixture(scope="module")
 def inference() -> MemoryEstimator:
-    """Two layers of 4 MiB on 1024 rows of 1024 float32: results of 4 MiB, the first gone after the second."""
+    """Run two layers of 4 MiB on 1024 rows of 1024 float32; results have 4 MiB, and the first is freed."""
     with MemoryEstimator(gpu="a100") as estimator:
         model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False)).cuda()
         batch = estimator.create_fake_tensor(1024, 1024)

@@ -1,4 +1,4 @@
-"""A model on fake tensors: the trace of what it would take, and the answers read from it."""
+"""Tests for `MemoryEstimator`: the trace of a model on fake tensors, and the results read from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def rows(trace: MemoryTrace) -> Iterator[tuple[str, int, str, str]]:
-    """(operator, bytes, category, module) of every allocation."""
+    """Yield (operator, bytes, category, module) of every allocation."""
     blocks = trace.allocations
     for row in range(len(blocks)):
         yield (
@@ -35,7 +35,7 @@ def of_category(estimator: MemoryEstimator, category: str) -> int:
 
 @pytest.fixture(scope="module")
 def trained() -> MemoryEstimator:
-    """Two steps of two linear layers, 1024 x 1024 without bias, on 512 rows of 1024 float32."""
+    """Train two linear layers of 1024 x 1024 without bias for two steps, on 512 rows of 1024 float32."""
     with MemoryEstimator(gpu="a100") as estimator:
         model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False)).cuda()
         optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
@@ -52,7 +52,7 @@ def trained() -> MemoryEstimator:
 def test_parameters_gradients_and_optimizer_state_are_exact(trained: MemoryEstimator) -> None:
     assert of_category(trained, "parameter") == 2 * 4 * MIB
     assert of_category(trained, "optimizer_state") == 2 * 4 * MIB
-    assert of_category(trained, "gradient") == 2 * 2 * 4 * MIB  # given back after each of two steps
+    assert of_category(trained, "gradient") == 2 * 2 * 4 * MIB  # freed after each of two steps
     assert of_category(trained, "input") == 2 * MIB
 
 
@@ -64,8 +64,10 @@ def test_every_allocation_has_its_module_and_operator(trained: MemoryEstimator) 
 
 
 def test_the_peak_is_where_it_can_be_worked_out(trained: MemoryEstimator) -> None:
-    """In the second backward: parameters, momentum, input, both gradients, the gradient of the first layer's
-    result, the loss and its gradient in a block each, and two cuBLAS workspaces of 8,519,680 bytes."""
+    """The peak is in the second backward: parameters, momentum, input, both gradients, the gradient of the
+    first layer's result, the loss and its gradient in a block each, and two cuBLAS workspaces of 8,519,680
+    bytes.
+    """
     whole = 2 * 4 * MIB + 2 * 4 * MIB + 2 * MIB + 2 * 4 * MIB + 2 * MIB + 2 * 512 + 2 * 8_519_680
     assert trained.get_max_memory_allocated() == (whole,)
     answer = trained.estimate()
@@ -110,7 +112,7 @@ def test_a_known_context_is_no_room_of_the_allocators_and_is_said() -> None:
     assert len(keep) == 5 << 20
     answer = estimator.estimate()
     assert answer.margin_bytes == (22_558 - 236 - 20) * MIB
-    assert any("236 MiB are left for the CUDA context" in note for note in answer.notes)
+    assert any("236 MiB of the GPU's memory are set aside" in note for note in answer.notes)
 
 
 def test_a_program_that_allocates_nothing_on_the_device_is_told_so() -> None:
@@ -136,7 +138,7 @@ def test_the_cpu_is_estimated_too() -> None:
 
 
 def test_a_phase_counts_what_blocks_get_beyond_their_requests() -> None:
-    """11 MiB and a byte come from a segment of 12 MiB, whose rest is too small to be a block."""
+    """11 MiB and a byte take a whole segment of 12 MiB, since the rest is too small to be a block."""
     with MemoryEstimator(gpu="a100") as estimator, estimator.track_phase("all"):
         keep = torch.empty((11 << 20) + 1, dtype=torch.uint8, device="cuda")
     del keep
@@ -177,17 +179,17 @@ def test_an_estimator_runs_once() -> None:
         estimator.estimate()
     with pytest.raises(MemPluginError, match="outside"):
         estimator.create_fake_tensor(1)
-    with pytest.raises(MemPluginError, match="ran already"):
+    with pytest.raises(MemPluginError, match="already run"):
         estimator.__enter__()
 
 
 def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(MemPluginError, match="not possible"):
+    with pytest.raises(MemPluginError, match="cannot estimate for the device"):
         MemoryEstimator(device="xpu")
 
 
 class Counted:
-    """A plugin of nothing, that counts how often it was put in place."""
+    """A plugin that only counts how often it is applied."""
 
     name = "counted"
 

@@ -1,4 +1,4 @@
-"""GPUs by name: forgiving about spelling, strict about what they hold."""
+"""Tests for GPUs by name, which are found in various spellings, and for their properties."""
 
 import re
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_another_size_of_memory():
 
 
 def test_a_gpu_without_memory_is_refused():
-    with pytest.raises(MemPluginError, match="holds nothing"):
+    with pytest.raises(MemPluginError, match="cannot have a memory of"):
         GpuSpec.named("h100").with_memory(0)
 
 

@@ -1,4 +1,4 @@
-"""What can be counted without running anything: parameters, gradients and optimizer state, exactly."""
+"""Tests that parameters, gradients and optimizer state have exactly the sizes that can be calculated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.estimate.small_models import MODELS
 
 
 def highest(trace: MemoryTrace, category: Category, labelled: str = "") -> int:
-    """The most bytes of a category that were alive at once, of blocks whose label ends so."""
+    """Return the most bytes of a category live at once, of blocks whose label ends with `labelled`."""
     blocks = trace.allocations
     rows = [
         row

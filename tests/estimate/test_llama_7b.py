@@ -1,4 +1,4 @@
-"""Llama-7B in bf16, batch 1, sequence 2048, AdamW: what no machine here could hold."""
+"""Tests with Llama-7B in bf16, batch 1, sequence 2048, AdamW: more memory than a test machine has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def estimator() -> MemoryEstimator:
 
 
 def test_the_peak_is_five_times_the_parameters(estimator: MemoryEstimator) -> None:
-    """Parameters, gradients, two moments, and the square roots that foreach kernels hold: 62.756 GiB."""
+    """Parameters, gradients, two moments, and the square roots of foreach kernels take 62.756 GiB."""
     answer = estimator.estimate()
     without_workspaces = answer.peak_allocated_bytes - answer.workspace_bytes
     assert without_workspaces / GIB == pytest.approx(62.756, rel=0.005)

@@ -1,4 +1,4 @@
-"""The largest batch that fits, found with few estimates."""
+"""Tests for the search for the largest batch that fits, with few estimates."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from tb_memplugin.estimate.max_batch import MOST, Need, max_batch
 
 
 def memory(fixed, sample, limit, step=1):
-    """Batches take `fixed` and `sample` each, in multiples of `step`."""
+    """Return a function for the need of a batch: `fixed` plus `sample` each, in multiples of `step`."""
 
     def need_of(batch):
         size = -(-(fixed + sample * batch) // step) * step
@@ -47,7 +47,7 @@ def test_what_fits_at_any_batch_ends_at_the_most_that_is_looked_for():
 
 
 def test_a_most_of_none_is_refused():
-    with pytest.raises(MemPluginError, match="A batch of 0 is none"):
+    with pytest.raises(MemPluginError, match="0 is not a batch size"):
         max_batch(memory(0, 1, 1), 1, most=0)
 
 

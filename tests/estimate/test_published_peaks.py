@@ -1,7 +1,7 @@
-"""Peaks that others published of real runs, estimated from their configuration as far as it is public.
+"""Tests of estimates against published peaks of real runs, from as much of the configuration as is public.
 
-Nanotron's benchmark of llama-1B on eight H100 (huggingface/bench_cluster): the ranks' own "Peak allocated"
-and "Peak reserved", MiB. docs/estimate_published.md says what is known of these runs, and what is not.
+They are from nanotron's benchmark of llama-1B on eight H100 (huggingface/bench_cluster): "Peak allocated" and
+"Peak reserved" of a rank, in MiB. docs/estimate_published.md says what is known about these runs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ROWS = (
     (Row(dp=1, tp=1, pp=8, batch=4, allocated=44034.23, reserved=44472), -0.01, -0.63),
     (Row(dp=2, tp=2, pp=2, batch=1, allocated=8570.26, reserved=9170), -0.16, -4.54),
 )
-"""Rows of the table, and how far off the estimates are: percent of allocated and of reserved."""
+"""Rows of the table, with the errors of the estimates in percent of allocated and of reserved bytes."""
 
 
 def estimated(row: Row) -> Estimate:
-    """The first rank of the first stage. Data parallelism adds nothing to it: the optimizer is sharded."""
+    """Estimate the first rank of the first stage. Data parallelism only shards the optimizer."""
     return estimate_ranks(
         lambda estimator, mesh: train(row, estimator), f"tp={row.tp}", ranks=[0], gpu=GpuSpec.named("h100")
     ).worst.estimate
@@ -42,5 +42,5 @@ def test_nanotrons_table(row: Row, allocated: float, reserved: float) -> None:
 
 
 def test_stages_take_blocks_up_to_their_share_of_the_cost() -> None:
-    """24 blocks of 41.9 M, a head of 102.9 M: half is passed in the 14th block, an eighth in the 4th."""
+    """Of 24 blocks of 41.9 M and a head of 102.9 M, half is passed in block 14, an eighth in block 4."""
     assert [row.layers for row, _, _ in ROWS] == [24, 14, 4, 14]

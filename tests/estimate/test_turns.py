@@ -1,4 +1,4 @@
-"""One estimate at a time: threads wait for each other, and are told where that would never end."""
+"""Tests that one estimate runs at a time: threads wait for each other, and an endless wait raises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def estimate() -> None:
 
 
 def in_a_thread(run: Callable[[], None]) -> tuple[threading.Thread, list[str]]:
-    """A started thread, and what it was told."""
+    """Start a thread; return it and the list of errors that it raised."""
     told: list[str] = []
 
     def body() -> None:
@@ -39,7 +39,7 @@ def test_a_thread_whose_end_the_block_waits_for_is_told_at_once() -> None:
         thread, told = in_a_thread(estimate)
         thread.join(timeout=20)
         assert not thread.is_alive()
-    assert "Another thread is inside of an estimate (MainThread), and waits for this one" in told[0]
+    assert "Another thread is inside an estimate (MainThread) and waits for this one" in told[0]
     assert "in second" in told[0]
 
 

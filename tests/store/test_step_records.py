@@ -129,8 +129,8 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path, caplog):
     shutil.rmtree(tmp_path / "rank0.steps")
     path = writer.write(figures([2], first=1))
     assert points(values_of(path), "memory/peak_allocated") == [(1, 2)]
-    assert "was deleted; what is recorded from here on goes into a new one" in caplog.text
-    assert "already holds" not in caplog.text
+    assert "was deleted; later recordings go into a new folder" in caplog.text
+    assert "already contains" not in caplog.text
 
 
 def test_a_hundred_thousand_steps_take_some_forty_bytes_each(tmp_path):
@@ -161,7 +161,7 @@ def test_commands_tell_that_there_are_only_figures(tmp_path):
     StepsWriter(str(tmp_path), "rank0", 0).write(figures([5, 9]))
     refused = CliRunner().invoke(main, ["peak", str(tmp_path)])
     assert refused.exit_code != 0
-    assert "Only figures of MemoryMonitor are here, of 2 steps" in refused.output
+    assert "only MemoryMonitor figures, of 2 steps" in refused.output
     told = CliRunner().invoke(main, ["doctor", str(tmp_path)]).output
-    assert "2 steps of 1 workers watched by MemoryMonitor" in told
-    assert "hold no step that can be read" not in told
+    assert "MemoryMonitor watched 2 steps of 1 workers" in told
+    assert "contain no step that can be read" not in told

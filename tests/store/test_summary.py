@@ -138,7 +138,7 @@ def test_a_damaged_blob_is_refused(blob):
 
 
 def test_a_blob_that_claims_to_be_huge_is_refused():
-    with pytest.raises(UnreadableFileError, match="too large"):
+    with pytest.raises(UnreadableFileError, match="impossible size"):
         read_summary(StepBlob(version=1, raw_size=1 << 40).SerializeToString())
 
 

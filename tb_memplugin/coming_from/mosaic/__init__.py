@@ -1,9 +1,9 @@
-"""Mosaic's Python calls on our analysis: `MemoryAbstract`, and the functions behind its commands.
+"""Mosaic's Python interface on our analysis: `MemoryAbstract`, and the functions behind its commands.
 
-Its modules have their places and names (`mosaic.cmd.entry_point`, `mosaic.libmosaic.analyzer...`), and
-all that stands in them can be imported from here as well. Where Mosaic looks at a snapshot's first
-device alone, these take the device with the highest peak, and include what was alive before the recording
-began; docs/coming_from.md says which command replaces which.
+The modules have Mosaic's names (`mosaic.cmd.entry_point`, `mosaic.libmosaic.analyzer...`); everything in them
+can be imported from here as well. Mosaic examines only the first device of a snapshot; these functions take
+the device with the highest peak, and include what was alive before the recording began.
+docs/coming_from.md says which command replaces which.
 """
 
 from tb_memplugin.coming_from.mosaic.cmd.entry_point import (

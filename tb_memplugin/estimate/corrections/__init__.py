@@ -1,4 +1,4 @@
-"""What fake tensors get wrong, or cannot do, put right: one correction a file."""
+"""Corrections for what fake tensors get wrong or cannot do, one in each file."""
 
 from tb_memplugin.estimate.corrections.correction import Correction, Corrections, Target
 

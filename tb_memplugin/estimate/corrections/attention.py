@@ -1,6 +1,6 @@
-"""`scaled_dot_product_attention` with the kernel that the target GPU would take.
+"""Run `scaled_dot_product_attention` with the kernel that the target GPU would use.
 
-Fake tensors always take the math path, which materialises the scores: 57 MiB where flash attention takes 7.
+Fake tensors always use the math path, which materialises the scores: 57 MiB where flash attention takes 7.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _FLASH_STEP = 8
 """Flash attention pads head dimensions to a multiple of this (sdp_utils, pad_last_dim)."""
 
 _MASK_STEP = 16
-"""The efficient kernel wants masks whose rows are aligned to this (attention.cpp, pad_bias)."""
+"""The efficient kernel needs masks whose row length is a multiple of this (attention.cpp, pad_bias)."""
 
 
 class Attention(Correction):
-    """Calls the kernel's own operator, whose fake rule and derivative PyTorch has."""
+    """Calls the kernel's own operator, for which PyTorch has a fake implementation and a derivative."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Register for CUDA tensors, below autocast and above autograd's formulas."""
+        """Register `attend` for CUDA tensors, below autocast and above autograd's formulas."""
         library = torch.library.Library("aten", "IMPL")
         patches.on_undo(library._destroy)
         library.impl("scaled_dot_product_attention", self.attend, "AutogradCUDA")
 
     def rules(self) -> dict[Any, Rule]:
-        """In inference mode the operator comes undivided."""
+        """Return a rule for the whole operator, which arrives undecomposed in inference mode."""
         return {aten.scaled_dot_product_attention.default: self._undivided}
 
     def after(self) -> dict[Any, After]:
-        """The backward kernel's own buffers."""
+        """Return a function that records the buffers of flash attention's backward kernel."""
         return {aten._scaled_dot_product_flash_attention_backward.default: _flash_buffers}
 
     def attend(
@@ -54,14 +54,14 @@ class Attention(Correction):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """What the operator does on the target."""
+        """Compute the operator as the target does. The arguments are the operator's own."""
         call = Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, self.target.gpu)
         chosen = kernel(call)
         if chosen == "flash":
             return _flash(call, scale)
         if chosen == "cudnn":
             self.target.note(
-                "scaled_dot_product_attention takes cuDNN's kernel on this GPU: its workspace in the "
+                "On this GPU, scaled_dot_product_attention uses cuDNN's kernel. The workspace of its "
                 "backward is not known and not counted."
             )
             mask = _as_bias(call)
@@ -96,7 +96,7 @@ def _flash(call: Call, scale: float | None) -> Any:
 
 
 def _as_bias(call: Call) -> torch.Tensor | None:
-    """A boolean mask becomes one that is added (attention.cpp, convert_boolean_attn_mask)."""
+    """Convert a boolean mask into an additive one (attention.cpp, convert_boolean_attn_mask)."""
     mask = call.mask
     if mask is None or mask.dtype is not torch.bool:
         return mask
@@ -112,7 +112,10 @@ def _padded(bias: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _flash_buffers(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    """softmax_d, dq_accum, and with fewer key heads dk and dv of all heads (flash_api.cpp, mha_bwd)."""
+    """Record the backward's buffers (flash_api.cpp, mha_bwd).
+
+    They are softmax_d and dq_accum; with fewer key heads than query heads, also dk and dv for all heads.
+    """
     query, key = args[1], args[2]
     batch, heads, length, size = query.shape
     rounded = -(-length // 128) * 128

@@ -1,8 +1,8 @@
-"""Which kernel `scaled_dot_product_attention` takes on a GPU.
+"""Find out which kernel `scaled_dot_product_attention` uses on a GPU.
 
-The order is the GPU's (`GpuSpec.sdpa_order`), the limits of each kernel are those of
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (can_use_flash_attention and its neighbours), and what
-`torch.nn.attention.sdpa_kernel` allows is the program's.
+The GPU decides the order (`GpuSpec.sdpa_order`), aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+(can_use_flash_attention and similar functions) has the limits of each kernel, and the program chooses with
+`torch.nn.attention.sdpa_kernel` which kernels are allowed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLASH_DIM, CUDNN_DIM, CUDNN_DIM_HOPPER = 256, 128, 256
 _HALVES = (torch.float16, torch.bfloat16)
 SWITCHES = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}
 DEFAULT_ORDER = ("flash", "efficient", "math")
-"""For a GPU of no kind in particular."""
+"""The order if no particular GPU is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Call:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The GPU's compute capability; (8, 0) where there is none in particular."""
+        """The GPU's compute capability; (8, 0) if no particular GPU is given."""
         return self.gpu.compute_capability if self.gpu is not None else (8, 0)
 
     @property
@@ -49,10 +49,10 @@ class Call:
 
 
 def kernel(call: Call) -> str:
-    """One of "cudnn", "flash", "efficient" and "math".
+    """Return the kernel for a call: "cudnn", "flash", "efficient" or "math".
 
     Raises:
-        MemPluginError: the program allows none that can serve the call.
+        MemPluginError: none of the kernels that the program allows can run the call.
     """
     backends: Any = torch.backends.cuda
     allowed: dict[str, Any] = {
@@ -63,10 +63,10 @@ def kernel(call: Call) -> str:
         if allowed[name]() and can(call):
             return name
     raise MemPluginError(
-        "No kernel of scaled_dot_product_attention that the program allows can serve a call: query "
+        "No allowed kernel of scaled_dot_product_attention can run this call: query "
         f"{tuple(call.query.shape)}, {call.query.dtype}, {'a' if call.mask is not None else 'no'} mask.",
         where=call.gpu.name if call.gpu is not None else "a GPU of no kind in particular",
-        fix="Allow another one in torch.nn.attention.sdpa_kernel, as a real run on this GPU would need, too.",
+        fix="Allow another kernel in torch.nn.attention.sdpa_kernel. A real run on this GPU needs that too.",
     )
 
 
@@ -109,7 +109,7 @@ def _efficient(call: Call) -> bool:
 
 
 def _alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    """Elements that the last dimension must be a multiple of (minimum_gemm_alignment)."""
+    """Return the number of which the last dimension must be a multiple (minimum_gemm_alignment)."""
     if dtype is torch.float32:
         return 4 if capability >= (8, 0) else 1
     return 8 if capability >= (8, 0) else 4
@@ -130,7 +130,10 @@ def _cudnn(call: Call) -> bool:
 
 
 def _mask_suits_cudnn(call: Call) -> bool:
-    """No gradient, and four dimensions or the last two, each of its size or 1 (check_attn_mask_shape)."""
+    """Whether a mask needs no gradient and has a suitable shape (check_attn_mask_shape).
+
+    The shape has four dimensions, or the last two, each of them full or 1.
+    """
     mask = call.mask
     if mask is None:
         return True

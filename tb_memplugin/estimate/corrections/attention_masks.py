@@ -1,7 +1,7 @@
-"""transformers' attention masks: built as for a real run, which leaves masks out that mask nothing.
+"""Make transformers build attention masks as in a real run, where it omits masks that mask nothing.
 
-transformers asks whether a tensor is fake, and then keeps every mask (`is_tracing`, masking_utils.py): flash
-attention takes none, so that fake runs would get another kernel. Here it looks at the values as in a real
+For fake tensors, transformers keeps every mask (`is_tracing`, masking_utils.py). Flash attention accepts no
+mask, so a fake run would use another kernel. With this correction transformers reads the values as in a real
 run; values.py answers that nothing is padded or packed, unless a hint says otherwise.
 """
 
@@ -20,10 +20,10 @@ _MODULES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils
 
 
 class AttentionMasks(Correction):
-    """`is_tracing` of the modules that make masks does not look at the tensor."""
+    """Replaces `is_tracing` in the modules that make masks by one that does not look at the tensor."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Now, and for what is imported inside the block when a module first runs after that."""
+        """Replace it in the modules that are imported now, and in others when a module first runs after."""
         missing = set(_MODULES)
 
         def replace(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The corrections for a target."""
+"""Choose the corrections for a target."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from tb_memplugin.estimate.corrections.values import Asking, Values
 from tb_memplugin.estimate.corrections.workspaces import Workspaces
 
 ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)
-"""Those that hints answer."""
+"""Corrections that use the user's hints."""
 
 ON_CUDA: tuple[type[Correction], ...] = (Attention, KernelBuffers, Recurrent, Unknown, Workspaces)
-"""Of CUDA's own kernels."""
+"""Corrections for CUDA kernels."""
 
 ON_CPU: tuple[type[Correction], ...] = (CpuKernels, MatrixCopies, RandomStates)
-"""Of the CPU's."""
+"""Corrections for CPU kernels."""
 
 EVERYWHERE: tuple[type[Correction], ...] = (
     Constants,
@@ -75,7 +75,7 @@ EVERYWHERE: tuple[type[Correction], ...] = (
 
 
 def chosen(target: Target, hints: Any, *, none: bool = False) -> Corrections:
-    """Every correction that a target needs; with `none` only what makes its device known."""
+    """Return every correction that a target needs; with `none` only the one that makes its device known."""
     if none:
         return Corrections([Devices(target)], engine_adds_in_place=False)
     kinds = (*EVERYWHERE, *(ON_CUDA if target.device_type == "cuda" else ON_CPU))

@@ -1,4 +1,4 @@
-"""Collectives: which memory is theirs, and that waiting for one takes none."""
+"""Collectives: which memory belongs to communication, and waiting for one without allocating."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tb_memplugin.trace import Category
 
 
 class Communication(Correction):
-    """Functional collectives and the buffers of FSDP2."""
+    """Corrects functional collectives, and categorises the buffers of FSDP2."""
 
     def rules(self) -> dict[Any, Rule]:
-        """Waiting gives the tensor back that it waited for; its fake rule makes a new one."""
+        """Return a rule for `wait_tensor`: it returns its input; torch's fake one allocates a new tensor."""
         if not dist.is_available():
             return {}
         return {torch.ops._c10d_functional.wait_tensor.default: _the_same}
 
     def after(self) -> dict[Any, After]:
-        """What FSDP2 gathers, what it reduces from, and what is received, is communication."""
+        """Return functions that categorise FSDP2's gather and reduce buffers and received tensors."""
         if not (dist.is_available() and dist.is_initialized()):
             return {}
-        import torch.distributed.fsdp  # defines its operators
+        import torch.distributed.fsdp  # the import defines its operators
 
         named = {
             torch.ops.fsdp.all_gather_copy_in.default: _gathered,
@@ -55,7 +55,7 @@ def _collectives() -> Iterator[Any]:
 
 
 def _with_values_of_others(after: After | None) -> After:
-    """Small tensors whose values were known (constants.py) have those of other ranks now."""
+    """Make tensors with known values (constants.py) forget them: they have values of other ranks now."""
 
     def forget(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
         for tensor in tree_leaves((args, out)):

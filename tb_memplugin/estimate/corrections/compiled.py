@@ -1,4 +1,4 @@
-"""`torch.compile` and flex_attention: what is compiled runs uncompiled in an estimate."""
+"""`torch.compile` and flex_attention: compiled code runs uncompiled in an estimate."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.patches import Patches
 
 _NOTE = (
-    "torch.compile: the estimate is of the uncompiled program. Compiled code fuses operators, and may keep "
-    "fewer activations or compute them anew."
+    "torch.compile: the uncompiled program is estimated. Compiled code fuses operators, and may keep "
+    "fewer activations or recompute them."
 )
 _FLEX_NOTE = (
-    "flex_attention is counted as compiled, one kernel that never holds the scores; gradients of tensors "
-    "that score_mod captures are not counted."
+    "flex_attention is counted as compiled: one kernel that never stores the scores. Gradients of "
+    "tensors that score_mod captures are not counted."
 )
 
 
 class Compiled(Correction):
-    """`torch.compile` gives back what it was given, and says so in the notes."""
+    """Makes `torch.compile` return its argument, with a note."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Replace `torch.compile`, `Module.compile` and flex_attention, wherever it was imported to."""
+        """Replace `torch.compile`, `Module.compile`, and flex_attention in every module that imported it."""
         original = flex.flex_attention
-        if "torch._dynamo" in sys.modules:  # what was compiled before the block
+        if "torch._dynamo" in sys.modules:  # for code that was compiled before the block
             stance: Any = torch.compiler.set_stance("force_eager")
             patches.on_undo(lambda: stance.__exit__(None, None, None))
 
@@ -70,7 +70,7 @@ class Compiled(Correction):
             raise MemPluginError(
                 "flex_attention's return_aux cannot be estimated.",
                 where="torch.nn.attention.flex_attention.flex_attention",
-                fix="Ask for return_lse=True instead.",
+                fix="Use return_lse=True instead.",
             )
         self.target.note(_FLEX_NOTE)
         apply: Any = _Flex.apply
@@ -79,11 +79,11 @@ class Compiled(Correction):
 
 
 class _Flex(torch.autograd.Function):
-    """The fused kernels' results and buffers (torch/_inductor/kernel/flex)."""
+    """Allocates the results and buffers of the fused kernels (torch/_inductor/kernel/flex)."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-        """The result, and the log of the sum of exponentials in float32."""
+        """Return the result, and the log-sum-exp of each row in float32."""
         ctx.set_materialize_grads(False)
         out = query.new_empty((*query.shape[:-1], value.shape[-1]))
         lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
@@ -92,7 +92,7 @@ class _Flex(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Gradients of the three, and meanwhile one number a row."""
+        """Return the gradients of query, key and value; a float32 for each row is live meanwhile."""
         query, key, value, _, lse = ctx.saved_tensors
         delta = torch.empty_like(lse)
         results = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)

@@ -1,7 +1,7 @@
-"""Small tensors on the CPU that a program makes of its own numbers: they keep their values.
+"""Keep the values of small CPU tensors that a program creates from its own numbers.
 
-Rates of stochastic depth (`torch.linspace(0, rate, layers).tolist()`), lengths, tables of window sizes:
-fake tensors forget them, and models would be built another way.
+Examples are rates of stochastic depth (`torch.linspace(0, rate, layers).tolist()`), lengths, and tables of
+window sizes. Fake tensors lose the values, and models would be built differently.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.patches import Patches
 
 MOST = 4096
-"""Elements of a tensor that keeps its values; torch keeps those of one element (CONSTANT_NUMEL_LIMIT)."""
+"""The most elements of a tensor that keeps its values; torch's limit is 1 (CONSTANT_NUMEL_LIMIT)."""
 
 _MAKERS = ("arange", "linspace", "logspace", "full", "ones", "zeros", "scalar_tensor", "eye")
 
 
 class Constants(Correction):
-    """Lets FakeTensorMode compute with constants of some size, as it does with single numbers."""
+    """Lets FakeTensorMode compute with small constant tensors, as it does with single numbers."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Raise torch's limit."""
@@ -32,7 +32,7 @@ class Constants(Correction):
             patches.set(fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST)
 
     def rules(self) -> dict[Any, Rule]:
-        """Of everything that makes a tensor of numbers."""
+        """Return a rule for every operator that creates a tensor from numbers."""
         packets = [getattr(torch.ops.aten, name) for name in _MAKERS]
         return {
             getattr(packet, overload): _made
@@ -43,7 +43,7 @@ class Constants(Correction):
 
 
 def constant(mode: CountingFakeMode, real: torch.Tensor) -> torch.Tensor:
-    """A fake tensor that knows its values."""
+    """Return a fake tensor that keeps the values of a real one."""
     return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
 
 

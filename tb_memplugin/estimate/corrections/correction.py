@@ -1,4 +1,4 @@
-"""What a correction is, and all of them together."""
+"""The base class of corrections, and a collection that applies several of them as one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tb_memplugin.estimate.plugins.plugin import Plugin
 
 @dataclass(slots=True)
 class Target:
-    """What an estimate is for: `plugins` are of libraries that it lets run.
+    """What is estimated for: the device, and the library plugins in use.
 
-    `notes` are sentences on what is modelled or not known, each once.
+    `notes` are sentences on what is modelled or not known; each appears once.
     """
 
     device_type: str
@@ -27,30 +27,30 @@ class Target:
     notes: list[str] = field(default_factory=list)
 
     def note(self, sentence: str) -> None:
-        """Tell the reader of the estimate, once."""
+        """Add a note for the reader of the estimate, unless it is there already."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
 
 class Correction:
-    """One thing that fake tensors get wrong. What a correction does not need it leaves as it is here."""
+    """Corrects one thing that fake tensors get wrong. Subclasses override only the methods that they need."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
 
     def rules(self) -> dict[Any, Rule]:
-        """Operators that give something else than FakeTensorMode says."""
+        """Return rules for operators whose results FakeTensorMode gets wrong."""
         return {}
 
     def after(self) -> dict[Any, After]:
-        """Operators whose kernels take more than their results."""
+        """Return functions for operators whose kernels allocate more than their results."""
         return {}
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Replace attributes of libraries while the estimate runs."""
 
     def refusal(self, func: Any, error: Exception) -> Exception | None:
-        """What to say in place of an operator's error; None where it is somebody else's matter."""
+        """Return the error to raise in place of an operator's error; None if this correction has none."""
         return None
 
 
@@ -58,8 +58,9 @@ class Corrections:
     """Several corrections as one.
 
     Args:
-        parts: the corrections; none leaves fake tensors as torch has them.
-        engine_adds_in_place: whether autograd's engine adds gradients up in place, as it does without modes.
+        parts: the corrections; without any, fake tensors behave as in torch.
+        engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
+            as without modes.
     """
 
     def __init__(self, parts: Sequence[Correction], *, engine_adds_in_place: bool) -> None:
@@ -75,16 +76,16 @@ class Corrections:
                 self.after[operator] = more if known is None else _both(known, more)
 
     def apply(self, mode: CountingFakeMode) -> None:
-        """Put every correction in place."""
+        """Apply every correction."""
         for part in self.parts:
             part.apply(mode, self._patches)
 
     def undo(self) -> None:
-        """Put back what `apply` replaced."""
+        """Restore what `apply` replaced."""
         self._patches.undo()
 
     def refusal(self, func: Any, error: Exception) -> Exception:
-        """What to raise for an operator's error."""
+        """Return the error to raise for an operator's error."""
         for part in self.parts:
             told = part.refusal(func, error)
             if told is not None:
@@ -93,7 +94,7 @@ class Corrections:
 
 
 def _both(first: After, second: After) -> After:
-    """Two corrections of one operator."""
+    """Return a function that runs two corrections of one operator."""
 
     def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
         first(mode, func, args, out, place)

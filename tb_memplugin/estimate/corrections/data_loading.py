@@ -1,4 +1,4 @@
-"""Data loaders load real data: shuffling, and what a dataset does, needs values."""
+"""Let data loaders load real data: shuffling and datasets need values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tb_memplugin.estimate.patches import Patches
 
 
 class DataLoading(Correction):
-    """Batches come as real CPU tensors, and become fake with the first operator that takes them."""
+    """Makes batches real CPU tensors. They become fake in the first operator that takes them."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Leave fake mode while a loader begins and while it gets a batch."""
+        """Leave fake mode while a loader starts and while it fetches a batch."""
         patches.set(DataLoader, "_get_iterator", _real(DataLoader._get_iterator))
         patches.set(_BaseDataLoaderIter, "__next__", _real(_BaseDataLoaderIter.__next__))
 

@@ -1,12 +1,16 @@
-"""`DistributedDataParallel`: its buckets, modelled. The reducer is C++ and reads addresses that fakes lack.
+"""Model the buckets of `DistributedDataParallel`: its C++ reducer needs addresses, which fake tensors lack.
 
-Rules of torch/csrc/distributed/c10d/reducer.cpp (2.13): one flat buffer a bucket, for as long as the model
-lives. The first backward has one bucket for each type and device; before the second forward they are made
-anew in the order in which gradients came, of 1 MiB and then `bucket_cap_mb`. A gradient that is ready is
-copied into its bucket, and with `gradient_as_bucket_view` becomes a view of it. All-reduce is in place, or
-what a communication hook does with each bucket, in their order, when all of its gradients are there. With
-`static_graph` the first backward is reduced when it is over, and buckets are made anew before the third
-forward.
+The rules are those of torch/csrc/distributed/c10d/reducer.cpp (2.13):
+
+- Each bucket is one flat buffer that lives as long as the model.
+- The first backward uses one bucket for each dtype and device. Before the second forward, buckets are rebuilt
+  in the order in which gradients became ready: the first of 1 MiB, the others of 25 MiB; or all of
+  `bucket_cap_mb`, if that is given.
+- A gradient that is ready is copied into its bucket; with `gradient_as_bucket_view` it becomes a view of it.
+- A bucket is reduced once all its gradients are ready, in order of the buckets: in place, or by a
+  communication hook.
+- With `static_graph` the first backward is reduced at its end, and buckets are rebuilt before the third
+  forward.
 """
 
 from __future__ import annotations
@@ -25,14 +29,14 @@ from tb_memplugin.estimate.patches import Patches
 from tb_memplugin.trace import Category
 
 Name = Callable[[torch.Tensor, Category, str], None]
-"""`name(tensor, category, label)` says what the memory behind a tensor is for."""
+"""`name(tensor, category, label)` sets the category and label of a tensor's memory."""
 
 
 class DataParallel(Correction):
-    """A reducer of ours in the place of torch's."""
+    """Replaces torch's reducer by `FakeReducer`."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Replace `torch.distributed.Reducer` and what only talks to it."""
+        """Replace `torch.distributed.Reducer` and the functions that only use it."""
         if not dist.is_available():
             return
         from torch.nn.parallel import distributed
@@ -52,7 +56,7 @@ class DataParallel(Correction):
 
 
 def _let_hooks_be_of_a_gpu(patches: Patches, owner: Any) -> None:
-    """Hooks in bfloat16 are refused where torch has no NCCL."""
+    """Allow bfloat16 communication hooks, which torch refuses where it has no NCCL."""
     original = owner._check_comm_hook
 
     def check(model: Any, hook: Any) -> None:
@@ -63,7 +67,7 @@ def _let_hooks_be_of_a_gpu(patches: Patches, owner: Any) -> None:
 
 
 class FakeReducer:
-    """The memory of `torch.distributed.Reducer`: the same arguments, in the same order, after `name`."""
+    """Models the memory of `torch.distributed.Reducer`; after `name` it takes the same arguments."""
 
     def __init__(
         self,
@@ -110,19 +114,19 @@ class FakeReducer:
         ]
 
     def prepare_for_forward(self) -> None:
-        """Only counts iterations."""
+        """Do nothing: the real method only counts iterations."""
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """The next backward is reduced."""
+        """Expect a backward whose gradients are reduced."""
         self._expects, self._reduced = True, 0
         self._ready_indices.clear()
 
     def call_hook(self, state: Any, hook: Callable[[Any, FakeBucket], Any]) -> None:
-        """Reduce each bucket by a hook of the program's."""
+        """Use a communication hook of the program to reduce each bucket."""
         self._hook = functools.partial(hook, state)
 
     def call_builtin_hook(self, kind: Any) -> None:
-        """Reduce each bucket by one of torch's own, that are C++; in Python they do the same."""
+        """Use one of torch's C++ communication hooks; its Python version, which does the same, is run."""
         from torch._C._distributed_c10d import BuiltinCommHookType
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -131,17 +135,21 @@ class FakeReducer:
         self._hook = functools.partial(hook, self._group)
 
     def _rebuild_buckets(self) -> bool:
-        """Once, before the second forward: buckets in the order in which gradients became ready."""
+        """Rebuild the buckets in the order in which gradients became ready; return whether it was done.
+
+        It happens once, when gradients of a first backward are known.
+        """
         if not self._may_rebuild or not self._order:
             return False
         from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 
         if len(self._order) != len(self._parameters):
             raise _refusal(
-                f"whose first backward made {len(self._order)} gradients ready, of {len(self._parameters)}, "
-                "fails in torch itself (Reducer::rebuild_buckets), and",
-                "Give find_unused_parameters=True where some are not used. In a pipeline: more micro-batches "
-                "than stages (and not GPipe), or stages that are told their input_args and output_args.",
+                f"whose first backward produced {len(self._order)} of {len(self._parameters)} "
+                "gradients, which fails in torch itself too (Reducer::rebuild_buckets),",
+                "Use find_unused_parameters=True if some parameters are not used. In a pipeline, use "
+                "more micro-batches than stages (and not GPipe), or give the stages their input_args "
+                "and output_args.",
             )
         self._may_rebuild = False
         found, _ = _compute_bucket_assignment_by_size(
@@ -154,7 +162,7 @@ class FakeReducer:
         return True
 
     def _make_buckets(self, indices: Sequence[Sequence[int]]) -> None:
-        """The old ones go first, as in Reducer::initialize_buckets."""
+        """Create the buckets after the old ones are freed, as in Reducer::initialize_buckets."""
         self._views.clear()
         self._buckets.clear()
         with torch.no_grad():
@@ -170,21 +178,21 @@ class FakeReducer:
         start = 0
         self._buckets.append(FakeBucket(number, flat, self._views, dict(members)))
         for index, parameter in members:
-            # The strides of the parameter where it is dense: Reducer::initialize_bucket_views.
+            # A view has the strides of its parameter if that is dense (Reducer::initialize_bucket_views).
             strides = parameter.stride() if _is_dense(parameter) else torch.empty_like(parameter).stride()
             self._views[index] = flat.as_strided(parameter.shape, strides, start)
             start += parameter.numel()
             self._move_in(index)
 
     def _move_in(self, index: int) -> None:
-        """A gradient that is there already becomes a view of the new bucket."""
+        """Turn an existing gradient into a view of the new bucket, with `gradient_as_bucket_view`."""
         gradient = self._parameters[index].grad
         if self._as_views and gradient is not None:
             self._views[index].copy_(gradient)
             self._parameters[index].grad = self._views[index]
 
     def _ready(self, index: int, _: torch.Tensor) -> None:
-        """A gradient was put into its parameter."""
+        """Handle a gradient that was accumulated into its parameter."""
         if not self._expects or (self._static and not self._delayed):
             return
         if self._may_rebuild:
@@ -194,7 +202,7 @@ class FakeReducer:
 
     @torch.no_grad()
     def _take(self, index: int) -> None:
-        """Reducer::mark_variable_ready_dense; then the buckets that are full, in their order."""
+        """Mark a gradient as ready (Reducer::mark_variable_ready_dense), and reduce full buckets in order."""
         self._copy(index)
         self._ready_indices.add(index)
         while self._reduced < len(self._buckets) and (
@@ -227,13 +235,13 @@ class FakeReducer:
 
     @torch.no_grad()
     def _finished(self) -> None:
-        """The backward is over: buckets of parameters that it did not use are reduced, too."""
+        """End a backward: the remaining buckets, whose parameters it did not all use, are reduced too."""
         while self._expects and self._reduced < len(self._buckets):
             self._reduce_next()
         self._expects = False
 
     def _delay_all_reduce(self) -> None:
-        """The first backward of a static graph is over (Reducer::delay_all_reduce)."""
+        """End the first backward of a static graph (Reducer::delay_all_reduce)."""
         for index in range(len(self._parameters)):
             self._take(index)
         self._delayed = True
@@ -267,7 +275,7 @@ _WITHOUT_MEMORY = frozenset(
 
 
 class FakeBucket:
-    """What a communication hook gets: `torch.distributed.GradBucket`."""
+    """A stand-in for `torch.distributed.GradBucket`, the argument of communication hooks."""
 
     def __init__(
         self,
@@ -281,32 +289,32 @@ class FakeBucket:
         self._number, self._flat, self._views = number, flat, views
 
     def index(self) -> int:
-        """Which of the buckets."""
+        """Return the number of the bucket."""
         return self._number
 
     def buffer(self) -> torch.Tensor:
-        """All of its gradients, one after the other."""
+        """Return the flat tensor with all its gradients, one after the other."""
         return self._flat
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Another one in its place, until the backward is over."""
+        """Copy another buffer into the bucket's own."""
         self._flat.copy_(buffer)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Its gradients."""
+        """Return its gradients, as views of the buffer."""
         return [self._views[index] for index in self.members]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Its parameters."""
+        """Return its parameters."""
         return list(self.members.values())
 
     def is_last(self) -> bool:
-        """Whether it is the last to be reduced."""
+        """Return whether it is the last bucket to be reduced."""
         return self.last
 
 
 class _Silent:
-    """Stands for `torch.distributed.Logger`, which only writes down timings."""
+    """A stand-in for `torch.distributed.Logger`, which only records timings."""
 
     def __init__(self, *_: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""`device='cuda'` where there is none: PyTorch is told of one, and `torch.cuda` answers for it."""
+"""Make `device='cuda'` work without a GPU: PyTorch knows a device, and `torch.cuda` answers for it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tb_memplugin.estimate.patches import Patches
 
 
 class Devices(Correction):
-    """A CUDA device to name.
+    """Provides a CUDA device.
 
     It also keeps autocast and GradScaler on, which switch themselves off where `torch.cuda.is_available`
-    says no.
+    returns False.
     """
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Where there is no GPU, switch the shim on and stand in for `torch.cuda`."""
+        """Make `torch.cuda` describe the target; without a GPU, also switch the shim and stand-ins on."""
         if self.target.device_type != "cuda":
             return
         fake_cuda.describe(patches, self.target.gpu)

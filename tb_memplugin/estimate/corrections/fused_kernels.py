@@ -1,8 +1,9 @@
-"""Operators that are one kernel on the device, and several operators on fake tensors.
+"""Operators that are one kernel on the device, but several operators on fake tensors.
 
-PyTorch has a formula of other operators for each of them. It stands in where a device has no kernel, as CUDA
-has none in a PyTorch built without it, and where FakeTensorMode knows no shapes of results. Which they are:
-those with kernels both for CUDA and for CompositeImplicitAutograd in PyTorch 2.13 built with CUDA.
+PyTorch also has a formula of other operators for each of them. It uses the formula where a device has no
+kernel, such as CUDA in a PyTorch built without it, and where FakeTensorMode does not know the shapes of
+results. The operators are those with kernels both for CUDA and for CompositeImplicitAutograd in PyTorch 2.13
+built with CUDA.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from tb_memplugin.estimate.patches import Patches
 
 aten = torch.ops.aten
 HAS_RMS_NORM = hasattr(aten, "_fused_rms_norm_backward")
-"""Older ones have `_fused_rms_norm` for other devices only, with other arguments."""
+"""Older versions of torch have `_fused_rms_norm` only for other devices, with other arguments."""
 
 ON_CUDA = ("silu_backward", "mish_backward", *(("_fused_rms_norm",) if HAS_RMS_NORM else ()))
 
 
 class FusedKernels(Correction):
-    """`silu` and `mish` in backward on all devices, `rms_norm` on CUDA."""
+    """Runs the backward of `silu` and `mish`, and `rms_norm` on CUDA, as one kernel."""
 
     def rules(self) -> dict[Any, Rule]:
-        """Those of which FakeTensorMode does not know the results."""
+        """Return rules for the operators whose results FakeTensorMode does not know."""
         found: dict[Any, Rule] = {aten.mish_backward.default: _mish_backward}
         if self.target.device_type == "cuda" and HAS_RMS_NORM:
             found[aten._fused_rms_norm.default] = _fused_rms_norm
         return found
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Let autograd find a kernel of CUDA's, so that the operator comes to the mode in one piece."""
+        """Register a CUDA kernel, so that autograd passes the operator to the mode undecomposed."""
         if self.target.device_type != "cuda":
             return
         library = torch.library.Library("aten", "IMPL")
@@ -49,13 +50,13 @@ def _never_called(*_: Any) -> None:
 
 
 def _mish_backward(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    return mode.quietly(aten.silu_backward.default, *args, **kwargs)  # of the same shape
+    return mode.quietly(aten.silu_backward.default, *args, **kwargs)  # its result has the same shape
 
 
 def _fused_rms_norm(
     mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """The result, and a number for each row that backward reads, of the type in which sums are made."""
+    """Return the result, and a number for each row, in the accumulation dtype, which backward reads."""
     given, shape = args[0], args[1]
     rows = (*given.shape[: given.dim() - len(shape)], *(1 for _ in shape))
     dtype = torch.float64 if given.dtype is torch.float64 else torch.float32

@@ -1,7 +1,7 @@
-"""`grouped_mm` of experts in fp32 and fp16, which fake tensors refuse: their rule knows bf16 alone.
+"""Support `grouped_mm` of experts in fp32 and fp16: torch's fake implementation accepts only bf16.
 
-Real kernels take the three types; in the two a product per group is written into the result, with nothing
-beside it (aten/src/ATen/native/GroupedMMUtils.h, _grouped_mm_fallback).
+Real kernels accept all three dtypes. In fp32 and fp16 the product of each group is written into the result,
+with no other buffers (aten/src/ATen/native/GroupedMMUtils.h, _grouped_mm_fallback).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
 
 _WITHOUT_A_RULE = (torch.float32, torch.float16)
 _ALIGNED = 16
-"""Bytes that rows of a result on a GPU begin at multiples of."""
+"""On a GPU, rows of a result begin at multiples of this number of bytes."""
 
 
 class GroupedProducts(Correction):
-    """Results as the kernel makes them."""
+    """Returns results with the kernel's shape and strides."""
 
     def rules(self) -> dict[Any, Rule]:
-        """The operator, where this torch has it."""
+        """Return a rule for the operator, if this version of torch has it."""
         packet = getattr(torch.ops.aten, "_grouped_mm", None)
         return {packet.default: _product} if packet is not None else {}
 
@@ -42,7 +42,10 @@ def _product(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: M
 
 
 def _shape(left: torch.Tensor, right: torch.Tensor, groups: int | None) -> list[int]:
-    """Rows or columns or what is summed over is divided into groups; or both are stacks."""
+    """Return the shape of the result.
+
+    Either the rows, the columns or the inner dimension are divided into groups, or both operands are stacks.
+    """
     if left.dim() == 2 and right.dim() == 2 and groups is not None:
         return [groups, left.shape[0], right.shape[1]]
     if left.dim() == 3 and right.dim() == 3:

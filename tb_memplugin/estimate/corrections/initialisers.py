@@ -1,4 +1,4 @@
-"""`trunc_normal_` draws again until all values are within bounds: in an estimate one more draw is enough."""
+"""`trunc_normal_` draws again until all values are within bounds; in an estimate it draws again once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tb_memplugin.estimate.patches import Patches
 
 
 class Initialisers(Correction):
-    """The loop of torch/nn/init.py, once: every round holds the same memory."""
+    """Runs the loop of torch/nn/init.py once: every iteration takes the same memory."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Replace the part of `trunc_normal_` that loops, where this torch has it."""
+        """Replace the part of `trunc_normal_` that loops, if this version of torch has it."""
         if hasattr(init, "_no_grad_trunc_normal_"):
             patches.set(init, "_no_grad_trunc_normal_", _draw)
 

@@ -1,4 +1,4 @@
-"""Buffers that kernels take and give back within one operator, where PyTorch's source tells their sizes."""
+"""Temporary buffers that kernels allocate within one operator, with sizes from PyTorch's source."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
 aten = torch.ops.aten
 
 _WITHOUT_SORTING = 3072
-"""Up to so many indices an embedding's gradient needs no buffers (aten/src/ATen/native/cuda/Embedding.cu)."""
+"""With at most this many indices, an embedding's gradient needs no buffers for sorting.
+
+Source: aten/src/ATen/native/cuda/Embedding.cu.
+"""
 
 _ROWS_A_THREAD = 10
-"""NROWS_PER_THREAD of EmbeddingBackwardKernel.cu."""
+"""The constant NROWS_PER_THREAD of EmbeddingBackwardKernel.cu."""
 
 
 class KernelBuffers(Correction):
-    """Those that grow with the batch."""
+    """Records buffers of CUDA kernels that grow with the batch."""
 
     def after(self) -> dict[Any, After]:
-        """The operators."""
+        """Return a function for each operator."""
         return {
             aten.embedding_dense_backward.default: _embedding,
             aten.masked_scatter.default: _scattered,
@@ -33,12 +36,14 @@ class KernelBuffers(Correction):
 
 
 class OtherTypes(Correction):
-    """Copies of another type, on all devices: of what is summed up in another (`cumsum`, ReduceOps.cpp), and
-    of results whose type is not that of the formula (`abs` of complex numbers, UnaryOps.cpp).
+    """Records copies in another dtype, on all devices.
+
+    They are inputs that are accumulated in another dtype (`cumsum`, ReduceOps.cpp), and results that are
+    computed in another dtype (`abs` of complex numbers, UnaryOps.cpp).
     """
 
     def after(self) -> dict[Any, After]:
-        """The operators."""
+        """Return a function for each operator."""
         summed = (aten.cumsum.default, aten.cumprod.default)
         return dict.fromkeys(summed, _summed) | dict.fromkeys(
             (aten.abs.default, aten.angle.default), _complex
@@ -46,13 +51,15 @@ class OtherTypes(Correction):
 
 
 class ContiguousCopies(Correction):
-    """Kernels that read one element after the other copy what does not lie so: layer_norm.cpp, SoftMax.cpp
-    and Embedding.cpp, of the CPU and of CUDA alike (`expect_contiguous`, `contiguous`).
+    """Records the contiguous copies that kernels make of arguments that are not contiguous.
+
+    Sources: layer_norm.cpp, SoftMax.cpp and Embedding.cpp, for CPU and CUDA (`expect_contiguous`,
+    `contiguous`).
     """
 
     def after(self) -> dict[Any, After]:
-        """The operators, each with how many of its first arguments are read so."""
-        reads = {  # on a GPU the last is in _embedding
+        """Return a function for each operator; `reads` is how many of its first arguments are copied."""
+        reads = {  # on a GPU, _embedding handles the last one
             aten.native_layer_norm.default: 1,
             aten.native_layer_norm_backward.default: 2,
             aten._softmax.default: 1,
@@ -81,7 +88,7 @@ def _straightened(count: int) -> After:
 
 
 def _copy(tensor: torch.Tensor) -> int:
-    """Bytes of a copy whose elements lie one after the other, 0 where they do."""
+    """Return the bytes of a contiguous copy, 0 if the tensor is contiguous already."""
     return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 
@@ -99,8 +106,9 @@ def _complex(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any,
 
 
 def _scattered(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    """Where each selected element goes, a number of 8 bytes for each of the mask (IndexKernel.cpp,
-    masked_scatter_cuda: maskPrefixSum); and the mask, where it is spread over more elements.
+    """Record the prefix sum of the mask, 8 bytes for each element, and the expanded mask if it is broadcast.
+
+    Source: maskPrefixSum of masked_scatter_cuda in IndexKernel.cpp.
     """
     mask = args[1]
     if not _counts(mode, out):
@@ -114,25 +122,27 @@ def _counts(mode: CountingFakeMode, out: Any) -> bool:
 
 
 class SafeSoftmax(Correction):
-    """The softmax of masked scores looks for rows that are masked as a whole: seen on the CPU, and one
-    program for all devices (aten/src/ATen/native/transformers/attention.cpp, _safe_softmax).
+    """Records the buffers with which the softmax of masked scores looks for rows that are fully masked.
+
+    They were seen on the CPU; the code is the same for all devices
+    (aten/src/ATen/native/transformers/attention.cpp, _safe_softmax).
     """
 
     def after(self) -> dict[Any, After]:
-        """The operator, where this torch has it."""
+        """Return a function for the operator, if this version of torch has it."""
         packet = getattr(aten, "_safe_softmax", None)
         return {packet.default: _masked_rows} if packet is not None else {}
 
 
 def _masked_rows(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    """A byte for each score, and one for each row; while the scores and the result are there, too."""
+    """Record a byte for each score and a byte for each row, while scores and result are live."""
     if _counts(mode, out):
         rows = out.numel() // out.shape[args[1]]
         mode.passing([out.numel(), rows], func, place, mode.ledger.device_row(out.fake_device))
 
 
 def _embedding(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    """Sorted indices, segments of equal ones, and a float32 row for each partial sum."""
+    """Record the sorted indices, segments of equal indices, and a float32 row for each partial sum."""
     gradient, indices, weights, _, by_frequency = args[:5]
     count, width = indices.numel(), gradient.shape[-1]
     if out.fake_device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The plugins of libraries, put in place while an estimate runs."""
+"""Apply library plugins while an estimate runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tb_memplugin.estimate.plugins import PLUGINS, Plugin
 
 
 class Libraries(Correction):
-    """Every plugin of the estimate whose library is there."""
+    """Enters the patch of every plugin that applies."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Enter the plugins; the last is left first."""
+        """Enter the plugins' patches; the last one is exited first."""
         for plugin in self.target.plugins:
             if plugin.applies():
                 patch = plugin.patch()
@@ -24,10 +24,10 @@ class Libraries(Correction):
 
 
 def chosen_plugins(wanted: Sequence[str | Plugin] | None) -> tuple[Plugin, ...]:
-    """The plugins that an estimate uses: those named or given, in that order; None for all of `PLUGINS`.
+    """Return the plugins that are named or given, in that order; for None, all of `PLUGINS`.
 
     Raises:
-        MemPluginError: a name that none of `PLUGINS` has, or something that is no plugin.
+        MemPluginError: no plugin in `PLUGINS` has one of the names, or an object is not a plugin.
     """
     if wanted is None:
         return tuple(PLUGINS)

@@ -1,7 +1,8 @@
-"""`linear` of rows that do not lie one after the other: the bias is added into the product.
+"""Count the bias of `linear` as added in place where the input is not contiguous.
 
-Under any mode it is added out of place, one result too many (aten/src/ATen/native/Linear.cpp, linear:
-isTensorSubclassLike). Rows that do lie one after the other go to `addmm`, which adds nothing afterwards.
+Under any dispatch mode it is added out of place, which allocates one result too many
+(aten/src/ATen/native/Linear.cpp, linear: isTensorSubclassLike). Contiguous inputs use `addmm`, which has no
+separate addition.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from tb_memplugin.estimate.patches import Patches
 
 
 class BiasInPlace(Correction):
-    """Tells the mode while `torch.nn.functional.linear` runs."""
+    """Tells the mode when `torch.nn.functional.linear` runs."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Around the function, as layers call it."""
+        """Wrap the function that layers call."""
         original: Any = functional.linear
 
         def linear(*args: Any, **kwargs: Any) -> Any:
             if not mode.is_here or any(type(one) is not FakeTensor for one in (*args, *kwargs.values())):
-                return original(*args, **kwargs)  # of subclasses (DTensor) a real run adds out of place, too
+                return original(*args, **kwargs)  # a real run also adds out of place for subclasses (DTensor)
             mode.adds_bias = True
             try:
                 return original(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""GradScaler asks the device whether gradients overflowed: in an estimate they never do."""
+"""GradScaler reads from the device whether gradients overflowed; in an estimate they never do."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tb_memplugin.estimate.patches import Patches
 
 
 class LossScaling(Correction):
-    """The optimizer's step is taken, as in every training step but the first few."""
+    """Makes GradScaler always run the optimizer's step, as in all but the first few training steps."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Leave out the question, `found_inf.item()`; unscaling and growth stay as they are."""
+        """Skip the check `found_inf.item()`; unscaling and growth of the scale are unchanged."""
 
         def step(scaler: Any, optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
             return optimizer.step(*args, **kwargs)

@@ -1,5 +1,7 @@
-"""Matrices that BLAS cannot read as they lie are copied first, one of which is the gradient of a sum: one
-number with a shape (aten/src/ATen/native/LinearAlgebra.cpp, addmm_impl_cpu_; workspaces.py does so on GPUs).
+"""Record the copies that the CPU makes of matrices whose strides BLAS cannot read.
+
+An example is the gradient of a sum, a single number expanded to a shape. Source: addmm_impl_cpu_ in
+aten/src/ATen/native/LinearAlgebra.cpp. workspaces.py does the same for GPUs.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
 aten = torch.ops.aten
 
 _BY_BLAS = (torch.float32, torch.float64)
-"""Halves go to oneDNN, whose buffers are not known."""
+"""Dtypes that BLAS computes. Half precision is computed by oneDNN, whose buffers are not known."""
 
 
 class MatrixCopies(Correction):
-    """Those that the CPU's products make."""
+    """Records the copies of matrix products on the CPU."""
 
     def after(self) -> dict[Any, After]:
-        """The operators."""
+        """Return a function for each operator."""
         return {aten.mm.default: _copied, aten.addmm.default: _copied}
 
 
@@ -35,7 +37,7 @@ def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, 
 
 
 def readable(matrix: torch.Tensor) -> bool:
-    """Whether rows or columns lie in one piece, and do not overlap."""
+    """Return whether BLAS can read a matrix: its rows or its columns are contiguous and do not overlap."""
     rows, columns = matrix.shape[-2:]
     down, across = matrix.stride()[-2:]
     by_rows = across == 1 and (down >= max(1, columns) or rows <= 1)

@@ -1,7 +1,7 @@
-"""`Module.to`, `.cuda`, `.half`: parameters change in place, as real ones do.
+"""`Module.to`, `.cuda` and `.half`: convert fake parameters in place, as PyTorch does with real ones.
 
-PyTorch swaps fake parameters for converted ones, and refuses where anything holds a weak reference to them,
-as FakeTensorMode itself does.
+PyTorch would swap fake parameters for converted ones. It refuses to if anything holds a weak reference to
+them, as FakeTensorMode does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ModuleMoves(Correction):
-    """A `Module._apply` that assigns to `.data`, which is what it does for real tensors."""
+    """Makes `Module._apply` assign to `.data`, as it does for real tensors."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Replace `torch.nn.Module._apply`."""
@@ -55,22 +55,22 @@ class ModuleMoves(Correction):
 
 
 def _kinds(module: nn.Module) -> set[type]:
-    """The types of a module's own parameters and buffers."""
+    """Return the types of a module's own parameters and buffers."""
     tensors = (*module._parameters.values(), *module._buffers.values())
     return {type(one) for one in tensors if one is not None}
 
 
 def _refused(module: nn.Module) -> MemPluginError:
-    """A real model would be fake afterwards, and its weights lost."""
+    """Return the error for a real model, whose parameters would become fake and lose their values."""
     return MemPluginError(
-        "A model that was built before the estimate is moved or converted inside of it.",
+        "A model that was built before the estimate is moved or converted inside it.",
         where=type(module).__name__,
-        fix="Build the model inside `with MemoryEstimator():`; it takes no memory there.",
+        fix="Build the model inside `with MemoryEstimator():`; it uses no memory there.",
     )
 
 
 def _converted(parameter: Any, fn: Convert, ledger: FakeLedger) -> Any:
-    """The parameter itself with another memory; a new one where it was on the device `meta`."""
+    """Return the same parameter with converted memory, or a new one if it was on the device `meta`."""
     with torch.no_grad():
         fresh: Any = fn(parameter)
         if not torch._has_compatible_shallow_copy_type(parameter, fresh):
@@ -83,7 +83,7 @@ def _converted(parameter: Any, fn: Convert, ledger: FakeLedger) -> Any:
 
 
 def _become(tensor: Any, converted: Any, ledger: FakeLedger) -> None:
-    """Let a fake tensor have another's memory, type and device; it stays the object that it is."""
+    """Give a fake tensor the memory, dtype and device of another; it stays the same Python object."""
     if converted is not tensor:
         _same_purpose(tensor, converted, ledger)
         tensor.data = converted

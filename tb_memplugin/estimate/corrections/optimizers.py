@@ -1,4 +1,4 @@
-"""Optimizers choose their kernels by the type of the parameters: fake ones count like real ones."""
+"""Make optimizers choose the same kernels for fake parameters as for real ones; they look at the type."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ _FUSED = ("adam", "adamw", "sgd", "adagrad")
 
 
 class ForeachByDefault(Correction):
-    """On CUDA the optimizers of torch.optim take their foreach kernels, which hold a parameter-sized
-    temporary, unless told otherwise. They would not for fake tensors (torch/optim/optimizer.py,
-    `_default_to_fused_or_foreach`).
+    """Lets optimizers use their foreach kernels for fake tensors.
+
+    On CUDA, the optimizers of torch.optim use these by default; they need a temporary as large as the
+    parameters. For FakeTensor they would not (torch/optim/optimizer.py, `_default_to_fused_or_foreach`).
     """
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Put FakeTensor on the lists of types that these kernels take; gradient clipping has one, too."""
+        """Add FakeTensor to the lists of supported types, of optimizers and of gradient clipping."""
         for home in (optimizer, _foreach_utils):
             types = [*home._foreach_supported_types, FakeTensor]
             patches.set(home, "_foreach_supported_types", types)
 
 
 class FusedOptimizers(Correction):
-    """Fused kernels work in place and hold nothing beside: torch has no fake rule for all of them."""
+    """Makes fused kernels do nothing: they work in place without buffers.
+
+    Torch does not have a fake implementation for all of them.
+    """
 
     def rules(self) -> dict[Any, Rule]:
-        """One for every fused kernel that this torch has."""
+        """Return a rule for every fused kernel that this version of torch has."""
         found: dict[Any, Rule] = {}
         for name in _FUSED:
             packet = getattr(torch.ops.aten, f"_fused_{name}_", None)

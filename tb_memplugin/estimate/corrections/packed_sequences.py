@@ -1,6 +1,6 @@
-"""`pack_padded_sequence` and back: there are as many rows as the sum of the lengths, which are values.
+"""Pack and unpack padded sequences: the number of rows is the sum of the lengths, which are tensor values.
 
-Lengths that the program makes of its own numbers are known (constants.py). Others are refused by name.
+Lengths that the program creates from its own numbers are known (constants.py). Others raise an error.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ aten = torch.ops.aten
 
 
 class PackedSequences(Correction):
-    """Results as large as the real ones (aten/src/ATen/native/PackedSequence.cpp)."""
+    """Returns results of the real size (aten/src/ATen/native/PackedSequence.cpp)."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Unpacking and the derivative of packing are no operators, but C++ that reads the sizes."""
+        """Replace unpacking and the derivative of packing, which are C++ functions that read the sizes."""
 
         def unpack(
             data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: int
@@ -42,23 +42,25 @@ class PackedSequences(Correction):
         library.impl("_pack_padded_sequence_backward", _pack_backward, key)
 
     def rules(self) -> dict[Any, Rule]:
-        """To pack."""
+        """Return the rule for packing."""
         return {aten._pack_padded_sequence.default: _pack}
 
 
 def values_of(tensor: torch.Tensor) -> list[int]:
-    """Lengths, or how many sequences there are at each time.
+    """Return the values of a tensor of lengths, or of batch sizes at each time step.
 
     Raises:
-        MemPluginError: they are not known.
+        MemPluginError: the values are not known.
     """
     real: torch.Tensor | None = getattr(tensor, "constant", None)
     if real is None:
         raise MemPluginError(
-            "Sequences are packed (pack_padded_sequence) by lengths that are values: fake tensors have none.",
+            "pack_padded_sequence needs the values of the lengths, but fake tensors have no values.",
             where="torch.nn.utils.rnn.pack_padded_sequence",
-            fix="Give the lengths as Python numbers, or estimate with padded sequences: the memory of the "
-            "longest batch.",
+            fix=(
+                "Give the lengths as Python numbers, or use padded sequences, which estimates the memory "
+                "of the longest batch."
+            ),
         )
     return [int(one) for one in real.tolist()]
 
@@ -75,12 +77,12 @@ def _pack(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapp
 def _pack_backward(
     gradient: torch.Tensor, shape: Sequence[int], batch_sizes: torch.Tensor, batch_first: bool
 ) -> torch.Tensor:
-    """Zeros as large as what was packed, into which the rows are written."""
+    """Return zeros of the shape that was packed; the real function writes the rows into them."""
     return gradient.new_zeros(shape)
 
 
 def _unpacked(data: torch.Tensor, sizes: list[int], padding: float, times: int) -> torch.Tensor:
-    """Rows written where they belong, a stretch of equal sizes at once."""
+    """Return the padded sequences; time steps with equal batch sizes are copied together."""
     padded = data.new_full((times, sizes[0], *data.shape[1:]), padding)
     row = time = 0
     for size, stretch in itertools.groupby(sizes):
@@ -92,7 +94,7 @@ def _unpacked(data: torch.Tensor, sizes: list[int], padding: float, times: int) 
 
 
 def _whole(mode: CountingFakeMode, numbers: list[int]) -> torch.Tensor:
-    """A constant of whole numbers on the CPU."""
+    """Return a constant int64 tensor on the CPU."""
     with _disable_current_modes():
         real = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return constant(mode, real)

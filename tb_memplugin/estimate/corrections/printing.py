@@ -1,4 +1,4 @@
-"""`f"{loss:.4f}"` and `.numpy()`: what loops do with numbers, answered as `.item()` is (values.py)."""
+"""`f"{loss:.4f}"` and `.numpy()` of fake tensors; values are assumed as for `.item()` (values.py)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tb_memplugin.estimate.patches import Patches
 
 
 class Printing(Asking):
-    """Formats and arrays of fake tensors."""
+    """Formats fake tensors, and converts them to numpy arrays."""
 
     def rules(self) -> dict[Any, Any]:
-        """None: these are no operators."""
+        """Return no rules: these are not operators."""
         return {}
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Give fake tensors what plain ones have."""
+        """Give fake tensors `__format__` and `numpy`, as plain tensors have them."""
         patches.set(FakeTensor, "__format__", _formatted)
         patches.set(FakeTensor, "numpy", lambda tensor, *, force=False: self._array(tensor, force=force))
 
     def _array(self, tensor: torch.Tensor, *, force: bool) -> Any:
-        """An array of the hint, or of ones where numbers are real.
+        """Return an array filled with the hint's value, or with ones for floats.
 
         Raises:
-            TypeError, RuntimeError: as of a real tensor on a device, or one that requires a gradient.
-            MemPluginError: whole numbers or truths, and no hint.
+            TypeError, RuntimeError: as for a real tensor on a device, or one that requires grad.
+            MemPluginError: the tensor holds integers or booleans, and there is no hint.
         """
         if not force:
             _refuse_as_torch_does(tensor)
@@ -44,7 +44,7 @@ class Printing(Asking):
             raise unanswered(asked)
         if told is None:
             self.target.note(
-                f"The numbers that {asked.place} makes an array of are taken to be 1.0; a hint can say them."
+                f"The numbers of the array at {asked.place} are assumed to be 1.0; a hint can set them."
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         return np.full(tuple(tensor.shape), 1.0 if told is None else told, dtype=dtype)

@@ -1,6 +1,6 @@
-"""Derivatives of `prod` and `cumprod`, by dividing the product: as a real run does where no number is zero.
+"""Compute the derivatives of `prod` and `cumprod` by division, as a real run does if no number is zero.
 
-Fake tensors take the way that holds for zeros, too, and takes several times as much
+Fake tensors use the way that is also right for zeros and takes several times as much memory
 (torch/csrc/autograd/FunctionsManual.cpp, prod_backward, cumprod_backward).
 """
 
@@ -17,17 +17,17 @@ from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.patches import Patches
 
 _NOTE = (
-    "The derivatives of prod and cumprod are those for numbers without a zero among them: with one they take "
-    "several times as much."
+    "Derivatives of prod and cumprod are estimated for inputs without zeros; with a zero they use "
+    "several times as much memory."
 )
 Original = Callable[..., torch.Tensor]
 
 
 class ProductDerivatives(Correction):
-    """Around the functions and the methods, as programs call them."""
+    """Wraps the functions and methods that programs call."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Only what has a gradient, and is fake, goes another way."""
+        """Replace them; only fake tensors that require grad are handled differently."""
         for owner in (torch, torch.Tensor):
             for name, derivative in (("prod", _OfProduct), ("cumprod", _OfRunningProduct)):
                 patches.set(owner, name, self._replaced(mode, getattr(owner, name), derivative))
@@ -68,7 +68,7 @@ class _OfProduct(torch.autograd.Function):
         looked = None if ctx.along is None else (zero, zero.sum(ctx.along, keepdim=True))
         del zero
         answer = gradient * (found / tensor).conj()
-        del looked  # alive to the end, as there
+        del looked  # live to the end, as in the real derivative
         return None, None, None, answer
 
 
@@ -84,11 +84,11 @@ class _OfRunningProduct(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         tensor, found = ctx.saved_tensors
         weighted = found.conj() * gradients[0]
-        zero = tensor == 0  # alive to the end, as there
+        zero = tensor == 0  # live to the end, as in the real derivative
         turned = weighted.flip(ctx.along)
         summed = turned.cumsum(ctx.along)
         back = summed.flip(ctx.along)
-        del turned, summed  # they lived as long as the sentence that made them
+        del turned, summed  # in C++ they are temporaries of one statement
         answer = back.div(tensor.conj())
         del zero
         return None, None, None, answer

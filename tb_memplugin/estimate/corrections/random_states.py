@@ -1,7 +1,7 @@
-"""The CPU's random states that programs keep: activation checkpointing saves one for each call.
+"""Count the CPU random states that programs keep: activation checkpointing saves one for each call.
 
-A state is a tensor that no operator makes (`torch.Generator.get_state`), so nothing else tells of it. Those
-of a GPU are on the CPU, too, and so do not count there.
+A state is a tensor that no operator creates (`torch.Generator.get_state`), so it must be recorded here. The
+states of a GPU are on the CPU too, so they do not count for the GPU.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.patches import Patches
 
 MADE_BY = "torch::get_rng_state"
-"""What stands as the operator of a state."""
+"""The operator name that is shown for a state."""
 
 
 class RandomStates(Correction):
-    """Counts each state for as long as somebody keeps it."""
+    """Counts each state for as long as the program keeps it."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Replace `torch.get_rng_state`."""

@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN as cuDNN computes them: PyTorch has no fake rule for `_cudnn_rnn`.
+"""LSTM, GRU and RNN as cuDNN computes them: PyTorch has no fake implementation of `_cudnn_rnn`.
 
-Results and gradients are exact. The reserve, which cuDNN keeps from forward to backward, is modelled: its
-size is not documented. Workspaces are not known.
+Sizes of results and gradients are exact. The reserve space, which cuDNN keeps from forward to backward, is
+modelled, since its size is not documented. Workspaces are not known.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from tb_memplugin.estimate.patches import Patches
 
 aten = torch.ops.aten
 MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
-"""cudnnRNNMode_t, as `_cudnn_rnn` counts."""
+"""Values of cudnnRNNMode_t as `_cudnn_rnn` numbers them."""
 
 LSTM = 2
 KEPT = {0: 2, 1: 2, 2: 6, 3: 5}
-"""Vectors of the hidden size that the reserve is modelled to hold for each layer, direction, time and row:
-the gates, the cell state, and the result."""
+"""Number of vectors of the hidden size in the modelled reserve space, by mode.
+
+It is for each layer, direction, time step and sequence: the gates, the cell state, and the result.
+"""
 
 _NOTE = (
-    "LSTM, GRU and RNN: what cuDNN keeps for the backward (its reserve) is modelled, and its workspaces are "
-    "not counted."
+    "LSTM, GRU and RNN: what cuDNN keeps for backward (its reserve space) is modelled; its workspaces "
+    "are not counted."
 )
 
 
 class Recurrent(Correction):
-    """Sends recurrent layers to cuDNN, and gives its operators fake rules."""
+    """Sends recurrent layers to cuDNN's operators, and adds fake implementations for these."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Register for CUDA tensors; flatten weights as cuDNN wants them."""
+        """Register the layers for CUDA tensors, and flatten weights as cuDNN requires."""
         library = torch.library.Library("aten", "IMPL")
         patches.on_undo(library._destroy)
         for name, kind in MODES.items():
@@ -50,7 +52,7 @@ class Recurrent(Correction):
         )
 
     def rules(self) -> dict[Any, Rule]:
-        """CuDNN's operators."""
+        """Return rules for cuDNN's operators."""
         return {
             aten._cudnn_rnn.default: self._forward,
             aten._cudnn_rnn_backward.default: _backward,
@@ -60,7 +62,7 @@ class Recurrent(Correction):
         self.target.note(_NOTE)
         data, weights, _, _, hx, cx, kind, hidden, projected, layers, _, _, train, both, *_ = args
         directions = 2 if both else 1
-        rows, result = data.shape[:-1].numel(), projected or hidden  # packed ones have one dimension of rows
+        rows, result = data.shape[:-1].numel(), projected or hidden  # packed data has one dimension of rows
         with mode:
             shape = (*data.shape[:-1], result * directions)
             kept = layers * directions * rows * hidden * KEPT[kind] * data.element_size() if train else 0
@@ -76,7 +78,7 @@ class Recurrent(Correction):
 
 
 def _through_cudnn(kind: int) -> Any:
-    """Of batches with padding; arguments as of `torch.lstm`."""
+    """Return the function for padded batches; its arguments are those of `torch.lstm`."""
 
     def run(data: torch.Tensor, hx: Any, params: Any, *settings: Any) -> Any:
         return _cudnn(kind, data, hx, params, [], *settings)
@@ -85,7 +87,7 @@ def _through_cudnn(kind: int) -> Any:
 
 
 def _packed_through_cudnn(kind: int) -> Any:
-    """Of packed sequences."""
+    """Return the function for packed sequences."""
 
     def run(data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: Any, *settings: Any) -> Any:
         return _cudnn(kind, data, hx, params, values_of(batch_sizes), *settings)
@@ -111,7 +113,7 @@ def _cudnn(
     stride = len(params) // (num_layers * (2 if bidirectional else 1))
     data, params, *states = _autocast(data, params, *states)
     sizes = [hidden, result if result != hidden else 0, num_layers, batch_first]
-    with torch.autocast("cuda", enabled=False):  # just done; that of a build with CUDA would start kernels
+    with torch.autocast("cuda", enabled=False):  # done above; in a CUDA build it would run kernels
         out = aten._cudnn_rnn(
             *(data, params, stride, None, *states, kind, *sizes),
             *(dropout, train, bidirectional, batch_sizes, None),
@@ -122,7 +124,10 @@ def _cudnn(
 def _autocast(
     data: torch.Tensor, params: Sequence[torch.Tensor], *states: torch.Tensor | None
 ) -> tuple[Any, ...]:
-    """Input, weights (into one buffer) and states in autocast's type (cudnn/RNN.cpp, cast_reflatten)."""
+    """Cast input, weights (into one buffer) and states to autocast's dtype.
+
+    Source: cast_reflatten in cudnn/RNN.cpp.
+    """
     if not torch.is_autocast_enabled("cuda"):
         return data, params, *states
     dtype = torch.get_autocast_dtype("cuda")
@@ -144,7 +149,7 @@ def _backward(mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str,
 
 
 def _pieces(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of one buffer, one for each weight."""
+    """Return views of one buffer, one for each weight."""
     pieces, start = [], 0
     for weight in weights:
         pieces.append(flat[start : start + weight.numel()].view(weight.shape))
@@ -158,7 +163,7 @@ def _on_cuda(layer: nn.RNNBase) -> bool:
 
 
 def _flatten(layer: nn.RNNBase) -> None:
-    """All weights of a layer in one buffer, once."""
+    """Move all weights of a layer into one buffer, unless they are in one already."""
     weights: Any = layer._flat_weights
     storages = {weight.untyped_storage()._cdata for weight in weights}
     if len({id(weight) for weight in weights}) != len(weights) or len(storages) == 1:

@@ -1,4 +1,4 @@
-"""What an estimate cannot do, said by name and with what to do instead."""
+"""Errors for what an estimate cannot do, with the cause and a fix."""
 
 from __future__ import annotations
 
@@ -22,60 +22,65 @@ from tb_memplugin.estimate.patches import Patches
 aten = torch.ops.aten
 
 _DATA_FIX = (
-    "Leave that part out of the estimate, or give it tensors that do not depend on values (a mask that is "
-    "multiplied instead of selecting, lengths as Python numbers)."
+    "Leave that part out of the estimate, or use tensors whose shapes do not depend on values "
+    "(multiply by a mask instead of selecting with it; give lengths as Python numbers)."
 )
 
 
 class Refusals(Correction):
-    """The last correction: whatever no other one knew."""
+    """The last correction: it handles the errors that no other correction handled."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Errors are raised; torch would also write their tracebacks to its log."""
+        """Turn off torch's own log, which would repeat the tracebacks of errors that are raised."""
         patches.set(logging.getLogger(fake_tensor.__name__), "disabled", True)
 
     def rules(self) -> dict[Any, Rule]:
-        """Quantized tensors: their fake rules give tensors of float32, four times as large."""
+        """Return rules that refuse quantized tensors: torch's fake ones are float32, four times as large."""
         packets = (aten.quantize_per_tensor, aten.quantize_per_channel, aten.quantize_per_tensor_dynamic)
         return {getattr(one, overload): _quantized for one in packets for overload in one.overloads()}
 
     def refusal(self, func: Any, error: Exception) -> Exception | None:
-        """Our error for FakeTensorMode's."""
+        """Return a MemPluginError for a known error of FakeTensorMode, None for any other error."""
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
             return MemPluginError(
-                f"{func} depends on values, which fake tensors do not have.", where=str(func), fix=_DATA_FIX
+                f"{func} depends on values, but fake tensors have no values.", where=str(func), fix=_DATA_FIX
             )
         if isinstance(error, UnsupportedOperatorException):
             return MemPluginError(
-                f"{func} has no fake rule: what it allocates is not known.",
+                f"{func} has no fake implementation, so what it allocates is not known.",
                 where=str(func),
                 fix="Register one with torch.library.register_fake, or leave that part out of the estimate.",
             )
         if isinstance(error, NotImplementedError) and "fake" in str(error).lower():
             return MemPluginError(
-                f"{func} has no fake rule: {str(error).splitlines()[0]}",
+                f"{func} has no fake implementation: {str(error).splitlines()[0]}",
                 where=str(func),
                 fix="Register one with torch.library.register_fake.",
             )
         if _started_a_kernel(error):
             return MemPluginError(
-                f"{func} has no fake rule here: its kernel would be started.",
+                f"{func} has no fake implementation here, so its real kernel would run.",
                 where=str(func),
-                fix="Leave that part out, or register a rule with torch.library.register_fake.",
+                fix=(
+                    "Leave that part out, or register a fake implementation with torch.library.register_fake."
+                ),
             )
         return None
 
 
 def _quantized(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     raise MemPluginError(
-        f"{func} makes a quantized tensor: its fake rule does not.",
+        f"{func} creates a quantized tensor, but its fake implementation does not.",
         where=str(func),
-        fix="Estimate with int8 tensors and scales of their own, as quantization of weights alone has them.",
+        fix="Use int8 tensors with separate scales, as weight-only quantization does.",
     )
 
 
 def _started_a_kernel(error: Exception) -> bool:
-    """FakeTensorMode's last resort; a build with CUDA and no GPU fails in it with CUDA's own error."""
+    """Whether FakeTensorMode fell back to running the real kernel.
+
+    In a CUDA build without a GPU this fails with an error of CUDA.
+    """
     if isinstance(error, NotImplementedError):
         return str(error).startswith("Could not run 'aten::")
     return isinstance(error, RuntimeError) and str(error).startswith("CUDA error")

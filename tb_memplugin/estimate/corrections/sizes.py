@@ -1,7 +1,8 @@
-"""Operators whose results are as large as values say: `bincount`, `repeat_interleave`, `unique` of rows.
+"""Operators whose result sizes depend on values: `bincount`, `repeat_interleave`, and `unique` of rows.
 
-Hints answer. Without them `unique` keeps everything, which is an upper bound, and noted; the others have no
-bound, and are refused with the hint to write. So are comparisons of whole tensors (`equal`, `allclose`).
+Hints give the sizes. Without one, `unique` keeps everything, an upper bound that is noted. The others have no
+bound: they raise an error that names the hint to write, as comparisons of whole tensors do (`equal`,
+`allclose`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ aten = torch.ops.aten
 
 
 class Sizes(Asking):
-    """Asks for numbers of rows, from the user's hints."""
+    """Takes numbers of rows from the user's hints."""
 
     def rules(self) -> dict[Any, Rule]:
-        """The operators."""
+        """Return a rule for each operator."""
         return {
             aten.bincount.default: self._bincount,
             aten.repeat_interleave.Tensor: self._repeat,
@@ -34,10 +35,10 @@ class Sizes(Asking):
         }
 
     def _asked(self, kind: str, func: Any, tensor: torch.Tensor) -> Any:
-        """The user's answer.
+        """Return the value of the user's hint.
 
         Raises:
-            MemPluginError: there is none.
+            MemPluginError: there is no hint.
         """
         asked = question(kind, func, tensor)
         told = answer(self._hints, asked)
@@ -55,7 +56,7 @@ class Sizes(Asking):
             return torch.empty(count, dtype=dtype, device=args[0].device)
 
     def _repeat(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Which rows to take, each as often as it is repeated."""
+        """Return the result of `repeat_interleave`: indices of rows, each as often as it is repeated."""
         told = kwargs.get("output_size")
         count = told if told is not None else int(self._asked("count", func, args[0]))
         with mode:

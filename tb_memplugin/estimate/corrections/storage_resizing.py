@@ -1,6 +1,6 @@
-"""`tensor.untyped_storage().resize_(0)`: memory that goes back while its tensor lives on, as FSDP2 does.
+"""`tensor.untyped_storage().resize_(0)`: free memory while its tensor stays alive, as FSDP2 does.
 
-A storage is resized without an operator, so that nothing but this call tells of it.
+A storage is resized without an operator, so the call itself must be recorded.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.patches import Patches
 
 MADE_BY = "aten::resize_storage"
-"""What stands as the operator of memory that a storage got back."""
+"""The operator name that is shown for memory that a resized storage gets."""
 
 
 class StorageResizing(Correction):
-    """Frees and allocates what is resized."""
+    """Records the frees and allocations of resized storages."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Replace `torch.UntypedStorage.resize_`."""

@@ -1,4 +1,4 @@
-"""What kernels take that nobody told us: said by name when a program meets it."""
+"""Notes on kernels whose own memory is not known, added when a program runs them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tb_memplugin.estimate.patches import Patches
 aten = torch.ops.aten
 
 _CONVOLUTION = (
-    "Convolutions: cuDNN's workspaces are not known and not counted; torch.backends.cudnn.benchmark tries "
-    "some that are large."
+    "Convolutions: cuDNN's workspaces are not known and not counted. torch.backends.cudnn.benchmark "
+    "tries some that are large."
 )
 _EFFICIENT = (
-    "scaled_dot_product_attention takes the memory-efficient kernel: the workspace of its backward is not "
-    "known and not counted."
+    "scaled_dot_product_attention uses the memory-efficient kernel. The workspace of its backward is "
+    "not known and not counted."
 )
 _BATCH_NORM = (
-    "Batch normalisation: what cuDNN keeps for the backward (channels-last half precision) is not known and "
-    "not counted."
+    "Batch normalization: what cuDNN keeps for backward (channels-last, half precision) is not known "
+    "and not counted."
 )
 _SORTING = (
-    "Sorting: the buffers of sort, topk, unique and nonzero, and of sums at an index (the derivative of "
-    "indexing), on a GPU are not known and not counted."
+    "Sorting on a GPU: the buffers of sort, topk, unique and nonzero, and of sums at an index (the "
+    "derivative of indexing), are not known and not counted."
 )
 
 _MET: dict[str, tuple[Any, ...]] = {
@@ -47,17 +47,18 @@ _MET: dict[str, tuple[Any, ...]] = {
 
 
 _ON_THE_CPU = (
-    "On the CPU: what its kernels take beside their results is not known in advance and not counted: buffers "
-    "of oneDNN (convolutions, batch normalisation, recurrent layers, products in half precision), and "
-    "numbers of 4 and 8 bytes that torch makes tensors of. MemoryTracer counts them in a real run."
+    "On the CPU, what kernels allocate beside their results is not known in advance and not counted: "
+    "buffers of oneDNN (convolutions, batch normalization, recurrent layers, matrix products in half "
+    "precision), and numbers of 4 and 8 bytes that torch makes tensors of. MemoryTracer counts them "
+    "in a real run."
 )
 
 
 class CpuKernels(Correction):
-    """Says what an estimate of the CPU leaves out."""
+    """Adds a note on what an estimate for the CPU leaves out."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """In every estimate of the CPU."""
+        """Add the note to every estimate for the CPU."""
         self.target.note(_ON_THE_CPU)
 
 
@@ -65,7 +66,7 @@ class Unknown(Correction):
     """Adds a note for each kind of kernel whose own memory is not known."""
 
     def after(self) -> dict[Any, After]:
-        """The operators that such kernels compute."""
+        """Return a function for each operator that such kernels compute; it adds the note."""
         return {operator: self._told(note) for note, operators in _MET.items() for operator in operators}
 
     def _told(self, note: str) -> After:

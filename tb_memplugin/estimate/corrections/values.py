@@ -1,7 +1,8 @@
-"""What depends on values: `.item()`, `if tensor`, boolean masks, `nonzero`, `unique`.
+"""Operators that depend on values: `.item()`, `if tensor`, boolean masks, `nonzero` and `unique`.
 
-Hints answer; without them a float is 1.0 and a mask selects everything, which is an upper bound, and both are
-noted. A whole number or a truth is refused, since the program would run another way.
+Hints give the values. Without one, a float is 1.0 and a mask selects everything, which is an upper bound;
+both are noted. Integers and booleans raise an error instead, since a wrong guess could change what the
+program does.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from tb_memplugin.estimate.hints import Hints, answer, checked, question, unansw
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
-"""Files that ask whether a mask selects everything, to leave it out (attention_masks.py)."""
+"""Files that check whether a mask selects everything, in order to omit it (attention_masks.py)."""
 
 
 class Asking(Correction):
-    """What programs ask of values is asked of the user's hints.
+    """Base class of corrections that take values from the user's hints.
 
     Args:
-        target: what the estimate is for.
-        hints: see hints.py.
+        target: what is estimated for.
+        hints: the user's hints; see hints.py.
     """
 
     def __init__(self, target: Target, hints: Any) -> None:
@@ -39,13 +40,13 @@ class Asking(Correction):
         self._hints: Hints = checked(hints)
 
     def _selected(self, func: Any, mask: torch.Tensor) -> int:
-        """How many elements a mask selects."""
+        """Return how many elements a mask selects: by a hint, or else all of them, with a note."""
         asked = question("share", func, mask)
         told = answer(self._hints, asked)
         if told is None:
             self.target.note(
-                f"How many elements {asked.place} selects depends on values: taken to be all "
-                f"{mask.numel():,}, the most that is possible; a hint can say it."
+                f"How many elements {asked.place} selects depends on values: the maximum, all "
+                f"{mask.numel():,}, is assumed; a hint can set it."
             )
             return mask.numel()
         return min(told, mask.numel()) if isinstance(told, int) else round(mask.numel() * told)
@@ -53,7 +54,9 @@ class Asking(Correction):
     def _different(
         self, mode: CountingFakeMode, func: Any, tensor: torch.Tensor, inverse: bool, counts: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Results of `unique`: elements, for each of all its place among them, and how often each stands."""
+        """Return the results of `unique`: the unique elements, the index of each input element among them,
+        and the number of times that each occurs.
+        """
         with mode:
             count = self._selected(func, tensor)
             longs: dict[str, Any] = {"dtype": torch.int64, "device": tensor.device}
@@ -65,10 +68,10 @@ class Asking(Correction):
 
 
 class Values(Asking):
-    """Numbers, truths, and what masks select."""
+    """Answers questions about numbers, booleans, and the selections of masks."""
 
     def rules(self) -> dict[Any, Rule]:
-        """Operators whose results or shapes depend on values."""
+        """Return rules for operators whose results or shapes depend on values."""
         return {
             aten._local_scalar_dense.default: self._scalar,
             aten.nonzero.default: self._nonzero,
@@ -78,7 +81,7 @@ class Values(Asking):
         }
 
     def after(self) -> dict[Any, After]:
-        """Operators that look masks up again, as the derivative of `x[mask]` does."""
+        """Return functions for operators that convert masks to indices, as derivatives of `x[mask]` do."""
         packets = (aten.index_put, aten.index_put_, aten._index_put_impl_)
         return {packet.default: _looked_up for packet in packets}
 
@@ -96,20 +99,22 @@ class Values(Asking):
             return type_of(tensor.dtype)(told)
         if kind == "truth" and Path(asked.file).as_posix().endswith(_ASKS_FOR_PADDING):
             self.target.note(
-                f"transformers asks at {asked.place} whether nothing is padded or packed: taken to be so, "
-                "and then it leaves the attention mask out; a hint can say otherwise."
+                f"transformers checks at {asked.place} whether nothing is padded or packed. This is "
+                "assumed, so it leaves the attention mask out; a hint can change that."
             )
             return True
         if _asked_by_lbfgs():
             raise MemPluginError(
-                "torch.optim.LBFGS looks at values: when to stop, and how much of its history to keep.",
+                "torch.optim.LBFGS depends on values: when to stop, and how much of its history to keep.",
                 where=asked.place,
-                fix="Estimate with another optimizer, and add 2 * history_size times the parameters at most.",
+                fix=(
+                    "Estimate with another optimizer, and add at most 2 * history_size times the parameters."
+                ),
             )
         if not real:
             raise unanswered(asked)
         self.target.note(
-            f"The number that {asked.place} reads from a tensor is taken to be 1.0; a hint can say it."
+            f"The number that {asked.place} reads from a tensor is assumed to be 1.0; a hint can set it."
         )
         return 1.0
 
@@ -127,7 +132,7 @@ class Values(Asking):
             shape = torch.broadcast_shapes(tensor.shape, mask.shape)
             count = self._selected(func, mask.expand(shape))
             out = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
-        if tensor.fake_device.type == "cuda":  # IndexKernel.cpp: by index, which looks the mask up
+        if tensor.fake_device.type == "cuda":  # IndexKernel.cpp: converts the mask to indices
             _pass(mode, func, mode.layers.place(), tensor, [8 * count * len(shape)])
         return out
 
@@ -158,9 +163,9 @@ class Values(Asking):
 
 
 def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    """Where a mask is true, 8 bytes for each of its dimensions (`nonzero`), until values lie there.
+    """Record the indices to which a mask is converted: 8 bytes for each True and dimension (`nonzero`).
 
-    One value for all of them is filled in without (index_put_, canDispatchToMaskedFill).
+    A single value for all of them is filled in without indices (index_put_, canDispatchToMaskedFill).
     """
     tensor, indices, values = args[:3]
     masks = [one for one in indices if one is not None and one.dtype in _MASKS]
@@ -177,7 +182,7 @@ def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: An
 
 
 def _pass(mode: CountingFakeMode, func: Any, place: Place, tensor: Any, sizes: list[int]) -> None:
-    """Memory of a kernel's own, where the estimate counts it."""
+    """Record a kernel's temporary buffers, if the tensor is on the estimated type of device."""
     if tensor.fake_device.type == mode.ledger.device_type:
         mode.passing(sizes, func, place, mode.ledger.device_row(tensor.fake_device))
 
@@ -190,7 +195,7 @@ def _asked_by_lbfgs() -> bool:
 
 
 def type_of(dtype: torch.dtype) -> Any:
-    """The Python type of a tensor's elements."""
+    """Return the Python type of a tensor's elements."""
     if dtype is torch.bool:
         return bool
     return complex if dtype.is_complex else float if dtype.is_floating_point else int

@@ -1,12 +1,12 @@
 """cuBLAS workspaces: memory inside the allocator that no tensor owns.
 
-PyTorch gives every cuBLAS handle a workspace for each stream, on the first matrix product, and never takes it
-back. A handle belongs to a thread: the program's own has one, and autograd's thread for the device another,
-so that inference takes one and training two (aten/src/ATen/cuda/CublasHandlePool.cpp). cuBLASLt uses the same
-memory, unless TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 (torch/backends/cuda/__init__.py).
+PyTorch allocates a workspace for every cuBLAS handle and stream on the first matrix product, and never frees
+it. A handle belongs to a thread: the program's thread has one and autograd's thread for the device another,
+so inference takes one workspace and training two (aten/src/ATen/cuda/CublasHandlePool.cpp). cuBLASLt uses the
+same memory, unless TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 (torch/backends/cuda/__init__.py).
 
-What cuBLAS cannot read as it lies, PyTorch copies first (aten/src/ATen/native/cuda/Blas.cpp,
-prepare_matrix_for_cublas): the gradient of a sum, say, which is one number with a shape.
+PyTorch first copies matrices whose strides cuBLAS cannot read (aten/src/ATen/native/cuda/Blas.cpp,
+prepare_matrix_for_cublas), such as the gradient of a sum, which is one number expanded to a shape.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _PRODUCTS = (
 
 
 _BY_CUBLASLT = ("aten::addmm", "aten::_addmm_activation", "aten::_scaled_mm", "aten::_int_mm")
-"""Layers with a bias, and products of eight bits."""
+"""Operators that cuBLASLt computes: layers with a bias, and 8-bit products."""
 
 
 class Workspaces(Correction):
-    """One for each thread and device that computes a matrix product."""
+    """Allocates one workspace for each device and thread (forward or backward) that multiplies matrices."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self._taken: set[tuple[int, bool]] = set()
 
     def after(self) -> dict[Any, After]:
-        """Of every operator that cuBLAS computes."""
+        """Return a function for every operator that cuBLAS computes."""
         found: dict[Any, After] = {}
         for name in _PRODUCTS:
             packet = getattr(torch.ops.aten, name, None)
@@ -66,8 +66,8 @@ class Workspaces(Correction):
             return
         if func._schema.name in _BY_CUBLASLT:
             self.target.note(
-                "cuBLASLt (layers with a bias) takes the workspace of cuBLAS, which is counted; with "
-                "TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 it takes one of its own, which is not."
+                "cuBLASLt (layers with a bias) shares the workspace of cuBLAS, which is counted. With "
+                "TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 it has its own, which is not counted."
             )
         key = (mode.ledger.device_row(device), place.phase is Phase.BACKWARD)
         copies = [
@@ -79,8 +79,8 @@ class Workspaces(Correction):
             self._taken.add(key)
             if self.target.gpu is None:
                 self.target.note(
-                    "The size of cuBLAS workspaces depends on the GPU; without one they are counted as "
-                    "8,519,680 bytes each, as before Hopper."
+                    "The size of cuBLAS workspaces depends on the GPU. No GPU was given, so each is "
+                    "counted as 8,519,680 bytes, as before Hopper."
                 )
             nobody = Place(-1, place.phase)
             mode.held(self._size(), func, nobody, Category.WORKSPACE, key[0])

@@ -1,4 +1,4 @@
-"""Libraries that need help to run on fake tensors: one plugin a file, all on by default."""
+"""Plugins for libraries that need help to run on fake tensors: one in each file, all on by default."""
 
 from tb_memplugin.estimate.plugins.device_mesh import DeviceMeshes
 from tb_memplugin.estimate.plugins.distributed import Distributed
@@ -16,7 +16,7 @@ PLUGINS: list[Plugin] = [
     Megatron(),
     TransformerEngine(),
 ]
-"""What every estimate uses. Append your own, or remove one, before the estimate begins."""
+"""The plugins that every estimate uses. Append your own, or remove one, before the estimate begins."""
 
 __all__ = [
     "PLUGINS",

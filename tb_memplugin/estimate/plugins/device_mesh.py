@@ -1,8 +1,8 @@
-"""torch.distributed's meshes and DTensors: their bookkeeping is real, and takes no memory of the device.
+"""DeviceMesh and DTensor: their bookkeeping uses real tensors, and is not counted as device memory.
 
-A `DeviceMesh` keeps its ranks in a small tensor on the CPU and reads its values, which a fake tensor does not
-have. DTensor learns the whole tensor's shape by running each operator once on fake tensors of the whole size;
-no rank ever allocates those.
+A `DeviceMesh` keeps its ranks in a small CPU tensor and reads its values, which a fake tensor does not have.
+DTensor finds out shapes by running each operator once on fake tensors of the whole size, which no rank ever
+allocates.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _READS_RANKS = (
     "from_group",
     "mesh",
 )
-"""What of DeviceMesh (torch 2.13) computes with the tensor of its ranks."""
+"""Members of DeviceMesh (torch 2.13) that compute with the tensor of its ranks."""
 
 
 class DeviceMeshes:
-    """DeviceMesh, DTensor, and with them tensor parallelism and FSDP2."""
+    """The plugin for DeviceMesh and DTensor, which tensor parallelism and FSDP2 use."""
 
     name = "torch.distributed.tensor"
 
     def applies(self) -> bool:
-        """Whether this process is a rank, as in `estimate_ranks`; else it would cost a second of imports."""
+        """Return whether this process is a rank, as in `estimate_ranks`. If not, skip a second of imports."""
         return dist.is_available() and dist.is_initialized()
 
     @contextmanager
     def patch(self) -> Iterator[None]:
-        """Let meshes be real, and DTensor's search for shapes be nobody's memory."""
+        """Make meshes use real tensors, and do not count the tensors with which DTensor finds out shapes."""
         from torch.distributed import device_mesh
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -61,7 +61,7 @@ class DeviceMeshes:
 
 
 def _replace(patches: Patches, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-    """Put something around a method, where this version of torch has it."""
+    """Wrap a method or property, if this version of torch has it."""
     method = vars(owner).get(name)
     if isinstance(method, staticmethod | classmethod):
         patches.set(owner, name, type(method)(around(method.__func__)))
@@ -72,7 +72,7 @@ def _replace(patches: Patches, owner: Any, name: str, around: Callable[[Any], An
 
 
 def _really(method: Any) -> Any:
-    """A method whose tensors are real, or fake in nobody's eyes, also while an estimate runs."""
+    """Wrap a method to run without the estimate's mode: its tensors are real, or fake but not counted."""
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +83,10 @@ def _really(method: Any) -> Any:
 
 
 def _with_real_ranks(init: Any) -> Any:
-    """`DeviceMesh.__init__`: `init_device_mesh` gives it 0, 1, 2, ... in a tensor that is fake here."""
+    """Wrap `DeviceMesh.__init__` to replace a fake tensor of ranks by a real one.
+
+    `init_device_mesh` passes 0, 1, 2, ... in a tensor that is fake in an estimate.
+    """
 
     @functools.wraps(init)
     def run(mesh: Any, *args: Any, **kwargs: Any) -> None:

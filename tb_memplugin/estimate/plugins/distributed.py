@@ -1,7 +1,7 @@
-"""torch.distributed with no process group: collectives that move nothing, for a world of one rank.
+"""torch.distributed without a process group: collectives that transfer nothing, for a single rank.
 
-Code that calls collectives runs in a plain `MemoryEstimator`. In the world of `estimate_ranks`, or where the
-program has a process group of its own, this plugin stays away: torch's own calls run then.
+With it, code that calls collectives runs in a plain `MemoryEstimator`. Inside `estimate_ranks`, or if the
+program has its own process group, torch's own calls run instead.
 """
 
 from __future__ import annotations
@@ -37,58 +37,58 @@ _TOLD: dict[str, Callable[..., Any]] = {
     "get_global_rank": lambda *_, **__: 0,
     "recv": lambda *_, **__: 0,
 }
-"""What is asked, and the answer of the only rank."""
+"""Functions that return a value, and the values for the only rank."""
 
 
 class Done:
-    """The work of a collective that has happened."""
+    """The work of a collective that is already complete."""
 
     def wait(self, *_: Any, **__: Any) -> bool:
-        """Nothing to wait for."""
+        """Return True at once: there is nothing to wait for."""
         return True
 
     def is_completed(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """One that is set."""
+        """Return a finished future."""
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(None)
         return future
 
 
 class LoneGroup:
-    """A process group of this process alone."""
+    """A process group with only this process."""
 
     def size(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def rank(self) -> int:
-        """The first."""
+        """Return 0."""
         return 0
 
 
 class Operation:
-    """Stands for `torch.distributed.P2POp`, which only takes torch's own calls."""
+    """A stand-in for `torch.distributed.P2POp`, which accepts only torch's own functions."""
 
     def __init__(self, op: Any, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         self.op, self.tensor = op, tensor
 
 
 class Distributed:
-    """Collectives and point-to-point calls of torch.distributed, where there is no process group."""
+    """The plugin for collectives and point-to-point calls of torch.distributed without a process group."""
 
     name = "torch.distributed"
 
     def applies(self) -> bool:
-        """Whether torch.distributed is there, and this process is no rank of anything."""
+        """Return whether torch.distributed is available and no process group exists."""
         return dist.is_available() and not dist.is_initialized()
 
     @contextmanager
     def patch(self) -> Iterator[None]:
-        """Replace the calls: results have the shapes that the caller made room for."""
+        """Replace the calls; results are the output tensors that the caller allocated."""
         calls: dict[str, Callable[..., Any]] = dict.fromkeys((*_IN_PLACE, *_INTO_OUTPUT), _collective)
         calls |= dict.fromkeys(_POINT_TO_POINT, _point_to_point)
         calls |= dict.fromkeys(_OBJECTS, _nothing)
@@ -101,7 +101,7 @@ class Distributed:
 
 
 def _unless_there_is_a_group(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A program may make its process group inside the estimate; then its calls are torch's again."""
+    """Wrap a replaced call to use torch's own if the program creates a process group in the estimate."""
     original = getattr(dist, name, None)
     is_initialized = dist.is_initialized
 
@@ -114,7 +114,7 @@ def _unless_there_is_a_group(name: str, call: Callable[..., Any]) -> Callable[..
 
 
 def _collective(*args: Any, async_op: bool = False, **_: Any) -> Done | None:
-    """Output and input are the caller's own tensors, so that nothing is allocated."""
+    """Do nothing: input and output are the caller's tensors. Return a work if the call is asynchronous."""
     return Done() if async_op or any(one is True for one in args) else None
 
 

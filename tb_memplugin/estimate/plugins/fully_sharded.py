@@ -1,6 +1,6 @@
-"""FSDP2: it compares addresses to see whether shards were replaced, and fake tensors have none.
+"""FSDP2 compares addresses to find replaced shards, but fake tensors have no addresses.
 
-FSDP1 runs as it is where the estimate is for a GPU, and on no CPU, as it does really.
+FSDP1 runs unchanged in an estimate for a GPU. On a CPU it does not run, as in reality.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tb_memplugin.estimate.plugins.plugin import replaced
 
 
 class FullySharded:
-    """`torch.distributed.fsdp`: `fully_shard`, and the refusal of `FullyShardedDataParallel`."""
+    """The plugin for `fully_shard` (FSDP2), and for the error of `FullyShardedDataParallel` on a CPU."""
 
     name = "torch.distributed.fsdp"
 
     def applies(self) -> bool:
-        """Whether this process is a rank, as in `estimate_ranks`; else it would cost a second of imports."""
+        """Return whether this process is a rank, as in `estimate_ranks`. If not, skip a second of imports."""
         return dist.is_available() and dist.is_initialized()
 
     @contextmanager
     def patch(self) -> Iterator[None]:
-        """Leave shards alone that are what they were.
+        """Keep FSDP2 from resetting shards that did not change.
 
-        FSDP2 would pad a smaller shard a second time (`FSDPParam.reset_sharded_param`).
+        It would pad a smaller shard a second time (`FSDPParam.reset_sharded_param`).
         """
         from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
@@ -51,7 +51,7 @@ class FullySharded:
 
 
 def _told(find_device: Any) -> Any:
-    """FSDP1's search for a GPU, with an error of ours where there is none."""
+    """Wrap FSDP1's search for a GPU to raise a MemPluginError if there is none."""
 
     @functools.wraps(find_device)
     def run(*args: Any, **keywords: Any) -> Any:
@@ -59,7 +59,7 @@ def _told(find_device: Any) -> Any:
             return find_device(*args, **keywords)
         except RuntimeError as error:
             raise MemPluginError(
-                f"FullyShardedDataParallel (FSDP1) runs on a GPU only: {error}",
+                f"FullyShardedDataParallel (FSDP1) runs only on a GPU: {error}",
                 where="FullyShardedDataParallel",
                 fix="Use torch.distributed.fsdp.fully_shard (FSDP2), or estimate with device='cuda'.",
             ) from error
@@ -68,7 +68,7 @@ def _told(find_device: Any) -> Any:
 
 
 def _unchanged(shard: Any) -> bool:
-    """Whether the module's parameter is the shard's own, in the memory that the shard has."""
+    """Whether the module's parameter is still the shard's own, in the same memory."""
     info = shard._module_info
     parameter = getattr(info.module, info.param_name)
     if parameter is not shard.sharded_param or shard.pin_memory:

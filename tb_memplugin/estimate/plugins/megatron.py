@@ -1,7 +1,7 @@
-"""megatron-core: pipeline stages that send to nobody, and random states that no GPU keeps.
+"""megatron-core: pipeline stages without other ranks, and random states without a GPU.
 
-Written for and run with megatron-core 0.16.1. Its layers, tensor parallelism and schedules run as they are,
-in the fake process group of `estimate_ranks`.
+It was written for and run with megatron-core 0.16.1. The library's layers, tensor parallelism and schedules
+run unchanged, in the fake process group of `estimate_ranks`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _RANDOM = "megatron.core.tensor_parallel.random"
 
 
 class Megatron:
-    """megatron-core, if it is imported before the estimate begins."""
+    """The plugin for megatron-core, which must be imported before the estimate begins."""
 
     name = "megatron-core"
 
     def applies(self) -> bool:
-        """Whether megatron.core is imported."""
+        """Return whether megatron.core is imported."""
         return "megatron.core" in sys.modules
 
     @contextmanager
     def patch(self) -> Iterator[None]:
-        """Let stages know shapes without asking each other, and random states stay where they are."""
+        """Let stages know shapes without communication, and leave random states alone."""
         p2p: Any = importlib.import_module(_P2P)
         random: Any = importlib.import_module(_RANDOM)
         communicator = p2p.P2PCommunicator
@@ -47,7 +47,7 @@ class Megatron:
 
 
 def _with_its_shape(communicate: Any) -> Any:
-    """`_communicate` that remembers the shape it is told, for stages with sequences of any length."""
+    """Wrap `_communicate` to remember its `tensor_shape`, for stages with sequences of any length."""
 
     @functools.wraps(communicate)
     def run(communicator: Any, *args: Any, tensor_shape: Any = None, **keywords: Any) -> Any:
@@ -60,7 +60,7 @@ def _with_its_shape(communicate: Any) -> Any:
 def _shapes(
     communicator: Any, send_next: Any, send_prev: Any, recv_prev: bool, recv_next: bool
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """The shapes that other stages would say: of what is sent there, else as told."""
+    """Return the shapes that other stages would report: the remembered one, or else that of a sent tensor."""
     sent = next((tensor for tensor in (send_next, send_prev) if tensor is not None), None)
     shape = list(communicator._told_shape) if communicator._told_shape is not None else None
     shape = shape or (list(sent.shape) if sent is not None else [0, 0, 0])

@@ -1,8 +1,8 @@
-"""torch's own pipeline schedules: they run as they are, all but their vote, whose result is a value.
+"""torch's own pipeline schedules: they run unchanged, except for a vote whose result is a tensor value.
 
-Before its first step a schedule lets its stages vote whether all of them were told their inputs and outputs
-(`PipelineStage(input_args=..., output_args=...)`). If not, the first micro-batch is run once for the shapes,
-which stages send each other as Python objects: see post.py.
+Before its first step, a schedule lets its stages vote whether all of them were given the shapes of their
+inputs and outputs (`PipelineStage(input_args=..., output_args=...)`). If not, the first micro-batch is run
+once to find the shapes, which stages send each other as Python objects: see post.py.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ _MODULE = "torch.distributed.pipelining.schedules"
 
 
 class Pipelining:
-    """torch.distributed.pipelining, if it is imported before the estimate begins."""
+    """The plugin for torch.distributed.pipelining, which must be imported before the estimate begins."""
 
     name = "torch.distributed.pipelining"
 
     def applies(self) -> bool:
-        """Whether its schedules are imported."""
+        """Return whether its schedules are imported."""
         return _MODULE in sys.modules
 
     def patch(self) -> AbstractContextManager[None]:
-        """Let a rank's stages vote alone."""
+        """Let the stages of this rank vote alone."""
         schedules: Any = importlib.import_module(_MODULE)
         return replaced((schedules._PipelineSchedule, "_warmup_p2p", _vote))
 
 
 def _vote(_schedule: Any, stages: Sequence[Any], has_backward: bool, *_: Any) -> None:
-    """Every other rank is taken to vote as this one does; else it would wait for shapes that nobody sends."""
+    """Vote with this rank's stages only: the other ranks are assumed to vote the same.
+
+    Otherwise a rank would wait for shapes that no rank sends.
+    """
     modes: Any = importlib.import_module("torch.distributed.pipelining._utils").InferenceMode
     told = [stage for stage in stages if hasattr(stage, "_user_meta")]
     dynamic = any(modes.needs_dynamic(stage._user_meta, has_backward) for stage in told)

@@ -1,4 +1,4 @@
-"""What a library plugin is: a few replaced attributes of a library, for as long as an estimate runs."""
+"""The interface of library plugins, which replace a few attributes of a library while an estimate runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tb_memplugin.estimate.patches import Patches
 class Plugin(Protocol):
     """Makes one library run on fake tensors.
 
-    A plugin is asked once, when an estimate begins. It replaces what would wait for another process, start a
-    kernel of the library's own, or read values; everything else stays the library's own code.
+    A plugin is asked once, when an estimate begins. It replaces code that would wait for another process, run
+    a kernel of the library's own, or read values. Everything else stays the library's own code.
 
     Example:
         >>> class Quiet:
@@ -27,18 +27,18 @@ class Plugin(Protocol):
 
     @property
     def name(self) -> str:
-        """The library, as it is installed."""
+        """The name under which the library is installed."""
 
     def applies(self) -> bool:
-        """Whether the library is imported; where it is not the plugin is skipped without a word."""
+        """Return whether the library is imported; if not, the plugin is skipped silently."""
 
     def patch(self) -> AbstractContextManager[None]:
-        """What replaces the library's attributes when it is entered, and puts them back when it is left."""
+        """Return a context manager that replaces the library's attributes, and restores them at its end."""
 
 
 @contextmanager
 def replaced(*changes: tuple[object, str, object]) -> Iterator[None]:
-    """Replace attributes, (owner, name, value) each, and put back what was there, the last first."""
+    """Replace attributes, given as (owner, name, value), and restore them afterwards, the last one first."""
     patches = Patches()
     try:
         for owner, name, value in changes:

@@ -1,8 +1,8 @@
-"""transformer-engine: its layers in plain PyTorch, since its kernels are CUDA's and know no fake tensors.
+"""transformer-engine: run its layers in plain PyTorch, since its CUDA kernels do not support fake tensors.
 
-What is counted is what an unfused layer of the same shapes takes in the type of its parameters: fp8 copies
-and the library's own workspaces are not. Tested against a stand-in with the same import paths and signatures;
-the library itself needs a CUDA compiler, and was not at hand.
+The memory counted is that of unfused layers of the same shapes, in the dtype of their parameters. fp8 copies
+and the library's own workspaces are not counted. The plugin was tested with a stand-in that has the same
+import paths and signatures, not with the library itself, which needs a CUDA compiler.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ _MODULE = "transformer_engine.pytorch"
 
 
 class TransformerEngine:
-    """Linear, LayerNormLinear, LayerNormMLP, LayerNorm, RMSNorm and fp8_autocast of transformer_engine."""
+    """The plugin for transformer_engine.
+
+    It covers Linear, LayerNormLinear, LayerNormMLP, LayerNorm, RMSNorm and fp8_autocast.
+    """
 
     name = "transformer-engine"
 
     def applies(self) -> bool:
-        """Whether transformer_engine.pytorch is imported."""
+        """Return whether transformer_engine.pytorch is imported."""
         return _MODULE in sys.modules
 
     @contextmanager
     def patch(self) -> Iterator[None]:
-        """Replace the layers' forwards by operators that have a fake rule."""
+        """Replace the layers' forwards by operators that have fake implementations."""
         library: Any = importlib.import_module(_MODULE)
         changes: list[tuple[object, str, object]] = [
             (getattr(library, name), "forward", forward)
@@ -86,7 +89,7 @@ def _normalise(layer: Any, inp: torch.Tensor, weight: torch.Tensor, bias: torch.
 
 
 def _activate(hidden: torch.Tensor, kind: str) -> torch.Tensor:
-    """Gated activations halve the last dimension."""
+    """Apply an activation function by name; gated ones halve the last dimension."""
     gates: dict[str, Any] = {"geglu": functional.gelu, "swiglu": functional.silu, "reglu": functional.relu}
     if kind in gates:
         gate, value = hidden.chunk(2, dim=-1)
@@ -98,7 +101,7 @@ def _activate(hidden: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def _bias(bias: torch.Tensor | None) -> torch.Tensor | None:
-    """The library keeps an empty tensor where there is no bias."""
+    """Return the bias, None for the empty tensor that the library keeps if there is no bias."""
     return bias if bias is not None and bias.numel() else None
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a distributed job: how they are laid out, what each runs, and the memory that each takes."""
+"""Estimate the ranks of a distributed job: their mesh, what each rank runs, and the memory that it takes."""
 
 from tb_memplugin.estimate.ranks.rank_estimates import RankEstimate, RankEstimates, estimate_ranks
 

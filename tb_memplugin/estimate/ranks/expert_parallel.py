@@ -1,12 +1,17 @@
-"""Experts of transformers' models divided over the ranks of an `ep` mesh, by transformers' own plan.
+"""Divide the experts of transformers models over the ranks of an `ep` mesh, by transformers' own plan.
 
-As its `DistributedConfig(fsdp_size=n, ep_size=n)` does: every rank has its own batch and an n-th of the
-experts, tokens go to their experts by all-to-all and come back, and all that is no expert is sharded by FSDP2
-over the same ranks. With `fsdp` beside it, m groups of n ranks: all that is no expert is sharded over m x n
-of them (`fsdp_size=m*n`), and each expert over the m that have it; with `dp`, replicas (`dp_replicate_size`).
-With `tp`, t neighbours share a batch and all that is no expert; each sends a t-th of the tokens, and experts,
-which are never cut, are divided over n x t ranks (`tp_size=t, ep_size=n*t`). With `pp`, that in each stage.
-Which expert a token goes to is a matter of values: here as many rows go to each rank.
+`ep=n` means `DistributedConfig(fsdp_size=n, ep_size=n)`: every rank has its own batch and 1/n of the experts,
+an all-to-all sends tokens to their experts and back, and FSDP2 shards the other parameters over the same
+ranks. Other dimensions can be added:
+
+- `fsdp=m`: m groups of n ranks. The other parameters are sharded over m x n ranks (`fsdp_size=m*n`), and each
+  expert over the m ranks that have it.
+- `dp`: replicas of all that (`dp_replicate_size`).
+- `tp=t`: t neighbouring ranks share a batch and divide the other parameters. Each sends 1/t of the tokens.
+  Whole experts are divided over n x t ranks (`tp_size=t, ep_size=n*t`).
+- `pp`: all that in each stage.
+
+The expert of a token depends on values, which are not known here: every rank gets the same number of rows.
 """
 
 from __future__ import annotations
@@ -26,27 +31,27 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 EXPERTS = "ep"
-"""The dimension of the mesh."""
+"""The name of the mesh dimension over which experts are divided."""
 
 ORDER = (PIPELINE, "dp", "fsdp", EXPERTS, "tp")
-"""Of the dimensions beside it: ranks that exchange most are neighbours."""
+"""The required order of dimensions in a mesh with experts: ranks that communicate most are neighbours."""
 
 ASKS = "transformers/distributed/expert_parallel.py"
-"""Where transformers reads how many rows go to each rank, and come from it."""
+"""The file in which transformers reads how many rows it sends to each rank and receives from it."""
 
 
 @contextmanager
 def refusing_old_transformers() -> Iterator[None]:
-    """Around the look-up of what only new versions have.
+    """Convert a failed look-up of something that only new versions of transformers have.
 
     Raises:
-        MemPluginError: this one has it not.
+        MemPluginError: the installed version does not have it.
     """
     try:
         yield
     except (ImportError, AttributeError) as error:
         raise MemPluginError(
-            "This version of transformers cannot divide a model that it built from a config.",
+            "This version of transformers cannot divide a model that was built from a config.",
             where="--mesh",
             fix="Use transformers 5.21 or newer, or a function with a parameter named mesh.",
         ) from error
@@ -54,7 +59,7 @@ def refusing_old_transformers() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMesh:
-    """How many ranks stand along each dimension; `views` are transformers' own of the same ranks."""
+    """The number of ranks along each dimension; `views` is transformers' mesh of the same ranks."""
 
     stages: int
     replicas: int
@@ -65,7 +70,7 @@ class ExpertMesh:
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> ExpertMesh:
-        """As a mesh says, with dimensions in `ORDER`.
+        """Create it from a mesh whose dimensions are in `ORDER`.
 
         Raises:
             MemPluginError: transformers is too old.
@@ -80,7 +85,7 @@ class ExpertMesh:
 
     @property
     def config(self) -> Any:
-        """The same in transformers' words, within one stage."""
+        """The same division as a transformers `DistributedConfig`, within one stage."""
         from transformers.distributed.configuration_utils import DistributedConfig
 
         return DistributedConfig(
@@ -92,21 +97,21 @@ class ExpertMesh:
 
     @property
     def dense(self) -> DeviceMesh:
-        """The ranks over which all that is no expert is sharded."""
+        """The ranks over which the parameters outside experts are sharded."""
         return self._within("fsdp")
 
     @property
     def copies(self) -> DeviceMesh:
-        """The ranks that have the same experts, over which these are sharded."""
+        """The ranks that have the same experts; the experts are sharded over them."""
         return self._within("efsdp")
 
     def _within(self, name: str) -> DeviceMesh:
         found = self.views.get_mesh(("dp_replicate", name) if self.replicas > 1 else name)
-        return found  # type: ignore[no-any-return]  # transformers is not followed
+        return found  # type: ignore[no-any-return]  # mypy does not follow transformers
 
     @property
     def told(self) -> str:
-        """A sentence on what is done."""
+        """A sentence that describes the division."""
         dense = f"sharded over {self.shards * self.experts} by fully_shard"
         if self.tensors > 1:
             dense = f"divided over {self.tensors} by its plan for tensors and {dense}"
@@ -118,10 +123,11 @@ class ExpertMesh:
 
 
 def by_experts(model: Any, mesh: DeviceMesh) -> str:
-    """Divide a whole model's experts, and shard the rest; a sentence on what was done.
+    """Divide a whole model's experts and shard the rest; return a sentence on what was done.
 
     Raises:
-        MemPluginError: the model has no plan for it, or not as many experts; or transformers is too old.
+        MemPluginError: the model has no plan for it or its experts cannot be divided over these ranks, or
+            transformers is too old.
     """
     _refuse_without_plan(model)
     ranks = ExpertMesh.of(mesh)
@@ -133,13 +139,13 @@ def by_experts(model: Any, mesh: DeviceMesh) -> str:
 
 
 def divided_experts(model: Any, mesh: DeviceMesh) -> tuple[ExpertMesh, tuple[nn.Module, ...]]:
-    """Divide a whole model's experts, and its tensors with `tp`, before a stage is cut out of it.
+    """Divide a whole model's experts, and with `tp` its tensors too, before a stage is cut out of it.
 
     Returns:
         The ranks, and the modules that hold experts.
 
     Raises:
-        MemPluginError: as `by_experts`.
+        MemPluginError: for the same reasons as `by_experts`.
     """
     _refuse_without_plan(model)
     ranks = ExpertMesh.of(mesh)
@@ -158,7 +164,7 @@ def divided_experts(model: Any, mesh: DeviceMesh) -> tuple[ExpertMesh, tuple[nn.
 
 
 def shard_experts(stage: nn.Module, experts: Sequence[nn.Module], ranks: ExpertMesh) -> None:
-    """Shard those of the experts that a stage has, as transformers does in whole models."""
+    """Shard the experts that a stage contains, as transformers does in whole models."""
     from torch.distributed.fsdp import fully_shard
 
     here = set(stage.modules())
@@ -173,13 +179,15 @@ def shard_experts(stage: nn.Module, experts: Sequence[nn.Module], ranks: ExpertM
 def even_routing(
     config: Any, tokens: float, ranks: int, hints: Hints = None
 ) -> tuple[Callable[[Question], Any], str]:
-    """Hints that send as many rows to each rank where the user's say nothing, and a sentence that says so.
+    """Return hints that send the same number of rows to each rank, and a sentence that says so.
+
+    The user's hints come first.
 
     Args:
-        config: of the model.
-        tokens: that a rank sends at once.
-        ranks: that exchange tokens.
-        hints: the user's.
+        config: the model's config.
+        tokens: the number of tokens that a rank sends at once.
+        ranks: the number of ranks that exchange tokens.
+        hints: the user's hints.
     """
     each = max(1, round(tokens * getattr(config, "num_experts_per_tok", 1) / ranks))
 
@@ -190,8 +198,8 @@ def even_routing(
         return each if here else None
 
     return rows, (
-        "Which expert a token goes to depends on values: taken to be even, "
-        f"{each:,} rows from each rank to each. A rank whose experts are liked better needs more."
+        f"Which expert gets a token depends on values. An even distribution is assumed: {each:,} rows "
+        "from each rank to each. A rank with more popular experts needs more memory."
     )
 
 
@@ -213,7 +221,7 @@ def _cannot_be(error: ValueError) -> MemPluginError:
 def _views(
     device: str, stages: int, replicas: int, shards: int, experts: int, tensors: int
 ) -> tuple[DeviceMesh, DeviceMesh]:
-    """The same ranks as layers that are sharded see them, and as experts do."""
+    """Return two meshes of the same ranks: one for sharded layers, one for divided experts."""
     from torch.distributed.device_mesh import init_device_mesh
 
     dense = (stages, replicas, shards * experts, tensors)

@@ -1,4 +1,4 @@
-"""One rank of a world that is not there: torch's fake process group, whose collectives move nothing."""
+"""Act as one rank of a job, with torch's fake process group, whose collectives transfer nothing."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from tb_memplugin.estimate.plugins.distributed import Done
 from tb_memplugin.estimate.ranks.post import Post
 
 OLDEST_TORCH = "2.13"
-"""In 2.6 the fake process group, meshes and FSDP2 do not go together; what lies between was not tried."""
+"""The fake process group, meshes and FSDP2 do not work together in 2.6; versions in between are untested."""
 
 _KEPT = ("group_desc", "use_local_synchronization")
-"""What `new_group` is told of a program's wishes; not the backend, nor its options."""
+"""Keyword arguments that a program's `new_group` call passes on; the backend and its options are dropped."""
 
 
 @contextmanager
 def fake_group(rank: int, world_size: int, post: Post) -> Iterator[None]:
-    """Be a rank of a world, for this process alone, until the block ends.
+    """Make this process a rank of a job until the `with` block ends.
 
     Args:
-        rank, world_size: as `torch.distributed` shall tell them.
-        post: where objects that ranks send each other go, and come from.
+        rank, world_size: the values that `torch.distributed` reports.
+        post: carries the objects that ranks send each other.
 
     Raises:
         MemPluginError: PyTorch has no torch.distributed or is too old, or a process group exists already.
-        Waiting: inside the block, for an object of a rank that has not sent it yet.
+        Waiting: inside the block, where the program receives an object that was not sent yet.
     """
     if not dist.is_available():
         raise MemPluginError(
-            "Several ranks need torch.distributed, which this PyTorch is built without.",
+            "Estimating several ranks needs torch.distributed, which this build of PyTorch does not have.",
             where="estimate_ranks",
-            fix="Use a build with it, or estimate one rank with MemoryEstimator.",
+            fix="Use a build that has it, or estimate one rank with MemoryEstimator.",
         )
     if torch.torch_version.TorchVersion(torch.__version__) < OLDEST_TORCH:
         raise MemPluginError(
-            f"Several ranks are estimated with PyTorch {OLDEST_TORCH} or newer; this is {torch.__version__}.",
+            f"Estimating several ranks needs PyTorch {OLDEST_TORCH} or newer; this is {torch.__version__}.",
             where="estimate_ranks",
-            fix="Estimate with a newer one, or one rank with MemoryEstimator.",
+            fix="Upgrade PyTorch, or estimate one rank with MemoryEstimator.",
         )
     if dist.is_initialized():
         raise MemPluginError(
-            f"This process is rank {dist.get_rank()} of a process group already.",
+            f"This process is already rank {dist.get_rank()} of a process group.",
             where="estimate_ranks",
-            fix="Estimate in a process of its own, or call torch.distributed.destroy_process_group() before.",
+            fix="Estimate in another process, or call torch.distributed.destroy_process_group() first.",
         )
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -69,12 +69,12 @@ def fake_group(rank: int, world_size: int, post: Post) -> Iterator[None]:
         patches.undo()
         if dist.is_initialized():
             dist.destroy_process_group()
-        sys.excepthook = hook  # it was given the rank's name
+        sys.excepthook = hook  # init_process_group put the rank's name into it
         _forget_other_ranks()
 
 
 def _stay_fake(patches: Patches) -> None:
-    """Let a program make groups of any backend, and join the world that it is in already."""
+    """Make calls of `new_group` with any backend, and of `init_process_group`, keep the fake group."""
     original: Any = distributed_c10d.new_group
 
     @functools.wraps(original)
@@ -88,20 +88,23 @@ def _stay_fake(patches: Patches) -> None:
 
 
 class Underway(Done):
-    """The work of a send, receive or all-reduce: it holds its tensors, as gloo's and NCCL's do."""
+    """The work of a send, receive or all-reduce; it keeps its tensors alive, as gloo's and NCCL's do."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = list(tensors)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """One that is set to the tensors."""
+        """Return a finished future with the tensors as its result."""
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(self._tensors)
         return future
 
 
 def _hold_what_is_on_its_way(patches: Patches) -> None:
-    """Works of a fake group hold nothing; others do (ProcessGroupGloo.hpp: SendWork, RecvWork)."""
+    """Make the fake group's works keep their tensors alive, as other groups' works do.
+
+    See SendWork and RecvWork in ProcessGroupGloo.hpp.
+    """
     for name in ("send", "recv", "allreduce"):
         patches.set(dist.ProcessGroup, name, _holding(getattr(dist.ProcessGroup, name)))
 
@@ -115,7 +118,7 @@ def _holding(call: Any) -> Any:
 
 
 def _carry_objects(patches: Patches, post: Post) -> None:
-    """Objects reach the rank that they are for: pipelines tell each other shapes that way."""
+    """Deliver objects to the ranks that they are sent to: pipeline stages exchange shapes that way."""
 
     def send(
         object_list: list[Any], dst: Any = None, group: Any = None, *_: Any, group_dst: Any = None, **__: Any
@@ -135,12 +138,16 @@ def _carry_objects(patches: Patches, post: Post) -> None:
 
 
 def _global(rank: int | None, group: Any, group_rank: int | None) -> int:
-    """A rank of the world, told as such or as one of a group."""
+    """Return the global rank for a rank that is given globally or within a group.
+
+    Raises:
+        MemPluginError: neither is given.
+    """
     if rank is not None:
         return rank
     if group_rank is None:
         raise MemPluginError(
-            "An object is received from any rank: an estimate cannot know from which.",
+            "The program receives an object from any rank, but an estimate cannot know which rank that is.",
             where="recv_object_list",
             fix="Name the sender: src=... or group_src=...",
         )
@@ -152,7 +159,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _forget_other_ranks() -> None:
-    """DTensor remembers how operators are sharded, with the rank's own coordinates."""
+    """Clear DTensor's caches, which hold sharding results with the coordinates of one rank."""
     from torch.distributed.tensor import DTensor, _random
 
     propagator: Any = DTensor._op_dispatcher.sharding_propagator

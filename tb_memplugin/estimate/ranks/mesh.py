@@ -1,4 +1,4 @@
-"""How the ranks of a job are laid out: named dimensions, such as dp=8,tp=2."""
+"""The layout of a job's ranks in a mesh with named dimensions, such as dp=8,tp=2."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tb_memplugin.errors import MemPluginError
 
 _DIMENSION = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,7})\s*")
 MOST_RANKS = 1 << 20
-"""The largest world that can be asked for."""
+"""The largest number of ranks in a mesh."""
 
 PIPELINE = "pp"
-"""The dimension whose ranks are stages of a pipeline, each another program."""
+"""The dimension whose ranks are pipeline stages; each stage runs a different program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Ranks in a grid, the last dimension the fastest, as `torch.distributed.init_device_mesh` counts them.
+    """A grid of ranks. The last dimension varies fastest, as in `torch.distributed.init_device_mesh`.
 
     Attributes:
-        dimensions: (name, size) from the outermost to the innermost.
+        dimensions: (name, size) of each, from the outermost to the innermost.
     """
 
     dimensions: tuple[tuple[str, int], ...]
@@ -40,15 +40,15 @@ class Mesh:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return math.prod(self.shape)
 
     def size(self, name: str) -> int:
-        """The size of a dimension; 1 for one that is not there."""
+        """Return the size of a dimension; 1 if the mesh does not have it."""
         return dict(self.dimensions).get(name, 1)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Where a rank stands, a number for each dimension."""
+        """Return a rank's coordinate, one number for each dimension."""
         found = []
         for size in reversed(self.shape):
             rank, place = divmod(rank, size)
@@ -57,10 +57,11 @@ class Mesh:
 
     @property
     def corners(self) -> tuple[int, ...]:
-        """The ranks that are first or last in every dimension, and all of a pipeline (`pp`).
+        """The ranks that are first or last in every dimension, except that all stages (`pp`) are included.
 
-        Torch shards in chunks of one size, of which the last may be smaller or empty (`torch.chunk`): where
-        all ranks run the same program, the most and the least are among these. Stages run each their own.
+        Torch shards into chunks of equal size, the last of which may be smaller or empty (`torch.chunk`). If
+        all ranks run the same program, the corners include those with the most and the least memory. Pipeline
+        stages run different programs.
         """
         ends = [range(size) if name == PIPELINE else sorted({0, size - 1}) for name, size in self.dimensions]
         return tuple(sorted(self._rank(place) for place in itertools.product(*ends)))
@@ -76,28 +77,29 @@ class Mesh:
 
 
 def parse_mesh(text: str) -> Mesh:
-    """Read `dp=8,tp=2`.
+    """Parse a mesh such as `dp=8,tp=2`.
 
     Raises:
-        MemPluginError: it is not written like that, a name stands there twice, or it is too large.
+        MemPluginError: the text has another form, a name appears twice, a size is 0, or there are too many
+            ranks.
     """
     return checked_mesh(Mesh(tuple(_dimensions(text))), text)
 
 
 def checked_mesh(mesh: Mesh, text: str) -> Mesh:
-    """The mesh, if it can be.
+    """Return the mesh if it is valid. `text` names it in errors.
 
     Raises:
-        MemPluginError: a name stands there twice, a size is 0, or there are too many ranks.
+        MemPluginError: a name appears twice, a size is 0, or there are no or too many ranks.
     """
     fix = "Write name=size for each dimension, as in dp=8,tp=2."
     if len(set(mesh.names)) < len(mesh.names):
-        raise MemPluginError(f"A dimension stands twice in the mesh {text[:80]!r}.", where="mesh", fix=fix)
+        raise MemPluginError(f"A dimension appears twice in the mesh {text[:80]!r}.", where="mesh", fix=fix)
     if not mesh.dimensions or min(mesh.shape) < 1 or mesh.world_size > MOST_RANKS:
         raise MemPluginError(
             f"The mesh {text[:80]!r} has {mesh.world_size if mesh.dimensions else 0:,} ranks.",
             where="mesh",
-            fix=f"{fix} There must be 1 to {MOST_RANKS:,}.",
+            fix=f"{fix} A mesh has 1 to {MOST_RANKS:,} ranks.",
         )
     return mesh
 

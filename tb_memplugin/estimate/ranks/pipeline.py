@@ -1,4 +1,4 @@
-"""One rank of a pipeline of a target: its stages built, and torch's own schedule run."""
+"""Run one rank of a pipeline: build its stages of a target, and run torch's own schedule."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ SCHEDULES = {
     "gpipe": ("ScheduleGPipe", 1),
     "interleaved": ("ScheduleInterleaved1F1B", 2),
 }
-"""By name: the class in torch.distributed.pipelining, and the stages of each rank."""
+"""Schedules by name: the class in torch.distributed.pipelining, and the number of stages on each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipelining:
-    """How a pipeline runs. `micro_batches` are those of a step; None for as many as there are stages."""
+    """How a pipeline runs. `micro_batches` is their number in a step; None for the number of stages."""
 
     schedule: str = "1f1b"
     micro_batches: int | None = None
 
     def micro_batches_on(self, ranks: int) -> int:
-        """How many a step has; its batch is a multiple of it."""
+        """Return the number of micro-batches in a step; the batch is a multiple of it."""
         return self.micro_batches or SCHEDULES[self.schedule][1] * ranks
 
 
 def run_stage(
     target: Target, workload: Workload, estimator: MemoryEstimator, mesh: DeviceMesh, how: Pipelining
 ) -> Ran:
-    """Build this rank's stages inside an estimator that was entered, and run training steps.
+    """Build this rank's stages inside an entered estimator, and run training steps.
 
     Raises:
-        MemPluginError: the target cannot be divided, does not take the size, or does not run.
+        MemPluginError: the target cannot be divided, has no parameter for a given size, or does not run.
     """
     refuse_what_it_does_not_take(target, workload)
     names = mesh.mesh_dim_names or ()
@@ -87,9 +87,9 @@ def _settled(target: Target, workload: Workload, micro_batches: int) -> Workload
     if workload.inference or workload.autocast == "fp16":
         what = "inference" if workload.inference else "a GradScaler"
         raise MemPluginError(
-            f"A pipeline with {what} is not built.",
+            f"A pipeline with {what} cannot be estimated.",
             where="--mesh",
-            fix="Estimate training steps in bf16 or fp32, or run your own schedule in estimate_ranks.",
+            fix="Estimate training steps in bf16 or fp32, or run your own schedule with estimate_ranks.",
         )
     if workload.batch is None:
         workload = replace(workload, batch=micro_batches if "batch" in target.takes else None)
@@ -98,7 +98,7 @@ def _settled(target: Target, workload: Workload, micro_batches: int) -> Workload
         raise MemPluginError(
             f"{workload.batch} samples cannot be divided into {micro_batches} micro-batches.",
             where="--batch",
-            fix=f"Give a multiple, such as --batch {micro_batches}, or another --micro-batches.",
+            fix=f"Use a multiple, such as --batch {micro_batches}, or another --micro-batches.",
         )
     return workload
 
@@ -106,7 +106,7 @@ def _settled(target: Target, workload: Workload, micro_batches: int) -> Workload
 def _stages(
     target: Target, workload: Workload, mesh: DeviceMesh, each: int, micro_batches: int
 ) -> tuple[list[Stage], Fed, tuple[str, ...]]:
-    """Each is cut out of a model of its own; the whole models are given up at once."""
+    """Build each stage of this rank: a whole model is built for it, and its other parts are freed at once."""
     group = mesh[PIPELINE]
     found, given, count = [], [], each * group.size()
     told = ""
@@ -123,7 +123,7 @@ def _stages(
 
 
 def sharded_stage(model: nn.Module, index: int, count: int, mesh: DeviceMesh) -> tuple[Stage, str]:
-    """A rank's part of a stage of a whole model, and a sentence on how it was sharded, if it was."""
+    """Return a rank's part of a stage of a whole model, and a sentence on how it was sharded, "" if not."""
     names = mesh.mesh_dim_names or ()
     if EXPERTS in names:
         ranks, experts = divided_experts(model, mesh)
@@ -188,9 +188,9 @@ def _schedule(
 def _refuse_an_optimizer(built: Built) -> None:
     if built.optimizer is not None:
         raise MemPluginError(
-            f"The target brings an optimizer of the whole model, {type(built.optimizer).__name__}.",
+            f"The target returns an optimizer of the whole model, {type(built.optimizer).__name__}.",
             where="--mesh",
-            fix="Return (model, inputs) alone: each stage gets an optimizer of its own, as --optimizer says.",
+            fix="Return only (model, inputs): each stage gets its own optimizer, chosen with --optimizer.",
         )
 
 

@@ -1,7 +1,7 @@
-"""Python objects that ranks send each other, where the ranks are estimated one after the other.
+"""Carry Python objects between ranks that are estimated one after the other.
 
-A rank that waits for an object of a rank that was not run yet is given up with `Waiting`, and run anew from
-its beginning when the object is there: a program that sends the same thing each time cannot tell.
+A rank that receives an object before its sender has run is stopped with `Waiting`, and run again from the
+start once the object was sent. This works for programs that send the same objects each time.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from collections import Counter
 from typing import Any
 
 Letter = tuple[int, int, int]
-"""(sender, receiver, number): the how-manieth of the sender to the receiver, from 0 on."""
+"""(sender, receiver, number): the number counts the letters from this sender to this receiver, from 0."""
 
 
 class Waiting(BaseException):
-    """A rank cannot go on before it has a letter. No error: nobody else should catch it."""
+    """Raised where a rank needs a letter that was not sent yet.
+
+    A BaseException, so that the program's `except Exception` does not catch it.
+    """
 
     def __init__(self, letter: Letter) -> None:
         super().__init__(letter)
@@ -22,7 +25,7 @@ class Waiting(BaseException):
 
 
 class Post:
-    """What was sent so far in a world."""
+    """The objects that the ranks of a job have sent so far."""
 
     def __init__(self) -> None:
         self._sent: dict[Letter, list[Any]] = {}
@@ -30,16 +33,16 @@ class Post:
         self._counts: Counter[tuple[int, int]] = Counter()
 
     def begin(self, rank: int) -> None:
-        """A rank's program begins, or begins anew."""
+        """Begin the program of a rank, or begin it again."""
         self._rank = rank
         self._counts.clear()
 
     def send(self, receiver: int, objects: list[Any]) -> None:
-        """The running rank sends."""
+        """Send objects from the running rank."""
         self._sent[self._next(self._rank, receiver)] = list(objects)
 
     def receive(self, sender: int) -> list[Any]:
-        """The running rank receives.
+        """Return the next objects that a sender sent to the running rank.
 
         Raises:
             Waiting: the letter was not sent yet.
@@ -50,7 +53,7 @@ class Post:
         return self._sent[letter]
 
     def has(self, letter: Letter) -> bool:
-        """Whether a letter was sent."""
+        """Return whether a letter was sent."""
         return letter in self._sent
 
     def _next(self, sender: int, receiver: int) -> Letter:

@@ -1,4 +1,4 @@
-"""The memory of ranks of a distributed job, each estimated in this process with no other."""
+"""Estimate the ranks of a distributed job one after the other, all in this process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Build = Callable[[MemoryEstimator, "DeviceMesh"], object]
-"""`build(estimator, mesh)` builds and trains as one rank does; what it returns lives to the end."""
+"""`build(estimator, mesh)` builds and trains as one rank; its result stays alive until the estimate ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankEstimate:
-    """What one rank takes. `coordinate` is its place in the mesh, a number for each dimension."""
+    """The estimate of one rank. `coordinate` is its place in the mesh, one number for each dimension."""
 
     rank: int
     coordinate: tuple[int, ...]
@@ -37,30 +37,32 @@ class RankEstimate:
 
 @dataclass(frozen=True, slots=True)
 class RankEstimates:
-    """What the ranks take that were estimated, by rank."""
+    """The estimates of the ranks that were run, in order of rank."""
 
     mesh: Mesh
     ranks: tuple[RankEstimate, ...]
 
     @property
     def worst(self) -> RankEstimate:
-        """The rank that reserves most, then that allocates most, then the first."""
+        """The rank that reserves the most; among equals, the one that allocates the most, then the first."""
         return max(
             self.ranks,
             key=lambda one: (one.estimate.peak_reserved_bytes, one.estimate.peak_allocated_bytes, -one.rank),
         )
 
     def of(self, rank: int) -> RankEstimate:
-        """One rank's.
+        """Return the estimate of one rank.
 
         Raises:
-            MemPluginError: it was not estimated.
+            MemPluginError: the rank was not estimated.
         """
         for one in self.ranks:
             if one.rank == rank:
                 return one
         told = ", ".join(str(one.rank) for one in self.ranks[:20])
-        raise MemPluginError(f"Rank {rank} was not estimated, but {told}.", where="RankEstimates")
+        raise MemPluginError(
+            f"Rank {rank} was not estimated; these ranks were: {told}.", where="RankEstimates"
+        )
 
     def save(self, logdir: str | os.PathLike[str]) -> None:
         """Write each rank's trace for the Memory tab of `tensorboard --logdir <logdir>`.
@@ -78,15 +80,15 @@ def estimate_ranks(
     """Estimate ranks of a job, one after the other, with torch's fake process group.
 
     Args:
-        build: run for each rank inside a `MemoryEstimator`, where `torch.distributed` is initialized for that
-            rank: FSDP2, DDP, tensor and pipeline parallelism and collectives work. It gets the estimator and
-            a mesh. It is run again where it waited for shapes that another stage of a pipeline had to tell.
-        mesh: the ranks: `Mesh`, "dp=8,tp=2", or a number of ranks for one dimension named dp.
-        ranks: which ones; by default the corners of the mesh, see `Mesh.corners`.
-        options: of `MemoryEstimator`: device, gpu, conf, hints.
+        build: called for each rank inside a `MemoryEstimator`, with the estimator and a mesh.
+            `torch.distributed` is initialized for that rank: FSDP2, DDP, tensor and pipeline parallelism and
+            collectives work. It is called again if it needs shapes that another pipeline stage sends later.
+        mesh: the ranks, as a `Mesh`, as text such as "dp=8,tp=2", or as a number for one dimension named dp.
+        ranks: the ranks to estimate; by default the corners of the mesh, see `Mesh.corners`.
+        options: arguments of `MemoryEstimator`, such as device, gpu, conf and hints.
 
     Raises:
-        MemPluginError: the mesh or a rank cannot be, this process has a process group of its own, or ranks
+        MemPluginError: the mesh or a rank is not valid, this process already has a process group, or ranks
             wait for objects that no rank sends.
 
     Example:
@@ -105,14 +107,14 @@ def estimate_ranks(
             fix=f"Name ranks from 0 to {laid_out.world_size - 1}.",
         )
     if laid_out.size(PIPELINE) > 1:
-        importlib.import_module("torch.distributed.pipelining")  # its plugin looks when an estimate begins
+        importlib.import_module("torch.distributed.pipelining")  # its plugin applies only if it is imported
     return RankEstimates(laid_out, _in_turns(build, laid_out, wanted, options))
 
 
 def _in_turns(
     build: Build, mesh: Mesh, wanted: Sequence[int], options: dict[str, Any]
 ) -> tuple[RankEstimate, ...]:
-    """Run the ranks; one that waits for another's letter is run again when that was sent."""
+    """Run the ranks. A rank that waits for another rank's letter is run again once that letter is sent."""
     post, turns, waiting = Post(), deque(wanted), dict[int, Waiting]()
     found: dict[int, RankEstimate] = {}
     while turns and not found.keys() >= set(wanted):
@@ -137,8 +139,10 @@ def _never_sent(waiting: dict[int, Waiting]) -> MemPluginError:
     return MemPluginError(
         f"Ranks wait for objects that are never sent: {', '.join(told[:8])}.",
         where="estimate_ranks",
-        fix="Send what is received, in the same order. In a pipeline give input_args and output_args to "
-        "every PipelineStage or to none.",
+        fix=(
+            "Send everything that is received, in the same order. In a pipeline, give input_args and "
+            "output_args to every PipelineStage or to none."
+        ),
     )
 
 

@@ -1,8 +1,8 @@
-"""A model, or a stage of one, on one rank of a mesh: dp, fsdp and tp, as people shard models.
+"""Shard a model, or a pipeline stage, for one rank of a mesh with dp, fsdp and tp, as users commonly do.
 
 | dimension | what is done |
 |---|---|
-| dp | the model in `DistributedDataParallel`; with fsdp replicas of the sharded model (HSDP) |
+| dp | the model in `DistributedDataParallel`; with fsdp, replicas of the sharded model (HSDP) |
 | fsdp | `fully_shard` around every repeated layer, and around the model |
 | tp | transformers' own plan for the model (`base_model_tp_plan`) |
 | ep; also with the others | see expert_parallel.py |
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 DIMENSIONS = ("dp", "fsdp", "tp")
-NOTE = "The batch is each rank's own; ranks that share tensors (tp) or stages (pp) have one. "
+NOTE = "The batch is per rank; ranks that share tensors (tp) or stages (pp) share one batch. "
 
 
 def sharded(model: Any, mesh: DeviceMesh) -> tuple[nn.Module, str]:
-    """What a rank has of a model, and a sentence on how it was sharded.
+    """Return a rank's part of a model, and a sentence on how the model was sharded.
 
     Raises:
-        MemPluginError: the mesh has other dimensions, or the model has no plan for one of them.
+        MemPluginError: the mesh has unsupported dimensions, or the model has no plan for one of them.
     """
     names = mesh.mesh_dim_names or ()
     refuse_other_dimensions(names)
@@ -47,7 +47,7 @@ def sharded(model: Any, mesh: DeviceMesh) -> tuple[nn.Module, str]:
 
 
 def in_data_parallel(model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, tuple[str, ...]]:
-    """What a rank has of a model, or of a stage, along `dp` and `fsdp`; and what was done, if anything."""
+    """Shard a model or a stage along `dp` and `fsdp`; return a rank's part, and the steps taken as texts."""
     names = mesh.mesh_dim_names or ()
     if "fsdp" in names:
         layers = fully_sharded(model, mesh["dp", "fsdp"] if "dp" in names else mesh["fsdp"])
@@ -58,7 +58,7 @@ def in_data_parallel(model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, tup
 
 
 def by_tensors(model: Any, mesh: DeviceMesh) -> str:
-    """Divide a whole model along `tp` by transformers' own plan; what was done.
+    """Divide a whole model along `tp` by transformers' own plan, and return a text that says so.
 
     Raises:
         MemPluginError: the model has no plan, or transformers is too old.
@@ -79,7 +79,7 @@ def by_tensors(model: Any, mesh: DeviceMesh) -> str:
 
 
 def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> int:
-    """`fully_shard` around every repeated layer, and the model; how many layers."""
+    """Apply `fully_shard` to every repeated layer and to the model; return the number of layers."""
     from torch.distributed.fsdp import fully_shard
 
     layers = repeated_blocks(model)
@@ -96,29 +96,34 @@ def _replicated(model: Any, mesh: DeviceMesh) -> nn.Module:
     for name in OWN_CHECKPOINTING:
         if callable(way := getattr(model, name, None)):
             setattr(wrapped, name, way)
-    return wrapped  # type: ignore[no-any-return]  # it got attributes
+    return wrapped  # type: ignore[no-any-return]  # it is Any so that attributes can be set
 
 
 def refuse_other_dimensions(names: tuple[str, ...]) -> None:
-    """Let nobody believe that a dimension was followed that is not.
+    """Raise if a mesh has dimensions that would be ignored.
 
     Raises:
-        MemPluginError: a model is not divided along one of the names, or not along all of them together.
+        MemPluginError: models cannot be divided along one of the names, or not along this combination.
     """
     fix = (
-        "Use dp, fsdp, tp, fsdp with tp, or dp with fsdp, each of them also with pp; for experts ep, also "
-        f"with the others in the order {','.join(ORDER)}; or a function with a parameter named mesh."
+        "Use dp, fsdp, tp, fsdp with tp, or dp with fsdp; each of them also with pp. For experts use "
+        f"ep, also with the others in the order {','.join(ORDER)}. Or use a function with a parameter "
+        "named mesh."
     )
     known = ORDER if EXPERTS in names else DIMENSIONS
     if others := [name for name in names if name not in known]:
         raise MemPluginError(
-            f"A model is not divided along {', '.join(others)[:80]}.", where="--mesh", fix=fix
+            f"A model cannot be divided along {', '.join(others)[:80]}.", where="--mesh", fix=fix
         )
     if EXPERTS in names and sorted(names, key=ORDER.index) != list(names):
         raise MemPluginError(
-            f"Experts are not divided over a mesh in this order: {','.join(names)}.", where="--mesh", fix=fix
+            f"Experts cannot be divided over a mesh in this order: {','.join(names)}.",
+            where="--mesh",
+            fix=fix,
         )
     if "tp" in names and "dp" in names and "fsdp" not in names and EXPERTS not in names:
         raise MemPluginError(
-            "DistributedDataParallel does not take a model with tensor parallelism.", where="--mesh", fix=fix
+            "DistributedDataParallel does not support a model with tensor parallelism.",
+            where="--mesh",
+            fix=fix,
         )

@@ -1,7 +1,7 @@
-"""A model divided into the stages of a pipeline: a Sequential, or a decoder of transformers.
+"""Divide a model into pipeline stages: an `nn.Sequential`, or a decoder of transformers.
 
-Of transformers' models those can be divided whose config says so (`base_model_pp_plan`): an embedding, equal
-layers, a norm. The first stage has the embedding, the last one the norm and the head; a tied head is a copy.
+A transformers model can be divided if its config has a `base_model_pp_plan` with an embedding, equal layers
+and a norm. The first stage has the embedding, the last one the norm and the head; a tied head is a copy.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.workload import Built, loss_of
 
 PARTS_OF_A_DECODER = {"embed_tokens", "layers", "norm"}
-"""What a config's `base_model_pp_plan` must name."""
+"""The module names that a config's `base_model_pp_plan` must have."""
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
-"""`loss(output, target)` of a micro-batch."""
+"""`loss(output, target)` returns the loss of a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One part of a model. `told` says for people what it has."""
+    """One part of a model. `told` describes its contents for notes."""
 
     module: nn.Module
     told: str
@@ -34,7 +34,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What the first stage is given for a whole step, and the last; and the loss there."""
+    """The inputs of a whole step for the first stage, and the target and loss for the last stage."""
 
     inputs: tuple[torch.Tensor, ...]
     target: torch.Tensor
@@ -42,14 +42,16 @@ class Fed:
 
 
 def shares(layers: int, parts: int) -> list[range]:
-    """Layers of each part, in order: as equal as possible, the first ones the larger.
+    """Return the layers of each part, in order: as equal as possible, the larger parts first.
 
     Raises:
         MemPluginError: there are fewer layers than parts.
     """
     if layers < parts:
         raise MemPluginError(
-            f"The model has {layers} layers, for {parts} stages.", where="--mesh", fix="Ask for fewer stages."
+            f"The model has {layers} layers, which is too few for {parts} stages.",
+            where="--mesh",
+            fix="Use fewer stages.",
         )
     each, more = divmod(layers, parts)
     ends = [(part + 1) * each + min(part + 1, more) for part in range(parts)]
@@ -57,10 +59,10 @@ def shares(layers: int, parts: int) -> list[range]:
 
 
 def stage_of(model: nn.Module, index: int, count: int) -> Stage:
-    """The stage of a model; what belongs to others is taken out of the model.
+    """Return one stage of a model. The parts of other stages are removed from the model.
 
     Raises:
-        MemPluginError: it cannot be divided, or not into that many.
+        MemPluginError: the model cannot be divided, or not into that many stages.
     """
     if isinstance(model, nn.Sequential):
         own = shares(len(model), count)[index]
@@ -69,27 +71,30 @@ def stage_of(model: nn.Module, index: int, count: int) -> Stage:
     plan = getattr(getattr(model, "config", None), "base_model_pp_plan", None) or {}
     if base is None or base is model or set(plan) != PARTS_OF_A_DECODER:
         raise MemPluginError(
-            f"{type(model).__name__} cannot be divided into stages here.",
+            f"{type(model).__name__} cannot be divided into stages.",
             where="--mesh",
-            fix="It must be a torch.nn.Sequential, or a model of transformers whose config has a "
-            "base_model_pp_plan; else build the stages in Python: docs/estimate_ranks.md, Pipelines.",
+            fix=(
+                "The model must be a torch.nn.Sequential, or a transformers model whose config has a "
+                "base_model_pp_plan. Otherwise build the stages in Python: docs/estimate_ranks.md, "
+                "Pipelines."
+            ),
         )
     return _decoder_stage(model, base, index, count)
 
 
 def fed(built: Built, micro_batches: int) -> Fed:
-    """What a pipeline is given for a step.
+    """Return the inputs, target and loss of a pipeline for a step.
 
     Raises:
-        MemPluginError: forward takes more than tensors, one after the other.
+        MemPluginError: forward takes something other than tensors, or more than two keyword arguments.
     """
     labels = built.keywords.get("labels")
     inputs = (*built.arguments, *(value for name, value in built.keywords.items() if name != "labels"))
     if not all(isinstance(value, torch.Tensor) for value in inputs) or len(built.keywords) > 2:
         raise MemPluginError(
-            "The first stage of a pipeline takes tensors alone.",
+            "The first stage of a pipeline takes only tensors.",
             where="--mesh",
-            fix="Give inputs as a tensor or a tuple of tensors, samples first.",
+            fix="Return the inputs as a tensor or a tuple of tensors, with samples in the first dimension.",
         )
     if labels is None:
         target = torch.empty(micro_batches, device="cpu")
@@ -102,7 +107,7 @@ def fed(built: Built, micro_batches: int) -> Fed:
 
 
 class DecoderStage(nn.Module):
-    """Some layers of a decoder: from token numbers or hidden states, to hidden states or logits."""
+    """Some layers of a decoder. They turn token ids or hidden states into hidden states or logits."""
 
     def __init__(self, model: nn.Module, first: bool, last: bool) -> None:
         super().__init__()
@@ -111,13 +116,13 @@ class DecoderStage(nn.Module):
         self._gives = "logits" if last else "last_hidden_state"
 
     def forward(self, given: torch.Tensor) -> Any:
-        """One micro-batch."""
+        """Run one micro-batch."""
         return getattr(self.model(**{self._takes: given}), self._gives)
 
 
 def _decoder_stage(model: Any, base: Any, index: int, count: int) -> Stage:
     own, first, last = shares(len(base.layers), count)[index], index == 0, index == count - 1
-    # Layers find their kind by their place among those that are here.
+    # A layer looks its type up by its index among the layers of this stage.
     base.config = copy.deepcopy(base.config)
     base.config.num_hidden_layers = len(own)
     if getattr(base.config, "layer_types", None):

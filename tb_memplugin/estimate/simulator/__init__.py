@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator, simulated, and recordings replayed through it."""
+"""Simulate PyTorch's caching allocator, and replay recordings through it."""
 
 from tb_memplugin.estimate.simulator.allocator_settings import AllocatorSettings, recorded_settings
 from tb_memplugin.estimate.simulator.caching_allocator import CachingAllocator

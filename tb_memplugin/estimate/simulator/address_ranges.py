@@ -1,4 +1,4 @@
-"""A set of address ranges that grows and shrinks: what an allocator has reserved."""
+"""A set of address ranges that grows and shrinks, such as the memory that an allocator has reserved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Range(Generic[T]):
-    """Addresses from `start` up to and without `end`, and what they belong to."""
+    """Addresses from `start` (included) to `end` (excluded), and their owner."""
 
     start: int
     end: int
@@ -20,7 +20,7 @@ class Range(Generic[T]):
 
 
 class Ranges(Generic[T]):
-    """Ranges that never overlap, in address order. Neighbours are not joined."""
+    """Ranges that never overlap, in address order. Adjacent ranges are not joined."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -33,10 +33,10 @@ class Ranges(Generic[T]):
         return iter(self._ranges)
 
     def add(self, start: int, end: int, owner: T) -> int:
-        """Put a range in; where another one lies already, that one stays.
+        """Add a range. Where it overlaps existing ranges, those stay as they are.
 
         Returns:
-            The bytes that were not new, 0 where all is well.
+            The number of bytes that were there already; 0 if the whole range is new.
         """
         if end <= start:
             return 0
@@ -53,10 +53,10 @@ class Ranges(Generic[T]):
         return end - start - sum(gap.end - gap.start for gap in gaps)
 
     def remove(self, start: int, end: int) -> int:
-        """Take a range out; what lies across its edges is cut.
+        """Remove a range. Ranges that cross its edges are cut.
 
         Returns:
-            The bytes that were not there to be taken, 0 where all is well.
+            The number of bytes that were not there; 0 if the whole range was.
         """
         if end <= start:
             return 0
@@ -73,13 +73,13 @@ class Ranges(Generic[T]):
         return missing
 
     def at(self, address: int) -> Range[T] | None:
-        """The range that holds an address."""
+        """Return the range that contains an address, None if there is none."""
         place = bisect_right(self._starts, address) - 1
         found = self._ranges[place] if place >= 0 else None
         return found if found is not None and address < found.end else None
 
     def _touched(self, start: int, end: int) -> tuple[int, int]:
-        """The half-open places of the ranges that share an address with [start, end)."""
+        """Return (first, last) such that the ranges [first, last) overlap the addresses [start, end)."""
         first = bisect_right(self._starts, start) - 1
         if first < 0 or self._ranges[first].end <= start:
             first += 1

@@ -1,6 +1,6 @@
-"""Settings of PyTorch's caching allocator: what `PYTORCH_CUDA_ALLOC_CONF` says, and how sizes follow.
+"""Settings of PyTorch's caching allocator, from `PYTORCH_CUDA_ALLOC_CONF`, and the sizes that follow.
 
-Keys, limits and rounding: c10/core/AllocatorConfig.{h,cpp} of PyTorch 2.13, and round_size and
+Sources of keys, limits and rounding: c10/core/AllocatorConfig.{h,cpp} of PyTorch 2.13, and round_size and
 get_allocation_size in c10/cuda/CUDACachingAllocator.cpp. All sizes are bytes.
 """
 
@@ -17,22 +17,22 @@ from tb_memplugin.trace.tables import Int64
 
 MIB = 1 << 20
 UNLIMITED = 1 << 62
-"""What stands for no limit in `max_split_bytes`."""
+"""The value of `max_split_bytes` that means no limit."""
 
 SMALLEST_BLOCK = 512
-"""Blocks are multiples of this (kMinBlockSize)."""
+"""Block sizes are multiples of this (kMinBlockSize)."""
 
 LARGEST_SMALL = MIB
-"""Requests up to it, rounded, come from the small pool (kSmallSize)."""
+"""Requests whose rounded size is at most this come from the small pool (kSmallSize)."""
 
 SMALL_SEGMENT = 2 * MIB
-"""A segment of the small pool, and a page of one that expands (kSmallBuffer)."""
+"""The size of a segment of the small pool, and of a page of its expandable segments (kSmallBuffer)."""
 
 OWN_SEGMENT = 10 * MIB
-"""From here on a request gets a segment of its own size (kMinLargeAlloc)..."""
+"""Requests of at least this size get a segment of their own size (kMinLargeAlloc)."""
 
 SEGMENT_STEP = 2 * MIB
-"""...rounded up to a multiple of this (kRoundLarge)."""
+"""The size of such a segment is rounded up to a multiple of this (kRoundLarge)."""
 
 CONF_KEYS = {
     "large_segment_size_mb": "large_segment_bytes",
@@ -41,24 +41,24 @@ CONF_KEYS = {
     "garbage_collection_threshold": "gc_threshold",
     "per_process_memory_fraction": "memory_fraction",
 }
-"""Keys whose values are numbers, and their fields."""
+"""Keys with numbers as values, and the fields of `AllocatorSettings` that they set."""
 
 FIRST_INTERVAL = 20
-"""The power of two at which the first of 16 intervals begins that divisions are told for: 1 MiB."""
+"""`divisions` has 16 intervals of sizes; the first begins at 2 to this power, 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """How one allocator behaves. The defaults are PyTorch's.
+    """The settings of one allocator. The defaults are PyTorch's.
 
     Attributes:
-        expandable_segments: segments grow in pages instead of being made one by one.
+        expandable_segments: segments grow page by page, instead of each being allocated at once.
         max_split_bytes: larger blocks are neither split nor given to smaller requests.
-        max_rounding_bytes: how much larger a block may be than a request beyond `max_split_bytes`.
+        max_rounding_bytes: a block for a request of `max_split_bytes` or more is larger by less than this.
         divisions: into how many steps sizes between two powers of two are rounded; 16 intervals, 0 for none.
-        gc_threshold: the share of the allowed memory beyond which unused segments go back; 0 for never.
+        gc_threshold: the share of the allowed memory above which unused segments are freed; 0 for never.
         memory_fraction: the share of the device that may be reserved; None where no limit was set.
-        large_segment_bytes: the segment for requests that are large, but too small for one of their own.
+        large_segment_bytes: the size of the segment for requests of the large pool below `OWN_SEGMENT`.
     """
 
     expandable_segments: bool = False
@@ -71,12 +71,12 @@ class AllocatorSettings:
 
     @classmethod
     def from_conf(cls, conf: str) -> AllocatorSettings:
-        """The settings in a text such as `expandable_segments:True,max_split_size_mb:128`.
+        """Parse a text such as `expandable_segments:True,max_split_size_mb:128`.
 
-        Keys that do not bear on where memory lies (`pinned_…`) are checked for their form and dropped.
+        Keys that are not simulated, such as `pinned_…`, are checked for their form and dropped.
 
         Raises:
-            MemPluginError: PyTorch would refuse it, it names an unknown key, or another backend.
+            MemPluginError: PyTorch would refuse the text, or it names an unknown key or another backend.
         """
         values = conf_values(conf)
         settings = cls(**{name: value for name, value in values.items() if name in cls.__slots__})
@@ -93,7 +93,7 @@ class AllocatorSettings:
 
     @property
     def conf(self) -> str:
-        """The text that gives these settings, without what is PyTorch's default."""
+        """The text that `from_conf` parses into these settings; PyTorch's defaults are left out."""
         usual, parts = AllocatorSettings(), []
         if self.expandable_segments:
             parts.append("expandable_segments:True")
@@ -107,7 +107,7 @@ class AllocatorSettings:
         return ",".join(parts)
 
     def rounded(self, requested: int) -> int:
-        """What the allocator sets aside for a request, bytes (round_size)."""
+        """Return the size to which the allocator rounds a request, in bytes (round_size)."""
         if requested < SMALLEST_BLOCK:
             return SMALLEST_BLOCK
         divisions = self.divisions[min(max(requested.bit_length() - 1 - FIRST_INTERVAL, 0), 15)]
@@ -118,7 +118,7 @@ class AllocatorSettings:
         return -(-requested // SMALLEST_BLOCK) * SMALLEST_BLOCK
 
     def rounded_all(self, requested: Int64) -> Int64:
-        """`rounded` of many requests: int64, of the same shape."""
+        """Apply `rounded` to many requests: int64, of the same shape."""
         units = np.maximum(-(-requested // SMALLEST_BLOCK), 1)
         plain: Int64 = units * SMALLEST_BLOCK
         if max(self.divisions) <= 1:
@@ -128,7 +128,7 @@ class AllocatorSettings:
         return rounded[place].reshape(requested.shape)
 
     def segment_size(self, rounded: int) -> int:
-        """The size of a new segment for a request of a rounded size (get_allocation_size)."""
+        """Return the size of a new segment for a request of a rounded size (get_allocation_size)."""
         if rounded <= LARGEST_SMALL:
             return SMALL_SEGMENT
         if rounded < OWN_SEGMENT:
@@ -136,18 +136,18 @@ class AllocatorSettings:
         return -(-rounded // SEGMENT_STEP) * SEGMENT_STEP
 
     def page(self, small: bool) -> int:
-        """The page in which a segment that expands is mapped, bytes."""
+        """Return the size of the pages in which an expandable segment is mapped, in bytes."""
         return SMALL_SEGMENT if small else self.large_segment_bytes
 
 
 def recorded_settings(trace: MemoryTrace) -> AllocatorSettings:
-    """The settings under which a trace was recorded, as far as it tells them; else PyTorch's defaults.
+    """Return the settings under which a trace was recorded; PyTorch's defaults where the trace lacks them.
 
-    Where the text is absent, single settings that PyTorch wrote down are used, and segments that were
-    mapped tell that they expand.
+    If the trace has no configuration text, the single settings that PyTorch recorded are used, and mapped
+    segments show that segments are expandable.
 
     Raises:
-        MemPluginError: the trace's own text is none that PyTorch takes.
+        MemPluginError: the recorded text is not valid, or cannot be simulated.
     """
     told = trace.properties
     conf = told.get("PYTORCH_CUDA_ALLOC_CONF") or told.get("PYTORCH_ALLOC_CONF")

@@ -1,6 +1,6 @@
-"""Blocks of device memory, and the free ones of a pool in the order in which they are looked for.
+"""Blocks of device memory, and the free blocks of a pool in search order.
 
-After c10/cuda/CUDACachingAllocator.cpp: `Block`, `BlockPool`, `try_merge_blocks`.
+They follow `Block`, `BlockPool` and `try_merge_blocks` in c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 FREE, LIVE, UNMAPPED = 0, 1, 2
-"""States of a block. A live one may be let go of already and wait for a stream."""
+"""States of a block. A live block may have been freed by the program and still wait for a stream."""
 
 PoolId = tuple[int, int]
 
@@ -16,10 +16,10 @@ ADDRESS_BITS = 64
 
 
 class Block:
-    """A stretch of a segment. `prev` and `next` are its neighbours there, None at the segment's ends.
+    """A part of a segment. `prev` and `next` are its neighbours there, None at the ends of the segment.
 
-    `address` and `size` are bytes; `origin` is where the addresses of its segment begin, if that expands,
-    else -1; `since` is the pool's count of searches when it became free.
+    `address` and `size` are bytes. `origin` is the first address of its segment if that is expandable, else
+    -1. `since` is the pool's count of searches at the time when the block became free.
     """
 
     __slots__ = ("address", "home", "next", "origin", "prev", "since", "size", "state")
@@ -36,18 +36,18 @@ class Block:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its segment."""
+        """Whether the block is its whole segment."""
         return self.prev is None and self.next is None
 
     def put_before(self, other: Block) -> None:
-        """Become the neighbour before another block."""
+        """Link the block into the list directly before another one."""
         self.prev, self.next = other.prev, other
         if other.prev is not None:
             other.prev.next = self
         other.prev = self
 
     def put_behind(self, other: Block) -> None:
-        """Become the neighbour behind another block."""
+        """Link the block into the list directly after another one."""
         self.prev, self.next = other, other.next
         if other.next is not None:
             other.next.prev = self
@@ -55,7 +55,7 @@ class Block:
 
 
 class Pool:
-    """The small or the large half of a pool; `searches` counts them while garbage is collected."""
+    """The small or the large half of a pool. `searches` is counted only if garbage collection is on."""
 
     __slots__ = ("id", "searches", "small", "streams")
 
@@ -66,21 +66,21 @@ class Pool:
         self.streams: dict[int, FreeBlocks] = {}
 
     def on(self, stream: int) -> FreeBlocks:
-        """The free blocks for a stream."""
+        """Return the free blocks of a stream."""
         if stream not in self.streams:
             self.streams[stream] = FreeBlocks(self, stream)
         return self.streams[stream]
 
     def in_order(self) -> list[Block]:
-        """Every free block by stream, size and address."""
+        """Return every free block, ordered by stream, size and address."""
         return [blocks.at[key] for _, blocks in sorted(self.streams.items()) for key in blocks.keys]
 
 
 class FreeBlocks:
-    """The free blocks of a pool that belong to one stream: a sorted list of (size, address) as one number.
+    """The free blocks of one stream in a pool: a sorted list of (size, address), each packed in one number.
 
-    A search is a bisection in C, and one number sorts and hashes faster than a pair. `unmapped` are the
-    addresses of stretches of expandable segments that have no memory behind them, sorted.
+    A search is a bisection in C, and one number sorts and hashes faster than a pair. `unmapped` holds the
+    sorted addresses of the unmapped blocks of expandable segments.
     """
 
     __slots__ = ("at", "keys", "pool", "small", "stream", "unmapped", "unmapped_at")
@@ -106,7 +106,7 @@ class FreeBlocks:
         self.at[key] = block
 
     def take(self, block: Block) -> None:
-        """Remove a block that is in here."""
+        """Remove a block, free or unmapped as its state says."""
         if block.state == UNMAPPED:
             del self.unmapped[bisect_left(self.unmapped, block.address)]
             del self.unmapped_at[block.address]
@@ -116,16 +116,16 @@ class FreeBlocks:
         del self.at[key]
 
     def first_of(self, size: int) -> int:
-        """The place in `keys` of the smallest block of a size or more, the lowest of several."""
+        """Return the index in `keys` of the smallest block of at least a size, the lowest address first."""
         return bisect_left(self.keys, size << ADDRESS_BITS)
 
     def block(self, place: int) -> Block:
-        """The block at a place in `keys`."""
+        """Return the block at an index in `keys`."""
         return self.at[self.keys[place]]
 
 
 def join(block: Block) -> None:
-    """Let a block that is in no list swallow the neighbours that are in the same state, free or unmapped."""
+    """Merge a block that is in no list with its neighbours in the same state, free or unmapped."""
     home, before, behind = block.home, block.prev, block.next
     if before is not None and before.state == block.state:
         home.take(before)

@@ -1,6 +1,6 @@
-"""PyTorch's caching allocator for one device: which block every request gets, and what it reserves.
+"""Simulate PyTorch's caching allocator for one device: the block that each request gets, and the segments.
 
-The rules are those of the native backend (c10/cuda/CUDACachingAllocator.cpp), told in order in
+The rules are those of the native backend (c10/cuda/CUDACachingAllocator.cpp); they are described in
 docs/design/allocator_simulator.md. Sizes and addresses are bytes.
 """
 
@@ -23,7 +23,7 @@ from tb_memplugin.trace.allocator import DEFAULT_POOL
 
 @dataclass(frozen=True, slots=True)
 class SegmentChange:
-    """The reserve grew or shrank: `kind` is a segment kind, `clock` the allocator's when it happened."""
+    """A change of the reserved memory: `kind` is a segment kind, `clock` the allocator's clock then."""
 
     clock: int
     kind: Kind
@@ -37,17 +37,18 @@ class CachingAllocator:
     """The allocator of one device.
 
     Attributes:
-        clock: the caller's; it is written into every change of the reserve.
-        changes: of the reserve, in order.
+        clock: set by the caller; it is recorded in every change of the reserved memory.
+        changes: the changes of the reserved memory, in order.
         reserved, peak_reserved: bytes.
-        pending: blocks let go of that wait for a stream, by ticket.
-        freed_early: the clocks at which some of these were freed without waiting further, by ticket.
-        destroyed: private pools that no graph uses any more; of private pools, they alone give memory back.
-        simple: whether the first block that is large enough is always the one; False where some expand.
+        pending: blocks that the program freed and that still wait for a stream, by ticket.
+        freed_early: the clocks at which some of these were freed without waiting any longer, by ticket.
+        destroyed: private pools that no graph uses any more; other private pools never free segments.
+        simple: whether the first block that is large enough is always taken; False with expandable
+            segments, `max_split_bytes` or garbage collection.
 
     Args:
-        settings: how it behaves.
-        driver: what gives it memory; a device without limit if not told.
+        settings: of the allocator; PyTorch's defaults if None.
+        driver: provides memory; a device without limit if None.
     """
 
     def __init__(self, settings: AllocatorSettings | None = None, driver: Driver | None = None) -> None:
@@ -70,52 +71,56 @@ class CachingAllocator:
 
     @property
     def _allowed(self) -> int | None:
-        """Bytes that may be reserved, None where `memory_fraction` does not limit them."""
+        """Bytes that may be reserved; None where `memory_fraction` does not limit them."""
         share, capacity = self.settings.memory_fraction, self.driver.capacity
         return None if share is None or capacity is None else int(share * capacity)
 
     def malloc(self, size: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> Block | None:
-        """The block for a request of `size` bytes; None when out of memory."""
+        """Return the block for a request of `size` bytes; None when out of memory."""
         rounded = self.settings.rounded(size)
         return self.place(rounded, self.home(rounded, stream, pool))
 
     def home(self, rounded: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> FreeBlocks:
-        """Where blocks for a request of a rounded size come from."""
+        """Return the free blocks from which a request of a rounded size is served."""
         return self.half(pool, rounded <= LARGEST_SMALL).on(stream)
 
     def half(self, pool: PoolId, small: bool) -> Pool:
-        """The small or the large half of a pool."""
+        """Return the small or the large half of a pool."""
         if (pool, small) not in self._pools:
             self._pools[pool, small] = Pool(pool, small)
         return self._pools[pool, small]
 
     def place(self, size: int, home: FreeBlocks) -> Block | None:
-        """The block for a request of a rounded size; None when out of memory."""
+        """Return the block for a request of a rounded size; None when out of memory."""
         block = self._found(size, home) or self._new(size, home)
         return None if block is None else self._cut(block, size)
 
     def place_anew(self, size: int, home: FreeBlocks) -> Block | None:
-        """As `place`, for a request whose search had failed before something was freed."""
+        """Do as `place`, but for a request whose search failed already, before some blocks were freed."""
         block = self._new(size, home)
         return None if block is None else self._cut(block, size)
 
     def free(self, block: Block) -> None:
-        """Take a block back, for the next request."""
+        """Free a block and merge it with its free neighbours."""
         block.state = FREE
         join(block)
         block.home.put(block)
 
     def let_go(self, block: Block) -> int:
-        """The owner let go of a block that another stream may still use; a ticket for `complete`."""
+        """Record that the program freed a block that another stream may still use.
+
+        Returns:
+            A ticket for `complete`.
+        """
         self._tickets += 1
         self.pending[self._tickets] = block
         return self._tickets
 
     def complete(self, ticket: int) -> int | None:
-        """No stream uses a block any more that was let go of.
+        """Free a block from `let_go`, since no stream uses it any more.
 
         Returns:
-            The clock at which it was freed early, since memory ran short; None if it is free from now on.
+            The clock at which it was already freed because memory ran short; None if it was freed now.
         """
         block = self.pending.pop(ticket, None)
         if block is None:
@@ -124,11 +129,11 @@ class CachingAllocator:
         return None
 
     def has(self, size: int, home: FreeBlocks) -> bool:
-        """Whether a request of a rounded size would find a free block."""
+        """Return whether a request of a rounded size would find a free block."""
         return self._candidate(size, home) >= 0
 
     def empty_cache(self) -> None:
-        """Give back segments without a live block, and pages of those that expand; waits for all streams."""
+        """Wait for all streams, then free unused segments and the unused pages of expandable segments."""
         self.freed_early.update(dict.fromkeys(self.pending, self.clock))
         while self.pending:
             self.free(self.pending.pop(next(iter(self.pending))))
@@ -139,14 +144,14 @@ class CachingAllocator:
                 self._release(self.half(pool, small))
 
     def changed(self, kind: Kind, address: int, size: int, home: FreeBlocks) -> None:
-        """Note that the reserve grew or shrank."""
+        """Record that the reserved memory grew or shrank."""
         grows = kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
         self.reserved += size if grows else -size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         self.changes.append(SegmentChange(self.clock, kind, address, size, home.stream, home.pool.id))
 
     def _cut(self, block: Block, size: int) -> Block:
-        """Make a free block live, without the rest of it if that can be a block (should_split)."""
+        """Make a free block live, and split off the rest if that can be a block of its own (should_split)."""
         home = block.home
         rest = block.size - size
         if rest >= SMALLEST_BLOCK and (
@@ -162,7 +167,7 @@ class CachingAllocator:
         return block
 
     def _found(self, size: int, home: FreeBlocks) -> Block | None:
-        """The best fit among the free blocks, taken out of them (get_free_block)."""
+        """Remove and return the best fit among the free blocks, None if nothing fits (get_free_block)."""
         if self.simple:
             place = home.first_of(size)
             return home.at.pop(home.keys.pop(place)) if place < len(home.keys) else None
@@ -172,7 +177,7 @@ class CachingAllocator:
         return home.at.pop(home.keys.pop(place)) if place >= 0 else None
 
     def _candidate(self, size: int, home: FreeBlocks) -> int:
-        """The place of the best fit, -1 if there is none."""
+        """Return the index of the best fit, -1 if there is none."""
         place, count = home.first_of(size), len(home.keys)
         if place == count:
             return -1
@@ -187,7 +192,11 @@ class CachingAllocator:
 
     @staticmethod
     def _best_to_expand(place: int, home: FreeBlocks) -> int:
-        """A block that could grow counts with the room behind it: a larger one that cannot fits better."""
+        """Return the index of the best fit where blocks can grow.
+
+        The size of such a block includes the unmapped addresses behind it, so that a larger block that
+        cannot grow may be the better fit.
+        """
         block = home.block(place)
         while block.origin >= 0 and place + 1 < len(home.keys):
             behind = home.block(place + 1)
@@ -197,7 +206,7 @@ class CachingAllocator:
         return place
 
     def _new(self, size: int, home: FreeBlocks) -> Block | None:
-        """A block from memory that is new, or None when all was given back and there still is none."""
+        """Return a block of new memory; None if there is none even after all cached memory was freed."""
         if self._collects:
             self._collect()
         block = self._grown(size, home)
@@ -221,7 +230,7 @@ class CachingAllocator:
         return Block(address, segment, home, FREE)
 
     def _release(self, pool: Pool) -> None:
-        """Give back what a pool does not use: whole segments first, then pages."""
+        """Free the unused memory of a pool: first whole segments, then pages of expandable ones."""
         blocks = pool.in_order()
         for block in blocks:
             if block.origin < 0 and block.is_whole:
@@ -236,9 +245,10 @@ class CachingAllocator:
         self.changed(Kind.SEGMENT_FREE, block.address, block.size, block.home)
 
     def _release_oversize(self, size: int, home: FreeBlocks) -> bool:
-        """Give back one block of the size beyond `max_split_bytes`, or several smaller ones of the stream.
+        """Free one cached block that is large enough, or else several of at least `max_split_bytes`.
 
-        Of blocks that expand the pages go back, where PyTorch's own code stops with an assertion.
+        Returns whether enough was freed. For expandable blocks the pages are freed, where PyTorch's own code
+        stops with an assertion.
         """
         wanted = max(size, self._max_split)
         place = home.first_of(wanted)
@@ -251,7 +261,7 @@ class CachingAllocator:
         return released >= wanted
 
     def _let_go_of(self, block: Block) -> int:
-        """Give back a free block, or what can be of it; bytes."""
+        """Free the memory of a cached block as far as possible; return the bytes freed."""
         before = self.reserved
         if block.origin >= 0:
             self._expandable.release(block)
@@ -260,7 +270,7 @@ class CachingAllocator:
         return before - self.reserved
 
     def _collect(self) -> None:
-        """Give back segments that were not used for long, when too much is reserved."""
+        """Collect garbage: free the segments unused for the longest, while too much is reserved."""
         allowed = self._allowed
         limit = int(self.settings.gc_threshold * allowed) if allowed is not None else self.reserved
         wanted = self.reserved - limit
@@ -280,13 +290,13 @@ class CachingAllocator:
 
 
 def _room(block: Block) -> int:
-    """What a free block could hold, if the unmapped addresses behind it were mapped."""
+    """Return the bytes that a free block could hold if the unmapped addresses behind it were mapped."""
     behind = block.next
     return block.size + (behind.size if behind is not None and behind.state not in (FREE, LIVE) else 0)
 
 
 def _fixed(place: int, home: FreeBlocks) -> int:
-    """The next place with a block that does not expand, for when segments may no longer do so."""
+    """Return the next index of a block that is not expandable, for settings without expandable segments."""
     while place < len(home.keys) and home.block(place).origin >= 0:
         place += 1
     return place

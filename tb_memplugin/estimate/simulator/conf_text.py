@@ -1,4 +1,4 @@
-"""The text of `PYTORCH_CUDA_ALLOC_CONF`, read as PyTorch 2.13 reads it (c10/core/AllocatorConfig.cpp)."""
+"""Parse the text of `PYTORCH_CUDA_ALLOC_CONF` as PyTorch 2.13 does (c10/core/AllocatorConfig.cpp)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WHERE = "allocator settings"
 MIB = 1 << 20
 INTERVALS = 16
 LARGEST_MB = 1 << 42
-"""More MiB than this are no limit."""
+"""Larger numbers of MiB are replaced by this one, which limits nothing."""
 
 NOT_SIMULATED = frozenset(
     {
@@ -31,7 +31,7 @@ NOT_SIMULATED = frozenset(
         "throw_on_cudamalloc_oom",
     }
 )
-"""Keys that are known and not simulated: of memory of the host, of locks, of failures, of graphs."""
+"""Known keys that are not simulated: for host memory, locks, failures and graphs."""
 
 
 NOT_FOLLOWED = frozenset(
@@ -42,38 +42,41 @@ NOT_FOLLOWED = frozenset(
         "throw_on_cudamalloc_oom",
     }
 )
-"""Of these, the keys that may bear on what is reserved, or on when memory is out."""
+"""Those of these keys that may change what is reserved, or when memory runs out."""
 
 _OF_THE_HOST = frozenset(key for key in NOT_SIMULATED if key.startswith("pinned_"))
 
 
 def not_followed(conf: str) -> tuple[str, ...]:
-    """A sentence for each setting in a text that changes nothing here, and why."""
+    """Return a sentence for each setting in a text that has no effect here, with the reason."""
     keys = [part.partition(":")[0] for part in _parts("".join(conf.split()))]
-    told = [f"{key} is not simulated: as without it." for key in keys if key in NOT_FOLLOWED]
+    told = [f"{key} is not simulated; it is ignored." for key in keys if key in NOT_FOLLOWED]
     told += [
-        f"{key} is of the host's memory: it changes nothing here." for key in keys if key in _OF_THE_HOST
+        f"{key} is a setting for host memory; it changes nothing here." for key in keys if key in _OF_THE_HOST
     ]
     if "garbage_collection_threshold" in keys and "per_process_memory_fraction" not in keys:
         told.append(
-            "garbage_collection_threshold does nothing, in PyTorch and here, until a share of the device is "
-            "allowed: by set_per_process_memory_fraction, or per_process_memory_fraction:1.0 here."
+            "garbage_collection_threshold has no effect, in PyTorch and here, until the process is "
+            "limited to a share of the device: by set_per_process_memory_fraction, or here by "
+            "per_process_memory_fraction:1.0."
         )
     return tuple(told)
 
 
 def refused(key: str, value: str, wanted: str) -> MemPluginError:
-    """The error for a value that PyTorch would not take."""
+    """Return the error for a value that PyTorch would refuse."""
     return MemPluginError(
-        f"{key}:{value[:80]} is not possible.", where=WHERE, fix=f"Give {key}:VALUE, where VALUE is {wanted}."
+        f"{key}:{value[:80]} is not a valid setting.",
+        where=WHERE,
+        fix=f"Write {key}:VALUE, where VALUE is {wanted}.",
     )
 
 
 def conf_values(conf: str) -> dict[str, Any]:
-    """Fields of `AllocatorSettings` that a text sets. White space is dropped, as PyTorch does.
+    """Return the fields of `AllocatorSettings` that a text sets. White space is ignored, as in PyTorch.
 
     Raises:
-        MemPluginError: a key or value that PyTorch does not know, or `backend:cudaMallocAsync`.
+        MemPluginError: PyTorch does not know a key or value, or the backend is not `native`.
     """
     values: dict[str, Any] = {}
     for part in _parts("".join(conf.split())):
@@ -81,15 +84,15 @@ def conf_values(conf: str) -> dict[str, Any]:
         if key not in READERS and key not in NOT_SIMULATED:
             raise _unknown(key)
         if not colon or not value:
-            raise refused(key, value, "not left out")
+            raise refused(key, value, "not empty")
         if key in READERS:
             name, read = READERS[key]
             values[name] = read(key, value)
         elif key == "backend" and value != "native":
             raise MemPluginError(
-                f"backend:{value[:80]} is another allocator, which is not simulated.",
+                f"backend:{value[:80]} is a different allocator, which is not simulated.",
                 where=WHERE,
-                fix="Give backend:native, or leave it out.",
+                fix="Use backend:native, or leave it out.",
             )
     return values
 
@@ -97,14 +100,18 @@ def conf_values(conf: str) -> dict[str, Any]:
 def _unknown(key: str) -> MemPluginError:
     near = difflib.get_close_matches(key, READERS, 1)
     fix = f"Did you mean {near[0]}? " if near else ""
-    fix += f"Simulated are: {', '.join(sorted(READERS))}."
+    fix += f"Simulated settings: {', '.join(sorted(READERS))}."
     if "=" in key:
-        fix = "Write key:value, with a colon and without the variable's name: max_split_size_mb:128."
-    return MemPluginError(f"{key[:80]!r} is no setting of the allocator.", where=WHERE, fix=fix)
+        fix = "Write key:value with a colon, without the name of the variable: max_split_size_mb:128."
+    return MemPluginError(f"{key[:80]!r} is not an allocator setting.", where=WHERE, fix=fix)
 
 
 def _parts(text: str) -> list[str]:
-    """`key:value` pairs: commas separate them, except within brackets. A comma at the end is allowed."""
+    """Split a text into `key:value` pairs at commas outside brackets. A comma at the end is allowed.
+
+    Raises:
+        MemPluginError: a bracket is not closed.
+    """
     parts, depth = [""], 0
     for char in text:
         depth += (char == "[") - (char == "]")
@@ -121,7 +128,7 @@ def _parts(text: str) -> list[str]:
 
 def _flag(key: str, value: str) -> bool:
     if value not in ("True", "False"):
-        raise refused(key, value, "True or False, spelled so")
+        raise refused(key, value, "True or False, in this spelling")
     return value == "True"
 
 
@@ -145,9 +152,9 @@ def _share(key: str, value: str) -> float:
 
 
 def _divisions(key: str, value: str) -> tuple[int, ...]:
-    """One number for all sizes, or `[256:1,512:2,>:4]`: MiB where an interval begins, and its divisions.
+    """Parse one number for all sizes, or `[256:1,512:2,>:4]`: the start of an interval in MiB, and divisions.
 
-    The first interval's divisions hold for all smaller sizes too, those of `>` for all behind the last.
+    The divisions of the first interval also apply to all smaller sizes, those of `>` to all larger ones.
     """
     if not value.startswith("["):
         if not _is_power_of_two(value):
@@ -187,4 +194,4 @@ READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "per_process_memory_fraction": ("memory_fraction", _share),
     "roundup_power2_divisions": ("divisions", _divisions),
 }
-"""Simulated keys: the field that each sets, and how its value is read."""
+"""Simulated keys: the field that each sets, and the function that parses its value."""

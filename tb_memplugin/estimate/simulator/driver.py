@@ -1,4 +1,4 @@
-"""What lies below the caching allocator: cudaMalloc and cudaFree, and pages that are mapped and unmapped."""
+"""The layer below the caching allocator: cudaMalloc and cudaFree, and mapping and unmapping of pages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Protocol
 
 FIRST_ADDRESS = 0x7F00_0000_0000
 GAP = 2 << 20
-"""Between made-up segments, so that no two of them touch."""
+"""Bytes between simulated segments, so that no two of them are adjacent."""
 
 WIDE = 1 << 40
-"""Address space of a segment that expands, where the device's capacity is not known, bytes."""
+"""Address space of an expandable segment if the device's capacity is not known, in bytes."""
 
 
 class Driver(Protocol):
-    """Gives memory and takes it back. What address it gives, and when it has no more, is its own affair.
+    """Allocates and frees device memory; it decides the addresses, and when memory runs out.
 
     `capacity` is the device's memory in bytes, None if not known.
     """
@@ -21,34 +21,34 @@ class Driver(Protocol):
     capacity: int | None
 
     def allocate(self, size: int) -> int | None:
-        """The address of a new segment, None if there is no memory for it."""
+        """Allocate a segment and return its address; None if there is no memory for it."""
 
-    def free(self, address: int, size: int) -> None:  # as in `Driver`
-        """Take a segment back."""
+    def free(self, address: int, size: int) -> None:
+        """Free a segment."""
 
     def reserve(self, page: int) -> tuple[int, int]:
-        """Address space for a segment that expands in pages: where it begins, and bytes."""
+        """Reserve address space for an expandable segment; return its first address and its size in bytes."""
 
-    def map(self, address: int, size: int) -> bool:  # as in `Driver`
-        """Put memory behind a stretch of reserved addresses; False if there is none."""
+    def map(self, address: int, size: int) -> bool:
+        """Map memory to a range of reserved addresses; return False if there is none."""
 
-    def unmap(self, address: int, size: int) -> None:  # as in `Driver`
-        """Take the memory behind a stretch back."""
+    def unmap(self, address: int, size: int) -> None:
+        """Unmap the memory of a range of reserved addresses."""
 
 
 def space_for(capacity: int | None, page: int) -> int:
-    """Address space that PyTorch reserves for an expandable segment: 1 1/8 of the device, in whole pages."""
+    """Return the address space of an expandable segment in PyTorch: 1 1/8 of the device, in whole pages."""
     wanted = WIDE if capacity is None else capacity + capacity // 8
     return -(-wanted // page) * page
 
 
 class DeviceMemory:
-    """A device of a capacity, or of none, with made-up addresses that are never used twice.
+    """A simulated device with or without a limited capacity; no address is used twice.
 
     Args:
-        capacity: bytes that the allocator can get in all; None for no limit.
-        held: bytes of it that are taken already.
-        first_address: where made-up addresses begin.
+        capacity: total bytes that the allocator can get; None for no limit.
+        held: bytes of it that are in use already.
+        first_address: the address of the first segment.
     """
 
     def __init__(
@@ -59,29 +59,29 @@ class DeviceMemory:
         self._next = first_address
 
     def allocate(self, size: int) -> int | None:
-        """The address of a new segment, None if there is no memory for it."""
+        """Allocate a segment and return its address; None if there is no memory for it."""
         if not self.map(0, size):
             return None
         return self._place(size)
 
     def free(self, address: int, size: int) -> None:  # noqa: ARG002  # as in `Driver`
-        """Take a segment back."""
+        """Free a segment."""
         self.held -= size
 
     def reserve(self, page: int) -> tuple[int, int]:
-        """Address space for a segment that expands."""
+        """Reserve address space for an expandable segment; return its first address and its size in bytes."""
         space = space_for(self.capacity, page)
         return self._place(space), space
 
     def map(self, address: int, size: int) -> bool:  # noqa: ARG002  # as in `Driver`
-        """Whether there is memory for a stretch; it is taken."""
+        """Take memory for a range of reserved addresses; return False if there is none."""
         if self.capacity is not None and self.held + size > self.capacity:
             return False
         self.held += size
         return True
 
     def unmap(self, address: int, size: int) -> None:  # noqa: ARG002  # as in `Driver`
-        """Take the memory behind a stretch back."""
+        """Unmap the memory of a range of reserved addresses."""
         self.held -= size
 
     def _place(self, size: int) -> int:

@@ -1,4 +1,4 @@
-"""Where the program itself emptied the allocator's cache, as far as a record tells."""
+"""Find where the program itself emptied the allocator's cache, as far as a recording shows it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ GROWS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 
 
 def emptied_by_hand(trace: MemoryTrace, device: int, rows: Int64, kind: Int64) -> Int64:
-    """Places of the events with which the program emptied the cache: the last of each run that gives back.
+    """Return the indices in `rows` of the events at which the program emptied the cache.
 
-    The allocator gives memory back itself when a request fails, and the record does not tell the two apart.
-    It was the request where it got memory directly after, and more than the device gave at any other time;
-    or failed. Where the settings let the allocator give back at other times, too, every request counts.
+    Such an event is the last of a run, which is several segment frees or unmaps in a row. The allocator also
+    frees segments by itself when a request finds no memory, and a recording does not tell the two apart. A
+    run is assumed to be a request's if an out-of-memory event follows directly, or a segment that, without
+    the run, would have raised the reserved memory above its recorded peak. If the recorded settings let the
+    allocator free segments at other times too, every segment allocated directly after a run counts.
 
     Args:
         trace, device: what is replayed.
@@ -41,7 +43,7 @@ def emptied_by_hand(trace: MemoryTrace, device: int, rows: Int64, kind: Int64) -
 
 
 def _gives_back_eagerly(trace: MemoryTrace) -> bool:
-    """Whether the recorded settings let the allocator give memory back before all else failed."""
+    """Whether the recorded settings let the allocator free segments before memory runs out."""
     try:
         settings = recorded_settings(trace)
     except MemPluginError:

@@ -1,6 +1,6 @@
-"""Segments that expand: one stretch of addresses each, with memory mapped behind it page by page.
+"""Expandable segments: each is one range of addresses to which memory is mapped page by page.
 
-After `ExpandableSegment`, `find_expandable_block`, `map_block` and `unmap_block` in
+They follow `ExpandableSegment`, `find_expandable_block`, `map_block` and `unmap_block` in
 c10/cuda/CUDACachingAllocator.cpp.
 """
 
@@ -14,16 +14,16 @@ from tb_memplugin.estimate.simulator.driver import Driver
 from tb_memplugin.trace import Kind
 
 Log = Callable[[Kind, int, int, FreeBlocks], None]
-"""Told of every change of the reserve: kind, address, bytes, and whose it is."""
+"""Called for every change of the reserved memory: `log(kind, address, bytes, home)`."""
 
 
 class ExpandableSegments:
     """Grows and shrinks the expandable segments of one allocator.
 
     Args:
-        settings: of the allocator.
-        driver: gives and takes pages.
-        log: see `Log`.
+        settings: the settings of the allocator.
+        driver: maps and unmaps pages.
+        log: called for every change; see `Log`.
     """
 
     def __init__(self, settings: AllocatorSettings, driver: Driver, log: Log) -> None:
@@ -32,9 +32,9 @@ class ExpandableSegments:
         self._log = log
 
     def extend(self, home: FreeBlocks, size: int) -> Block | None:
-        """A free block of at least a size, in no list, for which pages were mapped; None without memory.
+        """Map pages for a free block of at least a size and return it, in no list; None when out of memory.
 
-        What was mapped before memory ran out stays mapped and free.
+        Pages that were mapped before memory ran out stay mapped and free.
         """
         block = self._lowest(home, size)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
@@ -48,7 +48,7 @@ class ExpandableSegments:
         return block
 
     def release(self, block: Block) -> None:
-        """Unmap the whole pages within a free block; what is left of it stays free."""
+        """Unmap the whole pages within a free block; the rest of it stays free."""
         home = block.home
         page = self._settings.page(home.small)
         base = block.origin
@@ -62,11 +62,11 @@ class ExpandableSegments:
         self._driver.unmap(begin, end - begin)
         join(block)
         if not block.is_whole:
-            home.put(block)  # else its addresses are given back, too
+            home.put(block)  # else its address space is released too
         self._log(Kind.SEGMENT_UNMAP, begin, end - begin, home)
 
     def _cut_off(self, block: Block, begin: int, end: int) -> None:
-        """What of a free block lies before and behind a stretch becomes free blocks of its own."""
+        """Split the parts of a free block before `begin` and after `end` off, as free blocks of their own."""
         if block.address < begin:
             before = Block(block.address, begin - block.address, block.home, FREE, block.origin)
             before.put_before(block)
@@ -77,7 +77,10 @@ class ExpandableSegments:
             block.home.put(behind)
 
     def _lowest(self, home: FreeBlocks, size: int) -> Block:
-        """Where the lowest free and unmapped addresses that hold a size begin; a new segment if none do."""
+        """Return the first block of the lowest free and unmapped addresses that hold a size.
+
+        If there are none, a new segment is created.
+        """
         for address in home.unmapped:
             block = home.unmapped_at[address]
             if block.prev is not None and block.prev.state == FREE:
@@ -90,7 +93,7 @@ class ExpandableSegments:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Map the first pages of an unmapped block; it takes in free neighbours. False without memory."""
+        """Map the first pages of an unmapped block, and merge free neighbours; False when out of memory."""
         home = block.home
         page = self._settings.page(home.small)
         size = min(-(-size // page) * page, block.size)

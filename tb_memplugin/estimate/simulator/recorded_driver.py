@@ -1,4 +1,4 @@
-"""A driver that answers as a recording tells: the same addresses, and no memory where there was none."""
+"""A driver that follows a recording: it returns the recorded addresses, and fails where the record did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tb_memplugin.trace import Kind
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A recorded change of the reserve."""
+    """A recorded change of the reserved memory."""
 
     kind: Kind
     address: int
@@ -19,15 +19,15 @@ class Told:
 
 
 class RecordedDriver:
-    """Answers from what was recorded between one request and the next: `upcoming`, in order.
+    """A driver that answers from `upcoming`: the changes recorded between one request and the next, in order.
 
-    Memory is given where the record gives some next, and refused where it gives some back next, or where
-    the request is one that `fails`. What the record does not have gets made-up addresses and is a surprise:
-    `surprises` holds sentences; whoever reads them says when they came.
+    It provides memory if the next recorded change does. It refuses memory if the next recorded change frees
+    some, or if the request is known to fail (`fails`). A change that the recording does not have gets
+    made-up addresses and adds a sentence to `surprises`; the reader of these adds the time.
 
     Args:
-        first_address: where made-up addresses begin, beyond all recorded ones.
-        capacity: of the device, bytes, where it is known; memory is not refused for it.
+        first_address: the first made-up address, beyond all recorded ones.
+        capacity: of the device in bytes, where it is known; it does not limit memory here.
     """
 
     def __init__(self, first_address: int, capacity: int | None = None) -> None:
@@ -38,63 +38,66 @@ class RecordedDriver:
         self._other = DeviceMemory(first_address=first_address)
 
     def allocate(self, size: int) -> int | None:
-        """The recorded address of the next segment."""
+        """Return the recorded address of the next segment; None if the recording refused it."""
         told = self._next(Kind.SEGMENT_ALLOC)
         if told is not None:
             if told.bytes != size:
-                self.surprise(f"a segment of {size:,} bytes was made, recorded is one of {told.bytes:,}")
+                self.surprise(
+                    f"the simulation made a segment of {size:,} bytes, the recording has one of "
+                    f"{told.bytes:,}"
+                )
             return told.address
         if self._refuses():
             return None
-        self.surprise(f"a segment of {size:,} bytes was made, recorded is none")
+        self.surprise(f"the simulation made a segment of {size:,} bytes, the recording has none")
         return self._other.allocate(size)
 
     def free(self, address: int, size: int) -> None:
-        """Compare a segment that is given back with the record."""
+        """Compare a segment that is freed with the recording."""
         self._given_back(Kind.SEGMENT_FREE, address, size)
 
     def reserve(self, page: int) -> tuple[int, int]:
-        """The addresses from the next recorded map on."""
+        """Reserve the addresses that begin at the next recorded mapping."""
         space = space_for(self.capacity, page)
         if self.upcoming and self.upcoming[0].kind == Kind.SEGMENT_MAP:
             return self.upcoming[0].address, space
         return self._other.reserve(page)[0], space
 
     def map(self, address: int, size: int) -> bool:
-        """Whether the record maps something next."""
+        """Return True if memory is mapped next in the recording, or was not refused there."""
         told = self._next(Kind.SEGMENT_MAP)
         if told is not None:
             if (told.address, told.bytes) != (address, size):
                 self.surprise(
-                    f"{size:,} bytes were mapped at {address:#x}, "
-                    f"recorded are {told.bytes:,} at {told.address:#x}"
+                    f"the simulation mapped {size:,} bytes at {address:#x}, the recording "
+                    f"{told.bytes:,} at {told.address:#x}"
                 )
             return True
         if self._refuses():
             return False
-        self.surprise(f"{size:,} bytes were mapped at {address:#x}, recorded is nothing")
+        self.surprise(f"the simulation mapped {size:,} bytes at {address:#x}, the recording nothing")
         return True
 
     def unmap(self, address: int, size: int) -> None:
-        """Compare pages that are given back with the record."""
+        """Compare pages that are unmapped with the recording."""
         self._given_back(Kind.SEGMENT_UNMAP, address, size)
 
     def gives_back_first(self) -> bool:
-        """Whether the record gives memory back before anything else."""
+        """Return whether the next recorded change frees memory."""
         return bool(self.upcoming) and self.upcoming[0].kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
 
     def grows(self) -> bool:
-        """Whether the record tells of new memory before the next request was served."""
+        """Return whether the recording allocates or maps memory before the next request."""
         return any(told.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) for told in self.upcoming)
 
     def finish(self) -> None:
-        """A request was served: what the record still tells of it did not happen here."""
+        """End a request: note the recorded changes that did not happen here, and clear them."""
         for told in self.upcoming:
-            self.surprise(f"recorded is a {told.kind.name} of {told.bytes:,} bytes that did not happen")
+            self.surprise(f"the recording has a {told.kind.name} of {told.bytes:,} bytes that did not happen")
         self.upcoming.clear()
 
     def surprise(self, what: str) -> None:
-        """Note something that the record tells otherwise."""
+        """Note a difference from the recording."""
         self.surprises.append(what)
 
     def _next(self, kind: Kind) -> Told | None:
@@ -108,4 +111,4 @@ class RecordedDriver:
         if told in self.upcoming:
             self.upcoming.remove(told)
         else:
-            self.surprise(f"{size:,} bytes at {address:#x} were given back, recorded is none of it")
+            self.surprise(f"the simulation released {size:,} bytes at {address:#x}, the recording did not")

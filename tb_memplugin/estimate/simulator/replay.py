@@ -1,4 +1,4 @@
-"""Any trace through a simulated allocator: with its own settings beside the record, or with others."""
+"""Replay any trace through a simulated allocator, with the recorded settings or with others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tb_memplugin.trace.tables import Int64, UInt64
 
 @dataclass(frozen=True, slots=True)
 class FirstMiss:
-    """The first allocation that the simulator put elsewhere than the record.
+    """The first allocation whose simulated address differs from the recorded one.
 
-    `event` is an index into the trace's events, `bytes` what was requested, `cause` a sentence.
+    `event` is an index into the trace's events, `bytes` the requested size, `cause` a sentence.
     """
 
     event: int
@@ -30,21 +30,23 @@ class FirstMiss:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What the allocator would have done on one device of a trace.
+    """What the simulated allocator did on one device of a trace.
 
     Attributes:
-        source, device, settings, capacity: what was replayed; `capacity` None has no limit.
-        follows_record: whether the driver below answered as recorded, so that addresses can be compared.
+        source, device, settings, capacity: what was replayed; `capacity` in bytes, None for no limit.
+        follows_record: whether the driver answered as recorded, so that addresses can be compared.
         allocations: events of the allocations that were served, in order; int64, shape (n,).
-        address, rounded: where each was put, and what it took; shape (n,).
-        start_address, start_rounded: of each row of `source.start`, 0 and -1 on other devices; shape (rows,).
-        early: blocks that did not wait for their stream to the end, since memory ran short: the event then,
-            that of the recorded free (-1: not in the window), and the recorded address.
-        changes: how the reserve grew and shrank; `clock` is an event.
-        reserved_at_start: bytes, before the first event.
-        surprises: (event, sentence) where the record tells something else; empty with a capacity.
-        failure: the request that found no memory here though the record served it: the replay ends there.
-        rescued: events of failures in the record that found memory here.
+        address, rounded: address and rounded size in bytes of each of them; shape (n,).
+        start_address, start_rounded: the same for each row of `source.start`; 0 and -1 on other devices;
+            shape (rows,).
+        early: blocks that were freed before their stream was done, because memory ran short: the event at
+            that time, the event of the recorded free (-1: not in the window), and the recorded address.
+        changes: the changes of the reserved memory; `clock` is an event.
+        reserved_at_start: bytes reserved before the first event.
+        surprises: (event, sentence) where the recording differs; empty if it is not followed.
+        failure: the request that found no memory here though it was served in the recording. The replay ends
+            there.
+        rescued: events of requests that failed in the recording and found memory here.
         end: the number of the trace's events that were replayed.
     """
 
@@ -68,22 +70,22 @@ class Replay:
 
     @property
     def allocs(self) -> int:
-        """Allocations that were served."""
+        """The number of allocations that were served."""
         return len(self.allocations)
 
     @cached_property
     def exact(self) -> np.ndarray:
-        """Which allocations are at the recorded address: bool, shape (allocations,)."""
+        """Whether each allocation is at the recorded address: bool, shape (allocations,)."""
         return np.asarray(self.address == self.source.events.address[self.allocations])
 
     @property
     def exact_addresses(self) -> int:
-        """Allocations at the recorded address."""
+        """The number of allocations at the recorded address."""
         return int(np.count_nonzero(self.exact))
 
     @cached_property
     def reserved(self) -> Int64:
-        """The simulated reserve: int64, shape (end + 1,); entry e + 1 holds after event e."""
+        """The simulated reserved bytes: int64, shape (end + 1,); entry e + 1 holds after event e."""
         level = np.zeros(self.end + 1, np.int64)
         level[0] = self.reserved_at_start
         for change in self.changes:
@@ -93,7 +95,7 @@ class Replay:
 
     @cached_property
     def reserved_peak(self) -> int:
-        """The most that was reserved at any time, also while a request was being served; bytes."""
+        """The highest reserved bytes at any time, also while a request is being served."""
         peak = level = self.reserved_at_start
         for change in self.changes:
             level += change.bytes if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -change.bytes
@@ -102,7 +104,7 @@ class Replay:
 
     @property
     def reserved_peak_recorded(self) -> int | None:
-        """The most that the record tells as reserved, bytes; None where it tells nothing."""
+        """The highest recorded reserved bytes; None if the trace does not record them."""
         told = self.source.events.reserved[self.source.events.device == self.device]
         start = self.source.devices[self.device].reserved_at_start
         known = [int(told.max(initial=-1)), -1 if start is None else start]
@@ -110,7 +112,7 @@ class Replay:
 
     @cached_property
     def reserved_misses(self) -> Int64:
-        """Events of allocations and completed frees after which the reserve is not the recorded one."""
+        """Events (allocations, completed frees) after which the reserved bytes differ from the recorded."""
         events = self.source.events
         told = (events.device == self.device) & (events.reserved >= 0)
         told &= (events.kind == Kind.ALLOC) | (events.kind == Kind.FREE_COMPLETED)
@@ -120,7 +122,7 @@ class Replay:
 
     @cached_property
     def first_miss(self) -> FirstMiss | None:
-        """The first allocation elsewhere than recorded; None also where nothing can be compared."""
+        """The first allocation at another address than recorded; None also if nothing can be compared."""
         missed = np.flatnonzero(~self.exact)
         if not self.follows_record or not len(missed):
             return None
@@ -147,13 +149,14 @@ def replay(
     """Replay a device's events through a simulated allocator, from the state in which the trace begins.
 
     Args:
-        trace: any trace. What is live at its start, and the segments then, are kept as they are: other
-            settings hold from the first event on.
-        device: row in `trace.devices`.
-        settings: of the allocator; those of the record if None.
-        capacity: bytes that the allocator can have in all, None for as much as it asks for.
-        recorded: follow the record: segments where it has them, no memory where it had none. By default so,
-            if neither settings nor a capacity is given, and if the record tells segments.
+        trace: any trace. The blocks and segments at its start stay as they are: other settings apply from
+            the first event on.
+        device: a row of `trace.devices`.
+        settings: of the allocator; the recorded ones if None.
+        capacity: total bytes that the allocator can reserve; None for no limit.
+        recorded: whether to follow the recording: segments at the recorded addresses, and no memory where
+            there was none. It is never followed if it has no segments. None: follow it if neither settings
+            nor a capacity are given.
 
     Raises:
         MemPluginError: the trace's own settings cannot be simulated.
@@ -184,7 +187,7 @@ def replay(
 
 
 def _tells_segments(trace: MemoryTrace, device: int) -> bool:
-    """Whether a record tells where the reserve of a device lay."""
+    """Whether a trace records the addresses of a device's segments."""
     moved = (trace.events.kind >= Kind.SEGMENT_ALLOC) & (trace.events.kind <= Kind.SEGMENT_UNMAP)
     told = (trace.segments.device == device).any() or (moved & (trace.events.device == device)).any()
     return bool(told)

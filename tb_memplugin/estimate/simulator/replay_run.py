@@ -1,4 +1,4 @@
-"""The loop of a replay: one pass over a device's events, with what each needs prepared as plain lists."""
+"""The loop of a replay: one pass over a device's events, whose columns are prepared as plain lists."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tb_memplugin.trace.allocator import DEFAULT_POOL
 from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
 APART = 1 << 40
-"""How far beyond all recorded addresses made-up ones begin, and a multiple of which they begin at."""
+"""Made-up addresses begin at a multiple of this, at least this far beyond all recorded addresses."""
 
 MOST_SURPRISES = 1_000
-"""Sentences that are kept of one replay."""
+"""Above this number of surprises, a replay keeps no more of them."""
 
 SEGMENT_KINDS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
 ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM = map(
@@ -33,9 +33,9 @@ ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM = map(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that found no memory: its event, and bytes asked for (rounded), reserved and live then.
+    """A request that found no memory: its event, its rounded bytes, and the bytes reserved and live then.
 
-    Event -1: what is live at the trace's start does not fit.
+    Event -1 means that the blocks live at the trace's start do not fit.
     """
 
     event: int
@@ -46,7 +46,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a pass left behind; see `Replay`."""
+    """The result of a pass; the fields are described in `Replay`."""
 
     events: list[int]
     address: list[int]
@@ -65,7 +65,7 @@ class Outcome:
 def run(
     trace: MemoryTrace, device: int, settings: AllocatorSettings, capacity: int | None, follow: bool
 ) -> Outcome:
-    """Replay one device. `follow`: the driver answers as the record tells; see `replay`."""
+    """Replay one device. With `follow`, the driver follows the recording; see `replay`."""
     beyond = first_made_up_address(trace)
     driver = RecordedDriver(beyond, capacity) if follow else DeviceMemory(capacity, first_address=beyond)
     allocator = CachingAllocator(settings, driver)
@@ -73,7 +73,7 @@ def run(
 
 
 def first_made_up_address(trace: MemoryTrace) -> int:
-    """An address beyond all that a trace tells."""
+    """Return an address beyond all addresses in a trace."""
     tables = (trace.events, trace.start, trace.segments)
     top = max(int(table.address.max(initial=0)) for table in tables)
     return max((top // APART + 2) * APART, FIRST_ADDRESS)
@@ -107,7 +107,7 @@ class _Run:
         )
 
     def run(self) -> Outcome:
-        """Lay out the start, then go through the events."""
+        """Lay out the start state, then replay the events."""
         self._begin()
         if self._out.failure is None:
             self._events(*_columns(self._trace, self._device, self._allocator))
@@ -120,7 +120,7 @@ class _Run:
         return self._out
 
     def _begin(self) -> None:
-        """Blocks that the trace has no place for are placed like new requests, before the first event."""
+        """Lay out the start state. Blocks without a known place are allocated before the first event."""
         trace, allocator, start = self._trace, self._allocator, self._trace.start
         allocator.clock = -1
         placed = lay_out(trace, self._device, allocator)
@@ -142,7 +142,7 @@ class _Run:
                 self._live[int(start.address[row])] = block
 
     def _make_room(self, device: DeviceMemory) -> None:
-        """On a device that has less than is reserved at the start, what is unused goes back first."""
+        """Free unused segments first if the device has less memory than is reserved at the start."""
         allocator = self._allocator
         device.held = allocator.reserved
         if device.capacity is not None and device.held > device.capacity:
@@ -158,7 +158,7 @@ class _Run:
         sizes: list[int],
         homes: list[FreeBlocks],
     ) -> None:
-        """The pass itself. Only what happens for most events is written out here."""
+        """Replay the events. Only the most common kinds of events are handled here."""
         self._rows = rows
         allocator, live, out, recorded = self._allocator, self._live, self._out, self._recorded
         place, free = allocator.place, allocator.free
@@ -168,7 +168,7 @@ class _Run:
         for row, kind, address, size, home in zip(rows, kinds, addresses, sizes, homes, strict=True):
             if kind == ALLOC:
                 if address in live:
-                    free(live.pop(address))  # the record has not seen it freed
+                    free(live.pop(address))  # the recording misses its free
                 allocator.clock = row
                 block = self._as_recorded(size, home) if upcoming else place(size, home)
                 if block is None:
@@ -191,7 +191,7 @@ class _Run:
                 self._rare(row, kind, address, size, home)
 
     def _rare(self, row: int, kind: int, address: int, size: int, home: FreeBlocks) -> None:
-        """What few events are: changes of the reserve, blocks that wait for a stream, failures."""
+        """Handle the rarer events: segment changes, requested frees that wait for a stream, failures."""
         allocator = self._allocator
         if kind == FREE_REQUESTED:
             self._empty_by_hand()
@@ -218,11 +218,11 @@ class _Run:
             self._out.early.append((clock, row, address))
 
     def _as_recorded(self, size: int, home: FreeBlocks) -> Block | None:
-        """Serve a request before which the record changes the reserve.
+        """Serve a request that follows recorded segment changes.
 
-        Memory is given back when a request fails, and when the program empties the cache. It was the program
-        where the request would have found a block. But a request that fails waits for all streams first: what
-        was freed by that, directly before, it had not found.
+        Segments are freed when a request finds no memory, and when the program empties the cache. It was the
+        program if the request would have found a free block. But a request that finds no memory also waits
+        for all streams: it did not find the blocks whose frees completed directly before the changes.
         """
         recorded, allocator = self._recorded, self._allocator
         assert recorded is not None
@@ -235,14 +235,14 @@ class _Run:
         return block
 
     def _empty_by_hand(self) -> None:
-        """The program emptied the cache, if the record gave memory back and no request came."""
+        """Empty the cache as the program did, if the recording changed segments without a request."""
         if self._recorded is not None and self._recorded.upcoming:
             self._allocator.empty_cache()
             self._recorded.finish()
             self._late_before = False
 
     def _request_that_failed(self, row: int, size: int, home: FreeBlocks) -> None:
-        """A failure of the record. Where memory is found, it is given back at once: nobody ever had it."""
+        """Replay a request that failed in the recording. If it finds memory here, that is freed at once."""
         recorded = self._recorded
         if recorded is not None:
             recorded.fails = True
@@ -256,11 +256,11 @@ class _Run:
             self._allocator.free(block)
 
     def _is_behind_late_free(self, row: int) -> bool:
-        """Whether the event before one was the free of a block that had waited for a stream."""
+        """Whether the event before `row` was the completed free of a block that had waited for a stream."""
         return self._rows[max(bisect_left(self._rows, row) - 1, 0)] == self._late_row
 
     def _note(self, row: int) -> None:
-        """Keep the first few surprises, with the event."""
+        """Move the driver's surprises into the result, with the event, up to `MOST_SURPRISES`."""
         assert self._recorded is not None
         if len(self._out.surprises) < MOST_SURPRISES:
             self._out.surprises += [(row, what) for what in self._recorded.surprises]
@@ -273,22 +273,21 @@ class _Run:
 
 
 def _private_pools_given_up(trace: MemoryTrace, device: int) -> deque[tuple[int, PoolId]]:
-    """Events that give memory of a private pool back, and the pool: it was destroyed by then."""
+    """Return (event, pool) of the events that free memory of a private pool: it was destroyed by then."""
     events = trace.events
     private = np.array([pool != DEFAULT_POOL for pool in trace.pools] + [False], bool)
     rows = np.flatnonzero(np.isin(events.kind, SEGMENT_KINDS[1::2]) & (events.device == device))
-    rows = rows[private[events.pool[rows]]]  # -1, not known, is the last
+    rows = rows[private[events.pool[rows]]]  # pool -1 (not known) picks the last entry, False
     return deque((row, pool_of(trace, int(events.pool[row]))) for row in rows.tolist())
 
 
 def _columns(
     trace: MemoryTrace, device: int, allocator: CachingAllocator
 ) -> tuple[list[int], list[int], list[int], list[int], list[FreeBlocks]]:
-    """What matters of a device's events, in order: row, kind, address, size and home of each.
+    """Return the columns of a device's events that a replay needs: row, kind, address, size and home.
 
-    Sizes are rounded ones for requests. A free that is completed at once needs no request. Where other
-    settings or a capacity are tried, of the record's changes of the reserve only those are left that the
-    program itself made.
+    Sizes of requests are rounded. A requested free is dropped if it completes at once. If the recording is
+    not followed, its segment changes are dropped too, except those where the program emptied the cache.
     """
     events = trace.events
     rows = np.flatnonzero((events.device == device) & (events.kind != Kind.MARK))
@@ -313,7 +312,7 @@ def _columns(
 def _homes(
     trace: MemoryTrace, rows: Int64, asks: Bool, size: Int64, allocator: CachingAllocator
 ) -> list[FreeBlocks]:
-    """The pool and stream that serve each request; the default ones for events that are none."""
+    """Return the free blocks of the pool and stream of each request; other events get any."""
     pool, stream = trace.events.pool[rows].astype(np.int64), trace.events.stream[rows].astype(np.int64)
     small = (size <= LARGEST_SMALL).astype(np.int64)
     code = np.where(asks, ((pool + 1) * (len(trace.streams) + 1) + stream + 1) * 2 + small, 0)

@@ -1,4 +1,4 @@
-"""What a replay did, as a trace of its own: every view, command and export shows it like any other."""
+"""Convert a replay into a trace of its own, which every view, command and export shows like any other."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ OF_SETTINGS = frozenset(
         "max_split_size",
     }
 )
-"""Properties of a snapshot that tell its allocator's settings."""
+"""Properties of a snapshot that record its allocator's settings."""
 
 BEFORE, AFTER = 0, 2
-"""Where an event stands relative to that of the source with the same row, which has 1."""
+"""Whether an added event comes before or after the source's event with the same row, whose rank is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """An event that the source does not have, or has elsewhere; `row`: the source's event then."""
+    """An event that the source does not have, or has at another place.
+
+    `row` is the source's event beside which it is inserted.
+    """
 
     row: int
     kind: Kind
@@ -55,13 +58,13 @@ class _Event:
 
 
 def simulated_trace(replays: Sequence[Replay]) -> MemoryTrace:
-    """The trace of one or several devices of one source, as simulated; other devices stay as they were.
+    """Return the source's trace with the replayed devices as simulated; other devices do not change.
 
-    Addresses, what blocks take, segments and the reserve are the simulator's; all else is the source's. The
-    trace ends where the first device ran out of memory.
+    Addresses, rounded sizes, segments and reserved bytes are the simulator's; all else is the source's. The
+    trace ends where the first device runs out of memory.
 
     Args:
-        replays: at least one, each of another device of the same trace.
+        replays: at least one, each of a different device of the same trace.
     """
     return _Simulated(replays).trace()
 
@@ -80,7 +83,7 @@ class _Simulated:
         self._pools = list(self._source.pools)
 
     def trace(self) -> MemoryTrace:
-        """Put the columns together."""
+        """Assemble the trace."""
         added = [event for replay in self._replays for event in self._added(replay)]
         kept = self._kept()
         anchor = np.concatenate((kept, np.array([event.row for event in added], np.int64)))
@@ -110,7 +113,7 @@ class _Simulated:
         )
 
     def _kept(self) -> Int64:
-        """Rows of the source's events that stay."""
+        """Return the rows of the source's events that are kept."""
         events = self._source.events
         kept = np.arange(len(events)) < self._end
         for replay in self._replays:
@@ -122,7 +125,7 @@ class _Simulated:
         return np.flatnonzero(kept)
 
     def _owner(self, replay: Replay) -> Int64:
-        """For each event the row of `allocations` that it allocates or frees, -1 if none; on one device."""
+        """Return, for each event, the row of `allocations` on a device that it allocates or frees, or -1."""
         blocks, events = self._source.allocations, self._source.events
         rows = np.flatnonzero(blocks.device == replay.device)
         told = np.flatnonzero((events.device == replay.device) & np.isin(events.kind, FREES))
@@ -141,7 +144,7 @@ class _Simulated:
         return owner
 
     def _addresses(self, replay: Replay) -> UInt64:
-        """The simulated address of each row of `allocations` on a device."""
+        """Return the simulated address of each row of `allocations` on a device."""
         blocks, start = self._source.allocations, len(self._source.start)
         at_event = np.zeros(len(self._source.events), np.uint64)
         at_event[replay.allocations] = replay.address
@@ -151,7 +154,7 @@ class _Simulated:
         return address
 
     def _added(self, replay: Replay) -> list[_Event]:
-        """Changes of the reserve, frees that came early, and the failure."""
+        """Return the segment changes, the early frees, and the failure as events."""
         address, blocks = self._addresses(replay), self._source.allocations
         added = []
         for clock, _, recorded in replay.early:
@@ -204,7 +207,7 @@ class _Simulated:
 
     @staticmethod
     def _level(replay: Replay, columns: dict[str, np.ndarray]) -> None:
-        """The reserve after each event of a device."""
+        """Fill in the reserved bytes after each event of a device."""
         mine = columns["device"] == replay.device
         kind, size = columns["kind"][mine], columns["bytes"][mine]
         sign = np.isin(kind, MOVES[::2]).astype(np.int64) - np.isin(kind, MOVES[1::2])
@@ -219,7 +222,7 @@ class _Simulated:
         return replace(start, address=address, rounded=rounded)
 
     def _segments(self) -> Segments:
-        """What was reserved before the first event: as recorded, and what the start needed beyond that."""
+        """Return the segments before the first event: the recorded ones, and those that the start needed."""
         source = self._source.segments
         others = np.flatnonzero(~np.isin(source.device, [replay.device for replay in self._replays]))
         parts = [{field.name: getattr(source, field.name)[others] for field in fields(source)}]
@@ -247,7 +250,7 @@ class _Simulated:
         return Segments(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def _annotations(self, keys: Int64) -> Annotations:
-        """The source's annotations, at the same moments; those behind the end are left out."""
+        """Return the source's annotations at the same moments; those after the end are left out."""
         told = self._source.annotations
         kept = told.event < self._end
         columns = {field.name: getattr(told, field.name)[kept] for field in fields(told)}
@@ -281,26 +284,26 @@ class _Simulated:
             name = self._source.devices[replay.device].name
             room = "" if replay.capacity is None else f" and a capacity of {replay.capacity:,} bytes"
             notes.append(
-                f"{name}: addresses, segments and the reserve are simulated, "
-                f"with the settings {replay.settings.conf or '(default)'!r}{room}."
+                f"{name}: addresses, segments and reserved memory are simulated, with the settings "
+                f"{replay.settings.conf or '(default)'!r}{room}."
             )
             if replay.rescued:
                 notes.append(
-                    f"{name}: {len(replay.rescued)} requests that failed in the record found memory here; "
-                    "what the program would have done then is not known."
+                    f"{name}: {len(replay.rescued)} requests that failed in the recording found memory "
+                    "here; what the program would have done next is not known."
                 )
         return notes
 
 
 def _row(table: list[T], value: T) -> int:
-    """The row of a value in a table, put in if it is not there."""
+    """Return the row of a value in a table; add the value if it is missing."""
     if value not in table:
         table.append(value)
     return table.index(value)
 
 
 def _reserved_at_start(replay: Replay) -> int:
-    """The reserve before the first event, with what the start state needed beyond the recorded segments."""
+    """Return the reserved bytes before the first event, with segments that the start state needed."""
     level = replay.reserved_at_start
     for change in replay.changes:
         if change.clock < 0:

@@ -1,8 +1,8 @@
-"""The allocator as it stood before a trace's first event: segments, live blocks, and what lay between.
+"""Restore the allocator's state before a trace's first event: segments, live blocks and free blocks.
 
-Adjacent free blocks are always one, so the gaps between live blocks are the free blocks. What a block takes
-beyond its request follows from the settings where the trace does not tell it; a rest that is too small to be
-a block of its own belongs to the block before it.
+Adjacent free blocks are always merged, so each gap between live blocks is one free block. Where the trace has
+no rounded sizes, they follow from the settings; a rest that is too small to be a block of its own belongs to
+the block before it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from tb_memplugin.trace.allocator import DEFAULT_POOL
 
 @dataclass(frozen=True, slots=True)
 class LiveAtStart:
-    """A block of the start state: row of `trace.start`, where it lay, and what it takes; bytes."""
+    """A block of the start state: its row of `trace.start`, its address, and its rounded size in bytes.
+
+    `told` says whether the trace recorded that size.
+    """
 
     row: int
     address: int
@@ -32,7 +35,7 @@ class LiveAtStart:
 
 @dataclass(frozen=True, slots=True)
 class SegmentAtStart:
-    """A stretch that was reserved before the first event."""
+    """A segment, or a mapped range of an expandable one, that was reserved before the first event."""
 
     address: int
     end: int
@@ -42,20 +45,20 @@ class SegmentAtStart:
 
 
 def pool_of(trace: MemoryTrace, row: int) -> PoolId:
-    """The id of a pool by its row; the default pool where it is not known."""
+    """Return the id of a pool by its row; the default pool if the row is not known."""
     return trace.pools[row] if row >= 0 else DEFAULT_POOL
 
 
 def stream_of(trace: MemoryTrace, row: int) -> int:
-    """The pointer of a stream by its row; the default stream where it is not known."""
+    """Return the pointer of a stream by its row; the default stream if the row is not known."""
     return trace.streams[row] if row >= 0 else 0
 
 
 def lay_out(trace: MemoryTrace, device: int, allocator: CachingAllocator) -> dict[int, Block]:
-    """Put a trace's start state into an allocator that is empty.
+    """Put a trace's start state into an empty allocator.
 
     Returns:
-        The blocks by row of `trace.start`. A row is absent where no address is told, or no segment holds it.
+        The blocks by row of `trace.start`. A row is missing if it has no address, or no segment contains it.
     """
     return _Layout(trace, device, allocator).build()
 
@@ -70,7 +73,7 @@ class _Layout:
         self._placed: dict[int, Block] = {}
 
     def build(self) -> dict[int, Block]:
-        """Lay every segment out, in address order."""
+        """Lay out every segment, in address order, and return the blocks by row."""
         allocator = self._allocator
         before: tuple[SegmentAtStart, Block] | None = None
         for segment in self._segments:
@@ -88,7 +91,10 @@ class _Layout:
         return self._placed
 
     def _is_small(self, segment: SegmentAtStart, inside: list[LiveAtStart]) -> bool:
-        """One that expands is of the pool whose requests it served; its size tells where it served none."""
+        """Whether a segment belongs to the small pool.
+
+        For an expandable one, the largest request that it served decides, or its size if it served none.
+        """
         if not segment.expandable:
             return segment.end - segment.address == SMALL_SEGMENT
         largest = max(self._requests.largest(segment), max((block.size for block in inside), default=0))
@@ -99,12 +105,12 @@ class _Layout:
     def _filled(
         self, segment: SegmentAtStart, inside: list[LiveAtStart], home: FreeBlocks, origin: int
     ) -> tuple[Block, Block]:
-        """Live and free blocks, linked, from a segment's beginning to its end: the first and the last."""
+        """Fill a segment with linked live and free blocks; return the first and the last."""
         chain: list[Block] = []
         cursor = segment.address
         for place, live in enumerate(inside):
             if live.address < cursor:
-                continue  # it overlaps the one before: the trace contradicts itself
+                continue  # it overlaps the block before it: the trace is inconsistent
             if live.address > cursor:
                 chain.append(Block(cursor, live.address - cursor, home, FREE, origin))
             limit = inside[place + 1].address if place + 1 < len(inside) else segment.end
@@ -130,7 +136,7 @@ class _Layout:
     def _bridge(
         self, before: tuple[SegmentAtStart, Block] | None, segment: SegmentAtStart | None, first: Block | None
     ) -> None:
-        """Unmapped addresses behind a stretch that expands, up to the next or to the end of its space."""
+        """Add the unmapped block after an expandable range, up to the next range or the end of its space."""
         if before is None or not before[0].expandable:
             return
         self._allocator.simple = False
@@ -147,7 +153,7 @@ class _Layout:
 
 
 class _Requests:
-    """Where requests were served during the window, to tell which pool a segment is of."""
+    """The requests that the trace recorded, to find out which pool a segment belongs to."""
 
     def __init__(self, trace: MemoryTrace, device: int, allocator: CachingAllocator) -> None:
         rows = np.flatnonzero((trace.events.kind == Kind.ALLOC) & (trace.events.device == device))
@@ -156,14 +162,14 @@ class _Requests:
         self._size = allocator.settings.rounded_all(trace.events.bytes[rows])
 
     def largest(self, segment: SegmentAtStart) -> int:
-        """The largest request that a segment served, rounded; 0 if none."""
+        """Return the rounded size of the largest request that a segment served; 0 if none."""
         edges = np.array([segment.address, segment.end], np.uint64)
         first, last = np.searchsorted(self._address, edges).tolist()
         return int(self._size[first:last].max(initial=0))
 
 
 def _segments(trace: MemoryTrace, device: int) -> list[SegmentAtStart]:
-    """What a device had reserved, in address order; stretches that touch and expand are one."""
+    """Return a device's segments in address order; adjacent expandable ranges are joined."""
     table = trace.segments
     rows = np.flatnonzero((table.device == device) & (table.bytes > 0))
     rows = rows[np.argsort(table.address[rows], kind="stable")]
@@ -181,7 +187,7 @@ def _segments(trace: MemoryTrace, device: int) -> list[SegmentAtStart]:
 
 
 def _live(trace: MemoryTrace, device: int, allocator: CachingAllocator) -> list[LiveAtStart]:
-    """The start state's blocks that have an address, in address order."""
+    """Return the blocks of the start state that have an address, in address order."""
     start = trace.start
     rows = np.flatnonzero((start.device == device) & (start.address != 0))
     rows = rows[np.argsort(start.address[rows], kind="stable")]
@@ -197,7 +203,10 @@ def _origin(
     home: FreeBlocks,
     allocator: CachingAllocator,
 ) -> int:
-    """Where the segment of a stretch begins: with the one before it, if whole pages lie between."""
+    """Return the first address of the expandable segment to which a mapped range belongs.
+
+    It is the segment of the range before it, if both have the same home and whole pages lie between them.
+    """
     if before is not None and before[1].home is home and before[1].origin >= 0:
         gap = segment.address - before[0].end
         page = allocator.settings.page(home.small)

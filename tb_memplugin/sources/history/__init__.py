@@ -1,1 +1,1 @@
-"""The allocator's own history, recorded beside a profiled window and joined with it."""
+"""Record the allocator's own history during a profiled window, and merge it with the profile."""

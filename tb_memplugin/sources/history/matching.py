@@ -1,4 +1,4 @@
-"""Which entry of an allocator's history is which event of a profile of the same time."""
+"""Match the entries of an allocator's history with the events of a profile of the same time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tb_memplugin.trace.tables import Bool, Int64
 Rows = npt.NDArray[np.intp]
 
 TOLERANCE_NS = 1_000_000
-"""How far apart the two clocks may put one event, once their constant difference is taken off. Both are
-the same counter of the processor, turned into wall time by two measurements a moment apart."""
+"""The largest difference between the two times of an event, after subtracting the clocks' constant offset.
+Both clocks read the same processor counter, converted to wall time by two separate measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Pairs of rows: `profile[i]` and `snapshot[i]` tell the same alloc or free.
+    """Pairs of rows: `profile[i]` and `snapshot[i]` are the same alloc or free.
 
     Attributes:
         profile: rows of the profile's events, ascending.
         snapshot: rows of the snapshot's events, same shape.
-        missing: rows of the profile's events that the history does not have.
-        unseen: rows of the history's allocs and frees that the profile does not have: it sees the
-            profiled thread and autograd's alone.
-        later_ns: what to add to the history's clock to get the profile's, nanoseconds.
-        out_of_order: pairs that the two tell in another order than the pair before.
+        missing: rows of the profile's events that the history does not contain.
+        unseen: rows of the history's allocs and frees that the profile does not contain, because it sees
+            only the profiled thread and the autograd threads.
+        later_ns: nanoseconds to add to the history's times to get the profile's.
+        out_of_order: how many pairs precede the pair before them in the history.
     """
 
     profile: Rows
@@ -40,20 +40,20 @@ class Match:
 
 
 def match_events(profile: Events, device: int, snapshot: Events, same_device: int) -> Match:
-    """Pair the allocs and frees of one device, told twice.
+    """Pair the allocs and frees of one device that are in both a profile and a history.
 
-    The allocator writes a history entry and reports to the profiler under one lock, an alloc once it is
+    The allocator writes a history entry and reports to the profiler under one lock: an alloc after it is
     made, a free when it is requested (torch: c10/cuda/CUDACachingAllocator.cpp, `alloc_found_block` and
-    `free`). So at each address both tell the same events in the same order: where the counts agree, the
-    place in that order pairs them. Where they do not (another thread's events are in the history alone),
-    the nearest in time does, after the clocks' difference is taken from the pairs already found.
+    `free`). So at each address both contain the same events in the same order. If the counts at an address
+    agree, the events are paired in order. If not (another thread's events are only in the history), each
+    is paired with the nearest in time, with the clocks' offset computed from the pairs already found.
 
     Args:
         profile: events of a profile; frees are FREE_COMPLETED.
-        device: the device's row there.
-        snapshot: events of a snapshot; frees are FREE_REQUESTED, or FREE_COMPLETED where none of those
-            was recorded (`skip_actions`).
-        same_device: the device's row there.
+        device: the device's row in the profile.
+        snapshot: events of a snapshot; frees are FREE_REQUESTED, or FREE_COMPLETED if no requests were
+            recorded (`skip_actions`).
+        same_device: the device's row in the snapshot.
     """
     told = _rows(profile, device, Kind.FREE_COMPLETED)
     asked = _rows(snapshot, same_device, Kind.FREE_REQUESTED)
@@ -88,7 +88,7 @@ def _has_frees(events: Events, rows: Rows) -> bool:
 
 
 def _groups(profile: Events, told: Rows, snapshot: Events, kept: Rows) -> tuple[Int64, Int64]:
-    """A number per address and kind, the same on both sides."""
+    """Return a number for each address and kind, the same for both sides."""
     address = np.concatenate((profile.address[told], snapshot.address[kept]))
     is_alloc = np.concatenate((profile.kind[told] == Kind.ALLOC, snapshot.kind[kept] == Kind.ALLOC))
     place = np.unique(address, return_inverse=True)[1]
@@ -97,7 +97,7 @@ def _groups(profile: Events, told: Rows, snapshot: Events, kept: Rows) -> tuple[
 
 
 def _by_place(group: Int64, same_group: Int64) -> Int64:
-    """For each row the row of the other side at the same place of a group of the same size, else -1."""
+    """Return, for each row, the other side's row at the same position in a group of equal size, else -1."""
     partner = np.full(len(group), -1, np.int64)
     groups = 1 + int(max(group.max(initial=-1), same_group.max(initial=-1)))
     count, same_count = np.bincount(group, minlength=groups), np.bincount(same_group, minlength=groups)
@@ -110,12 +110,12 @@ def _by_place(group: Int64, same_group: Int64) -> Int64:
 def _by_time(
     partner: Int64, group: Int64, time: Int64, same_group: Int64, same_time: Int64, open_rows: Bool
 ) -> None:
-    """Give the open rows the nearest row of the same group, each at most once, in place."""
+    """Pair the open rows with the nearest row in time of the same group, each at most once, in place."""
     rows, free = np.flatnonzero(open_rows), np.flatnonzero(np.isin(same_group, group[open_rows]))
     if not len(rows) or not len(free):
         return
     order = free[np.lexsort((same_time[free], same_group[free]))]
-    # A group and a rank in time fit one number; a group and a time in nanoseconds do not.
+    # A group and a rank in time fit into one 64-bit number; a group and a time in nanoseconds do not.
     moments = np.unique(np.concatenate((time[rows], same_time[order])))
     width = len(moments) + 1
     key = same_group[order] * width + np.searchsorted(moments, same_time[order])

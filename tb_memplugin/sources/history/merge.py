@@ -1,4 +1,4 @@
-"""A profile and the allocator's history of the same window, as one trace."""
+"""Merge a profile and the allocator's history of the same window into one trace."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tb_memplugin.trace import (
 from tb_memplugin.trace.tables import EVENT_DTYPES, MODULE_MARK, START_DTYPES, Int64
 
 MOST_MISSING = 0.1
-"""With a larger share of a device's profiled events absent from its history, the two are not of one time."""
+"""If a larger share of a device's profiled events is not in its history, the two are not merged."""
 
 HISTORY = " (allocator history)"
-"""What the name of a device ends with where its history is kept beside its profile."""
+"""Suffix of a device's name if its history is kept separately from its profile."""
 
 SOURCE = "torch.profiler and allocator history"
 
@@ -35,23 +35,22 @@ Key = TypeVar("Key")
 
 
 def merge_snapshot(profile_trace: MemoryTrace, snapshot_trace: MemoryTrace) -> MemoryTrace:
-    """One trace that knows what the profiler saw and what the allocator recorded meanwhile.
+    """Return one trace with what the profiler saw and what the allocator recorded meanwhile.
 
-    A device that both tell has the snapshot's events: requested bytes, requested and completed frees,
-    segments, stacks, streams, pools, annotations, out-of-memory entries, and the start state to the
-    byte. Allocs that the profile tells too get its module, operator, category, phase and label, its
-    time, its stacks where the history has none, and as `rounded` the bytes that the profiler counted: it
-    reports rounded block sizes, the history requested ones (torch: c10/cuda/CUDACachingAllocator.cpp).
-    Steps, phases and calls are the profile's. What contradicts, and what only one of the two knows, is
-    counted in the notes.
+    A device in both has the snapshot's events: requested bytes, requested and completed frees, segments,
+    stacks, streams, pools, annotations, out-of-memory entries, and the exact start state. Allocs that are
+    also in the profile get from it the module, operator, category, phase, label and time, stacks if the
+    history has none, and `rounded`, because the profiler reports rounded block sizes and the history
+    requested ones (torch: c10/cuda/CUDACachingAllocator.cpp). Steps, phases and calls are those of the
+    profile. Notes count contradictions, and events that only one of the two contains.
 
-    Where a device's history does not reach back to the profile's first event there, or more than
-    `MOST_MISSING` of the profile's events are not in it, both are kept: the profile as it was, and the
-    history as a device of its own, named with `HISTORY`; a note says why.
+    If a device's history does not reach back to the profile's first event there, or more than
+    `MOST_MISSING` of the profile's events are not in it, both are kept: the profile unchanged, and the
+    history as a separate device with the suffix `HISTORY`; a note gives the reason.
 
     Args:
-        profile_trace: from torch.profiler; it has no segments or annotations.
-        snapshot_trace: of the same process, with entries from the profiled window alone.
+        profile_trace: a trace from torch.profiler, without segments and annotations.
+        snapshot_trace: a trace of the same process, with only the entries from the profiled window.
     """
     pairs = [_pair(profile_trace, snapshot_trace, row) for row in range(len(snapshot_trace.devices))]
     return _Merger(profile_trace, snapshot_trace, pairs).merged()
@@ -59,13 +58,13 @@ def merge_snapshot(profile_trace: MemoryTrace, snapshot_trace: MemoryTrace) -> M
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A device of the snapshot: its row there and in the profile (-1: not there), and how they match."""
+    """A device of the snapshot: its row there and in the profile (-1: none), and the match of both."""
 
     row: int
     profiled: int
     match: Match
     reason: str = ""
-    """Why the two cannot be one; empty where they can."""
+    """Why the two cannot be merged; empty if they can."""
 
     @property
     def is_merged(self) -> bool:
@@ -82,12 +81,12 @@ def _pair(profile: MemoryTrace, snapshot: MemoryTrace, row: int) -> _Pair:
     if missing > MOST_MISSING * told:
         reason = f"{missing:,} of {told:,} profiled events are not in it"
     elif missing and (not len(match.profile) or match.missing[0] < match.profile[0]):
-        reason = "it does not reach back to the first profiled event (its oldest entries were overwritten)"
+        reason = "it does not go back to the first profiled event (its oldest entries were overwritten)"
     return _Pair(row, profiled, match, reason)
 
 
 class _Merger:
-    """Puts the columns of both traces together: rows of the profile first, then all of the snapshot's."""
+    """Concatenates the columns of both traces: rows kept from the profile, then all of the snapshot's."""
 
     def __init__(self, profile: MemoryTrace, snapshot: MemoryTrace, pairs: Sequence[_Pair]) -> None:
         self.profile, self.snapshot, self.pairs = profile, snapshot, pairs
@@ -134,7 +133,7 @@ class _Merger:
         )
 
     def _devices(self) -> tuple[tuple[Device, ...], Int64]:
-        """The table of devices, and the row in it of each of the snapshot's."""
+        """Return the table of devices, and the row in it of each device of the snapshot."""
         devices, rows = list(self.profile.devices), []
         for pair in self.pairs:
             known = self.snapshot.devices[pair.row]
@@ -156,7 +155,7 @@ class _Merger:
         return tuple(modules)
 
     def _events(self, rows_of: dict[str, Int64]) -> tuple[Events, Int64]:
-        """All events in time order, and the place in it of each of the snapshot's."""
+        """Return all events in time order, and the index among them of each event of the snapshot."""
         told = _columns(self.snapshot.events, EVENT_DTYPES, rows_of)
         for pair in self.pairs:
             if pair.is_merged:
@@ -170,7 +169,7 @@ class _Merger:
         return Events(**{name: column[order] for name, column in both.items()}), place[len(self.kept) :]
 
     def _attribute(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
-        """Give the snapshot's allocs what the profile knows of them, in place."""
+        """Set the profile's attribution on the snapshot's allocs, in place."""
         events = self.profile.events
         is_alloc = events.kind[pair.match.profile] == Kind.ALLOC
         mine, theirs = pair.match.profile[is_alloc], pair.match.snapshot[is_alloc]
@@ -179,7 +178,7 @@ class _Merger:
             told[name][theirs] = getattr(events, name)[mine]
         rounded = told["rounded"][theirs]
         told["rounded"][theirs] = np.where(rounded >= 0, rounded, events.bytes[mine])
-        for name in ("stack", "forward"):  # Python's frames alone, where the history was kept without any
+        for name in ("stack", "forward"):  # the profile has only Python frames, used if the history has none
             recorded = told[name][theirs]
             told[name][theirs] = np.where(recorded >= 0, recorded, getattr(events, name)[mine])
         label, module = events.label[mine], events.module[mine]
@@ -188,26 +187,26 @@ class _Merger:
         told["module"][theirs] = np.where(marked, told["module"][theirs], module)
 
     def _check(self, told: dict[str, np.ndarray], pair: _Pair, mine: Int64, theirs: Int64) -> None:
-        """Count what the two say differently of the same alloc."""
+        """Count differences between the two for the same alloc."""
         counted, rounded = self.profile.events.bytes[mine], told["rounded"][theirs]
         module, marked = self.profile.events.module[mine], told["module"][theirs]
         both = self._is_module(module) & self._is_module(marked)
         faults = {
-            "allocs ask for more than the profiler counts for their block": counted < told["bytes"][theirs],
-            "allocs have another rounded size in the history; it keeps the history's": (rounded >= 0)
+            "allocs request more than the profiler counts for their block": counted < told["bytes"][theirs],
+            "allocs have another rounded size in the history; the history's size is used": (rounded >= 0)
             & (rounded != counted),
-            "allocs are marked with another module than the profile finds; it keeps the profile's": both
-            & (module != marked),
+            "allocs have another module in the history than in the profile; the profile's module is "
+            "used": both & (module != marked),
         }
         for what, wrong in faults.items():
             if wrong.any():
                 self._note(pair, f"{int(np.count_nonzero(wrong)):,} {what}.")
 
     def _set_times(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
-        """The profile's clock for a device's history, with the order of its entries as it was.
+        """Convert the times of a device's history to the profile's clock, keeping the order of its entries.
 
-        The history's own clock has microseconds. So what the profile does not tell (a free's completion,
-        say) never moves what it does tell: it is at the latest when the next of those is.
+        The history's clock has microseconds. Entries that are not in the profile (such as completed frees)
+        never move those that are: their time is at most that of the next entry in the profile.
         """
         time, here = told["time_ns"], np.flatnonzero(self.snapshot.events.device == pair.row)
         if pair.is_merged:
@@ -229,7 +228,7 @@ class _Merger:
         return StartState(**{name: np.concatenate((kept[name], told[name])) for name in START_DTYPES})
 
     def _name_start(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
-        """Owners of what was alive at the start, by address, in place."""
+        """Set the owners of blocks alive at the start, by address, in place."""
         start = self.profile.start
         rows = np.flatnonzero((start.device == pair.profiled) & (start.address != 0))
         here = np.flatnonzero(self.snapshot.start.device == pair.row)
@@ -241,12 +240,12 @@ class _Merger:
             size = int(start.bytes[lost].sum())
             self._note(
                 pair,
-                f"{len(lost):,} blocks ({size:,} bytes) that the profile calls alive at the start are not "
-                "in the allocator's history; they are left out.",
+                f"{len(lost):,} blocks ({size:,} bytes) that are alive at the start of the profile are "
+                "not in the allocator's history; they are left out.",
             )
 
     def _round_start(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
-        """Rounded sizes of blocks of the start that were freed in the window: the profiler counts them."""
+        """Set the rounded sizes of start blocks that were freed in the window, from the profiler's counts."""
         here = np.flatnonzero(self.snapshot.start.device == pair.row)
         touched = np.sort(np.concatenate((pair.match.snapshot, pair.match.unseen)))
         address, first = np.unique(self.snapshot.events.address[touched], return_index=True)
@@ -277,13 +276,14 @@ class _Merger:
         yield from (replace(oom, event=int(place[oom.event])) for oom in self.snapshot.ooms)
 
     def _told(self) -> Iterator[str]:
-        """What the reader should know of each device's two records."""
+        """Yield notes on how each device's two records fit together."""
         for pair in self.pairs:
             name, match = self.snapshot.devices[pair.row].name, pair.match
             if pair.reason:
                 yield (
-                    f"{name}: the allocator's history could not be joined with the profile: {pair.reason}. "
-                    f"Both are kept; the history is the device {name + HISTORY!r}."
+                    f"{name}: the allocator's history could not be joined with the profile: "
+                    f"{pair.reason}. Both are kept; the history is shown as the device "
+                    f"{name + HISTORY!r}."
                 )
             elif pair.is_merged:
                 if len(match.missing):
@@ -294,11 +294,11 @@ class _Merger:
                     )
                 if len(match.unseen):
                     yield (
-                        f"{name}: {len(match.unseen):,} allocs and frees are in the allocator's history "
-                        "alone: other threads made them, or they lie outside the profiled steps."
+                        f"{name}: {len(match.unseen):,} allocs and frees are only in the allocator's "
+                        "history: other threads made them, or they are outside the profiled steps."
                     )
                 if match.out_of_order:
-                    yield f"{name}: {match.out_of_order:,} events stand in another order in its history."
+                    yield f"{name}: {match.out_of_order:,} events have another order in its history."
 
     def _note(self, pair: _Pair, text: str) -> None:
         self.notes.append(f"{self.snapshot.devices[pair.row].name}: {text}")
@@ -310,7 +310,10 @@ class _Merger:
 
 
 def _table(first: Sequence[Key], second: Sequence[Key]) -> tuple[tuple[Key, ...], Int64]:
-    """The keys of both, the first ones where they are, and the row of each of the second; -1 stays -1."""
+    """Return the keys of both, those of `first` at their rows, and the row of each key of `second`.
+
+    The rows have an additional last entry, -1, so that row -1 stays -1.
+    """
     rows = {key: row for row, key in reversed(list(enumerate(first)))}
     added: list[Key] = []
     for key in second:
@@ -321,7 +324,7 @@ def _table(first: Sequence[Key], second: Sequence[Key]) -> tuple[tuple[Key, ...]
 
 
 def _labels(first: Sequence[str], second: Sequence[str]) -> tuple[tuple[str, ...], Int64]:
-    """As `_table`, without the marks that name modules: the events have the modules themselves."""
+    """Like `_table`, but without labels that are module marks: the events have the modules themselves."""
     kept = [label for label in second if not label.startswith(MODULE_MARK)]
     labels, rows = _table(first, kept)
     place = dict(zip(kept, rows.tolist(), strict=False))
@@ -331,7 +334,7 @@ def _labels(first: Sequence[str], second: Sequence[str]) -> tuple[tuple[str, ...
 def _columns(
     table: Events | StartState, dtypes: dict[str, np.dtype[np.generic]], rows_of: dict[str, Int64]
 ) -> dict[str, np.ndarray]:
-    """Copies of a table's columns, with the rows of other tables put as they are now."""
+    """Return copies of a table's columns, with rows of other tables converted to the merged ones."""
     columns = {}
     for name, dtype in dtypes.items():
         column = getattr(table, name)

@@ -1,4 +1,4 @@
-"""The allocators' own record of what they do: switched on for a while, read, and left as it was found."""
+"""Turn the allocators' own history on for a while, read it, and restore its earlier state."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ import torch
 
 Snapshot = dict[str, Any]
 Observer = Callable[[int, int, int, int], None]
-"""Called with device, bytes asked for, bytes that the process may use at most, bytes free on the device."""
+"""A function called with the device's number, the requested bytes, the process's limit in bytes, and the
+device's free bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocator:
-    """The caching allocator of one type of device, by what it can do. Calls may raise what torch raises.
+    """The functions of one device type's caching allocator. They may raise any exception of torch.
 
     Attributes:
-        device_type: "cuda" (ROCm too) or "xpu".
-        record: switch the history on or off; see `torch.cuda.memory._record_memory_history`.
-        snapshot: the dict of `torch.cuda.memory._snapshot()`, of all devices of the type.
+        device_type: "cuda" (also for ROCm) or "xpu".
+        record: turns the history on or off; see `torch.cuda.memory._record_memory_history`.
+        snapshot: returns the dict of `torch.cuda.memory._snapshot()`, for all devices of the type.
         is_recording: whether the history is on.
         is_in_use: whether the process has a context on a device of the type.
-        when_in_use: call something now, or once the process gets such a context.
-        current_device: the number of this thread's device.
-        set_mark, mark: the text that the allocations of this thread carry (`user_metadata`); None where
-            torch has none.
-        observe: call something whenever a request fails, before the error is raised. For ever: torch
-            cannot take an observer back. None where torch has none.
+        when_in_use: calls a function now, or once the process gets such a context.
+        current_device: returns the number of this thread's device.
+        set_mark, mark: set and return the text on the allocations of this thread (`user_metadata`); None if
+            torch does not support it.
+        observe: calls a function whenever an allocation fails, before the error is raised. torch cannot
+            remove an observer. None if torch does not support it.
     """
 
     device_type: str
@@ -48,9 +49,9 @@ class Allocator:
 
 
 def allocators() -> tuple[Allocator, ...]:
-    """The allocators on this machine that keep a history: none on a machine without CUDA, ROCm or XPU.
+    """Return the allocators on this machine that keep a history; none without CUDA, ROCm or XPU.
 
-    `cudaMallocAsync` and pluggable allocators keep none.
+    `cudaMallocAsync` and pluggable allocators keep no history.
     """
     backends = ((name, getattr(torch, name, None)) for name in ("cuda", "xpu"))
     return tuple(
@@ -64,7 +65,7 @@ def allocators() -> tuple[Allocator, ...]:
 
 
 def _native() -> str:
-    """What torch calls its own caching allocator."""
+    """Return torch's name for its own caching allocator."""
     return "native"
 
 
@@ -85,13 +86,13 @@ def _allocator(name: str, backend: ModuleType) -> Allocator:
 
 
 def _has_entries(snapshot: Snapshot) -> bool:
-    """XPU does not tell whether its history is on; where it has entries, somebody switched it on."""
+    """Whether a snapshot has entries, which shows on XPU that the history is on."""
     return any(snapshot.get("device_traces", ()))
 
 
 @dataclass(slots=True)
 class _Use:
-    """Who uses the history of one type of device: `users` of ours, and whether it was on before them."""
+    """The use of one device type's history: how many recorders use it, and whether it was on before them."""
 
     users: int = 0
     was_on: bool = False
@@ -99,10 +100,10 @@ class _Use:
 
 @dataclass(slots=True)
 class HistorySwitch:
-    """Switches histories on for the first that needs one, and off after the last; never another's.
+    """Turns a history on for its first user and off after the last one.
 
-    A history that was on before us is left as it is: torch does not tell with which settings it was
-    switched on, so it could not be restored, and switching it off clears it.
+    A history that was already on is left on: turning it off would clear it, and torch does not reveal the
+    settings with which it was turned on, so it could not be restored.
     """
 
     _uses: dict[str, _Use] = field(default_factory=dict)
@@ -112,12 +113,12 @@ class HistorySwitch:
         """Begin to use an allocator's history.
 
         Args:
-            allocator: whose.
-            max_entries: most entries to keep for each device; older ones are overwritten.
-            stacks: "python", or "all" for C++ frames too. They make a snapshot take minutes.
+            allocator: the allocator.
+            max_entries: the largest number of entries to keep per device; older ones are overwritten.
+            stacks: "python", or "all" to include C++ frames, with which a snapshot takes minutes.
 
         Returns:
-            Whether it was off until now: then it holds nothing from before this call.
+            Whether the history was off before; if so, it contains nothing from before this call.
         """
         with self._lock:
             use = self._uses.setdefault(allocator.device_type, _Use())
@@ -139,26 +140,26 @@ class HistorySwitch:
 
 
 def _settings(allocator: Allocator, max_entries: int, stacks: str) -> dict[str, Any]:
-    """Arguments for `_record_memory_history`: those that this torch knows."""
+    """Return the arguments for `_record_memory_history` that this version of torch supports."""
     wanted = {
         "enabled": "all",
         "context": "alloc",  # a free's stack costs as much as an alloc's and is not shown
         "stacks": stacks,
         "max_entries": max_entries,
-        "global_record_annotations": True,  # else those of the thread that switched it on alone
+        "global_record_annotations": True,  # otherwise only those of the thread that turned it on
     }
     known = signature(allocator.record).parameters
     return {name: value for name, value in wanted.items() if name in known}
 
 
 SWITCH = HistorySwitch()
-"""The one of this process: a history is the process's, whoever switches it on."""
+"""The switch of this process: a history is per process."""
 
 
 def since(snapshot: Snapshot, start_ns: int) -> Snapshot:
-    """A snapshot without the entries and annotations from before a time (epoch nanoseconds).
+    """Return a snapshot without entries and annotations before a time (epoch nanoseconds).
 
-    What was alive at that time is still known: it follows from the final state and the entries since.
+    The blocks alive at that time are still known from the final state and the later entries.
     """
     start_us = start_ns / 1_000
     return {
@@ -173,7 +174,7 @@ def since(snapshot: Snapshot, start_ns: int) -> Snapshot:
 
 
 def reaches(snapshot: Snapshot, start_ns: int, device: int) -> bool:
-    """Whether a device's entries begin before a time (epoch nanoseconds), so that none since is lost."""
+    """Whether a device's entries begin before a time (epoch nanoseconds), so that no later one is lost."""
     traces = snapshot.get("device_traces", ())
     entries = traces[device] if device < len(traces) else ()
     return not entries or _time_us(entries[0]) <= start_ns / 1_000

@@ -1,4 +1,4 @@
-"""A recorded window that also has the allocators' history, with the modules' names on allocations."""
+"""Record windows with the allocators' history, in which allocations are marked with module names."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tb_memplugin.trace.tables import MODULE_MARK
 logger = logging.getLogger("tb_memplugin")
 
 MOST_ENTRIES = 1_000_000
-"""Entries that the history of one window may hold for each device: 2.5 an allocation."""
+"""The largest number of history entries per device in one window; there are 2.5 per allocation."""
 
 
 class HistoryWindowRecorder(WindowRecorder):
-    """Records windows as `WindowRecorder` does, and what the allocators say meanwhile.
+    """Records windows as `WindowRecorder` does, and also the allocators' histories.
 
     Args:
         models, optimizers: as for `WindowRecorder`.
-        allocators: whose history to record.
-        switch: where they are switched on and off.
+        allocators: the allocators whose history is recorded.
+        switch: turns the histories on and off.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class HistoryWindowRecorder(WindowRecorder):
         self._snapshots: list[tuple[str, Snapshot]] = []
 
     def start(self) -> None:
-        """Begin a window: the histories first, so that they reach back to its first event. Never raises."""
+        """Turn the histories on, then begin the window, so that its first event is in them. Never raises."""
         self._snapshots = []
         self._end_histories()
         self._began_ns = time_ns()
@@ -59,7 +59,7 @@ class HistoryWindowRecorder(WindowRecorder):
             self._window.problems += problems
 
     def stop(self) -> None:
-        """End the window; then take the histories as they stand. Never raises."""
+        """End the window, then take snapshots of the histories. Never raises."""
         self._marks.stop()
         super().stop()
         for allocator, is_fresh in self._using:
@@ -73,12 +73,12 @@ class HistoryWindowRecorder(WindowRecorder):
         self._end_histories()
 
     def take_snapshots(self) -> list[tuple[str, Snapshot]]:
-        """The finished window's histories, once: (device type, snapshot) each."""
+        """Return the finished window's histories as (device type, snapshot), and forget them."""
         taken, self._snapshots = self._snapshots, []
         return taken
 
     def _begin(self, allocator: Allocator) -> str:
-        """Switch one history on; a sentence where that was not possible."""
+        """Turn one history on. Return "", or the reason if that was not possible."""
         if not allocator.is_in_use():
             return (
                 f"No {allocator.device_type} device was in use when this window began, so its allocator's "
@@ -110,18 +110,18 @@ def window_recorder(
     optimizers: Sequence[torch.optim.Optimizer],
     allocators: Sequence[Allocator] = (),
 ) -> WindowRecorder:
-    """A recorder of windows, with the histories of the allocators that are given."""
+    """Return a recorder of windows, which also records the histories of the given allocators."""
     if not allocators:
         return WindowRecorder(models, optimizers)
     return HistoryWindowRecorder(models, optimizers, allocators)
 
 
 class ModuleMarks:
-    """Marks what each thread allocates with the module that it runs, by hooks that `stop` takes off.
+    """Marks the allocations of each thread with the running module, by hooks that `stop` removes.
 
-    Marks are the thread's own (torch: `user_metadata` is thread_local), so what the autograd thread
-    allocates has none: there the profile names the owner. Nothing is hooked below a compiled module, and
-    nothing in one that `Module.compile` compiled: hooks would be compiled with it.
+    Marks are per thread (torch: `user_metadata` is thread_local), so allocations of the autograd thread have
+    none; the profile names their owner. Modules inside a compiled module get no hooks, nor does a module
+    compiled with `Module.compile`, because its hooks would be compiled with it.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class ModuleMarks:
         self._before: dict[tuple[int, str], tuple[Callable[[str], None], list[str]]] = {}
 
     def start(self, allocator: Allocator, models: Mapping[str, nn.Module]) -> None:
-        """Hook every module that runs as Python code. Does nothing where the allocator takes no marks."""
+        """Add hooks to every module that runs as Python code; do nothing if marks are not supported."""
         if allocator.set_mark is None or allocator.mark is None:
             return
         seen: set[int] = set()
@@ -145,9 +145,9 @@ class ModuleMarks:
                     self._hook(module, MODULE_MARK + clean_name(name), allocator)
 
     def stop(self) -> None:
-        """Take all hooks off, and this thread's mark back to what it was. Safe to call twice.
+        """Remove all hooks and restore this thread's mark. Safe to call twice.
 
-        Another thread that is inside a module at this moment keeps its mark: only it could change it.
+        Another thread that is inside a module at this moment keeps its mark: only that thread can change it.
         """
         for handle in self._handles:
             handle.remove()
@@ -184,7 +184,7 @@ def _compiles_its_hooks(module: nn.Module) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether what lies below does not run as Python code: `torch.compile(module)` or `module.compile()`."""
-    dynamo = sys.modules.get("torch._dynamo")  # loading it takes seconds, and without it nothing is compiled
+    """Whether a module is compiled with `torch.compile(module)` or `module.compile()`."""
+    dynamo = sys.modules.get("torch._dynamo")  # loading it takes seconds; nothing is compiled without it
     wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
     return wrapped or _compiles_its_hooks(module)

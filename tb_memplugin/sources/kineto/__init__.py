@@ -1,1 +1,1 @@
-"""Kineto's JSON traces, of any era."""
+"""Read Kineto's JSON traces, of any version of PyTorch."""

@@ -1,4 +1,4 @@
-"""The named ranges of a Kineto trace as annotations of every device, as a snapshot has them."""
+"""Convert the named ranges of a Kineto trace to annotations of every device, as in snapshots."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tb_memplugin.sources.tables import Names
 from tb_memplugin.trace import Annotations, Events
 
 MOST_RANGES = 100_000
-"""Ranges that are kept, the longest: a loop that annotates every operator has millions."""
+"""The largest number of ranges to keep (the longest): a loop that annotates every operator has millions."""
 
 
 def annotations_of(ranges: Ranges, devices: int, events: Events) -> tuple[Annotations, tuple[str, ...]]:
-    """START and END of every named range (`record_function`, optimizer steps, `ProfilerStep#`), and names.
+    """Return START and END of every named range (`record_function`, optimizer steps, `ProfilerStep#`).
 
-    A range is one thread's and belongs to no device, so it stands with each: "at this moment, this much
-    was live there".
+    The names are returned, too. A range belongs to a thread, not to a device, so it is repeated for each
+    device.
 
     Args:
         ranges: what ran, epoch nanoseconds.
-        devices: how many the trace has.
+        devices: how many devices the trace has.
         events: the trace's events.
     """
     rows = np.flatnonzero(ranges.annotation | ranges.step)

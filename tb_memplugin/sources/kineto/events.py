@@ -1,4 +1,4 @@
-"""The `[memory]` and `[OutOfMemory]` instants of a Kineto trace as columns, in time order."""
+"""Read the `[memory]` and `[OutOfMemory]` events of a Kineto trace as columns, in time order."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ DEVICE_TYPES = [
     *("cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan"),
     *("metal", "xpu", "mps", "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuseone"),
 ]
-"""By number, as c10/core/DeviceType.h has them."""
+"""Device types by their number in c10/core/DeviceType.h."""
 
 DEVICE_NAME = re.compile(r"[a-z_]{1,32}(:\d{1,4})?")
 
 MOST_BYTES = 1 << 62
-"""The sum of all sizes; beyond it running sums in 64 bits would wrap."""
+"""The sum of all sizes must be below this, so that 64-bit running sums do not overflow."""
 
 MOST_DEVICES = 256
 LONGEST_PROCESS = 40
-"""Characters of a process's name: whoever merged traces of many ranks may have given it one."""
+"""The largest number of characters of a process's name, which merged traces of several ranks may have."""
 
-FIX = "Export the trace again with torch.profiler, or load a whole copy of the file."
+FIX = "Export the trace again with torch.profiler, or load a complete copy of the file."
 
 Written = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRows:
-    """Columns of one length, in time order.
+    """Memory events as columns of equal length, in time order.
 
-    `time_ns`: since the file's base time, or the epoch. `bytes`: signed, negative for frees; the request
-    that failed where `oom`. `total`, `reserved`: the allocator's counters after the row, -1 where not
-    told. `thread`: a row of the threads. `named`: the file tells the address; the others are made up.
-    `faults`: what made no sense, and how often.
+    `time_ns` counts from the file's base time, or from the epoch. `bytes` is negative for frees; for `oom`
+    rows it is the failed request. `total` and `reserved` are the allocator's counters after the row, -1 if
+    not recorded. `thread` is a row of the threads. `named` marks addresses from the file (and `oom` rows);
+    the others are made up. `faults` counts each kind of invalid event.
     """
 
     time_ns: Int64
@@ -59,15 +59,16 @@ class MemoryRows:
 
 
 class Threads:
-    """Threads of the trace (process and thread, of whichever type), each once."""
+    """The distinct threads of the trace, by process and thread id of any type."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
 
     def rows(self, events: Sequence[Written]) -> Int64:
-        """The thread of each event: int64.
+        """Return the row of each event's thread: int64.
 
-        Looked up as texts, once a distinct pair: numbers can be chosen so that looking them up takes hours.
+        Ids are looked up as texts, once per distinct pair: a hostile file may contain numbers whose look-up
+        takes hours.
         """
         process, thread = [event.get("pid") for event in events], [event.get("tid") for event in events]
         (of_process, whole_process), (of_thread, whole_thread) = whole_column(process), whole_column(thread)
@@ -84,12 +85,12 @@ class Threads:
 def read_memory(
     written: Sequence[Written], ooms: Sequence[Written], threads: Threads, where: str
 ) -> MemoryRows:
-    """The columns of a trace's memory events, sorted by (`ts`, event index).
+    """Return the columns of a trace's memory events, sorted by (`ts`, event index).
 
     Rows without a time, a size or a device are left out and counted.
 
     Raises:
-        UnreadableFileError: more devices or bytes than there can be.
+        UnreadableFileError: there are impossibly many devices or bytes.
     """
     both = [*written, *ooms]
     arguments: list[Written] = [found if type(found := event.get("args")) is dict else {} for event in both]
@@ -101,22 +102,20 @@ def read_memory(
         raise UnreadableFileError(f"The trace has {len(devices)} devices.", where=where, fix=FIX)
     index = _indices(arguments)
     faults = {
-        "memory events tell no time; left out": int(np.count_nonzero(~timed)),
-        "memory events tell no size; left out": int(np.count_nonzero(timed & ~sized)),
-        "memory events tell no device; left out": int(np.count_nonzero(timed & sized & (device < 0))),
-        "memory events tell no number of their device; it is taken as 0": int(
-            np.count_nonzero(timed & sized & numberless)
-        ),
+        "memory events have no time; left out": int(np.count_nonzero(~timed)),
+        "memory events have no size; left out": int(np.count_nonzero(timed & ~sized)),
+        "memory events have no device; left out": int(np.count_nonzero(timed & sized & (device < 0))),
+        "memory events have no device number; taken as 0": int(np.count_nonzero(timed & sized & numberless)),
     }
     good = np.flatnonzero(timed & sized & (device >= 0))
     order = good[np.lexsort((index[good], time[good]))]
     if float(np.sum(np.abs(size[order].astype(np.float64)))) >= MOST_BYTES:
-        raise UnreadableFileError("The memory events sum to no possible size.", where=where, fix=FIX)
+        raise UnreadableFileError("The sum of the memory events is impossibly large.", where=where, fix=FIX)
     oom = (np.arange(len(both)) >= len(written))[order]
     total = _counter(arguments, "Total Allocated")[order]
     if (total >= 0).any():
         count = int(np.count_nonzero((total < 0) & ~oom))
-        faults["memory events tell no total, or an impossible one; not held against it"] = count
+        faults["memory events have no total, or an impossible one; it is not checked"] = count
     address, named = whole_column([found.get("Addr") for found in arguments])
     address, named = address[order], (named & (address != 0))[order]
     device, devices = _shared_apart(device[order], devices, size[order], total, address, oom)
@@ -139,7 +138,7 @@ def read_memory(
 
 
 def _indices(arguments: Sequence[Written]) -> Int64:
-    """The order in which the profiler saw events; -1 where not told."""
+    """Return the index that the profiler gave to each event; -1 if not recorded."""
     number, there = whole_column(
         [found.get("Ev Idx", found.get("Profiler Event Index", -1)) for found in arguments]
     )
@@ -152,7 +151,7 @@ def _counter(arguments: Sequence[Written], name: str) -> Int64:
 
 
 def _devices(arguments: Sequence[Written]) -> tuple[Int64, tuple[str, ...], Bool]:
-    """Each event's device as a row of their names, sorted, -1 where it tells none; and the numberless."""
+    """Return each event's device row (-1 for none), the sorted device names, and which lack a number."""
     kind, has_kind = _types(arguments)
     number, has_number = whole_column([found.get("Device Id", -1) for found in arguments])
     pairs, pair = np.unique(
@@ -177,7 +176,7 @@ def _types(arguments: Sequence[Written]) -> Column:
 
 
 def _name(kind: int, number: int) -> str:
-    """A device as torch spells it; empty for none."""
+    """Return a device as torch spells it; "" for none."""
     if kind < 0:
         return ""
     if kind == 0:
@@ -187,7 +186,7 @@ def _name(kind: int, number: int) -> str:
 
 
 def _spelled(arguments: Written) -> str:
-    """The device of old traces: its name, or its number, -1 for the CPU."""
+    """Return the device in old traces, which is a name, or a number with -1 for the CPU."""
     device = arguments.get("Device")
     if type(device) is int and -1 <= device < MOST_DEVICES:
         return "cpu" if device < 0 else f"cuda:{device}"
@@ -200,9 +199,9 @@ def _spelled(arguments: Written) -> str:
 def _processes_apart(
     device: Int64, devices: tuple[str, ...], processes: Sequence[object]
 ) -> tuple[Int64, tuple[str, ...]]:
-    """Give each process devices of its own where several use one, as in ranks' traces put into one file.
+    """Give each process its own devices if several use one, as in merged traces of several ranks.
 
-    Addresses and counters are a process's own: in one column, they would free one another's blocks.
+    Addresses and counters are per process: on one device, processes would free one another's blocks.
     """
     number, there = whole_column(processes)
     if not len(number) or (there.all() and (number == number[0]).all()):
@@ -226,7 +225,7 @@ def _processes_apart(
 def _shared_apart(
     device: Int64, devices: tuple[str, ...], size: Int64, total: Int64, address: Int64, oom: Bool
 ) -> tuple[Int64, tuple[str, ...]]:
-    """Give memory that processes share a device of its own: c10's MapAllocator reports a total of 0."""
+    """Give shared memory its own device; c10's MapAllocator reports a total of 0 for it."""
     device, found = device.copy(), devices
     for row in (row for row, name in enumerate(devices) if name.startswith("cpu")):
         here = np.flatnonzero((device == row) & ~oom)

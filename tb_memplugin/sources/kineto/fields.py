@@ -1,4 +1,4 @@
-"""Fields of a Kineto trace's JSON as columns: whatever stands there, a number or a counted fault."""
+"""Convert fields of a Kineto trace's JSON to columns, marking values that are not valid numbers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import numpy as np
 from tb_memplugin.trace.tables import Bool, Int64
 
 LATEST_US = 4 * 10**15
-"""A time further from zero (the year 2096) is no time: two of them sum to 63 bits of nanoseconds."""
+"""Times in microseconds must be closer to zero than this (the year 2096), so that the sum of two fits 63 bits
+of nanoseconds."""
 
 LONGEST_NUMBER = 40
-"""Characters of a number that was written as a text."""
+"""The largest number of characters of a number written as text."""
 
 Column = tuple[Int64, Bool]
-"""Values, and a mask of those that are there; the others are 0."""
+"""Values, and a mask of the valid ones; the others are 0."""
 
 
 def whole_column(values: Sequence[Any]) -> Column:
-    """Whole numbers of 64 bits, with or without sign: int64 (those above 2**63 wrap) and what is there.
+    """Return 64-bit integers, signed or unsigned, as int64 (those from 2**63 wrap), and the valid mask.
 
-    Accepted: integers, floats without fraction, and texts of either, decimal or hexadecimal.
+    Accepted are integers, floats without a fraction, and texts of either, decimal or hexadecimal.
     """
     if set(map(type, values)) <= {int}:
         try:
@@ -33,7 +34,7 @@ def whole_column(values: Sequence[Any]) -> Column:
 
 
 def time_column(values: Sequence[Any]) -> Column:
-    """Times or durations in microseconds, whole or not, as nanoseconds: int64 and what is there."""
+    """Return times or durations in microseconds, whole or not, as int64 nanoseconds, and the valid mask."""
     kinds = set(map(type, values))
     if kinds <= {int}:
         number, there = whole_column(values)
@@ -49,7 +50,7 @@ def time_column(values: Sequence[Any]) -> Column:
 
 
 def _clipped(value: float) -> float:
-    """The number, or infinity for an integer that no float holds."""
+    """Return the number, or infinity if it is out of the range of times."""
     return value if -LATEST_US < value < LATEST_US else np.inf
 
 
@@ -71,9 +72,9 @@ def _whole(value: object) -> int | None:
 
 
 def _number(value: object) -> int | float:
-    """The number in a value; NaN where it holds none."""
+    """Return the number in a value, NaN if it is not one."""
     if type(value) in (int, float):
-        return value  # type: ignore[return-value]  # a bool is no number here
+        return value  # type: ignore[return-value]  # bool is not accepted as a number
     if isinstance(value, str) and len(value) <= LONGEST_NUMBER:
         for read in (int, float, _hexadecimal):
             try:

@@ -1,4 +1,4 @@
-"""What was alive before a Kineto trace begins, so that every level is what the profiler counted."""
+"""Find what was alive before a Kineto trace begins, so that every level equals the profiler's counter."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """One device at the trace's start: blocks that are freed in it, and the bytes of all the others.
+    """One device at the trace's start: the blocks that are freed in the trace, and the bytes of all others.
 
-    `counted` is what the device's counter stood at, None where the file tells no counter. `others` is
-    negative where the blocks sum to more than that.
+    `counted` is the device's counter at the start, None if the file contains no counter. `others` is
+    negative if the blocks sum to more than the counter.
     """
 
     address: UInt64
@@ -28,12 +28,12 @@ class Beginning:
 
     @property
     def others(self) -> int:
-        """Bytes of blocks that are not told apart."""
+        """The bytes of blocks that are not known individually."""
         return 0 if self.counted is None else self.counted - int(self.bytes.sum())
 
 
 def beginnings(memory: MemoryRows) -> list[Beginning]:
-    """The beginning of each device. A block whose first event is a free was alive before the trace."""
+    """Return the beginning of each device. A block whose first event is a free was alive before the trace."""
     return [_beginning(memory, device) for device in range(len(memory.devices))]
 
 
@@ -48,7 +48,7 @@ def _beginning(memory: MemoryRows, device: int) -> Beginning:
 
 
 def _counted(memory: MemoryRows, device: int) -> int | None:
-    """The counter before the first event: `Total Allocated` less all bytes up to there."""
+    """Return the counter before the first event: `Total Allocated` minus all bytes up to that event."""
     here = np.flatnonzero(memory.device == device)
     told = np.flatnonzero(memory.total[here] >= 0)
     if not len(told):
@@ -58,9 +58,12 @@ def _counted(memory: MemoryRows, device: int) -> int | None:
 
 
 def start_of(found: Sequence[Beginning], not_named: int, in_blocks: Bool) -> StartState:
-    """The start state: the blocks of each device, then a row without address for its other bytes.
+    """Return the start state: the blocks of each device, then a row without an address for its other bytes.
 
-    `in_blocks`: of which devices the sizes are those of whole blocks.
+    Args:
+        found: the beginning of each device.
+        not_named: the row of the owner `(not named)`.
+        in_blocks: mask of devices whose sizes are those of whole (rounded) blocks.
     """
     others = np.array([max(one.others, 0) for one in found], np.int64)
     rest = np.flatnonzero(others).astype(np.uint8)
@@ -77,19 +80,19 @@ def start_of(found: Sequence[Beginning], not_named: int, in_blocks: Bool) -> Sta
 
 
 def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Beginning]) -> Iterator[str]:
-    """What in a trace's levels is not exact, and by how much."""
+    """Yield notes on what is not exact in a trace's levels, and by how much."""
     for device, (name, one) in enumerate(zip(memory.devices, found, strict=True)):
         here = np.flatnonzero(memory.device == device)
         if not memory.named[here].all():
             count = int(np.count_nonzero(~memory.named[here]))
             yield (
-                f"{name}: {count:,} events tell no address (PyTorch before 1.10): which of several blocks of "
-                "one size was freed is not known; no sum depends on it."
+                f"{name}: {count:,} events have no address (PyTorch before 1.10), so it is not known "
+                "which of several blocks of one size was freed. No sum depends on it."
             )
         if one.counted is None and not name.startswith(SHARED):
             yield (
-                f"{name}: the file tells no totals (PyTorch before 1.10): what was alive before it and is "
-                "not freed in it is missing from every level."
+                f"{name}: the file has no totals (PyTorch before 1.10). Memory that was allocated "
+                "before the file begins and is not freed in it is missing from every level."
             )
         if one.others < 0:
             yield (
@@ -98,9 +101,9 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
             )
         if name.startswith("cpu") and one.others > 0:
             yield (
-                f"{name}: the counter stands at {one.counted:,} bytes when the trace begins. It counts "
-                "only while a profiler is on, and keeps what was freed in between: these bytes may be too "
-                "many, and what was allocated before any profiler was on is not in them."
+                f"{name}: the counter is at {one.counted:,} bytes when the trace begins. It counts "
+                "only while a profiler is on, and does not see frees in between, so these bytes may "
+                "be too many. What was allocated before any profiler was on is not included."
             )
         live = trace.live(device)[here + 1]
         yield from _disagreement(name, live, memory.total[here])
@@ -109,13 +112,13 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
         count = int(np.count_nonzero(beyond > 0))
         if count:
             yield (
-                f"{name}: after {count:,} of {len(here):,} events more is live than the file calls reserved, "
-                f"by up to {int(beyond.max()):,} bytes."
+                f"{name}: after {count:,} of {len(here):,} events, more is live than the file reports "
+                f"as reserved, by up to {int(beyond.max()):,} bytes."
             )
     if trace.allocations.unseen_frees:
         yield (
-            f"{trace.allocations.unseen_frees:,} blocks were freed without an event; they count as freed "
-            "when their address was used again."
+            f"{trace.allocations.unseen_frees:,} blocks were freed without an event. They count as "
+            "freed when their address was used again."
         )
     if len(trace.allocations.unmatched_frees):
         yield f"{len(trace.allocations.unmatched_frees):,} frees are of blocks that were not alive; ignored."

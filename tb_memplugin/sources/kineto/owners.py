@@ -1,4 +1,4 @@
-"""Who allocated: operator, module, phase and call stack of each memory event of a Kineto trace."""
+"""Find the operator, module, phase and call stack of each memory event of a Kineto trace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODULE_NUMBER = re.compile(r"_\d+$")
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """Columns for the memory rows, and the tables they point into.
+    """Columns for the memory rows, and the tables that they point into.
 
     `operator_end_ns` is when the outermost operator (or autograd node) around a row ended, 0 for none.
     """
@@ -50,17 +50,17 @@ class Owned:
 def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64) -> Owned:
     """Attribute every memory row by what encloses it on its thread.
 
-    The operator is the outermost of PyTorch's own, within autograd's node, as `profiler_tree` has it; where
-    there is none, the innermost operator of any name, or else the innermost annotation. The module is
-    the innermost `nn.Module` frame; what has none belongs to its outermost operator, below autograd's
-    node. Phases are told by autograd nodes, optimizer steps, module frames, and operators outside of
-    these that made an autograd node that ran.
+    The operator is the outermost of PyTorch's own inside an autograd node, as in `profiler.tree`; if there
+    is none, the innermost operator of any name, or else the innermost annotation. The module is the
+    innermost `nn.Module` frame; rows in an autograd node or without such a frame belong to the node, or
+    else to the outermost operator. Phases follow from autograd nodes, optimizer steps, module frames, and
+    operators outside of these that made an autograd node that ran.
 
     Args:
         ranges: what ran.
         around: the innermost range around each memory row, -1 for none.
         memory: the memory rows.
-        step_starts: where profiled steps begin.
+        step_starts: when the profiled steps begin.
     """
     operators = Names()
     nothing = operators.add(NO_OPERATOR)
@@ -95,30 +95,31 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
 
 
 def _at(column: Int64, around: Int64) -> Int64:
-    """A column of the ranges, looked up for memory rows; -1 where nothing is around them."""
+    """Return a column of the ranges for memory rows; -1 where no range is around them."""
     return np.append(column, -1)[around]
 
 
 def _outer_operators(ranges: Ranges) -> Int64:
-    """The outermost operator of PyTorch's own, or autograd node, at or around each range, -1 for none.
+    """Return the outermost `aten::` operator or autograd node at or around each range, -1 for none.
 
-    Wrappers (`DistributedDataParallel.forward`) are operators to the profiler, but enclose whole models.
+    Other names are left out because wrappers (`DistributedDataParallel.forward`) are operators for the
+    profiler, but enclose whole models.
     """
     own = np.array([text.startswith("aten::") for text in ranges.name], bool) & ranges.operator
     return outermost(ranges.parent, own | ranges.node)
 
 
 def _called_operators(ranges: Ranges) -> Int64:
-    """The outermost operator of PyTorch's own at or around each range, within a node; -1 for none."""
+    """Return PyTorch's outermost operator at or around each range, inside a node if any; -1 for none."""
     own = np.array([text.startswith(OWN_PREFIXES) for text in ranges.name], bool)
     own |= np.append(ranges.node, False)[ranges.parent]
     return outermost(ranges.parent, own & ranges.operator & ~ranges.node)
 
 
 def _modules(ranges: Ranges) -> tuple[Int64, list[Module], Int64, Int64]:
-    """Modules by name: each range's innermost one (a row of modules), modules, and calls' rows and depths.
+    """Return each range's innermost module (a row), the modules, and the rows and depths of module calls.
 
-    A module's parent is the module around its first call.
+    Modules are distinguished by name. A module's parent is the module around its first call.
     """
     calls = np.flatnonzero(ranges.module)
     names = [ranges.name[row].removeprefix(MODULE_PREFIX) for row in calls.tolist()]
@@ -173,10 +174,10 @@ def _stretch(ranges: Ranges, rows: Int64) -> tuple[Int64, Int64]:
 
 
 def _made_nodes(ranges: Ranges, beside: Bool) -> Bool:
-    """Mask of outermost operators that hold the maker of an autograd node that ran.
+    """Return a mask of outermost operators that contain the maker of an autograd node that ran.
 
-    An operator carries the number that the next node will have, so of those with a node's number the
-    last one before the node made it.
+    An operator's sequence number is that of the next node, so a node was made by the last operator with the
+    node's number.
     """
     mask = np.zeros(len(ranges), bool)
     candidates = np.flatnonzero(ranges.operator & ~beside & (ranges.sequence >= 0))
@@ -193,10 +194,10 @@ def _made_nodes(ranges: Ranges, beside: Bool) -> Bool:
 
 
 def _stacks(ranges: Ranges, memory: MemoryRows) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:
-    """The Python frames around each memory row: rows of stacks, the stacks, and how many were cut.
+    """Return the row of each memory row's Python stack, the stacks, and how many of them were cut.
 
-    Frames nest in frames alone: a range that a function opened and left open (`__enter__`) lasts longer
-    than the function, and would keep it in the stacks of all that follows.
+    Only frames are nested, without other ranges: a range that a function opens and leaves open
+    (`__enter__`) ends after the function, and would keep the function in all later stacks.
     """
     rows = np.flatnonzero(ranges.frame)
     outer, around = nested(ranges.start_ns[rows], ranges.end_ns[rows], ranges.thread[rows], memory)

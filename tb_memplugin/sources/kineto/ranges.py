@@ -1,4 +1,4 @@
-"""The operators, annotations and Python frames of a Kineto trace, and what encloses what."""
+"""Read the operators, annotations and Python frames of a Kineto trace, and how they nest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATOR_CATEGORIES = ("cpu_op", "Operator")
 ANNOTATION_CATEGORIES = ("user_annotation",)
 FRAME_CATEGORIES = ("python_function", "Python function")
 CATEGORIES = (*OPERATOR_CATEGORIES, *ANNOTATION_CATEGORIES, *FRAME_CATEGORIES)
-"""The second of each is of old traces."""
+"""The values of `cat` that are read. Where there are two for a kind, the second is from old traces."""
 
 STEP_PREFIX = "ProfilerStep#"
 OPTIMIZER_PREFIX = "Optimizer.step#"
@@ -26,13 +26,12 @@ MODULE_PREFIX = "nn.Module: "
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What ran from when to when: columns of one length, parents before what they enclose.
+    """The ranges on all threads: columns of equal length, parents before the ranges that they enclose.
 
-    `parent` is the row of the innermost range around it on its thread, -1 for none. The masks tell
-    operators, annotations, steps, Python frames, modules' frames, autograd nodes and optimizer steps
-    apart; frames are without modules, annotations without steps and optimizer steps with them.
-    `sequence` is the autograd sequence number of operators, -1 for none; `of_forward` marks those of
-    them that an autograd node does not carry over from another thread.
+    `parent` is the row of the innermost range around each range on its thread, -1 for none. The masks mark
+    operators, annotations, steps, Python frames, modules' frames, autograd nodes and optimizer steps;
+    `frame` excludes modules, and `annotation` excludes steps but includes optimizer steps. `sequence` is
+    the autograd sequence number of operators, -1 for none.
     """
 
     name: list[str]
@@ -55,7 +54,7 @@ class Ranges:
 
 
 def read_ranges(written: Sequence[Written], threads: Threads, memory: MemoryRows) -> tuple[Ranges, Int64]:
-    """The ranges of a trace, and for each memory row the innermost range around it, -1 for none."""
+    """Return the ranges of a trace, and the innermost range around each memory row, -1 for none."""
     start, started = time_column([event.get("ts") for event in written])
     length, lasting = time_column([event.get("dur", 0) for event in written])
     named = np.array([type(event.get("name")) is str for event in written], bool)
@@ -67,7 +66,7 @@ def read_ranges(written: Sequence[Written], threads: Threads, memory: MemoryRows
     kept = [written[row] for row in rows.tolist()]
     parent, around = nested(start, end, thread, memory)
     ranges = _told_apart(kept, start, end, thread, parent)
-    ranges.faults["operators and ranges tell no name or time; left out"] = len(good) - len(rows)
+    ranges.faults["operators and ranges have no name or time; left out"] = len(good) - len(rows)
     return ranges, around
 
 
@@ -77,17 +76,17 @@ def _arguments(event: Written) -> Written:
 
 
 def _begun(written: Sequence[Written]) -> Int64:
-    """The order in which ranges began, for those that share a time and length."""
+    """Return the order in which ranges began, for those with the same time and length."""
     found = [_arguments(event) for event in written]
     number, there = whole_column([one.get("Ev Idx", one.get("Profiler Event Index", -1)) for one in found])
     return np.where(there, number, -1)
 
 
 def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple[Int64, Int64]:
-    """Each range's parent, and the innermost range around each memory row: one sweep over time.
+    """Return each range's parent, and the innermost range around each memory row, in one pass over time.
 
-    Innermost is what began last and has not ended. Times of old traces are whole microseconds, so
-    both edges belong to a range.
+    The innermost range is the one that began last and has not ended. Times in old traces are whole
+    microseconds, so both edges belong to a range.
     """
     count = len(start)
     times = np.concatenate((start, memory.time_ns))
@@ -147,9 +146,9 @@ def _prefixed(names: Sequence[str], prefix: str) -> Bool:
 
 
 def innermost(parent: Int64, wanted: Bool) -> Int64:
-    """For each range the innermost wanted one at or around it, -1 for none: int64.
+    """Return, for each range, the innermost wanted range at or around it, -1 for none: int64.
 
-    By pointer doubling: as many passes as the depth has bits.
+    This uses pointer doubling: the number of passes is the number of bits of the depth.
     """
     none = len(parent)
     up = np.append(np.where(wanted, np.arange(none), np.where(parent < 0, none, parent)), none)
@@ -157,10 +156,10 @@ def innermost(parent: Int64, wanted: Bool) -> Int64:
 
 
 def outermost(parent: Int64, wanted: Bool) -> Int64:
-    """For each range the outermost wanted one at or around it, -1 for none: int64."""
+    """Return, for each range, the outermost wanted range at or around it, -1 for none: int64."""
     none = len(parent)
     inner = np.append(innermost(parent, wanted), -1)
-    above = inner[np.where(parent < 0, none, parent)]  # the innermost wanted one around, not at
+    above = inner[np.where(parent < 0, none, parent)]  # the innermost wanted range around it
     up = np.append(np.where(above >= 0, above, np.arange(none)), none)
     top = np.append(_followed(up, none), -1)
     return top[np.where(inner[:-1] < 0, none, inner[:-1])]

@@ -1,7 +1,7 @@
-"""Kineto traces (`*.pt.trace.json`) of any PyTorch as memory traces.
+"""Read Kineto traces (`*.pt.trace.json`), of any version of PyTorch, as memory traces.
 
-Read: allocs and frees of every device with the profiler's counters, out-of-memory events, steps,
-operators, named ranges, Python frames and `nn.Module` frames. Not read: kernels and other work on devices.
+A trace contains allocs and frees of every device with the profiler's counters, out-of-memory events, steps,
+operators, named ranges, Python frames and `nn.Module` frames. Kernels and other work on devices are ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tb_memplugin.trace.tables import NOT_NAMED, Bool, UInt8
 
 SOURCE = "kineto"
 EPOCH_FROM_NS = 10**18
-"""Times at or after this (September 2001) count from the epoch already."""
+"""Times from this on (September 2001) are already counted from the epoch."""
 
 LONGEST_STEP_NUMBER = 9
 TOLD_PROPERTIES = (
@@ -53,22 +53,23 @@ RECORD = "Record it with torch.profiler.profile(profile_memory=True)."
 
 
 def trace_from_kineto(content: object, source: str) -> MemoryTrace:
-    """The memory trace in a Kineto trace that is in memory.
+    """Return the memory trace in a Kineto trace in memory.
 
-    Events are in the order of (`ts`, event index). The start state of each device is such that the level
-    after every event is the file's `Total Allocated`; where it is not, a note says how often and how far.
-    What made no sense is left out and counted in notes.
+    Events are in the order of (`ts`, event index). The start state of each device is chosen so that the
+    level after every event equals the file's `Total Allocated`; where it does not, a note says how often
+    and by how much. Invalid events are left out and counted in notes.
 
     Args:
-        content: the file's JSON: a dict with `traceEvents`, or the list of events alone.
-        source: where it is from, for messages.
+        content: the file's JSON: a dict with `traceEvents`, or only the list of events.
+        source: the name of the file for messages.
 
     Raises:
-        UnreadableFileError: it is no Kineto trace, holds no memory events, or numbers that cannot be.
+        UnreadableFileError: the content is not a Kineto trace, or has no memory events or impossible
+            numbers.
     """
     written = content.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(written, list):
-        raise UnreadableFileError("The file holds no list of traceEvents.", where=source, fix=FIX)
+        raise UnreadableFileError("The file does not contain a list of traceEvents.", where=source, fix=FIX)
     head: dict[str, Any] = content if isinstance(content, dict) else {}
     happened = [event for event in written if type(event) is dict]
     threads = Threads()
@@ -80,7 +81,7 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     )
     if not len(memory.time_ns):
         lost = "".join(f" {count:,} {what}." for what, count in memory.faults.items() if count)
-        raise UnreadableFileError(f"The trace holds no memory events.{lost}", where=source, fix=RECORD)
+        raise UnreadableFileError(f"The trace contains no memory events.{lost}", where=source, fix=RECORD)
     ranges, around = read_ranges(
         [event for event in happened if event.get("cat") in CATEGORIES and event.get("ph") == "X"],
         threads,
@@ -93,7 +94,7 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     found = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
     beginning = beginnings(memory)
     trace = _trace(memory, found, beginning, steps or (_window(memory),), _properties(head))
-    foreign = {"traceEvents are no objects; left out": len(written) - len(happened)}
+    foreign = {"traceEvents are not objects; left out": len(written) - len(happened)}
     annotations, names = annotations_of(ranges, len(trace.devices), trace.events)
     trace = replace(trace, annotations=annotations, annotation_names=names)
     notes = (
@@ -104,7 +105,7 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
 
 
 def _base(head: dict[str, Any], memory: MemoryRows) -> int:
-    """Epoch nanoseconds at which the file's times begin; 0 where they count from the epoch."""
+    """Return the epoch nanoseconds of the file's time 0; 0 if its times count from the epoch."""
     number, there = whole_column([head.get("baseTimeNanoseconds")])
     base = int(number[0])
     usable = there[0] and 0 <= base < LATEST_US * 1_000 and memory.time_ns[0] < EPOCH_FROM_NS
@@ -112,7 +113,7 @@ def _base(head: dict[str, Any], memory: MemoryRows) -> int:
 
 
 def _steps(ranges: Ranges) -> tuple[Step, ...]:
-    """The profiled steps in time order; of several with one number, the first."""
+    """Return the profiled steps in time order; of several with the same number, only the first."""
     found: dict[int, Step] = {}
     rows = np.flatnonzero(ranges.step)
     for row in rows[np.argsort(ranges.start_ns[rows], kind="stable")].tolist():
@@ -177,7 +178,7 @@ def _events(memory: MemoryRows, found: Owned, start: StartState, in_blocks: Bool
 
 
 def _categories(memory: MemoryRows, found: Owned, blocks: Allocations) -> UInt8:
-    """Temporary is what an operator allocates and frees on its own thread before it ends."""
+    """Return `TEMPORARY` for blocks that an operator allocates and frees on its own thread before it ends."""
     count = len(memory.bytes)
     lived = np.flatnonzero((blocks.born >= 0) & (blocks.freed < count))
     born, freed = blocks.born[lived], blocks.freed[lived]
@@ -199,13 +200,16 @@ def _properties(head: dict[str, Any]) -> dict[str, str]:
 def _notes(faults: dict[str, int], found: Owned, *, stepless: bool) -> Iterator[str]:
     yield from (f"{count:,} {what}." for what, count in faults.items() if count)
     if stepless:
-        yield "The trace has no steps (no schedule, or no prof.step()): the whole window is shown as one."
+        yield (
+            "The trace has no steps (no schedule, or no prof.step()), so the whole window is shown as one "
+            "step."
+        )
     if found.cut_stacks:
         yield note_on_cut(found.cut_stacks)
 
 
 def _noted(trace: MemoryTrace, notes: tuple[str, ...]) -> MemoryTrace:
-    """The trace with its notes; what was derived from it so far is kept."""
+    """Return the trace with notes, keeping its cached derived values."""
     told = replace(trace, notes=notes)
     for name in ("allocations", "_live"):
         if name in vars(trace):

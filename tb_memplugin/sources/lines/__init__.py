@@ -1,1 +1,1 @@
-"""The source line of every allocation, thread by thread."""
+"""Record the source line of every allocation, on every thread."""

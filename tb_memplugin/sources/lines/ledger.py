@@ -1,4 +1,4 @@
-"""A ledger that keeps what was alive at the highest moment, also when the entries of that time are gone."""
+"""A ledger that keeps the blocks alive at the peak, even if the entries of that time are dropped."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tb_memplugin.trace import Category, Phase
 
 
 class LineLedger(Ledger):
-    """Knows the blocks at each device's true peak, however few entries it keeps.
+    """A ledger that knows the blocks at each device's true peak, however few entries it keeps.
 
-    Entries that go are first applied to the state before the oldest entry. Where that state is the highest
-    of all so far, also among the entries still kept, its blocks are set aside: once a full turn of the
-    entries at most.
+    A dropped entry is first applied to the state before the oldest entry. If that state is the peak of all
+    entries so far, including those still kept, its blocks are saved. This happens at most once each time
+    that all entries have been replaced.
 
     Attributes:
-        allocated: bytes of all births, by device row.
+        allocated: the sum of the bytes of all allocations, by device row.
         peaks: the highest live bytes, by device row.
-        stack_of_now: by thread ident, what gives the row of the stack that runs there now.
+        stack_of_now: functions that return the row of a thread's current stack, by thread ident.
     """
 
     def __init__(self, max_entries: int, device_type: str) -> None:
@@ -37,20 +37,20 @@ class LineLedger(Ledger):
         self._set_aside: dict[int, tuple[int, list[Block | Buffer]]] = {}
 
     def begin(self) -> None:
-        """What is alive now is the state before the first entry."""
+        """Set the blocks alive now as the state before the first entry."""
         for block in self.blocks.values():
             self._before[id(block)] = block
             self._level_before[block.device] = self._level_before.get(block.device, 0) + block.bytes
 
     def blocks_at_gone_peak(self, device: int) -> list[Block | Buffer] | None:
-        """What was alive at a device's peak, if no kept entry is from then; None if one may be."""
+        """Return the blocks at a device's peak if its entry was dropped; None if it may still be kept."""
         level, blocks = self._set_aside.get(device, (-1, []))
         return blocks if level == self.peaks.get(device, 0) else None
 
     def take_in(
         self, storages: Iterable[torch.UntypedStorage], *, late: bool = False
     ) -> list[Block | Buffer]:
-        """See `Ledger`. What is noticed late was not made by the stack that notices it."""
+        """See `Ledger`. Blocks that are found late get no stack: the current one did not allocate them."""
         self._is_late = late
         try:
             return super().take_in(storages, late=late)
@@ -67,7 +67,7 @@ class LineLedger(Ledger):
         began: int = 0,
         now: int = 0,
     ) -> int:
-        """Add an entry; one that goes for it becomes part of the state before the oldest one."""
+        """Add an entry. An entry that is dropped for it is applied to the state before the oldest one."""
         entries = self.entries
         if len(entries) == entries.maxlen:
             _, gone, its, *_ = entries[0]

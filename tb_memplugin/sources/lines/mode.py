@@ -1,4 +1,4 @@
-"""A tracer's dispatch mode that also takes the Python stacks of what allocates and of what makes nodes."""
+"""A tracer's dispatch mode that also records the Python stacks of allocations and of autograd nodes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _NOT_TAKEN = -2
 
 @dataclass(slots=True)
 class TakenStacks:
-    """The stacks of all threads, and which of them made which autograd nodes."""
+    """The stacks of all threads, and the stacks that made each thread's autograd nodes."""
 
     stacks: PythonStacks = field(default_factory=PythonStacks)
     nodes: list[NodeStacks] = field(default_factory=list)
 
 
 class LineMode(StorageMode):
-    """Gives every block the row of the stack that made it. One object a thread's life.
+    """A mode that gives every block the row of the stack that allocated it. Each thread has its own mode.
 
     Args:
-        layers: of a recording with this ledger.
-        ledger: which asks for stacks.
-        taken: where they are kept.
+        layers: the layers of the recording.
+        ledger: the recording's ledger, which requests stacks from the mode.
+        taken: the table of stacks.
     """
 
     def __init__(self, layers: Layers, ledger: LineLedger, taken: TakenStacks) -> None:
@@ -53,10 +53,10 @@ class LineMode(StorageMode):
         sequence = _sequence_number()
         if sequence != self._nodes.last:
             self._nodes.add(sequence, self._stack(), func)
-        self._row = _NOT_TAKEN  # what comes up before the next operator is written down has its line
+        self._row = _NOT_TAKEN  # an allocation before the next operator is noted takes a new stack
 
     def _stack(self) -> int:
-        """The row of this operator's stack, taken when it is first asked for."""
+        """Return the row of this operator's stack, which is recorded when first requested."""
         if self._row == _NOT_TAKEN:
             node = _current_node() if _current_task() != -1 else None
             forward = NO_ROW if node is None else forward_of(node, self._nodes, self._taken.nodes)
@@ -66,7 +66,7 @@ class LineMode(StorageMode):
 
 
 class LineModeBesideDynamo(LineMode):
-    """The same, hidden from dynamo; see `tracer_mode.StorageModeBesideDynamo`."""
+    """A `LineMode` that is hidden from dynamo; see `tracer.mode.StorageModeBesideDynamo`."""
 
     __torch_dispatch__ = LineMode.__torch_dispatch__
 
@@ -76,5 +76,5 @@ class LineModeBesideDynamo(LineMode):
 
 
 def line_mode(layers: Layers, ledger: LineLedger, taken: TakenStacks) -> LineMode:
-    """A mode for the calling thread."""
+    """Return a new mode for the calling thread."""
     return (LineModeBesideDynamo if must_hide_from_dynamo() else LineMode)(layers, ledger, taken)

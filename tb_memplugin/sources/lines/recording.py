@@ -1,4 +1,4 @@
-"""One recording of lines, from start to stop: on the CPU by operators' results, elsewhere by the history."""
+"""A recording of source lines: on the CPU by a dispatch mode, elsewhere by the allocator's history."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SOURCE = "LineTracer"
 
 @dataclass(frozen=True, slots=True)
 class RecordedLines:
-    """What was traced.
+    """The result of a recording.
 
-    `total_allocated` are bytes of all allocations between start and stop, by device row; `gone_peaks` are
-    traces without events, whose start state is what was alive at a device's peak, for devices whose
-    peak is older than the events that are kept. `knows_threads`: stacks tell which thread they are of.
+    `total_allocated` is the bytes of all allocations between start and stop, by device row. `gone_peaks`
+    are traces for devices whose peak is older than the kept events: they have no events, and their start
+    state is the blocks alive at the peak. `knows_threads` tells whether stacks contain their thread.
     """
 
     trace: MemoryTrace
@@ -38,11 +38,11 @@ class RecordedLines:
 
 
 class StorageLines(StorageRecording):
-    """Watches the storages of one type of device, on all threads, and takes stacks.
+    """Records the storages of one device type, on all threads, with stacks.
 
     Args:
-        device_type: "cpu", say.
-        max_events: entries to keep. Peaks and totals are those of all.
+        device_type: the type of device, such as "cpu".
+        max_events: how many entries to keep. Peaks and totals count all entries.
     """
 
     def __init__(self, device_type: str, max_events: int) -> None:
@@ -53,14 +53,14 @@ class StorageLines(StorageRecording):
         self._unmet = 0
 
     def begin(self) -> None:
-        """Take the start state, begin to watch."""
+        """Record the start state and begin recording."""
         self._unmet = threading.active_count() - 1
         super().start({}, [])
         self._lines.begin()
         self._threads.start()
 
     def end(self) -> RecordedLines:
-        """End it, and say what was seen."""
+        """End the recording and return its result."""
         self._threads.stop()
         self._lines.stack_of_now.clear()
         result = super().stop({}, [])
@@ -95,8 +95,8 @@ class StorageLines(StorageRecording):
         stacks = self._taken.stacks
         if self._unmet:
             yield (
-                f"{self._unmet:,} other threads ran when tracing began. What such a thread allocates counts "
-                "from the first layer that it calls."
+                f"{self._unmet:,} other threads were running when tracing began. What such a thread "
+                "allocates counts from the first layer that it calls."
             )
         if stacks.left_out:
             yield (
@@ -104,14 +104,17 @@ class StorageLines(StorageRecording):
                 "different call stacks."
             )
         if stacks.cut:
-            yield f"{stacks.cut:,} call stacks have more than {MOST_FRAMES} frames; the outer ones are cut."
+            yield (
+                f"{stacks.cut:,} call stacks have more than {MOST_FRAMES} frames; their outer frames are "
+                "cut off."
+            )
 
 
 class HistoryLines(HistoryRecording):
-    """Watches a device whose allocator keeps a history with Python stacks: CUDA (ROCm too) and XPU."""
+    """Records a device whose allocator keeps a history with Python stacks: CUDA, ROCm and XPU."""
 
     def begin(self) -> None:
-        """Switch the history on.
+        """Turn on the history.
 
         Raises:
             MemPluginError: the process does not use the device yet.
@@ -120,12 +123,12 @@ class HistoryLines(HistoryRecording):
             raise MemPluginError(
                 f"No {self._device.type} device is in use yet.",
                 where="LineTracer.start_tracing",
-                fix="Put something on the device before tracing starts.",
+                fix="Create a tensor on the device before tracing starts.",
             )
         super().start({}, [])
 
     def end(self) -> RecordedLines:
-        """Read what the allocator wrote down."""
+        """End the recording and return its result from the allocator's history."""
         result = super().stop({}, [])
         trace = _with_forward_lines(replace(result.trace, source=SOURCE))
         lost = tuple(self._lost(result.peak_allocated, trace))
@@ -140,15 +143,18 @@ class HistoryLines(HistoryRecording):
 
     def _history_notes(self) -> Iterator[str]:
         if not self._is_fresh:
-            yield "The history was on before: what it knows of older blocks' lines is shown with the others."
+            yield (
+                "The allocator's history was already on: lines of older blocks that it knows are shown too."
+            )
 
     def _lost(self, counted_peak: int, trace: MemoryTrace) -> Iterator[str]:
         kept = max((int(trace.live(row).max()) for row in range(len(trace.devices))), default=0)
         if counted_peak > kept:
             yield (
-                f"The allocator counted a peak of {counted_peak:,} bytes, in entries that the history "
-                f"overwrote (max_events {self._max_events:,}): the lines are those of {kept:,} bytes, the "
-                "highest moment of those kept, and the total counts the kept ones. Give more max_events."
+                f"The allocator counted a peak of {counted_peak:,} bytes, but the history has "
+                f"overwritten some of its entries (max_events {self._max_events:,}). The lines are "
+                f"those of {kept:,} bytes, the highest moment of the entries that were kept, and the "
+                "total counts only kept entries. Use a larger max_events."
             )
 
 
@@ -170,7 +176,7 @@ def _at_peak(trace: MemoryTrace, blocks: Sequence[Block | Buffer]) -> MemoryTrac
 
 
 def _with_forward_lines(trace: MemoryTrace) -> MemoryTrace:
-    """What a backward allocated with no stack of its own goes by its forward call's, where torch wrote it."""
+    """Return the trace, with the forward call's stack for events in backward that have no own stack."""
     alone = (trace.events.stack < 0) & (trace.events.forward >= 0)
     if not alone.any():
         return trace
@@ -179,7 +185,7 @@ def _with_forward_lines(trace: MemoryTrace) -> MemoryTrace:
 
 
 def recording_device(device: torch.device | None) -> torch.device:
-    """Where to look: as asked, else the accelerator that this process uses, else the CPU."""
+    """Return the given device, else the accelerator that this process uses, else the CPU."""
     if device is not None:
         return device
     for name in ("cuda", "xpu"):

@@ -1,4 +1,4 @@
-"""Python call stacks taken at full speed, each once: code objects while tracing, texts at the end."""
+"""Record Python call stacks quickly: as code objects while tracing, converted to texts at the end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tb_memplugin.trace.frames import BACKWARD, THREAD
 
 NO_ROW = -1
 NOT_KEPT = 0
-"""The row of the empty stack: of allocations whose stack was not taken, or not kept."""
+"""The row of the empty stack, for allocations whose stack was not recorded or not kept."""
 
 MOST_FRAMES = 256
-"""Frames of a stack that are kept, the innermost."""
+"""The largest number of frames that are kept of a stack: the innermost ones."""
 
 MOST_STACKS = 200_000
-"""Different stacks that are kept: what allocates from further ones has no stack."""
+"""The largest number of distinct stacks; allocations from further stacks have none."""
 
 _MOST_NODES = 400_000
 _NO_SEQUENCE = (1 << 64) - 1
-"""The sequence number of nodes that no operator made: those that put a gradient into its parameter."""
+"""The sequence number of nodes that no operator made: those that accumulate a gradient into a parameter."""
 
 _OURS = str(Path(__file__).parents[1])
 _DISPATCH = frozenset(
@@ -39,7 +39,7 @@ _DISPATCH = frozenset(
         "utils/_python_dispatch.py",
     )
 )
-"""torch's own way from Python to a kernel: it stands between a line and what the line allocates."""
+"""Files of torch's dispatch from Python to kernels, whose frames are left out of stacks."""
 
 _ENGINE: CodeType | None = getattr(
     getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None
@@ -49,10 +49,10 @@ Key = tuple[Any, ...]
 
 
 class PythonStacks:
-    """Call stacks by row. A stack is written down as the addresses of its code objects, which are kept alive.
+    """Call stacks by row. A stack is stored as the addresses of its code objects, which are kept alive.
 
-    In a backward that autograd's engine runs, the frames inside the engine are followed by the stack of
-    the forward call that made the node, where that is known, and `(backward of NODE)` stands between.
+    In backward, the frames inside autograd's engine are followed by `(backward of NODE)` and then by the
+    stack of the forward call that made the node, if that is known.
 
     Attributes:
         left_out: how many stacks were not kept, because there were `MOST_STACKS`.
@@ -65,11 +65,12 @@ class PythonStacks:
         self.left_out = self.cut = 0
 
     def here(self, thread: str = "", node: str = "", forward: int = NO_ROW) -> int:
-        """The row of the stack of this moment, without our own frames; `NOT_KEPT` where it is not kept.
+        """Return the row of the current stack without tb_memplugin's own frames; `NOT_KEPT` if not kept.
 
         Args:
-            thread: the thread's name, "" for the main one.
-            node: what autograd computes now; `forward` is the row of the stack that made that.
+            thread: the thread's name, "" for the main thread.
+            node: the name of the autograd node that runs now, "" for none.
+            forward: the row of the stack that made that node.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _is_dispatch(frame.f_code.co_filename):
@@ -100,7 +101,7 @@ class PythonStacks:
         return row
 
     def texts(self) -> tuple[tuple[str, ...], ...]:
-        """All stacks in row order: `function file:line`, innermost first, and last the thread's name."""
+        """Return all stacks in row order: `function file:line`, innermost first, then the thread's name."""
         frames: dict[tuple[int, int], str] = {}
         found: list[tuple[str, ...]] = []
         for *called, thread, node, forward in self._rows:
@@ -124,7 +125,7 @@ def _is_dispatch(file: str) -> bool:
 
 
 def _text(code: CodeType, at: int) -> str:
-    """A frame by its code object and the offset of its instruction in bytes; "" for torch's dispatch."""
+    """Return a frame's text from its code object and instruction offset in bytes; "" for torch's dispatch."""
     if code.co_filename in _DISPATCH:
         return ""
     lines = (line for first, end, line in code.co_lines() if first <= at < end)
@@ -132,9 +133,9 @@ def _text(code: CodeType, at: int) -> str:
 
 
 class NodeStacks:
-    """Which stack made which autograd nodes of one thread, by their sequence numbers.
+    """The stacks that made the autograd nodes of one thread, by sequence number.
 
-    Sequence numbers count on each thread by itself: an operator's node gets the next one just before the
+    Each thread counts its own sequence numbers: an operator's node gets the next one just before the
     operator is dispatched.
     """
 
@@ -145,7 +146,7 @@ class NodeStacks:
         self.last = sequence
 
     def add(self, sequence: int, row: int, made_by: Any) -> None:
-        """An operator made the nodes from the last number on up to `sequence`, which is not one of them."""
+        """Record that an operator made the nodes from the last number to before `sequence`."""
         self.last = sequence
         self._until.append(sequence)
         self._rows.append(row)
@@ -155,7 +156,7 @@ class NodeStacks:
             del self._until[:half], self._rows[:half], self._made_by[:half]
 
     def made(self, sequence: int) -> tuple[int, Any]:
-        """The row of the stack that made a node, and by which operator; `NO_ROW` where not known."""
+        """Return the row of the stack that made a node, and the operator; (`NO_ROW`, None) if not known."""
         place = bisect_right(self._until, sequence)
         if 0 < place < len(self._rows):
             return self._rows[place], self._made_by[place]
@@ -163,10 +164,10 @@ class NodeStacks:
 
 
 def forward_of(node: Any, mine: NodeStacks, every: list[NodeStacks]) -> int:
-    """The row of the stack of the forward call that made an autograd node, `NO_ROW` where not known.
+    """Return the row of the stack of the forward call that made an autograd node, `NO_ROW` if not known.
 
-    A node does not tell its thread. Where several threads made nodes, one whose operator bears the node's
-    name is looked for, first on this thread.
+    A node does not know its thread. If several threads made nodes, the operator whose name matches the
+    node's is searched, first on this thread.
     """
     sequence = node._sequence_nr()
     if sequence == _NO_SEQUENCE:
@@ -183,7 +184,7 @@ def forward_of(node: Any, mine: NodeStacks, every: list[NodeStacks]) -> int:
 
 
 def _fits(name: str, made_by: Any) -> bool:
-    """Whether a node's name (`LogSoftmaxBackward0`) is that of an operator (`aten::_log_softmax`)."""
+    """Whether a node's name (`LogSoftmaxBackward0`) matches an operator's (`aten::_log_softmax`)."""
     schema = getattr(made_by, "_schema", None)
     operator = str(getattr(schema, "name", "")).rpartition("::")[2].replace("_", "").lower()
     return bool(operator) and name.lower().partition("backward")[0] == operator

@@ -1,4 +1,4 @@
-"""Threads that allocate while lines are traced: new ones from their first call on, others from a layer's."""
+"""Detect threads while lines are traced: new ones at their first call, others when they call a layer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 logger = logging.getLogger("tb_memplugin")
 
 Hook = Callable[[FrameType, Any, Any], object]
-"""What `threading.setprofile` takes."""
+"""A function for `threading.setprofile`."""
 
 
 class ThreadWatch:
-    """Calls something once on every thread but the one that makes this, until `stop`.
+    """Calls a function once on every thread except the one that creates this object, until `stop`.
 
-    A thread that `threading` starts is met at its first call, by `threading.setprofile`, before the code that
-    it runs; a profile function that others set there goes on as if ours were not there. A thread that runs
-    already is met when it calls a layer.
+    A thread that `threading` starts is detected at its first call, by `threading.setprofile`, before its own
+    code runs; a profile function that was already set still works. A thread that is already running is
+    detected when it calls a layer.
 
     Args:
-        met: called on a thread that was not met before.
+        met: the function, called on each newly detected thread.
     """
 
     def __init__(self, met: Callable[[], None]) -> None:
@@ -38,16 +38,16 @@ class ThreadWatch:
         self._handles: list[Any] = []
 
     def start(self) -> None:
-        """Begin to meet threads."""
+        """Begin to detect threads."""
         self._others = threading.getprofile()
         self._profile = self._first_call
         threading.setprofile(self._profile)
-        if threading.active_count() > 1:  # a hook on all layers costs, and is seen in stacks
+        if threading.active_count() > 1:  # only if needed: the hook costs time and appears in stacks
             hook = torch.nn.modules.module.register_module_forward_pre_hook
             self._handles.append(hook(self._layer_called))
 
     def stop(self) -> None:
-        """No thread is met from here on."""
+        """Stop detecting threads."""
         self._on = False
         if threading.getprofile() is self._profile:
             threading.setprofile(self._beneath())
@@ -56,7 +56,7 @@ class ThreadWatch:
         self._handles.clear()
 
     def _beneath(self) -> Hook | None:
-        """What others set, without watches that ended while this one stood on them."""
+        """Return the profile function to restore, skipping those of watches that have stopped."""
         others = self._others
         while isinstance(watch := getattr(others, "__self__", None), ThreadWatch) and not watch._on:
             others = watch._others

@@ -1,1 +1,1 @@
-"""A window of torch.profiler: what its handler sees meanwhile, and its event tree, become a `MemoryTrace`."""
+"""Make a `MemoryTrace` from a torch.profiler window: its event tree and the handler's own record."""

@@ -1,4 +1,4 @@
-"""Where each allocation was born: step's phase, operator, module. By time and by autograd, with numpy."""
+"""Attribute each allocation to a phase, an operator and a module, by time and by autograd node."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Columns for the allocs of a window (not the frees), in time order, and the tables they point into.
+    """Columns for the allocs of a window (not the frees), in time order, and the tables that they point into.
 
-    `row` is the place of each alloc among the memory events. `operator_end_ns` is 0 where no operator
-    encloses the birth. `recomputing`: born in a module call that ran during backward. `communicating`: born
-    while FSDP2 gathered or reduced. `unseen_calls` counts module calls on threads that the profiler does not
-    see.
+    `row` is the index of each alloc among the memory events. `operator_end_ns` is 0 where no operator
+    encloses the alloc. `recomputing` marks allocs in a module call that ran during backward, `communicating`
+    those made while FSDP2 gathered parameters or reduced gradients. `unseen_calls` counts module calls on
+    threads that the profiler does not see.
     """
 
     row: Int64
@@ -53,7 +53,7 @@ class Attribution:
 class _Forward:
     """Operators outside autograd nodes and optimizer steps, in time order, with their sequence numbers.
 
-    `creates` marks those that made autograd nodes: the counter stood higher afterwards.
+    `creates` marks those that made autograd nodes: the sequence number was higher afterwards.
     """
 
     row: Int64
@@ -63,7 +63,7 @@ class _Forward:
     creates: Bool
 
     def creator(self, sequence: Int64) -> Int64:
-        """The place (in these columns) of the operator that made each node, -1 if none did."""
+        """Return the index (in these columns) of the operator that made each node, -1 if none did."""
         makers = np.flatnonzero(self.creates)
         place = np.searchsorted(self.sequence[makers], sequence, side="right") - 1
         return np.where((sequence >= 0) & (place >= 0), np.append(makers, -1)[place], -1).astype(np.int64)
@@ -79,9 +79,10 @@ def attribute(
 ) -> Attribution:
     """Attribute every alloc of a window.
 
-    Forward: the innermost module call at that time on that thread. Backward: the module whose call
-    held the autograd node's sequence number, or, during recomputation, the call that runs. What no
-    module owns goes to `outside:<operator>`, nodes to the operator that made them.
+    In forward, the owner is the innermost module call that runs at that time on that thread. In backward, it
+    is the module whose call made the autograd node (by the sequence number), or the running call during
+    recomputation. An alloc without a module gets the owner `outside:<operator>`; for a node this is the
+    operator that made the node.
     """
     logged = logged if logged.hooked or not tree.ranges.get(Role.MODULE) else _from_frames(tree, window)
     owners, hooked, threads = logged.owners, logged.hooked, logged.threads
@@ -151,7 +152,7 @@ def attribute(
 class Logged:
     """The owners of bytes, and the module calls of each thread ident.
 
-    `hooked` is False where no model was given: then there are no calls, or those of Python frames.
+    `hooked` is False if no model was given: then the calls come from Python frames, or there are none.
     """
 
     owners: Owners
@@ -160,20 +161,20 @@ class Logged:
 
     @classmethod
     def of(cls, window: Window) -> Logged:
-        """The calls that the hooks logged during a window."""
+        """Return the calls that the hooks logged during a window."""
         logs = by_thread(window.crossings, window.thread)
         calls = {ident: calls_from(log, window.stop_ns) for ident, log in logs.items()}
         return cls(Owners(window.names.modules), window.has_models, calls)
 
     def outer_calls(self, thread: int) -> tuple[list[int], list[int]]:
-        """Starts and ends of a thread's outermost calls."""
+        """Return the starts and ends of a thread's outermost calls."""
         calls = self.threads[thread]
         outer = calls.depth == 0
         return calls.start_ns[outer].tolist(), calls.end_ns[outer].tolist()
 
 
 def _from_frames(tree: ProfilerTree, window: Window) -> Logged:
-    """The module calls of a profile with stacks but without a model, by their Python frames."""
+    """Return the module calls of a profile with stacks but no model, from their Python frames."""
     frames = tree.ranges[Role.MODULE]
     start = np.array([begin for _, begin, _ in frames], np.int64)
     end = np.array([finish for _, _, finish in frames], np.int64)
@@ -183,7 +184,7 @@ def _from_frames(tree: ProfilerTree, window: Window) -> Logged:
 
 
 def _modules_from_frames(names: Sequence[str], start: Int64, end: Int64) -> tuple[list[Module], list[int]]:
-    """Name modules by how their Python frames nest: `TransformerLM_0.Block_1.Linear_5`."""
+    """Name modules by the nesting of their Python frames: `TransformerLM_0.Block_1.Linear_5`."""
     modules: list[Module] = []
     row_of: dict[str, int] = {}
     rows = [0] * len(names)
@@ -203,7 +204,7 @@ def _modules_from_frames(names: Sequence[str], start: Int64, end: Int64) -> tupl
 
 
 def main_thread(tree: ProfilerTree) -> int:
-    """The profiler's number of the thread that runs the training loop: most operators outside nodes."""
+    """Return the profiler's number of the training loop's thread: that with most operators outside nodes."""
     threads = tree.thread_of(2)[np.array(tree.operator_node, np.int64) < 0]
     if not len(threads):
         return tree.threads[0][0]
@@ -212,7 +213,7 @@ def main_thread(tree: ProfilerTree) -> int:
 
 
 def _forward_operators(tree: ProfilerTree, calls: Calls, hooked: bool) -> _Forward:
-    """Operators that no autograd node encloses, nor are an optimizer's own; if hooks ran, outside modules."""
+    """Return operators outside autograd nodes and optimizer steps, and outside modules if hooks ran."""
     sequence = np.array(tree.operator_sequence, np.int64)
     row = np.flatnonzero(sequence > -2)
     start, end = np.array(tree.operator_start, np.int64), np.array(tree.operator_end, np.int64)
@@ -229,7 +230,10 @@ def _forward_operators(tree: ProfilerTree, calls: Calls, hooked: bool) -> _Forwa
 
 
 def _with(ranges: tuple[Int64, Int64], spans: Sequence[tuple[int, int]]) -> tuple[Int64, Int64]:
-    """The profiler's ranges, and what our hooks saw: a step in a hook of backward is no range of the tree."""
+    """Return the profiler's ranges and the spans that the hooks recorded.
+
+    An optimizer step inside a hook of backward is not a range in the profiler's tree.
+    """
     seen = np.array(spans, np.int64).reshape(-1, 2)
     return np.concatenate((ranges[0], seen[:, 0])), np.concatenate((ranges[1], seen[:, 1]))
 
@@ -255,7 +259,7 @@ def _running_calls(
     threads: dict[int, Calls],
     tree: ProfilerTree,
 ) -> tuple[Int64, Int64]:
-    """The module's row of the innermost call at each birth on its own thread, and when it was entered."""
+    """Return, for each alloc, the module's row of the innermost call on its thread, and that call's start."""
     module, entered = np.full(len(time), -1, np.int64), np.zeros(len(time), np.int64)
     for ident, calls in threads.items():
         if not len(calls):
@@ -269,9 +273,10 @@ def _running_calls(
 
 
 def _sharding(tree: ProfilerTree, time: Int64, window: Window) -> tuple[Bool, Int64]:
-    """Whether FSDP2 gathered or reduced at each time, and the row of the module that it names, -1 for none.
+    """Return whether FSDP2 gathered or reduced at each time, and the row of the module it names (-1: none).
 
-    It prefetches: what a module's node gathers is the next module's.
+    The name is needed because FSDP2 prefetches: during one module's node it gathers the next module's
+    parameters.
     """
     ranges = sorted(tree.ranges.get(Role.SHARDING, ()), key=itemgetter(1))
     start = np.array([begin for _, begin, _ in ranges], np.int64)
@@ -284,12 +289,12 @@ def _sharding(tree: ProfilerTree, time: Int64, window: Window) -> tuple[Bool, In
 
 
 def _module_of_sharding(name: str) -> str:
-    """The FQN in `FSDP::all_gather (layers.0)`; "" for the root."""
+    """Return the FQN in a text like `FSDP::all_gather (layers.0)`; "" for the root."""
     return clean_name(name.partition(" (")[2].partition(")")[0])
 
 
 def _node_names(forward: _Forward, maker: Int64, operator_id: Int64, node_id: Int64) -> Int64:
-    """The operator by which a node outside all modules goes: the one that made it, else its own name."""
+    """Return the operator for each node outside all modules: the one that made it, else its own name."""
     made_by = operator_id[np.append(forward.row, -1)[maker]]
     return np.append(np.where(maker >= 0, made_by, node_id), 0)
 
@@ -297,7 +302,7 @@ def _node_names(forward: _Forward, maker: Int64, operator_id: Int64, node_id: In
 def _call_spans(
     calls: Calls, phases: Spans, owners: Owners, node_module: Int64, node_start: Int64, node_end: Int64
 ) -> Spans:
-    """Forward calls, and autograd nodes under the module that owns them, sorted by start."""
+    """Return spans of forward calls and of autograd nodes (named by the owning module), sorted by start."""
     owned = np.flatnonzero(node_module >= 0)
     start = np.concatenate((calls.start_ns, node_start[owned]))
     order = np.argsort(start, kind="stable")

@@ -1,4 +1,4 @@
-"""Module calls from a log of crossings: who runs at a time, who owns an autograd node."""
+"""Module calls from a log of crossings: which call runs at a time, and which made an autograd node."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Crossing = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The module calls of one thread: `row`, `start_ns`, `end_ns`, `depth`, `parent`, one row a call.
+    """The module calls of one thread: the columns `row`, `start_ns`, `end_ns` and `depth`, one row per call.
 
-    Between two boundaries the innermost call is the same: `innermost[b]` is its row, -1 for none,
-    from boundary b (at `boundary_ns[b]`, when the next autograd node was to be numbered
-    `boundary_sequence[b]`) up to the next.
+    A boundary is the start or end of a call; between two boundaries the innermost call is the same.
+    `innermost[b]` is the index of that call from boundary b up to the next, -1 for none. Boundary b is at
+    `boundary_ns[b]`; the next autograd node made after it gets the number `boundary_sequence[b]`.
     """
 
     row: Int32
@@ -34,16 +34,16 @@ class Calls:
         return len(self.row)
 
     def at(self, time_ns: Int64) -> Int64:
-        """The innermost call running at each time, -1 for none."""
+        """Return the innermost call that runs at each time, -1 for none."""
         return self._look_up(np.searchsorted(self.boundary_ns, time_ns, side="right") - 1)
 
     def owning(self, sequence: Int64) -> Int64:
-        """The innermost call whose [enter, exit) holds each autograd sequence number, -1 for none."""
+        """Return the innermost call during which each autograd sequence number was given, -1 for none."""
         found = np.searchsorted(self.boundary_sequence, sequence, side="right") - 1
         return np.where(sequence >= 0, self._look_up(found), -1)
 
     def module_of(self, call: Int64) -> Int64:
-        """The module's row of each call, -1 where there is no call."""
+        """Return the module's row of each call, -1 for no call (-1)."""
         return np.where(call >= 0, np.append(self.row, -1)[call], -1).astype(np.int64)
 
     def _look_up(self, boundary: Int64) -> Int64:
@@ -51,7 +51,7 @@ class Calls:
 
 
 def calls_from(log: Iterable[Crossing], end_ns: int) -> Calls:
-    """Replay one thread's crossings; calls still open at `end_ns` end there."""
+    """Return the calls in one thread's crossings; calls that are still open end at `end_ns`."""
     row: list[int] = []
     start: list[int] = []
     end: list[int] = []
@@ -90,7 +90,7 @@ def calls_from(log: Iterable[Crossing], end_ns: int) -> Calls:
 
 
 def by_thread(log: Sequence[Crossing], first_thread: int) -> dict[int, list[Crossing]]:
-    """The crossings of each thread ident; `first_thread` is always there."""
+    """Return the crossings by thread ident; `first_thread` always has an entry."""
     threads: dict[int, list[Crossing]] = {first_thread: []}
     for crossing in log:
         threads.setdefault(crossing[3], []).append(crossing)
@@ -98,7 +98,7 @@ def by_thread(log: Sequence[Crossing], first_thread: int) -> dict[int, list[Cros
 
 
 def crossings_from_spans(row: Sequence[int], start_ns: Int64, end_ns: Int64) -> list[Crossing]:
-    """A log as the hooks would have written it, from spans that nest (sequence numbers unknown: 0)."""
+    """Return nested spans as a log like the hooks write it, with sequence number 0 (not known)."""
     marks = [
         (int(start), 1, -int(end), module) for module, start, end in zip(row, start_ns, end_ns, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Bytes by dtype of what is known by pointer, as properties: `dtype_bytes.CATEGORY.DEVICE.DTYPE`."""
+"""Bytes of parameters and optimizer state by dtype, as properties `dtype_bytes.CATEGORY.DEVICE.DTYPE`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TOLD = (Category.PARAMETER, Category.OPTIMIZER_STATE)
 
 
 def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
-    """How many bytes of parameters and of optimizer state are of which dtype, on each device.
+    """Return the bytes of parameters and of optimizer state by device and dtype, as properties.
 
     Args:
-        sightings: in time order; of a tensor that was seen several times, the last counts.
+        sightings: sightings in time order; if a tensor was seen several times, the last counts.
     """
     newest = {
         (seen.device, seen.category, seen.label or seen.address): seen
@@ -40,6 +40,6 @@ def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
 def dtypes_of(
     models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer], names: ModuleNames
 ) -> dict[str, str]:
-    """The same of what models and optimizers hold now."""
+    """Return the same properties for the current tensors of models and optimizers."""
     states = (optimizer_storages(optimizer, names) for optimizer in optimizers)
     return dtype_properties(sight(chain(model_storages(models, names), *states)))

@@ -1,8 +1,8 @@
-"""What models and optimizers hold before each optimizer step, seen within a few calls into C.
+"""Find the storages that models and optimizers hold at each optimizer step, in a few calls into C.
 
-Gradients lie at new addresses in every step, and parameters may have been replaced. Where a profile
-records stacks, each call of ours is an event of the user's own profile: asking tensor by tensor would
-put thousands of events into every step.
+Gradients have new addresses in every step, and parameters may have been replaced. If a profile records
+stacks, each Python call here is an event in the user's own profile: a call per tensor would add thousands of
+events to every step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _parameters, _buffers, _children = map(attrgetter, ("_parameters", "_buffers", "
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Tensors of one purpose, each with one storage, at one moment: column by column."""
+    """Tensors of one category at one moment, each with one storage, as columns."""
 
     time_ns: int
     category: Category
@@ -54,7 +54,7 @@ class Look:
 
     @classmethod
     def at(cls, tensors: list[torch.Tensor], owners: list[Owner], category: Category) -> Look:
-        """Look now.
+        """Read the tensors' storages now.
 
         Raises:
             RuntimeError, NotImplementedError: a tensor has no memory of its own (functorch, meta).
@@ -72,7 +72,7 @@ class Look:
         )
 
     def __iter__(self) -> Iterator[Sighting]:
-        """The storages that hold memory, each as often as it was seen."""
+        """Yield a sighting for each tensor whose storage has memory."""
         columns = (self.owners, self.devices, self.dtypes, self.addresses, self.sizes, self.shared)
         for (module, label), device, dtype, address, size, shared in zip(*columns, strict=True):
             if not address:
@@ -87,16 +87,16 @@ Seen = Look | list[Sighting]
 
 @dataclass(slots=True)
 class Group:
-    """Tensors of one purpose, looked at again and again: what is as it was is not told again."""
+    """Tensors of one category that are looked at repeatedly; unchanged ones are not reported again."""
 
     category: Category
     _refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     _addresses: list[int] | None = None
 
     def look(self, tensors: Sequence[torch.Tensor | None], owners: Sequence[Owner]) -> list[Seen]:
-        """What is to be told of the tensors now; None stands for one that is not there.
+        """Return sightings of the tensors if any changed since the last look. None is an absent tensor.
 
-        Comprehensions here hold no call, and the calls around them no Python: see the module.
+        To save events in the user's profile, the code makes no Python call per tensor (see the module).
         """
         pairs = [(one, owner) for one, owner in zip(tensors, owners, strict=True) if one is not None]
         plain = [
@@ -115,9 +115,10 @@ class Group:
         return found
 
     def _are_others(self, tensors: list[torch.Tensor], addresses: list[int]) -> bool:
-        """Whether any is another object, or at another place, than at the last look.
+        """Whether any tensor is another object, or has another address, than at the last look.
 
-        An object has one weak reference, which outlives it: another object at its address has another.
+        Weak references are compared, not ids: an object always has the same weak reference, and a later
+        object at the same address has another one.
         """
         refs = list(map(weakref.ref, tensors))
         same = self._addresses == addresses and list(map(id, self._refs)) == list(map(id, refs))
@@ -125,16 +126,16 @@ class Group:
         return not same
 
     def _one_by_one(self, pairs: Iterable[tuple[torch.Tensor, Owner]]) -> list[Sighting]:
-        """Tensors that may stand for several storages, or for none."""
+        """Return sightings of tensors that may have several storages, or none."""
         return sight((one, self.category, *owner) for one, owner in pairs)
 
 
 class HeldByModels:
-    """Parameters, buffers and gradients of models, also of modules that are put in or taken out meanwhile.
+    """Parameters, buffers and gradients of models, including modules that are added or removed meanwhile.
 
     Args:
-        models: name -> module; held weakly, as all else here.
-        names: their modules and who owns which tensor.
+        models: name -> module; held weakly, as are their modules and tensors.
+        names: the models' modules, and the owner of each tensor.
     """
 
     def __init__(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
@@ -145,7 +146,7 @@ class HeldByModels:
         self._groups = [Group(one) for one in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT)]
 
     def look(self) -> list[Seen]:
-        """What is new since the last look."""
+        """Return sightings of the groups that changed since the last look."""
         try:
             return self._new()
         except (AttributeError, TypeError):  # a scripted module keeps its parameters elsewhere
@@ -163,7 +164,7 @@ class HeldByModels:
         return list(chain.from_iterable(found))
 
     def _now(self) -> list[nn.Module]:
-        """The modules, found anew where any is another than before."""
+        """Return the modules of the models; search them again only if one was added, removed or replaced."""
         modules = list(map(_alive, self._modules))
         if modules and None not in modules:
             known = [module for module in modules if module is not None]
@@ -181,10 +182,10 @@ class HeldByModels:
 
 
 class HeldByOptimizer:
-    """The gradients that an optimizer is about to use, and its state.
+    """The gradients and the state of one optimizer.
 
     Args:
-        names: the models' modules, for who owns which parameter.
+        names: the models' modules, and the owner of each parameter.
     """
 
     def __init__(self, names: ModuleNames) -> None:
@@ -196,13 +197,13 @@ class HeldByOptimizer:
         self._wrappers: list[weakref.ref[torch.Tensor]] = []
 
     def look(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
-        """Which gradients are new since the last look."""
+        """Return sightings of the gradients if they changed since the last look."""
         return self._gradients.look(_gradients(self._know(optimizer)), self._gradient_owners)
 
     def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
-        """What of its state is new since the last look.
+        """Return sightings of the optimizer's state if it changed since the last look.
 
-        A tensor of a class of its own (DTensor) is looked into where it is another object than before.
+        Tensors of subclasses (DTensor) are looked into only if one of them is another object than before.
         """
         self._know(optimizer)
         try:
@@ -227,7 +228,7 @@ class HeldByOptimizer:
         return [] if same else [sight((one, Category.OPTIMIZER_STATE, *owner) for one, owner in pairs)]
 
     def _know(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        """Its parameters; their owners are known from here on."""
+        """Return the optimizer's parameters, and update their owners if they changed."""
         held = list(chain.from_iterable(map(itemgetter("params"), optimizer.param_groups)))
         identities = list(map(id, held))
         if identities != self._parameters:
@@ -237,7 +238,7 @@ class HeldByOptimizer:
         return held
 
     def _state_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[Any, Owner]]:
-        """The values of its state with their owners, tensors or not, but no parameter itself."""
+        """Return the values in the optimizer's state, tensors or not, with their owners."""
         owners = map(self._owner_of.get, map(id, optimizer.state))
         states = map(dict.items, optimizer.state.values())
         return [
@@ -262,7 +263,7 @@ def _of_gradients(owners: Iterable[Owner]) -> list[Owner]:
 
 
 def told_once(seen: Iterable[Seen]) -> Iterator[Sighting]:
-    """The sightings of one moment; a storage seen under two purposes keeps the first."""
+    """Yield the sightings of one moment, each storage once, under the first category it was seen with."""
     met: set[tuple[str, int]] = set()
     for sighting in chain.from_iterable(seen):
         place = (sighting.device, sighting.address)

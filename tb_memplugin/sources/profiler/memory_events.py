@@ -16,11 +16,11 @@ _get_reserved = getter(_profiler._ExtraFields_Allocation, "total_reserved")
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvents:
-    """Allocs and frees in time order, columns of one length.
+    """Allocs and frees in time order, columns of equal length.
 
-    `bytes` is signed: negative for frees. `total` and `reserved` are the reporting allocator's
-    counters after the event; `reserved` is -1 on devices that keep none. `operator`, `node` and `frame`
-    are rows and keys of the tree, -1 for none; `thread` is the profiler's number.
+    `bytes` is negative for frees. `total` and `reserved` are the reporting allocator's counters after the
+    event; `reserved` is -1 on devices without a reserve. `operator` and `node` are rows of the tree, `frame`
+    is a key of its frames, each -1 for none; `thread` is the profiler's thread number.
     """
 
     time_ns: Int64
@@ -37,10 +37,10 @@ class MemoryEvents:
 
 
 def beside_counters(memory: MemoryEvents) -> list[str]:
-    """By how much a device's allocator counted more or less than its events tell, as sentences.
+    """Return notes on how far each device's allocator counter differs from the sum of its events.
 
-    Each event has the counter after it, so what changed between two events is known, though not who did it.
-    The CPU's counter tells nothing: it counts for profilers alone.
+    Each event contains the counter after it, so changes between two events are known, but not their cause.
+    The CPU is left out: its counter counts only what profilers see.
     """
     notes = []
     for device, name in enumerate(memory.devices):
@@ -52,15 +52,15 @@ def beside_counters(memory: MemoryEvents) -> list[str]:
         high, low = int(above.max(initial=0)), -int(above.min(initial=0))
         if high or low:
             notes.append(
-                f"{name}: the profile lacks some of what was allocated and freed there (on threads that the "
-                f"profiler does not see, say): the allocator's own counter was up to {high:,} bytes above "
-                f"this curve, and up to {low:,} below."
+                f"{name}: the profile misses some of what was allocated and freed (for example, on "
+                "threads that the profiler does not see). The allocator's own counter was up to "
+                f"{high:,} bytes above this curve, and up to {low:,} below."
             )
     return notes
 
 
 def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
-    """The memory events that the walk found, sorted by time, with their devices told apart."""
+    """Return the memory events of the tree, sorted by time, with their devices."""
     columns = tree.memory_columns()
     order = np.argsort(columns[0], kind="stable")
     time, address, size, total, operator, node, frame = (column[order] for column in columns)

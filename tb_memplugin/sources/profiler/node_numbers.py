@@ -1,4 +1,4 @@
-"""Autograd's number of a node that torch's profiler gave none."""
+"""Find the sequence number of autograd nodes for which torch's profiler recorded none."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch._C._profiler import _ExtraFields_TorchOp, _ProfilerEvent
 
 
 def number_behind_hooks(own: str, inside: Iterable[_ProfilerEvent]) -> int:
-    """A node's sequence number, -1 for none: that of its own function.
+    """Return a node's sequence number, taken from the event of its own function; -1 for none.
 
-    torch reads it off the event that follows the node's start (csrc/profiler/collection.cpp,
-    `set_autograd_evaluate`). Where a tensor has a hook, that event is the hook's, and the node stays without.
+    torch takes the number from the first event inside the node (csrc/profiler/collection.cpp,
+    `set_autograd_evaluate`). If a tensor has a hook, that event is the hook's, and the node has no number.
 
     Args:
         own: the name of the node's own function.
-        inside: the events in it.
+        inside: the events inside the node.
     """
     numbers = (
         fields.sequence_number

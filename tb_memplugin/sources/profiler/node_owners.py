@@ -1,4 +1,4 @@
-"""Which module made each autograd node: by sequence numbers, which every thread counts for itself."""
+"""Find the module that made each autograd node, by sequence numbers, which each thread counts by itself."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tb_memplugin.sources.profiler.tree import NODE_PREFIX, ProfilerTree
 from tb_memplugin.trace.tables import Int64
 
 ForwardThreads = Callable[[], Mapping[int, int]]
-"""Asks for the start (epoch ns) of each autograd node -> the profiler's number of the thread that made it."""
+"""A function that returns, by the start (epoch ns) of an autograd node, the profiler's number of the thread
+that made the node."""
 
 
 def forward_threads(events: Iterable[Any]) -> dict[int, int]:
-    """The threads that made the autograd nodes.
+    """Return the profiler's number of the thread that made each autograd node, by the node's start.
 
     Args:
-        events: `prof.profiler.kineto_results.events()`; the tree's events do not tell.
+        events: `prof.profiler.kineto_results.events()`; the events of the tree do not have this thread.
     """
     return {
         event.start_ns(): event.fwd_thread_id()
@@ -31,18 +32,18 @@ def forward_threads(events: Iterable[Any]) -> dict[int, int]:
 def node_modules(
     tree: ProfilerTree, threads: Mapping[int, Calls], first: int, first_number: int, ask: ForwardThreads
 ) -> Int64:
-    """The module's row of each node of the tree: int64, -1 for none.
+    """Return the module's row of each node of the tree: int64, -1 for none.
 
-    Each thread numbers the nodes that it makes: a number belongs to a call of the thread that made the
-    node. Most often only one thread calls modules, and then nobody is asked. Others do where a forward
-    runs in threads (`nn.DataParallel`), and where a checkpoint is recomputed in one of autograd's.
+    Each thread numbers the nodes that it makes, so a number belongs to a call on the thread that made the
+    node. Usually only one thread calls modules, and `ask` is not needed. Several threads do if a forward
+    runs in threads (`nn.DataParallel`), or if a checkpoint is recomputed in an autograd thread.
 
     Args:
-        tree: what the walk found.
+        tree: the profiler's tree.
         threads: the module calls of each thread ident.
-        first: the ident of the thread that started the profiler, and
-        first_number: the profiler's number of it.
-        ask: see `forward_threads`.
+        first: the ident of the thread that started the profiler.
+        first_number: the profiler's number of that thread.
+        ask: returns the thread of each node: see `forward_threads`.
     """
     sequence = np.array(tree.node_sequence, np.int64)
     found = _owning(threads[first], sequence)
@@ -62,10 +63,10 @@ def node_modules(
 
 
 def thread_running(calls: Calls, tree: ProfilerTree, first_number: int) -> int | None:
-    """The profiler's number of an autograd thread, from the node during which it called its first module.
+    """Return the profiler's number of a thread, from the node during which it called its first module.
 
-    None for threads that the profiler does not see. It is never the number of the first thread: what
-    that one is doing meanwhile has nothing to do with another's calls.
+    Return None for threads that the profiler does not see. Nodes of the first thread are ignored: they are
+    unrelated to the calls on another thread.
     """
     start, end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
     number = tree.thread_of_nodes()
@@ -76,7 +77,7 @@ def thread_running(calls: Calls, tree: ProfilerTree, first_number: int) -> int |
 def unseen_threads(
     tree: ProfilerTree, threads: Mapping[int, Calls], first: int, first_number: int
 ) -> list[int]:
-    """The idents of threads that called modules, but whose memory the profiler does not report."""
+    """Return the idents of threads that called modules but whose memory the profiler does not report."""
     return [
         ident
         for ident, calls in threads.items()
@@ -89,6 +90,6 @@ def _owning(calls: Calls, sequence: Int64) -> Int64:
 
 
 def _in_another(tree: ProfilerTree, first_number: int) -> bool:
-    """Whether a node ran within another, on a thread that is not the first: what was made there ran there."""
+    """Whether a node ran inside another on a thread other than the first, which then also made it."""
     nested = np.array(tree.node_parent, np.int64) >= 0
     return bool(np.any(nested & (tree.thread_of_nodes() != first_number)))

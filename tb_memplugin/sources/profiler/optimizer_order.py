@@ -1,9 +1,9 @@
-"""Owners of an optimizer's temporaries: they come in the order of its parameters.
+"""Find the owners of an optimizer's temporaries, which are allocated in the order of its parameters.
 
 Single-tensor AdamW makes two per parameter and foreach AdamW one per parameter, in order. The rule
-is used only where the sizes prove it: an operator's allocations within one optimizer step must be
-the parameters' own sizes, in their order. Scalars (hyperparameters that became tensors) prove nothing
-and are left out on both sides.
+is applied only if the sizes confirm it: an operator's allocations within one optimizer step must have
+the sizes of the parameters, in their order. Scalars (hyperparameters that became tensors) are ignored
+on both sides.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SCALAR_BYTES = 8
 
 
 def temporaries_in_order(size: Int64, operator: Int32, parameters: Sequence[tuple[int, str, int]]) -> Int64:
-    """The module's row of each allocation of one optimizer step: int64, -1 where nothing is proven.
+    """Return the module's row of each allocation in one optimizer step: int64, -1 where it is not certain.
 
     Args:
-        size: bytes, shape (n,), in order of birth.
-        operator: the operator of each, shape (n,).
+        size: the bytes of each allocation, shape (n,), in time order.
+        operator: the operator of each allocation, shape (n,).
         parameters: (module row, label, bytes) of the optimizer's parameters, in its order.
     """
     module = np.full(len(size), -1, np.int64)

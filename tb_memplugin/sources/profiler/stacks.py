@@ -1,4 +1,4 @@
-"""The call stacks of a profile's allocations: Python's, and in backward those of the forward."""
+"""The Python call stacks of a profile's allocations, in backward also those of the forward call."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tb_memplugin.trace.tables import Bool, Int32, Int64
 class ProfiledStacks:
     """Columns for the allocs of a window, in time order: rows of `stacks`, -1 for none.
 
-    `stack` is the Python frames around the alloc; `forward`, for what an autograd node allocated, those
-    around the operator that made the node. Autograd's own threads (on GPUs) run no Python: what they
-    allocate goes by its forward's stack. `cut` counts stacks of which the outer frames are left out.
+    `stack` is the Python frames around the alloc. `forward` is, for an alloc in an autograd node, the frames
+    around the operator that made the node. Autograd's own threads (on GPUs) run no Python: there `stack` is
+    the forward stack. `cut` counts stacks whose outer frames are left out.
     """
 
     stack: Int32
@@ -27,10 +27,10 @@ class ProfiledStacks:
 
 
 def stacks_of(tree: ProfilerTree, memory: MemoryEvents, main: int) -> ProfiledStacks:
-    """The stacks of every alloc; none where the profile recorded no Python frames.
+    """Return the stacks of every alloc; there are none if the profile recorded no Python frames.
 
     Args:
-        tree: what the walk found.
+        tree: the profiler's tree.
         memory: its memory events, in time order.
         main: the profiler's number of the thread that runs the forward.
     """
@@ -43,10 +43,10 @@ def stacks_of(tree: ProfilerTree, memory: MemoryEvents, main: int) -> ProfiledSt
 
 
 def _frames_of_makers(tree: ProfilerTree, main: int) -> Int64:
-    """The frame around the operator that made each autograd node, -1 where that is not known.
+    """Return the frame around the operator that made each autograd node, -1 if not known.
 
-    Autograd counts nodes on each thread. A node within another one (checkpointing that is reentrant)
-    was made on its own thread, all others by the forward.
+    Autograd numbers nodes per thread. A node inside another one (reentrant checkpointing) was made on its
+    own thread, every other node on the main thread, in forward.
     """
     found = np.full(len(tree.node_names), -1, np.int64)
     thread, of_maker = tree.thread_of_nodes(), tree.thread_of(3)
@@ -58,10 +58,10 @@ def _frames_of_makers(tree: ProfilerTree, main: int) -> Int64:
 
 
 def _made_by(tree: ProfilerTree, makers: Bool, nodes: Bool) -> Int64:
-    """The same for some nodes, by operators of one thread.
+    """Return the frames for the masked nodes, which operators of one thread made.
 
-    An operator carries the number that the thread's next node will have: it made those from its own up
-    to where the counter stood when the next operator began.
+    An operator's number is that of the next node on the thread. So the operator made the nodes from its own
+    number up to, but not including, the number of the next operator.
     """
     start, sequence, frame = (column[makers] for column in tree.maker_columns())
     order = np.argsort(start, kind="stable")

@@ -1,4 +1,4 @@
-"""What was alive when the window began: by storage pointer, and where the allocator tells, by block."""
+"""The blocks alive when a window began: known by storage pointer, or from the allocator's list of blocks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from tb_memplugin.trace import start_state as as_start_state
 from tb_memplugin.trace.replay import match_frees
 
 WORKSPACE = "cuBLAS workspace, by its size"
-"""The label of a block of that size that nothing known holds and nobody gives back."""
+"""The label of a block of the workspace size that no known storage uses and that is not freed."""
 
 MOST_WORKSPACES = 4
-"""A thread has one for each stream that it multiplies on. More blocks of the size are something else."""
+"""A thread has one workspace per stream with matrix products. If more blocks have the size, none is taken
+for a workspace."""
 
 
 @dataclass(slots=True)
@@ -37,20 +38,20 @@ class _Row:
 def start_state(
     window: Window, memory: MemoryEvents, devices: Sequence[str], owners: Owners, labels: Names
 ) -> tuple[StartState, list[str]]:
-    """The start state of every device, and notes on what in it is not exact.
+    """Return the start state of every device, and notes on what in it is not exact.
 
-    On the CPU it is the storages of parameters, buffers, gradients and optimizer state: its counter
-    counts only while a profiler is on, so nothing else can be known; in memory that processes share,
-    also what is freed in the window. Elsewhere the counter is the
-    allocator's own, and the rows sum to it: blocks of the allocator where it lists them, else the
-    storages, the blocks that are freed in the window, and one row for the rest.
+    On the CPU, it consists of the storages of parameters, buffers, gradients and optimizer state: the CPU's
+    counter counts only while a profiler is on, so nothing else can be known. For shared memory, blocks that
+    are freed in the window are added. On other devices, the rows sum to the allocator's counter (a note
+    says where they exceed it): they are the allocator's blocks where it lists them, else the storages and
+    the blocks that are freed in the window; one row contains the rest.
 
     Args:
         window: the record of the window.
-        memory: its events.
-        devices: names of all devices of the trace.
+        memory: the events of the window.
+        devices: the names of all devices of the trace.
         owners: the table of owners.
-        labels: receives the names of tensors.
+        labels: the table to which the names of tensors are added.
     """
     rows: list[_Row] = []
     notes: list[str] = []
@@ -81,7 +82,7 @@ def _counted(
     labels: Names,
     notes: list[str],
 ) -> list[_Row]:
-    """The start state of a device whose counter is the allocator's own: it sums to the counter."""
+    """Return the start state of a device whose allocator has a counter, so that it sums to the counter."""
     here = np.flatnonzero(memory.device == device) if name in memory.devices else np.empty(0, np.intp)
     blocks = [(address, size) for where, address, size in window.blocks if where == name]
     base = (
@@ -114,7 +115,7 @@ def _counted(
 
 
 def _name_workspaces(rows: Sequence[_Row], labels: Names) -> None:
-    """Of blocks that nothing known holds, in place."""
+    """Mark blocks of the workspace size as workspaces, in place, unless there are too many of them."""
     found = [row for row in rows if row.bytes in WORKSPACE_BYTES]
     if len(found) <= MOST_WORKSPACES:
         for row in found:
@@ -122,7 +123,7 @@ def _name_workspaces(rows: Sequence[_Row], labels: Names) -> None:
 
 
 def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners: Owners) -> list[_Row]:
-    """Blocks of shared memory that are freed in the window: their sizes are reported exactly."""
+    """Return blocks of shared memory that are freed in the window, whose sizes are reported exactly."""
     if SHARED not in memory.devices:
         return []
     here = np.flatnonzero(memory.device == device)
@@ -131,7 +132,7 @@ def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners:
 
 
 def _freed_later(memory: MemoryEvents, here: np.ndarray, known: set[int]) -> list[tuple[int, int]]:
-    """Blocks that are freed in the window although nothing allocated them: alive at its start, proven."""
+    """Return blocks that are freed but not allocated in the window: they were alive at its start."""
     address, size = memory.address[here], memory.bytes[here]
     unmatched = match_frees(address, memory.device[here], size > 0)[2]
     freed = zip(address[unmatched].tolist(), (-size[unmatched]).tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""From a finished torch.profiler window to a `MemoryTrace`."""
+"""Make a `MemoryTrace` from a finished torch.profiler window."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tb_memplugin.trace.tables import Bool, Int32
 
 
 def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int = 0) -> MemoryTrace:
-    """Everything that a profile and the record of its window say about memory.
+    """Return the trace of everything that a profile and the record of its window contain about memory.
 
-    Reads the profile's event tree and leaves the profile as it is: other handlers can export it.
+    This reads the profile's event tree and does not change the profile: other handlers can export it.
 
     Args:
-        prof: a profile whose window has just ended (as `on_trace_ready` gets it).
+        prof: a profile whose window has just ended (as `on_trace_ready` receives it).
         window: the record of the same window.
-        number: the step's number where the profile has no steps.
+        number: the step's number if the profile has no steps.
 
     Raises:
-        NotRecordedError: the profile holds no memory events.
+        NotRecordedError: the profile was not stopped, or contains no memory events.
     """
     results = getattr(prof.profiler, "kineto_results", None)
     if results is None:
@@ -54,9 +54,9 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     )
     if not tree.memory:
         raise NotRecordedError(
-            "The profile holds no memory events, so nothing was written.",
+            "The profile contains no memory events, so nothing was written.",
             where="torch.profiler.profile(...)",
-            fix="Let the loop go on into the active steps of the schedule, and allocate something there."
+            fix="Let the loop reach the active steps of the schedule, and allocate memory there."
             if getattr(prof, "profile_memory", False)
             else "Pass profile_memory=True.",
         )
@@ -103,9 +103,10 @@ def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[str]) ->
 
 
 def _numbered_once(steps: Sequence[Step], notes: list[str]) -> tuple[Step, ...]:
-    """Steps in order of time, each with a number of its own: of several with one number the last keeps it.
+    """Return steps in time order with unique numbers: of several with the same number, the last keeps it.
 
-    Lightning's PyTorchProfiler counts validation and training apart, and profiles both in one window.
+    Lightning's PyTorchProfiler counts validation and training steps separately, but profiles both in one
+    window.
     """
     free = itertools.count(max(step.number for step in steps) + 1)
     taken: set[int] = set()
@@ -120,13 +121,13 @@ def _numbered_once(steps: Sequence[Step], notes: list[str]) -> tuple[Step, ...]:
 
 
 def _all_devices(memory: MemoryEvents, window: Window) -> tuple[str, ...]:
-    """Devices with events first (rows of `memory.device` point to them), then those with storages alone."""
+    """Return the devices with events (in the order of `memory.devices`), then those with only storages."""
     quiet = sorted({seen.device for seen in window.start} - set(memory.devices))
     return (*memory.devices, *quiet)
 
 
 def _bare_events(memory: MemoryEvents, found: Attribution, called: ProfiledStacks) -> Events:
-    """The profiler's own events, allocs with their attribution and stacks, no categories yet."""
+    """Return the profiler's events with attribution and stacks for allocs, but without categories."""
     none = np.full(len(memory.bytes), -1, np.int32)
     phase = np.zeros(len(none), np.uint8)
     operator, module, stack, forward = (none.copy() for _ in range(4))
@@ -148,7 +149,7 @@ def _bare_events(memory: MemoryEvents, found: Attribution, called: ProfiledStack
 
 
 def _with_deaths(bare: Events, window: Window, devices: tuple[str, ...]) -> Events:
-    """Add the deaths of start-state storages, each before the profiler's own word of it."""
+    """Add the frees of start-state storages, each before the profiler's own event for it."""
     died = window.died + _emptied(bare, window)
     if not died:
         return bare
@@ -169,9 +170,10 @@ def _with_deaths(bare: Events, window: Window, devices: tuple[str, ...]) -> Even
 
 
 def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:
-    """(time, row) of start-state storages that were emptied: known when they are filled, else at the end.
+    """Return (time, row) of start-state storages that were resized to 0 and perhaps filled elsewhere.
 
-    Where something else took their place, its birth has ended them.
+    The time is that of the new allocation if there is one, else that of the last event. Storages whose
+    address was allocated again are left out: that alloc already ends them.
     """
     if not window.moved:
         return []
@@ -190,7 +192,7 @@ def _categorised(
     devices: tuple[str, ...],
     labels: Names,
 ) -> Events:
-    """Fill in category and label, by identity first, then by lifetime; and the optimizer's owners."""
+    """Fill in categories and labels, by identity first, then by lifetime, and owners of optimizer memory."""
     fresh = slice(len(start), None)
     forever = np.iinfo(np.int64).max
     rows = blocks.born[fresh]
@@ -226,7 +228,7 @@ def _categorised(
 
 
 def _own_temporaries(module: Int32, born: Born, found: Attribution, window: Window, loose: Bool) -> None:
-    """Owners of an optimizer's temporaries, in place."""
+    """Set the modules that own an optimizer's temporaries, in place."""
     inside = found.phases.phase == Phase.OPTIMIZER
     for begin, end in zip(found.phases.start_ns[inside], found.phases.end_ns[inside], strict=True):
         mine = np.flatnonzero((born.time_ns >= begin) & (born.time_ns < end) & loose)
@@ -243,14 +245,14 @@ def _notes(
     if len(reported):
         size = int(full.bytes[reported].sum())
         notes.append(
-            f"{len(reported):,} blocks that were alive before the window were freed in it, with {size:,} "
-            "bytes by the profiler's count; they belong to no parameter, buffer, gradient or optimizer "
+            f"{len(reported):,} blocks that were alive before the window were freed in it ({size:,} "
+            "bytes by the profiler's count). They are not parameters, buffers, gradients or optimizer "
             "state, and are not in the curve."
         )
     if blocks.unseen_frees:
         notes.append(
-            f"{blocks.unseen_frees:,} blocks were freed on a thread that the profiler does not see; "
-            "they count as freed when their address was used again."
+            f"{blocks.unseen_frees:,} blocks were freed on a thread that the profiler does not see. "
+            "They count as freed when their address was used again."
         )
     if unseen_calls:
         notes.append(
@@ -261,7 +263,8 @@ def _notes(
         notes.append(note_on_cut(called.cut))
     if Role.STEP not in tree.ranges:
         notes.append(
-            "The profile has no steps (no schedule, or no prof.step()): the whole window is shown as one."
+            "The profile has no steps (no schedule, or no prof.step()), so the whole window is shown "
+            "as one step."
         )
     return notes
 

@@ -1,9 +1,9 @@
-"""The walk over torch.profiler's event tree: the only loop that runs once per event.
+"""Walk over torch.profiler's event tree: the only loop that runs once per event.
 
-Making a Python object for each event is more than half of what `tensorboard_trace_handler` takes, and
-reading a field costs a tenth of a microsecond when the event is at hand and three when it is not. So
-the loop asks as little as it can, asks it while it holds the event, and keeps none. An event that took
-time is an operator or a range; one that took none is an allocation, until its fields say otherwise.
+Creating a Python object for each event takes more than half of the time of `tensorboard_trace_handler`.
+Reading a field takes 0.1 microseconds while the event's object exists, and 3 otherwise. So the loop reads as
+few fields as possible, while it holds the event, and keeps no event. An event with a duration is an operator
+or a range; one without is taken for an allocation unless its fields show otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Event = Any
 
 
 def getter(owner: Any, name: str) -> Callable[[Any], Any]:
-    """The plain function behind a property: calling it saves the look-up at every event."""
+    """Return the getter function of a property, to save the attribute look-up at every event."""
     function: Callable[[Any], Any] = getattr(owner, name).fget
     return function
 
@@ -48,48 +48,48 @@ NODE_PREFIX = "autograd::engine::evaluate_function: "
 STEP_PREFIX = "ProfilerStep#"
 SHARDING_PREFIXES = ("FSDP::all_gather", "FSDP::post_backward_reduce")
 _STEP = re.compile(r"ProfilerStep#[0-9]{1,18}\Z")
-"""People open ranges, too: `ProfilerStep#warmup` is one of theirs."""
+"""Matches the names of steps only: `ProfilerStep#warmup` would be a range that the user opened."""
 OPTIMIZER_PREFIX = "Optimizer.step#"
 MODULE_PREFIX = "nn.Module: "
 _PLAIN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
 
 
 class Role(IntEnum):
-    """What an event that took time means to us."""
+    """The role of an event that has a duration."""
 
     PLAIN = 0
-    """An operator that never calls a module: its insides need no second look."""
+    """An operator that never calls a module, so that only allocations are searched inside it."""
     OPERATOR = 1
     NODE = 2
     """An autograd node being evaluated."""
     STEP = 3
     OPTIMIZER = 4
     MODULE = 5
-    """A module's Python frame (only with `with_stack`)."""
+    """The Python frame of a module call (only with `with_stack`)."""
     RANGE = 6
-    """A range that the user opened, or an event of another kind: what is inside it counts as not enclosed."""
+    """A range that the user opened, or another kind of event. Events inside count as if it were not there."""
     CALL = 7
-    """A Python function (only with `with_stack`). What is inside it counts as not enclosed."""
+    """A Python function (only with `with_stack`). Events inside count as if it were not there."""
     SHARDING = 8
     """FSDP2 gathers parameters or reduces gradients."""
 
 
 @dataclass(slots=True)
 class ProfilerTree:
-    """What the walk found, in no particular order; times in epoch nanoseconds.
+    """The result of the walk, in no particular order; times in epoch nanoseconds.
 
-    Operators are the outermost ones, and only those that allocate, free, or may have made autograd nodes.
-    `memory` holds four numbers per allocator event: time, address, signed bytes, and the allocator's
-    total after it. `around` holds four numbers per run of such events: how many of them in all had
-    been found when the run ended, rows in `operator_*` and `node_*` (-1 for none): the outermost
-    operator and the innermost autograd node around them, and the innermost Python frame, a key of
-    `frames` (-1 for none). `fields` holds the events' fields where
-    devices other than the CPU may occur. `operator_sequence` is the autograd sequence number of
-    operators that neither an autograd node, an optimizer step nor an outermost module call encloses;
-    -2 marks the others. `makers` holds, where stacks were recorded, three numbers per operator that
-    might have made an autograd node: its start, its sequence number and the frame around it. `threads`
-    gives, for each run of events of one of the profiler's threads, how many rows of memory, operators
-    and makers had been found when it ended.
+    `operator_*` are the outermost operators that allocate, free, or may have made autograd nodes.
+    `operator_sequence` is the autograd sequence number of operators outside all autograd nodes, optimizer
+    steps and outermost module calls; -2 marks the others. `node_*` are autograd nodes.
+    `memory` contains four numbers per allocator event: time, address, signed bytes, and the allocator's
+    total after it. `around` contains four numbers per run of consecutive events in the same place: the
+    length of `memory` when the run ended, the row of the outermost operator, the row of the innermost
+    autograd node, and the innermost Python frame (a key of `frames`), each -1 for none. `fields` contains
+    the events' fields if devices other than the CPU may occur.
+    `makers` contains, if stacks were recorded, three numbers per operator that may have made an autograd
+    node: its start, its sequence number and the frame around it. `threads` contains, for each run of events
+    on one of the profiler's threads, the thread and how many rows of memory, operators and makers had been
+    found when the run ended.
     """
 
     memory: list[int] = field(default_factory=list)
@@ -112,33 +112,33 @@ class ProfilerTree:
     threads: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     def memory_columns(self) -> tuple[Int64, ...]:
-        """Time, address, signed bytes, total, operator, node, frame of allocator events, in order found."""
+        """Return allocator events as columns: time, address, signed bytes, total, operator, node, frame."""
         told = np.fromiter(self.memory, np.int64, len(self.memory)).reshape(-1, 4).T
         until, *around = np.fromiter(self.around, np.int64, len(self.around)).reshape(-1, 4).T
         count = np.diff(until // 4, prepend=0)
         return (*told, *(np.repeat(column, count) for column in around))
 
     def maker_columns(self) -> tuple[Int64, Int64, Int64]:
-        """Start, autograd sequence number and frame of each of `makers`, in order found."""
+        """Return start, autograd sequence number and frame of `makers` as columns."""
         start, sequence, frame = np.fromiter(self.makers, np.int64, len(self.makers)).reshape(-1, 3).T
         return start, sequence, frame
 
     def end_run(self, thread: int) -> None:
-        """What was found since the last run ended is a thread's."""
+        """Assign everything found since the end of the last run to a thread."""
         self.threads.append((thread, len(self.memory) // 4, len(self.operator_names), len(self.makers) // 3))
 
     def thread_of_nodes(self) -> Int64:
-        """The profiler's thread of each node."""
+        """Return the profiler's thread of each node."""
         return np.array(self.node_thread, np.uint64).view(np.int64)  # 2**64 - 1: none
 
     def thread_of(self, kind: int) -> Int64:
-        """The profiler's thread of each row of memory (kind 1), operators (2) or makers (3)."""
+        """Return the profiler's thread of each row of memory (kind 1), operators (2) or makers (3)."""
         numbers = np.array([row[0] for row in self.threads], np.uint64).view(np.int64)  # see thread_of_nodes
         ends = np.array([row[kind] for row in self.threads], np.int64)
         return np.repeat(numbers, np.diff(ends, prepend=0))
 
     def range_spans(self, role: Role) -> tuple[Int64, Int64]:
-        """Starts and ends of the ranges of a role, sorted by start."""
+        """Return the starts and ends of the ranges with a role, sorted by start."""
         found = sorted((start, end) for _, start, end in self.ranges.get(role, ()))
         return np.array([start for start, _ in found], np.int64), np.array(
             [end for _, end in found], np.int64
@@ -153,17 +153,17 @@ def walk(
     keep_fields: bool = False,
     with_stack: bool = False,
 ) -> ProfilerTree:
-    """Visit every event once.
+    """Visit every event once and return what was found.
 
     Args:
         roots: `prof.profiler.kineto_results.experimental_event_tree()`.
-        module_entries: epoch nanoseconds at which modules were entered, ascending. An operator during
-            which a module was entered (activation checkpointing, say) is looked into, so that
-            allocations are named by the operators inside it.
+        module_entries: epoch nanoseconds at which modules were entered, ascending. If a module was entered
+            during an operator (as in activation checkpointing), its allocations are attributed to the
+            operators inside it.
         outer_calls: starts and ends of the outermost module calls, ascending.
         keep_fields: keep the fields of allocations, to read devices and reserves.
-        with_stack: the profile recorded Python frames: note those around allocations, and around what
-            may have made autograd nodes.
+        with_stack: whether the profile recorded Python frames; if so, keep the frames around allocations
+            and around operators that may have made autograd nodes.
     """
     tree = ProfilerTree()
     by_thread: dict[int, list[Event]] = {}
@@ -188,10 +188,10 @@ def _walk_thread(
     keep_fields: bool,
     with_stack: bool,
 ) -> None:
-    """One thread's events, and those below. Two loops: inside operators only allocations are looked for.
+    """Walk one thread's events and those below them. An inner loop searches operators for allocations only.
 
-    What a device's autograd thread does hangs below what the thread that made its nodes was in, a profiled
-    step, say: a node is asked for its own (torch: csrc/profiler/collection.cpp, `build_tree`).
+    The nodes that a device's autograd thread runs are below an event of the thread that called backward, so
+    each node's own thread is read from the node (torch: csrc/profiler/collection.cpp, `build_tree`).
     """
     roles: dict[str, Role] = {}
     memory, around, keep = tree.memory, tree.around, tree.fields.append
@@ -285,7 +285,7 @@ def _walk_thread(
                     pending.append((inner, operator, node, where, called(name, frame), thread))
             else:
                 below_it = where
-                # A step or an optimizer's has a range of its name on the GPU's time line, too (Kineto's own).
+                # Kineto adds a range with the same name for a step or an optimizer on the GPU's timeline.
                 if role is not _RANGE and type(_get_fields(event)) is not _Kineto:
                     start = _get_start(event)
                     tree.ranges.setdefault(role, []).append((name, start, start + duration))
@@ -304,12 +304,12 @@ def _look_inside(
     roles: dict[str, Role],
     keep_fields: bool,
 ) -> None:
-    """The allocations below an operator, with the Python frames that it called (`__torch_dispatch__`).
+    """Collect the allocations below an operator, with the Python frames it called (`__torch_dispatch__`).
 
     Args:
-        owner: rows of the operator and of the node around it.
+        owner: the rows of the operator and of the node around it.
         frame: the key of the frame around the operator.
-        roles: of the names that were met, added to.
+        roles: the roles of known names, to which new ones are added.
     """
     memory = tree.memory
     below = [(children, frame)]
@@ -336,10 +336,10 @@ def _look_inside(
 
 
 def _name_of(event: Event) -> str:
-    """An event's name; where it is no text, what can be read of it.
+    """Return an event's name, with invalid bytes replaced.
 
-    torch 2.13 keeps no copy of a Python function's name. If the function is gone when names are made (it
-    came from `exec`, or a module was imported meanwhile), other bytes may stand in its place.
+    torch 2.13 keeps no copy of a Python function's name. If the function no longer exists when names are
+    read (it came from `exec`, or a module was imported meanwhile), the name may consist of other bytes.
     """
     try:
         name: str = _get_name(event)
@@ -349,20 +349,20 @@ def _name_of(event: Event) -> str:
 
 
 def _note_maker(event: Event, name: str, node: int, frame: int, tree: ProfilerTree) -> None:
-    """Note an operator with a sequence number, but not a node's own function, which has the node's."""
+    """Add an operator with a sequence number to `makers`, unless it is the own function of a node."""
     sequence = _get_fields(event).sequence_number
     if sequence >= 0 and (node < 0 or tree.node_names[node] != NODE_PREFIX + name):
         tree.makers.extend((_get_start(event), sequence, frame))
 
 
 def _inside(time_ns: int, calls: tuple[Sequence[int], Sequence[int]]) -> bool:
-    """Whether a time falls into one of several disjoint spans."""
+    """Whether a time lies in one of several disjoint spans."""
     place = bisect_right(calls[0], time_ns) - 1
     return place >= 0 and time_ns < calls[1][place]
 
 
 def _calls_closure(start: int, duration: int, inside: list[Event], entries: Sequence[int]) -> bool:
-    """Whether an optimizer's step runs a model: a module was entered in it; if none ever was, a node ran."""
+    """Whether an optimizer step runs a model: a module is entered in it, or, without entries, a node runs."""
     if entries:
         return _entered(start, start + duration, entries)
     return any(_name_of(event).startswith(NODE_PREFIX) for event in inside)
@@ -383,7 +383,7 @@ def _role(name: str, event: Event) -> Role:
         return Role.OPTIMIZER
     if name.startswith(_PLAIN_PREFIXES):
         return Role.PLAIN
-    if name == "PythonDispatchMode":  # FlopCounterMode, say: ranges of steps and optimizers begin inside one
+    if name == "PythonDispatchMode":  # such as FlopCounterMode; ranges of steps and optimizers may be inside
         return Role.RANGE
     if name.startswith(SHARDING_PREFIXES):
         return Role.SHARDING

@@ -1,8 +1,8 @@
-"""What must be seen while the profiler records, because the profile itself does not keep it.
+"""Record what a profile itself does not contain, while the profiler runs.
 
-At a window's start: what is alive, by storage. During it: when modules are entered and left, which
-storages are gradients and optimizer state, when storages of the start state die. Between windows
-nothing of this exists: no hook, no weak reference.
+At a window's start: which storages are alive. During the window: when modules are entered and left, which
+storages are gradients and optimizer state, and when storages of the start state are freed. Between windows
+there are no hooks and no weak references to storages.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ class Window:
     """The record of one window. Times are epoch nanoseconds.
 
     Attributes:
-        start_ns, stop_ns: when it began and ended.
+        start_ns, stop_ns: when the window began and ended.
         thread: `threading.get_ident()` of the thread that started the profiler.
         names: the models' modules.
         start: the storages alive at the start.
         died: (time, row in `start`) of storages of the start state that were freed.
-        moved: (row in `start`, address at the end) of those that were emptied, and perhaps filled elsewhere.
+        moved: (row in `start`, address at the end) of storages of the start state that were resized to 0,
+            and perhaps filled at another address.
         crossings: see `ModuleRecorder.log`.
-        sightings: gradients and optimizer state seen during the window and at its end.
+        sightings: storages with a known purpose, seen at optimizer steps and at the window's end.
         parameter_bytes: per optimizer, (module row, label, bytes) of parameters in its order.
-        optimizer_steps: (start, end) of every step of an optimizer that returned.
-        blocks: what the device allocators themselves say is alive at the start:
-            (device name, address, bytes) per block. Empty on the CPU, whose allocator cannot tell.
+        optimizer_steps: (start, end) of every optimizer step that returned.
+        blocks: the blocks that the device allocators list as alive at the start, as
+            (device name, address, bytes). Empty for allocators that cannot list them, such as the CPU's.
         problems: what could not be recorded, as sentences.
     """
 
@@ -75,12 +76,12 @@ class Window:
 
 
 class WindowRecorder:
-    """Records windows for one handler. Holds models and optimizers weakly: they may die.
+    """Records windows for one handler. Holds models and optimizers weakly.
 
     Args:
         models: name -> module; a single unnamed model has the name "".
-        optimizers: the optimizers whose state should be told apart. Others that step during a window
-            and own parameters of the models are found by themselves.
+        optimizers: the optimizers whose state should be identified. Others that step during a window
+            and own parameters of the models are found without being passed.
     """
 
     def __init__(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -98,7 +99,7 @@ class WindowRecorder:
         self._round: set[int] = set()
 
     def start(self) -> None:
-        """Begin a window: take the start state, put hooks on. Never raises."""
+        """Begin a window: record the start state and add hooks. Never raises."""
         self._release()
         models = self._alive_models()
         self._window = window = Window(time_ns(), threading.get_ident(), ModuleNames())
@@ -110,12 +111,12 @@ class WindowRecorder:
             self._modules.start(models, window.names)
             window.crossings = self._modules.log
             self._handles = [StepHooks(self._before_step, self._after_step)]
-            window.blocks = allocator_blocks()  # the last: not every allocator can tell (cudaMallocAsync)
+            window.blocks = allocator_blocks()  # last: cudaMallocAsync cannot list them
         except Exception as error:  # the training goes on, whatever happens to us
             self._failed("start", error)
 
     def stop(self) -> None:
-        """End the window: take every hook off, note what is alive. Never raises."""
+        """End the window: remove all hooks and record what is alive. Never raises."""
         window = self._window
         try:
             self._modules.stop()
@@ -130,7 +131,7 @@ class WindowRecorder:
         self._forget()
 
     def take(self) -> Window | None:
-        """The finished window, once; None if none was recorded since the last call."""
+        """Return the finished window and forget it; None if none was finished since the last call."""
         window, self._window = self._window, None
         return window if window is not None and window.stop_ns else None
 
@@ -229,7 +230,7 @@ class WindowRecorder:
         return held
 
     def _meet(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
-        """An optimizer that was not given, or replaced the one that was: take it in."""
+        """Take in an optimizer that steps but was not given, for example one that replaces the given one."""
         if any(reference() is optimizer for reference in self._optimizers):
             return
         parameters = _parameter_bytes(optimizer, window.names)
@@ -266,7 +267,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Itera
 
 
 def _parameter_bytes(optimizer: torch.optim.Optimizer, names: ModuleNames) -> list[tuple[int, str, int]]:
-    parameters = optimizer_parameters(optimizer, names)  # of a DTensor only a part is here
+    parameters = optimizer_parameters(optimizer, names)  # of a DTensor, only the local part is here
     return [(row, label, getattr(one, "_local_tensor", one).nbytes) for one, row, label in parameters]
 
 
@@ -278,9 +279,9 @@ def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]
 
 
 def allocator_blocks() -> list[tuple[str, int, int]]:
-    """Every allocated block that CUDA's caching allocator knows: (device name, address, rounded bytes).
+    """Return the allocated blocks of CUDA's caching allocator: (device name, address, rounded bytes).
 
-    The profiler counts the same rounded sizes, so these sum to its counter at that moment.
+    The profiler counts the same rounded sizes, so they sum to its counter at that moment.
     """
     if not torch.cuda.is_initialized():
         return []
@@ -302,10 +303,10 @@ _original: tuple[Callable[[], None], Callable[[], None]] | None = None
 
 
 def watch(recorder: WindowRecorder) -> None:
-    """Call `recorder.start` and `.stop` around every profiler window, for as long as the recorder lives.
+    """Call `recorder.start` and `.stop` around every profiler window, as long as the recorder exists.
 
-    torch calls `_run_on_profiler_start` just before each window and `_run_on_profiler_stop` just after
-    (torch/autograd/profiler.py): the one place where "no profiler" costs nothing.
+    torch calls `_run_on_profiler_start` just before each window and `_run_on_profiler_stop` just after it
+    (torch/autograd/profiler.py). Patching these costs nothing while no profiler runs.
     """
     global _original
     if not hasattr(autograd_profiler, "_run_on_profiler_start"):

@@ -1,1 +1,1 @@
-"""Memory snapshots, of any era: the pickle is read without running anything in it."""
+"""Read memory snapshots of all versions of PyTorch. The pickle is read without running code in it."""

@@ -1,4 +1,4 @@
-"""Profiled steps, where torch.profiler's `ProfilerStep#N` stands among a snapshot's annotations."""
+"""Find profiled steps in a snapshot's annotations: torch.profiler's `ProfilerStep#N`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,18})\Z")
 
 
 def steps_of(found: Annotations, names: Sequence[str], span: tuple[int, int]) -> tuple[Step, ...]:
-    """The steps of a window, in time order; step 0 over the whole of it where none is annotated.
+    """Return the steps of a window in time order; if none is annotated, step 0 for the whole window.
 
     Args:
         found: the annotations, in time order.
-        names: what they are called.
-        span: the window's beginning and end, epoch nanoseconds.
+        names: the names of the annotations.
+        span: the window's start and end, epoch nanoseconds.
     """
     numbers = {row: int(match[1]) for row, name in enumerate(names) if (match := PROFILER_STEP.match(name))}
     begun: dict[int, int] = {}

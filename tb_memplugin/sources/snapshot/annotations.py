@@ -1,4 +1,4 @@
-"""The named ranges beside a snapshot's entries."""
+"""Read the named ranges (annotations) in a snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAGES = {"START": 0, "END": 1}
 
 @dataclass(frozen=True, slots=True)
 class FoundAnnotations:
-    """The table, the names that it points into, and how many annotations could not be placed."""
+    """The table of annotations, their names, and how many annotations were left out as invalid."""
 
     table: Annotations
     names: tuple[str, ...]
@@ -26,15 +26,15 @@ class FoundAnnotations:
 
 
 def read_annotations(written: Any, device_rows: dict[int, int], events: Events) -> FoundAnnotations:
-    """The annotations of all devices, each at the event that it follows.
+    """Return the annotations of all devices, each with the event that it follows.
 
     Args:
         written: `external_annotations` as PyTorch writes them: name, stage, device, time_us.
-        device_rows: the row of each device's number.
+        device_rows: the row of each device number.
         events: the merged events of the trace.
 
     Raises:
-        TypeError, KeyError: they are no list of dicts, or a field is absent or of a wrong type.
+        TypeError, KeyError: `written` is not a list of dicts, or a field is missing or has a wrong type.
     """
     if written is None:
         written = []
@@ -57,16 +57,16 @@ def read_annotations(written: Any, device_rows: dict[int, int], events: Events) 
 
 def _fits(one: dict[str, Any], device_rows: dict[int, int]) -> bool:
     if not isinstance(one["name"], str) or type(one["time_us"]) is not int:
-        raise TypeError("an annotation's name or time is of a wrong type")
+        raise TypeError("the name or time of an annotation has the wrong type")
     if type(one["stage"]) is not str:
-        raise TypeError("an annotation's stage is no text")
+        raise TypeError("the stage of an annotation is not a string")
     number = one["device"]
     known = type(number) is int and number in device_rows
     return known and one["stage"] in STAGES and 0 <= one["time_us"] < LATEST_US
 
 
 def event_before(time: np.ndarray, device: np.ndarray, rows: Sequence[int], events: Events) -> np.ndarray:
-    """The index of each device's last event at or before a time, -1 for none."""
+    """Return, for each time and device, the index of the device's last event at or before it, -1 for none."""
     found = np.full(len(time), -1, np.int64)
     for row in rows:
         here, mine = np.flatnonzero(events.device == row), np.flatnonzero(device == row)

@@ -1,4 +1,4 @@
-"""The final state in a memory snapshot: reserved bytes and live blocks of every device."""
+"""Read the final state in a memory snapshot: reserved bytes and live blocks of every device."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from tb_memplugin.sources.snapshot.tables import Tables
 from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
 
 LIVE_STATES = frozenset({"active_allocated", "active_pending_free", "active_awaiting_free"})
-"""A block whose free waits for another stream is still live. The third is in PyTorch's docstring only."""
+"""The states of live blocks. A block whose free waits for another stream is still live. The third state
+occurs only in PyTorch's docstring."""
 
 HIGHEST_DEVICE = 1 << 16
-"""A device of a higher number is none."""
+"""Device numbers must be below this."""
 
 STATES = LIVE_STATES | {"inactive"}
 
 MOST_NUMBER = 1 << 63
-"""Addresses are below twice this, and at least its negative: the C++ pickler writes high ones with a sign."""
+"""Addresses are below twice this and at least minus this: the C++ pickler writes high ones as negative."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalSegments:
-    """The segments of one device when the snapshot was taken; `stream` and `pool` are rows, -1 if none."""
+    """The segments of one device when the snapshot was taken; `stream` and `pool` are rows, -1 for none."""
 
     address: UInt64
     bytes: Int64
@@ -38,12 +39,12 @@ class FinalSegments:
 
 @dataclass(frozen=True, slots=True)
 class FinalState:
-    """One device when the snapshot was taken.
+    """The state of one device when the snapshot was taken.
 
-    `reserved`: bytes, the sum of all segments' `total_size`. The columns describe the live blocks:
-    `bytes` are REQUESTED, `rounded` what the allocator set aside; `pending` ones wait for a stream;
-    `stack` is where they were allocated, `stream` and `pool` are their segment's.
-    `faults`: what made no sense, and how often.
+    `reserved` is the sum of all segments' `total_size` in bytes. The columns describe the live blocks:
+    `bytes` are the requested bytes, `rounded` those that the allocator used; `pending` is 1 for blocks
+    whose free waits for a stream; `stack` is where they were allocated, `stream` and `pool` are those of
+    their segment. `faults` counts each kind of contradiction.
     """
 
     reserved: int
@@ -75,23 +76,23 @@ class _Device:
 
 
 def no_state() -> FinalState:
-    """The final state of a device without segments."""
+    """Return the final state of a device without segments."""
     return _columns(_Device(), Tables())
 
 
 def final_states(segments: Sequence[dict[str, Any]], tables: Tables) -> dict[int, FinalState]:
-    """The final state of each device that has segments.
+    """Return the final state of each device that has segments.
 
-    Blocks of old eras have no address: they lie in the segment one behind the other, without gaps.
-    Where no requested size is told (PyTorch before 2.0), the newest `history` entry has it as
-    `real_size`; where that is absent too, the rounded size stands in and is counted as a fault.
+    In old versions blocks have no address: they follow one another in the segment without gaps. If there is
+    no requested size (PyTorch before 2.0), the newest `history` entry has it as `real_size`; if that is
+    missing too, the rounded size is used and counted as a fault.
 
     Args:
         segments: as PyTorch writes them (schema: docstring of `torch.cuda.memory._snapshot`).
-        tables: receives the blocks' stacks, streams and pools.
+        tables: the tables to which the blocks' stacks, streams and pools are added.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is absent or of a wrong type.
+        KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is missing or invalid.
     """
     shared = len(segments) - len({id(segment["blocks"]) for segment in segments if segment["blocks"]})
     if shared > sum(not segment["blocks"] for segment in segments):
@@ -131,19 +132,19 @@ def _add(device: _Device, segment: dict[str, Any]) -> None:
     device.requested += requested
     told = segment.get("requested_size")
     device.disagree += told is not None and told != sum(requested)
-    if segment.get("active_size") is not None:  # as PyTorch writes it; blocks by hand need not be complete
+    if segment.get("active_size") is not None:  # not in hand-made snapshots, which may be incomplete
         device.unfilled += not in_order or segment["total_size"] != at - begin
         device.other_sizes += not _sizes_agree(segment, of_state)
 
 
 def _sizes_agree(segment: dict[str, Any], of_state: dict[str, int]) -> bool:
-    """Whether a segment tells the sums of its blocks' sizes."""
+    """Whether a segment's sizes are the sums of its blocks' sizes."""
     allocated, active = of_state["active_allocated"], sum(of_state[state] for state in LIVE_STATES)
     return bool(segment["active_size"] == active and segment.get("allocated_size", allocated) == allocated)
 
 
 def _number(value: Any) -> int:
-    """A size or address: sums of what is none could take for ever, or all memory."""
+    """Return a size or address if it is valid: sums of other values could take forever, or all memory."""
     if type(value) is not int or not -MOST_NUMBER <= value < 2 * MOST_NUMBER:
         told = "out of range" if type(value) is int else type(value).__name__
         raise TypeError(f"a size or an address of a block is {told}")
@@ -180,14 +181,14 @@ def _columns(device: _Device, tables: Tables) -> FinalState:
     faults = {
         "live blocks have a negative size; counted as 0": int(np.count_nonzero(size < 0)),
         "live blocks overlap": int(np.count_nonzero(overlap)),
-        "live blocks are larger than what the allocator set aside for them": int(
+        "live blocks are larger than the space that the allocator gave them": int(
             np.count_nonzero(size > rounded)
         ),
-        "segments do not tell the sum of their blocks' requested sizes": device.disagree,
-        "segments are not filled by their blocks, from end to end": device.unfilled,
-        "segments do not tell the sums of their blocks' sizes": device.other_sizes,
+        "segments do not have the sum of their blocks' requested sizes": device.disagree,
+        "segments are not completely filled by their blocks": device.unfilled,
+        "segments do not have the sums of their blocks' sizes": device.other_sizes,
         "blocks are in an unknown state; taken as free": device.foreign_states,
-        "live blocks tell no requested size; their rounded size is used": device.without_request,
+        "live blocks have no requested size; their rounded size is used": device.without_request,
     }
     owner = np.asarray(device.segment, np.int64)
     return FinalState(

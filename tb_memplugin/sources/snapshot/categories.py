@@ -1,8 +1,8 @@
-"""What the blocks of a snapshot are for, and in which phase they were born.
+"""Assign categories and phases to the blocks of a snapshot.
 
-Labels (`user_metadata`) come first, then what frames name exactly, then the phase: from frames, else from
-annotations such as `Optimizer.step#AdamW.step`. Within a phase a block's lifetime tells, as in
-`categories.by_lifetime`; last of all, the sizes of others. What nothing tells stays unknown.
+Labels (`user_metadata`) come first, then frames that name a category, then the phase: from frames, else from
+annotations such as `Optimizer.step#AdamW.step`. Within a phase the block's lifetime decides, as in
+`categories.by_lifetime`; last come comparisons with the sizes of other blocks. The rest stays unknown.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LABEL_WORDS = {
     "workspace": Category.WORKSPACE,
     "communication": Category.COMMUNICATION,
 }
-"""Labels that are a category's name. Others say something else."""
+"""Labels that name a category. Other labels have other meanings."""
 
 _STEP = re.compile(r"Optimizer\.step#|(^|[^a-z])optim(izer)?([ _-]?step)?([^a-z]|$)", re.IGNORECASE)
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#|(^|[^a-z])zero_grad([^a-z]|$)", re.IGNORECASE)
@@ -61,7 +61,7 @@ class Classified(NamedTuple):
 
 
 def categorised(trace: MemoryTrace) -> MemoryTrace:
-    """The trace with the columns that `classify` finds in it; its blocks need not be paired again."""
+    """Return the trace with the columns that `classify` finds, without pairing its blocks again."""
     found, blocks = classify(trace), trace.allocations
     births = blocks.born[len(trace.start) :]
     result = replace(
@@ -69,7 +69,7 @@ def categorised(trace: MemoryTrace) -> MemoryTrace:
         events=replace(trace.events, category=found.category, phase=found.phase),
         start=replace(trace.start, category=found.start_category),
     )
-    vars(result)["allocations"] = replace(  # where the cached property looks first
+    vars(result)["allocations"] = replace(  # sets the cached property
         blocks,
         category=np.concatenate((found.start_category, found.category[births])),
         phase=np.concatenate((blocks.phase[: len(trace.start)], found.phase[births])),
@@ -79,7 +79,7 @@ def categorised(trace: MemoryTrace) -> MemoryTrace:
 
 @dataclass(frozen=True, slots=True)
 class _Judgement:
-    """Of each stack, and last of "no stack": what its frames say."""
+    """What the frames of each stack say; the last row is for "no stack"."""
 
     category: UInt8
     phase: UInt8
@@ -87,13 +87,13 @@ class _Judgement:
 
 
 def classify(trace: MemoryTrace) -> Classified:
-    """Category and phase of every event of a snapshot, from labels, annotations and frames.
+    """Return category and phase of every event of a snapshot, from labels, annotations and frames.
 
-    Blocks are born into a category; categories of frees mean nothing. Cheap: the Python code in here runs
-    once a distinct frame and stack, not once an event.
+    Only allocations have a category; those of frees have no meaning. Python code runs once per distinct
+    frame and stack, not once per event.
 
     Args:
-        trace: as read from a snapshot, with the columns that this replaces still empty.
+        trace: a trace read from a snapshot, without categories and phases.
     """
     said, blocks = _judgement(trace), trace.allocations
     mark, phase = said.mark[trace.events.stack], said.phase[trace.events.stack]
@@ -125,13 +125,13 @@ def _judgement(trace: MemoryTrace) -> _Judgement:
 
 
 def _named(labels: tuple[str, ...]) -> UInt8:
-    """The category that each label names, and last of "no label"."""
+    """Return the category that each label names; the last entry is for "no label"."""
     words = [_LABEL_WORDS.get(label.strip().lower(), Category.UNKNOWN) for label in labels]
     return np.array([*words, Category.UNKNOWN], np.uint8)
 
 
 def _annotation_phase(name: str) -> Phase:
-    """The phase that an annotation's name tells; OTHER where it tells none, or two."""
+    """Return the phase that an annotation's name contains; OTHER if it contains none or several."""
     if _ZERO_GRAD.search(name):
         return Phase.OTHER
     patterns = {Phase.OPTIMIZER: _STEP, Phase.FORWARD: _FORWARD, Phase.BACKWARD: _BACKWARD}
@@ -140,7 +140,7 @@ def _annotation_phase(name: str) -> Phase:
 
 
 def _with_annotations(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
-    """The phase of open annotations where an event's frames say nothing, and the annotations one thing."""
+    """Return the phases, with those of open annotations where frames say nothing and annotations agree."""
     written = trace.annotations
     if not len(written):
         return phase
@@ -159,20 +159,20 @@ def _with_annotations(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
 
 
 def _is_open(event: Int64, ends: UInt8, events: int) -> Bool:
-    """Whether any of some annotations is open at each event. What only ends was open from the beginning."""
+    """Whether an annotation is open at each event. One without a start is open from the beginning."""
     step = np.where(ends == 1, -1, 1)
     change = np.zeros(events + 1, np.int64)
-    np.add.at(change, event + 1, step)  # an annotation stands behind its event
+    np.add.at(change, event + 1, step)  # an annotation comes after its event
     change[0] -= min(0, int(np.cumsum(step).min()))
     mask: Bool = np.cumsum(change[:-1]) > 0
     return mask
 
 
 def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
-    """Allocations without any frame are of the backward, where frames of Python alone were recorded.
+    """Return the phases, with allocations without frames set to backward if only Python frames are recorded.
 
-    Autograd runs on a thread of its own that no Python is on, so a history recorded with `stacks="python"`
-    has no frames of it. What comes before a known forward or after an optimizer's step is left alone.
+    Autograd runs on its own thread without Python, so a history recorded with `stacks="python"` has no
+    frames of it. Allocations before a known forward or after an optimizer step are not changed.
     """
     if not trace.stacks or any(not read_frame(text).is_python for stack in trace.stacks for text in stack):
         return phase
@@ -190,7 +190,7 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
 
 
 def _ends_of_backward(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> Bool:
-    """Events at which no backward runs any more: of a forward, an optimizer step, or `zero_grad`."""
+    """Return a mask of events at which no backward runs: in a forward, an optimizer step or `zero_grad`."""
     over: Bool = (phase == Phase.FORWARD) | (phase == Phase.OPTIMIZER) | (mark == Mark.ZERO_GRAD)
     written = trace.annotations
     names = [
@@ -206,7 +206,7 @@ def _ends_of_backward(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> Bool:
 
 
 def _with_losses(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
-    """What happens between a forward and the backward that follows it belongs to the forward: the loss."""
+    """Return the phases, with events between a forward and the next backward (the loss) set to forward."""
     found: UInt8 = phase.copy()
     loose = (phase == Phase.OTHER) & (mark == Mark.NOTHING)
     for device in range(len(trace.devices)):
@@ -221,7 +221,7 @@ def _with_losses(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
 
 
 def _by_phase(trace: MemoryTrace, born: _Judgement, phase_of_event: UInt8, ends: tuple[Bool, Bool]) -> UInt8:
-    """The category of each allocation that its phase and its lifetime tell."""
+    """Return the category of each allocation that follows from its phase and lifetime."""
     category = np.full(len(born.phase), Category.UNKNOWN, np.uint8)
     category[born.phase == Phase.FORWARD] = Category.ACTIVATION
     rules = (
@@ -238,10 +238,10 @@ def _by_phase(trace: MemoryTrace, born: _Judgement, phase_of_event: UInt8, ends:
 
 
 def _saved_for_backward(trace: MemoryTrace, born: _Judgement, phase: UInt8) -> Bool:
-    """Blocks of no known phase that autograd let go of while it ran: what a forward had kept for it.
+    """Return a mask of blocks without a known phase that are freed in backward: saved by a forward for it.
 
-    A block from before the trace counts only where the backward began in the trace: in one that was
-    running already, autograd also lets go of its own intermediate results.
+    A block from before the trace counts only if the backward began within the trace: a backward that was
+    already running also frees its own intermediate results.
     """
     blocks, count = trace.allocations, len(trace.events)
     of_free = np.append(phase, Phase.OTHER)[blocks.freed.clip(max=count)]
@@ -256,10 +256,10 @@ def _saved_for_backward(trace: MemoryTrace, born: _Judgement, phase: UInt8) -> B
 
 
 def _fate(trace: MemoryTrace, rows: Int64, ends: Bool) -> UInt8:
-    """Whether allocations outlived the phase that they were born in.
+    """Return whether allocations outlived the phase in which they were allocated.
 
     Returns:
-        0 where not, 1 where they did, 2 where an out-of-memory error came first: not known.
+        0 if not, 1 if they did, 2 if an out-of-memory error came first, so that it is not known.
     """
     blocks, count = trace.allocations, len(trace.events)
     fate = np.zeros(len(rows), np.uint8)
@@ -275,6 +275,6 @@ def _fate(trace: MemoryTrace, rows: Int64, ends: Bool) -> UInt8:
 
 
 def _next(places: Int64, after: Int64 | int, otherwise: int) -> Int64:
-    """The first of some sorted places behind each event."""
+    """Return the first of the sorted `places` after each event, `otherwise` if there is none."""
     found: Int64 = np.append(places, otherwise)[np.searchsorted(places, after, side="right")]
     return found

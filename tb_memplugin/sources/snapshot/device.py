@@ -1,4 +1,4 @@
-"""One device of a snapshot: its entries, what was there before them, and what made no sense."""
+"""One device of a snapshot: its entries, the state before them, and contradictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tb_memplugin.trace import Device, Kind
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 TOLD_OOMS = 3
-"""Out-of-memory entries of one device that get a note of their own."""
+"""The largest number of out-of-memory entries per device that get their own note."""
 
 
 class SnapshotDevice:
@@ -22,9 +22,9 @@ class SnapshotDevice:
 
     Args:
         row: the device's row in the trace.
-        name: "cuda:0".
-        entries: its trace.
-        final: its state when the snapshot was taken.
+        name: the device's name, such as "cuda:0".
+        entries: the device's trace entries.
+        final: the device's state when the snapshot was taken.
     """
 
     def __init__(self, row: int, name: str, entries: Entries, final: FinalState) -> None:
@@ -42,11 +42,11 @@ class SnapshotDevice:
 
     @property
     def device(self) -> Device:
-        """The row of the trace's table."""
+        """The device's row in the trace's table of devices."""
         return Device(self.name, reserved_at_start=max(self.reserved_at_start, 0))
 
     def event_columns(self) -> dict[str, np.ndarray]:
-        """The columns of `Events` that a snapshot tells."""
+        """Return the columns of `Events` that a snapshot contains."""
         entries = self.entries
         rounded = np.full(len(self), -1, np.int64)
         known = self.start.made >= 0
@@ -68,7 +68,7 @@ class SnapshotDevice:
         }
 
     def start_columns(self) -> dict[str, np.ndarray]:
-        """The columns of `StartState`; of freed blocks the entry that freed them tells the stream."""
+        """Return the columns of `StartState`; stream and pool of freed blocks come from the freeing entry."""
         start, final = self.start, self.final
         kept, freed = start.final >= 0, start.freed >= 0
         columns = {name: np.full(len(kept), -1, np.int64) for name in ("stack", "stream", "pool", "rounded")}
@@ -85,7 +85,7 @@ class SnapshotDevice:
         }
 
     def segment_columns(self) -> dict[str, np.ndarray]:
-        """The columns of `Segments`: what was reserved before the first entry."""
+        """Return the columns of `Segments`: the ranges reserved before the first entry."""
         first = self.segments.segments
         columns = {
             name: getattr(first, name) for name in ("address", "bytes", "stream", "pool", "expandable")
@@ -93,21 +93,23 @@ class SnapshotDevice:
         return {"device": np.full(len(first.address), self.row, np.uint8), **columns}
 
     def notes(self) -> Iterator[str]:
-        """Sentences on what is contradictory or not known, and on failed requests."""
+        """Yield notes on contradictions, on what is not known, and on failed allocations."""
         for faults in (self.final.faults, self.entries.faults, self.start.anomalies):
             yield from (f"{self.name}: {count:,} {what}." for what, count in faults.items() if count)
         below = int(np.count_nonzero(self.reserved < 0))
         if below or self.reserved_at_start < 0:
-            yield f"{self.name}: the reserve falls below zero after {below:,} entries; shown as 0."
+            yield f"{self.name}: reserved memory falls below zero after {below:,} entries; shown as 0."
         if self.segments.contradictions:
             yield (
-                f"{self.name}: segment entries and final segments disagree on "
-                f"{self.segments.contradictions:,} bytes; where free blocks lay is not certain."
+                f"{self.name}: segment entries and final segments differ by "
+                f"{self.segments.contradictions:,} bytes, so the positions of free blocks are not "
+                "certain."
             )
         if len(self) and not self.entries.timed:
-            yield (
-                f"{self.name}: the snapshot tells no times (PyTorch before 2.2): an entry's index stands for "
-                "its time, in microseconds, and how entries of different devices interleave is not known."
+            yield (  # the tab looks for "tells no times" in it: frontend/src/views/times.ts
+                f"{self.name}: the snapshot tells no times (PyTorch before 2.2). The index of an entry "
+                "is shown as its time, in microseconds, and the order of entries of different devices "
+                "is not known."
             )
         beyond = self._beyond_reserve()
         if len(beyond):
@@ -115,16 +117,16 @@ class SnapshotDevice:
             why = (
                 "entries are missing, or sizes are wrong"
                 if told
-                else "no entry tells how the reserve changed"
+                else "no entry says how the reserved memory changed"
             )
             yield (
-                f"{self.name}: after {len(beyond):,} entries more is live than reserved, by up to "
+                f"{self.name}: after {len(beyond):,} entries, more is live than reserved, by up to "
                 f"{int(beyond.max()):,} bytes: {why}."
             )
         yield from self._ooms()
 
     def _beyond_reserve(self) -> Int64:
-        """By how many bytes what is live exceeds the reserve, after each entry where it does."""
+        """Return by how many bytes the live bytes exceed the reserve, for each entry after which they do."""
         kind, size = self.entries.kind, self.entries.bytes
         change = np.where(kind == Kind.ALLOC, size, np.where(kind == Kind.FREE_COMPLETED, -size, 0))
         live = int(self.start.bytes.sum()) + np.cumsum(change)
@@ -136,13 +138,13 @@ class SnapshotDevice:
         for index in ooms[:TOLD_OOMS]:
             free = self.entries.free_bytes.get(index)
             rest = f" with {free:,} bytes free on the device" if free is not None else ""
-            asked = f"{self.entries.bytes[index]:,} bytes asked for"
+            asked = f"{self.entries.bytes[index]:,} bytes requested"
             yield f"{self.name}: out of memory at entry {index}: {asked}{rest}."
         if len(ooms) > TOLD_OOMS:
             yield f"{self.name}: out of memory {len(ooms)} times in all."
 
     def _pending(self) -> UInt8:
-        """Which blocks of the start had been given back already and waited for a stream."""
+        """Return a mask of start blocks whose free was requested before and waits for a stream."""
         start = self.start
         kept = start.final >= 0
         waits: Bool = ~kept
@@ -150,7 +152,7 @@ class SnapshotDevice:
         requests = np.flatnonzero(self.entries.kind == Kind.FREE_REQUESTED)
         if not len(requests):
             completed = np.count_nonzero(self.entries.kind == Kind.FREE_COMPLETED)
-            if completed > np.count_nonzero(~kept):  # frees of younger blocks too: requests are not recorded
+            if completed > np.count_nonzero(~kept):  # frees of newer blocks, too: requests are not recorded
                 waits[~kept] = False
             return waits.astype(np.uint8)
         address, first = np.unique(self.entries.address[requests], return_index=True)

@@ -1,4 +1,4 @@
-"""One device's trace in a memory snapshot, as columns. The entries are read a field at a time."""
+"""Read one device's trace in a memory snapshot as columns, one field at a time."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ KINDS = {
 """Actions as torch/csrc/cuda/memory_snapshot.cpp writes them."""
 
 TOLD_ACTIONS = 5
-"""Unknown actions of one device that are told by name."""
+"""The largest number of unknown actions per device that notes list by name."""
 
 MOST_BYTES = 1 << 62
-"""The sum of all sizes in a trace; beyond it running sums in 64 bits would wrap."""
+"""The sum of all sizes in a trace must be below this, so that 64-bit running sums do not overflow."""
 
 LATEST_US = 1 << 53
-"""A later time than this (the year 287,000) is no time."""
+"""Times in microseconds must be below this (the year 287,000)."""
 
-FIX = "Take the snapshot again, or load a whole copy of the file."
+FIX = "Take the snapshot again, or load a complete copy of the file."
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The entries of one device, columns of one length in the order of the trace.
+    """The entries of one device as columns of equal length, in the order of the trace.
 
-    `bytes`: requested bytes for allocs and frees, reserved bytes for segment events, the request that
-    failed for `oom`; never negative. `time_ns`: not decreasing; epoch nanoseconds, or the entry's
-    index in microseconds where `timed` is false. `label`, `stack`, `stream`, `pool`, `context`,
-    `forward`: rows, -1 for none. `free_bytes`: what the device had left, by the index of an `oom` entry.
-    `faults`: what made no sense, and how often.
+    `bytes` are the requested bytes of allocs and frees, the reserved bytes of segment events, and the
+    failed request of an `oom`; never negative. `time_ns` does not decrease; it is epoch nanoseconds, or the
+    entry's index as microseconds if `timed` is False. `label`, `stack`, `stream`, `pool`, `context` and
+    `forward` are rows, -1 for none. `free_bytes` is the device's free memory, by the index of an `oom`
+    entry. `faults` counts each kind of contradiction.
     """
 
     kind: UInt8
@@ -73,25 +73,25 @@ _DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, Overflow
 
 @contextmanager
 def damage_told(what: str, where: str) -> Iterator[None]:
-    """Turn whatever wrong types and absent fields raise into one clear error."""
+    """Turn the exceptions that wrong types and missing fields cause into an `UnreadableFileError`."""
     try:
         yield
     except (*_DAMAGE, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UnreadableFileError(
-            f"{what} are not as PyTorch writes them ({reason}).", where=where, fix=FIX
+            f"{what} do not have the form that PyTorch writes ({reason}).", where=where, fix=FIX
         ) from error
 
 
 def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
-    """The columns of one device's trace.
+    """Return the columns of one device's trace.
 
     Args:
         trace: entries as PyTorch writes them (schema: docstring of `torch.cuda.memory._snapshot`).
-        tables: receives stacks, streams and whatever else the entries name.
+        tables: the tables to which stacks, streams and other names in the entries are added.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is absent or of a wrong type.
+        KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is missing or invalid.
     """
     faults: dict[str, int] = {}
     kind = _kinds(list(map(itemgetter("action"), trace)), faults)
@@ -100,7 +100,7 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
     faults["sizes are negative; counted as 0"] = int(np.count_nonzero(negative))
     size[negative] = 0
     if float(np.sum(size, dtype=np.float64)) >= MOST_BYTES:
-        raise OverflowError("the sizes sum to more than any device holds")
+        raise OverflowError("the sum of the sizes is larger than any device")
     time_ns, timed = _times(trace, faults)
     return Entries(
         kind=kind,
@@ -120,9 +120,9 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
 
 
 def _labels(trace: Sequence[dict[str, Any]]) -> list[Any]:
-    """What entries are marked with: `user_metadata`.
+    """Return the labels of entries: `user_metadata`.
 
-    Snapshots made from a profile have a `category` in its place (torch: cuda/_memory_viz.py).
+    Snapshots made from a profile have a `category` instead (torch: cuda/_memory_viz.py).
     """
     told = [entry.get("user_metadata") for entry in trace]
     return told if told.count(None) < len(told) else [entry.get("category") for entry in trace]
@@ -141,7 +141,7 @@ def _kinds(actions: list[str], faults: dict[str, int]) -> UInt8:
 
 
 def _addresses(trace: Sequence[dict[str, Any]], kind: UInt8) -> UInt64:
-    """Addresses; an `oom` entry has none (it has `device_free` in its place) and gets 0."""
+    """Return the addresses of entries; 0 for an `oom` entry, which has `device_free` instead."""
     try:
         return addresses(list(map(itemgetter("addr"), trace)))
     except KeyError:
@@ -164,7 +164,7 @@ def _times(trace: Sequence[dict[str, Any]], faults: dict[str, int]) -> tuple[Int
     faults["entries are earlier than the one before; moved to its time"] = int(
         np.count_nonzero(risen != written)
     )
-    if absent:  # those at the beginning have none before them: they take the first that is told
+    if absent:  # entries at the beginning without a time get the first known time
         risen = risen[np.searchsorted(told, np.arange(len(times)), side="right").clip(min=1) - 1]
     return risen * 1_000, True
 

@@ -1,8 +1,8 @@
-"""What a frame's name tells about the allocations below it. The last resort: names change with versions.
+"""Derive categories and phases from frame names. Used last, because names change between versions.
 
-A stack is judged by its innermost marks, so a forward inside an optimizer's closure is a forward, and a
-module that runs again inside a backward is recomputed. Seen in PyTorch 2.0 to 2.10; where nothing below
-matches, nothing is said.
+The innermost marks of a stack decide, so a forward inside an optimizer's closure is a forward, and a module
+that runs again inside a backward is recomputed. The names are those of PyTorch 2.0 to 2.10; a frame that
+matches no pattern has no mark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tb_memplugin.trace.frames import Frame, read_frame
 
 
 class Mark(IntEnum):
-    """What one frame stands for."""
+    """The meaning of one frame."""
 
     NOTHING = 0
     FORWARD = 1
@@ -31,7 +31,7 @@ class Mark(IntEnum):
     GRADIENT = 10
     OPTIMIZER_STATE = 11
     STARTUP = 12
-    """Initialisers: what they allocate is neither a parameter nor an activation."""
+    """Initialisers, whose allocations are neither parameters nor activations."""
 
 
 CATEGORIES = {
@@ -42,7 +42,7 @@ CATEGORIES = {
     Mark.GRADIENT: Category.GRADIENT,
     Mark.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
 }
-"""What the innermost mark alone says an allocation is for."""
+"""The category of an allocation whose innermost mark is the key."""
 
 PHASES = {
     Mark.FORWARD: Phase.FORWARD,
@@ -59,7 +59,7 @@ _OPTIMIZERS = (
     r"|megatron/core/optimizer/"
 )
 
-# File and function, as patterns that must match as a whole; the first pair that does decides.
+# Patterns for file and function, which must match completely; the first matching pair decides.
 _PYTHON: tuple[tuple[Mark, str, str], ...] = (
     (Mark.NOTHING, r".*torch/optim/(lr_scheduler|swa_utils)\.py", r".*"),
     (Mark.ZERO_GRAD, r".*", r"zero_grad"),
@@ -139,7 +139,7 @@ _OF_NATIVE = [(mark, re.compile(function, re.DOTALL)) for mark, function in _NAT
 
 
 def mark_of(text: str) -> Mark:
-    """What a frame's text stands for."""
+    """Return the mark of a frame's text."""
     frame = read_frame(text)
     if not frame.is_python:
         return next((mark for mark, name in _OF_NATIVE if name.match(frame.function)), Mark.NOTHING)
@@ -152,11 +152,11 @@ def _is(frame: Frame, file: str, files: re.Pattern[str], name: re.Pattern[str]) 
 
 
 def judged(marks: Sequence[Mark]) -> tuple[Category, Phase, Mark]:
-    """What a stack's marks (innermost first, none `NOTHING`) say of what is allocated there.
+    """Return what a stack's marks (innermost first, without `NOTHING`) say about its allocations.
 
     Returns:
-        The category, `UNKNOWN` where only the phase tells; the phase, `OTHER` where nothing tells; and the
-        mark that gave it, `RECOMPUTE` for a forward that runs again inside a backward.
+        The category, `UNKNOWN` if only the phase is known; the phase, `OTHER` if it is not known; and the
+        mark that determines the phase, `RECOMPUTE` for a forward that runs again inside a backward.
     """
     if not marks:
         return Category.UNKNOWN, Phase.OTHER, Mark.NOTHING

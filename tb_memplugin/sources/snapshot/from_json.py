@@ -1,4 +1,4 @@
-"""Snapshots that came through JSON, or from strangers, in the form that the snapshot reader takes."""
+"""Convert snapshots from JSON to the form of pickled ones, and refuse hostile snapshots."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 from tb_memplugin.errors import UnreadableFileError
 
 POOLS = ("pool_id", "segment_pool_id")
-"""Fields that are tuples in a snapshot, and lists in JSON."""
+"""Fields that are tuples in a pickled snapshot, but lists in JSON."""
 
 SHORTEST_ENTRY, ROOM_BYTES = 16, 1 << 20
-"""Bytes that an entry takes in a file at the least (real ones take 60 and more), and what all may have."""
+"""The smallest size of an entry in a file (real ones take 60 bytes and more), and bytes allowed beyond the
+file's size."""
 
-FIX = "Take the snapshot again, or load a whole copy of the file."
+FIX = "Take the snapshot again, or load a complete copy of the file."
 
 
 def as_pickled(snapshot: object, where: str, content_bytes: int) -> object:
-    """A snapshot from JSON with its lists turned back into tuples, in place.
+    """Turn the lists of a snapshot from JSON into tuples where pickled ones have them, in place.
 
     Raises:
         UnreadableFileError: see `check_not_shared`.
@@ -31,15 +32,15 @@ def as_pickled(snapshot: object, where: str, content_bytes: int) -> object:
 
 
 def check_not_shared(snapshot: object, where: str, content_bytes: int) -> object:
-    """The snapshot, unless parts of it stand for many: a few bytes that would be read again and again.
+    """Return the snapshot; refuse it if the same object appears many times, so that a small file is huge.
 
     Args:
         snapshot: an object that may be a snapshot.
-        where: the file, as errors should name it.
-        content_bytes: of the file, unpacked.
+        where: the file's name for error messages.
+        content_bytes: the uncompressed size of the file.
 
     Raises:
-        UnreadableFileError: devices share one trace, or there are more entries than the file has room for.
+        UnreadableFileError: devices share one trace, or there are more entries than fit into the file.
     """
     traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
     long = (
@@ -57,7 +58,7 @@ def check_not_shared(snapshot: object, where: str, content_bytes: int) -> object
 
 
 def _records(snapshot: object) -> Iterator[dict[str, Any]]:
-    """The segments and trace entries, as far as they are any."""
+    """Yield the segments and trace entries that are dicts."""
     held: dict[str, Any] = snapshot if isinstance(snapshot, dict) else {"segments": snapshot}
     traces = held.get("device_traces")
     for records in (held.get("segments"), *(traces if isinstance(traces, list) else ())):

@@ -1,4 +1,4 @@
-"""Modules by the marks that our recorder leaves on allocations (`user_metadata`)."""
+"""Find modules by the marks that tb_memplugin's recorder puts on allocations (`user_metadata`)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tb_memplugin.trace import Module
 from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED, Int32
 
 DEEPEST = 100
-"""Levels of a module tree. A mark with more dots is nobody's FQN; it is kept whole."""
+"""The largest depth of a module tree. A mark with more dots is not split into enclosing modules."""
 
 
 MOST_MODULES = 1 << 17
-"""From so many on, further marks are kept whole: real models have some thousands."""
+"""Once there are this many modules (real models have some thousands), further marks are not split."""
 
 
 def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
-    """The modules that labels name, and each label's module.
+    """Return the modules that labels name, and the module of each label.
 
     Returns:
-        The table of modules: `(not named)` first, then every named module behind the modules that
-        enclose it; and a row of that table for each label, 0 where the label is no mark. One entry
-        more than there are labels: the last is 0, for the label row -1.
+        The table of modules: `(not named)` first, then every named module after the modules that enclose
+        it. And the row in that table of each label, 0 if the label is not a mark; it has one entry more
+        than there are labels: the last is 0, for the label row -1.
     """
     rows: dict[str, int] = {}
     modules = [Module(NOT_NAMED)]
@@ -45,7 +45,7 @@ def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
 
 
 def _enclosing(fqn: str) -> Iterator[str]:
-    """The keys from the root down to a module: `""`, `layers`, `layers.0`."""
+    """Yield the keys from the root down to a module: `""`, `layers`, `layers.0`."""
     if fqn and fqn.count(".") < DEEPEST:
         yield ""
         yield from (fqn[:place] for place, letter in enumerate(fqn) if letter == ".")

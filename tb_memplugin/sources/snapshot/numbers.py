@@ -1,8 +1,8 @@
-"""The whole numbers in a snapshot as arrays, and their rows in tables, whatever a stranger chose for them.
+"""Convert the integers in a snapshot to arrays and table rows, safely for hostile values.
 
-Python's dicts are quick for all numbers but those that somebody picked to be slow (they probe a table in
-an order that the numbers tell), and hashing a tuple of tuples may take for ever. So types are checked
-before anything is hashed, and numbers of a file are compared as arrays.
+Python's dicts can be made very slow by numbers that were chosen for it (the numbers determine the order of
+probing), and hashing nested tuples may take forever. So types are checked before anything is hashed, and
+numbers from a file are compared as arrays.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from tb_memplugin.trace.tables import Int32, UInt64
 
 MOST_DISTINCT = 1 << 14
-"""Streams, and pools, of one snapshot; real ones have some dozens."""
+"""The largest number of streams, and of pools, in one snapshot; real ones have some dozens."""
 
 FEW = 64
-"""So many distinct values are looked for one by one, which is quicker than sorting a million of them."""
+"""How many distinct values are looked up one by one, which is faster than sorting a million rows."""
 
 
 def whole_numbers(values: Sequence[Any], dtype: type[np.generic] = np.int64) -> np.ndarray:
-    """Python integers as an array; anything else (a float, a text, a bool) is a TypeError."""
+    """Return Python integers as an array; raise TypeError for anything else (float, str, bool)."""
     wrong = set(map(type, values)) - {int}
     if wrong:
         raise TypeError(f"a whole number is {sorted(kind.__name__ for kind in wrong)}")
@@ -30,7 +30,7 @@ def whole_numbers(values: Sequence[Any], dtype: type[np.generic] = np.int64) -> 
 
 
 def addresses(values: Sequence[Any]) -> UInt64:
-    """Addresses as unsigned numbers: the C++ pickler writes those above 2**63 as negative ones."""
+    """Return addresses as uint64: the C++ pickler writes those from 2**63 as negative numbers."""
     try:
         return whole_numbers(values).view(np.uint64)
     except OverflowError:
@@ -40,14 +40,14 @@ def addresses(values: Sequence[Any]) -> UInt64:
 
 
 def rows_of_numbers(columns: Sequence[UInt64], row_of: Callable[..., int]) -> Int32:
-    """A row for each line of some columns, asked for once a distinct line, by first appearance: int32.
+    """Return a table row for each tuple of numbers: int32, shape (length of a column,).
 
     Args:
-        columns: of one length.
-        row_of: the row of a line's numbers.
+        columns: columns of equal length, one per element of the tuples.
+        row_of: returns the row of a tuple; called once per distinct tuple, in order of first appearance.
 
     Raises:
-        ValueError: there are more than `MOST_DISTINCT` distinct lines.
+        ValueError: there are too many distinct tuples (see `MOST_DISTINCT`).
     """
     rows = np.full(len(columns[0]), -1, np.int32)
     left = np.arange(len(rows))

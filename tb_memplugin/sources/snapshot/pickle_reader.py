@@ -1,10 +1,10 @@
-"""A pickle's bytes as the unpickler is given them: no length, and no memo index, beyond what is there.
+"""Feed a pickle's bytes to the unpickler, and refuse lengths and memo indices larger than the data allows.
 
-CPython's unpickler makes room for any memo index that it meets (`LONG_BINPUT`, `PUT`): 64 GiB for six
-bytes. An index counts what was stored before it, so it never exceeds the bytes read so far. The places
-where a larger one may stand are found with numpy; a buffer handed out ends before each of them. There
-the unpickler has to ask, and from how much it asks for it follows whether the place is an opcode's
-argument or lies within some text or number. Frames, which are asked for as a whole, are dissolved.
+CPython's unpickler allocates memory for any memo index that it reads (`LONG_BINPUT`, `PUT`): 64 GiB for six
+bytes. A valid index counts the objects stored before it, so it never exceeds the bytes read so far. Numpy
+finds the places where a larger index may be, and each buffer passed to the unpickler ends before such a
+place. There the unpickler has to request more bytes, and the number that it requests shows whether the place
+is an opcode's argument or inside some text or number. Frames, which are requested as a whole, are dissolved.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from tb_memplugin.trace.tables import Int64, UInt8
 CHUNK_BYTES = 1 << 20
 
 HARMLESS_INDEX = 1 << 20
-"""Room for this many memo entries (16 MiB) is made for any pickle."""
+"""Memo indices up to this (16 MiB of memory) are accepted in any pickle."""
 
 LONG_BINPUT, PUT, FRAME = b"r"[0], b"p"[0], 0x95
 INDEX_BYTES, LENGTH_BYTES = 4, 8
 LONGEST_FRAME = 1 << 32
-"""A frame of more bytes is refused; Python writes them of 64 KiB."""
+"""Frames of this many bytes or more are refused; Python writes frames of 64 KiB."""
 
 LONG_TEXT = 6
-"""Characters of an index that is written as text, from which on it is looked at."""
+"""An index written as text is checked if it has at least this many characters."""
 
 NUMBER_CHARACTERS = np.isin(np.arange(256), list(b"0123456789+-_ \t\r\v\f"))
-"""What may stand in such an index."""
+"""Characters that may be in such an index."""
 
 OVERLAP = 16
-"""Bytes at a chunk's end where the whole argument is not in sight."""
+"""The number of bytes at a chunk's end from which an argument may extend into the next chunk."""
 
 DAMAGED_FIX = "Copy the file again, or take a new snapshot: torch.cuda.memory._dump_snapshot(path)."
 
 
 class PickleReader:
-    """The stream as the unpickler reads it: in chunks, and never more than there is.
+    """The stream that the unpickler reads, in chunks; requests beyond the end of the file are refused.
 
     Args:
         stream: a binary stream at the pickle's first byte.
-        where: the file, as errors should name it.
-        watch: called with the bytes read so far, before each further chunk; what it raises goes through.
+        where: the file's name for error messages.
+        watch: called before each further chunk with the number of bytes read so far; may raise.
     """
 
     def __init__(self, stream: BinaryIO, where: str, watch: Callable[[int], None]) -> None:
@@ -63,14 +63,14 @@ class PickleReader:
 
     @property
     def position(self) -> int:
-        """Bytes read so far."""
+        """The number of bytes read so far."""
         return self._offset + self._at
 
     def read(self, count: int) -> bytes:
-        """The next `count` bytes, fewer at the end of the stream.
+        """Return the next `count` bytes, fewer at the end of the stream.
 
         Raises:
-            UnreadableFileError: fewer are there, or they are an argument that no pickle needs.
+            UnreadableFileError: there are fewer bytes, or they are an argument that no valid pickle has.
         """
         at = self._at
         if at == self._stop and at and count in (INDEX_BYTES, LENGTH_BYTES):
@@ -82,27 +82,27 @@ class PickleReader:
         return self._across(count)
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill a buffer: the unpickler asks so for the rest of a bytes object, and for nothing else.
+        """Fill a buffer. The unpickler uses this only for the rest of a bytes object.
 
         Raises:
-            UnreadableFileError: fewer bytes are there.
+            UnreadableFileError: there are fewer bytes.
         """
         data = self._across(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def peek(self, _count: int) -> bytes:
-        """Bytes up to the next place where a hostile argument may begin; none at such a place."""
+        """Return the bytes up to the next place where a hostile argument may begin; none at such a place."""
         at = self._at
         if at > self._stop:
             self._advance(at)
         return self._chunk[at : self._stop]
 
     def readline(self) -> bytes:
-        """The next line, with its end.
+        """Return the next line including its line end.
 
         Raises:
-            UnreadableFileError: it is a memo index that no pickle needs.
+            UnreadableFileError: it is a memo index that no valid pickle has.
         """
         begin = self._at
         self._advance(begin)
@@ -138,7 +138,7 @@ class PickleReader:
             self._stop = places.pop()
 
     def _argument(self, count: int) -> bytes:
-        """What stands at a place where the unpickler asks for as many bytes as an argument has."""
+        """Return and check the bytes at a place where the unpickler requests the length of an argument."""
         opcode = self._chunk[self._at - 1]
         data = self._across(count)
         number = int.from_bytes(data, "little")
@@ -150,7 +150,7 @@ class PickleReader:
         return data
 
     def _across(self, count: int) -> bytes:
-        """Bytes that reach over a chunk's end."""
+        """Return bytes that extend beyond the current chunk."""
         opcode_at = self._at - LENGTH_BYTES - 1
         if count >= LONGEST_FRAME and opcode_at >= 0 and self._chunk[opcode_at] == FRAME:
             self._check_frame(count)
@@ -190,7 +190,7 @@ class PickleReader:
 
 
 def _bytes_left(stream: BinaryIO) -> int | None:
-    """Bytes from here to a stream's end; None where that takes reading it."""
+    """Return the number of bytes to a stream's end; None if it is not seekable."""
     if not stream.seekable():
         return None
     begin = stream.tell()
@@ -203,17 +203,17 @@ def _number(line: bytes) -> int:
     try:
         return int(line)
     except ValueError:
-        return 0  # the unpickler refuses it, and says why
+        return 0  # the unpickler refuses it with its own message
 
 
 class _Scanner:
-    """Finds the places just behind bytes that may be one of the opcodes with a hostile argument."""
+    """Finds the places after bytes that may be an opcode with a hostile argument."""
 
     def __init__(self) -> None:
-        self._hits = np.empty(0, np.bool_)  # kept: fresh pages for each chunk take longer than the scan
+        self._hits = np.empty(0, np.bool_)  # reused: new pages for each chunk take longer than the scan
 
     def places(self, chunk: bytes, bound: int) -> Int64:
-        """Ascending places in a chunk. Memo indices up to `bound` are no concern."""
+        """Return the places in a chunk, ascending. Memo indices up to `bound` are ignored."""
         data = np.frombuffer(chunk, np.uint8)
         inner = len(data) - OVERLAP
         if inner <= 0:

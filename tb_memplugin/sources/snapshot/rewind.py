@@ -1,4 +1,4 @@
-"""From a snapshot's final state back to its first entry: what was alive and reserved before it."""
+"""Compute what was alive and reserved before a snapshot's first entry, backward from its final state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What was alive before the first entry, and which entries made what was alive at the end.
+    """The blocks alive before the first entry, and the entries that allocated the final blocks.
 
-    Columns of one length: `address`, `bytes` (requested), `final` (the row among the final blocks, -1
-    where the block was freed), `freed` (the entry that freed it, -1 where it is among the final blocks).
-    `made`: for each final block the entry that allocated it, -1 where it is older or unknown.
-    `anomalies`: where the entries and the final state contradict each other, and how often.
+    Columns of equal length: `address`, `bytes` (requested), `final` (the row among the final blocks, -1
+    if the block was freed), `freed` (the entry that freed it, -1 if it is among the final blocks).
+    `made` is, for each final block, the entry that allocated it, -1 if older or unknown. `anomalies` counts
+    each kind of contradiction between the entries and the final state.
     """
 
     address: UInt64
@@ -32,13 +32,12 @@ class Beginning:
 
 
 def rewind(entries: Entries, final: FinalState) -> Beginning:
-    """The blocks alive before the first entry of one device's trace.
+    """Return the blocks alive before the first entry of one device's trace.
 
-    The trace is the end of a longer history (a ring buffer drops the oldest entries), so only the
-    final state is the truth to start from; running backward from it, a completed free brings a block
-    to life and an alloc takes it away. At each address that needs the first row alone: where it is
-    not an alloc, a block was alive there from the start. A requested free changes nothing: the block
-    is live until its free is completed.
+    The trace is the end of a longer history (a ring buffer drops the oldest entries), so only the final
+    state is reliable. Going backward from it, a completed free makes a block live and an alloc removes
+    it. So only the first row at each address matters: if it is not an alloc, a block was alive there at the
+    start. A requested free changes nothing: the block is live until its free is completed.
     """
     touched = np.flatnonzero((entries.kind == Kind.ALLOC) | (entries.kind == Kind.FREE_COMPLETED))
     address = np.concatenate((entries.address[touched], final.address))
@@ -77,7 +76,7 @@ def rewind(entries: Entries, final: FinalState) -> Beginning:
 
 
 def _made(source: Int64, is_final: Bool, ended: Bool, count: int) -> Int64:
-    """For each final block the entry before it at its address, where that is an alloc."""
+    """Return, for each final block, the last entry at its address if that is an alloc, else -1."""
     made = np.full(count, -1, np.int64)
     rows = np.flatnonzero(is_final & ended)
     made[source[rows]] = source[rows - 1]
@@ -85,10 +84,10 @@ def _made(source: Int64, is_final: Bool, ended: Bool, count: int) -> Int64:
 
 
 def reserved_levels(entries: Entries, final: FinalState) -> tuple[int, Int64]:
-    """The allocator's reserve: bytes before the first entry, and after each one (int64, shape (entries,)).
+    """Return the reserved bytes before the first entry, and after each entry (int64, shape (entries,)).
 
-    Anchored at the final sum of segment sizes and run backward. Segment allocs and frees and the maps
-    and unmaps of expandable segments all count (torch: c10/cuda/CUDACachingAllocator.cpp).
+    They are computed backward from the final sum of segment sizes, by segment allocs and frees and by maps
+    and unmaps of expandable segments (torch: c10/cuda/CUDACachingAllocator.cpp).
     """
     sign = np.zeros(len(Kind), np.int64)
     sign[[Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP]] = 1

@@ -1,4 +1,4 @@
-"""Pickles of plain data only: nothing in them can be imported, called, or looked up outside them."""
+"""Load pickles that contain only plain data; nothing in them is imported or called."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from tb_memplugin.sources.collector import collector_at_rest
 from tb_memplugin.sources.snapshot.pickle_reader import DAMAGED_FIX, PickleReader
 
 LONGEST_NAME = 200
-"""Characters of a refused name that a message repeats."""
+"""The largest number of characters of a refused name that a message shows."""
 
 REFUSED_FIX = (
-    "Do not load this file with pickle.load or torch.load. A memory snapshot holds numbers, texts, lists and "
-    "dicts alone: ask whoever sent it for the file that torch.cuda.memory._dump_snapshot() wrote."
+    "Do not load this file with pickle.load or torch.load. A memory snapshot contains only numbers, "
+    "strings, lists and dicts. Ask the sender for the file that torch.cuda.memory._dump_snapshot() "
+    "wrote."
 )
 GROWTH, HEADROOM_BYTES = 64, 256 << 20
-"""Bytes of memory that a byte of a pickle may take, and what any pickle may; real ones take 10 a byte."""
+"""The memory allowed per byte of a pickle, plus what any pickle may use; real ones use 10 bytes per byte."""
 
 _AVAILABLE = re.compile(r"^MemAvailable:\s+([0-9]{1,15}) kB$", re.MULTILINE)
 
 still_unpickling: ContextVar[Callable[[bool], None]] = ContextVar(
     "still_unpickling", default=lambda _going_on: None
 )
-"""Told True while a pickle is read, before every megabyte, and False when that is over.
+"""A function that is called with True before every megabyte that is read of a pickle, and with False at
+the end.
 
-A pickle may choose dictionary keys that take Python hours to look up, or so deeply nested that hashing
-them ends the process. Nothing in the process can stop that; another process that listens here can."""
+A pickle may contain dictionary keys that take Python hours to look up, or that are so deeply nested that
+hashing them crashes the process. Only another process, which this function can inform, can stop that."""
 
 _DAMAGE = (
     pickle.UnpicklingError,
@@ -49,34 +51,33 @@ _DAMAGE = (
     ImportError,
     RecursionError,
 )
-"""What the unpickler raises on bytes that make no sense, besides a lack of memory."""
+"""Exceptions that the unpickler raises for invalid bytes, apart from MemoryError."""
 
 
 class RefusedPickleError(UnreadableFileError):
-    """A pickle asks for something outside itself, which could run code."""
+    """A pickle refers to something outside itself, which could run code."""
 
 
 def load_plain(source: BinaryIO | bytes, where: str) -> object:
-    """The object in a pickle that consists of plain data: numbers, texts, bytes, lists, tuples, sets, dicts.
+    """Return the object in a pickle of plain data: numbers, strings, bytes, lists, tuples, sets, dicts.
 
-    Every global, every persistent id and every extension code is refused before anything is imported,
-    so no pickle can run code. A pickle that claims more bytes than are there, or a memo larger than it
-    can fill, is refused before memory is taken for them. Peak memory is that of `pickle.load` plus some
-    chunks. Python's cycle collector rests meanwhile: a plain pickle makes millions of containers and no
-    garbage.
+    Every global, persistent id and extension code is refused before anything is imported, so no pickle can
+    run code. A pickle that declares more bytes than it has, or a larger memo than it can fill, is refused
+    before memory is allocated. Peak memory is that of `pickle.load` plus a few chunks. Python's cyclic
+    garbage collector is paused meanwhile: a plain pickle creates millions of containers and no garbage.
 
     Args:
         source: a binary stream at the pickle's first byte, or the bytes.
-        where: the file, as errors should name it.
+        where: the file's name for error messages.
 
     Raises:
-        RefusedPickleError: it asks for a global, a persistent id or an extension code.
-        UnreadableFileError: it is truncated, empty, or no pickle, or takes absurd amounts of memory.
-        OSError: the stream does.
+        RefusedPickleError: the pickle refers to a global, a persistent id or an extension code.
+        UnreadableFileError: the data is truncated, empty, not a pickle, or uses far too much memory.
+        OSError: reading the stream failed.
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     reader = PickleReader(stream, where, _growth_watch(where))
-    # A code that this process resolved before would come from the cache, past `find_class`.
+    # An extension code that was resolved earlier would come from the cache and bypass `find_class`.
     copyreg.clear_extension_cache()
     try:
         with collector_at_rest():
@@ -87,7 +88,7 @@ def load_plain(source: BinaryIO | bytes, where: str) -> object:
         raise UnreadableFileError(
             "The pickle needs more memory than there is.",
             where=where,
-            fix=f"{DAMAGED_FIX} If the file is whole, load it where there is more memory.",
+            fix=f"{DAMAGED_FIX} If the file is complete, load it on a machine with more memory.",
         ) from error
     except _DAMAGE as error:
         raise UnreadableFileError(_diagnosis(reader.position, error), where=where, fix=DAMAGED_FIX) from error
@@ -101,7 +102,7 @@ def _diagnosis(size: int, error: BaseException) -> str:
     if isinstance(error, EOFError):
         return f"The pickle ends too early, after {size:,} bytes: the file is truncated."
     reason = f"{type(error).__name__}: {_short(str(error))}"
-    return f"The file is no pickle of plain data, or it is damaged ({reason})."
+    return f"The file is not a pickle of plain data, or it is damaged ({reason})."
 
 
 def _short(text: str) -> str:
@@ -114,11 +115,11 @@ class _PlainUnpickler(pickle.Unpickler):
         self._where = where
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuse: the unpickler asks here for every global, of whichever opcode."""
+        """Refuse every global: the unpickler calls this for all opcodes that load one."""
         self._refuse(f"The pickle asks for the global {_short(f'{module}.{name}')!r}, which could run code")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        """Refuse: a persistent id stands for an object outside the pickle."""
+        """Refuse every persistent id: it refers to an object outside the pickle."""
         name = _short(pid) if isinstance(pid, str) else type(pid).__name__
         self._refuse(f"The pickle asks for an object outside it, by the persistent id {name!r}")
 
@@ -127,7 +128,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _growth_watch(where: str) -> Callable[[int], None]:
-    """A check of the process's memory against the bytes read so far, and against what was free."""
+    """Return a check of the process's memory growth against the bytes read so far and the free memory."""
     before, most = _resident_bytes(), _free_bytes()
     going_on = still_unpickling.get()
 
@@ -138,11 +139,11 @@ def _growth_watch(where: str) -> Callable[[int], None]:
             raise UnreadableFileError(
                 f"The pickle needs more memory than there is: {grown:,} bytes after {position:,} of its own.",
                 where=where,
-                fix="Load it where there is more memory.",
+                fix="Load it on a machine with more memory.",
             )
         if grown > GROWTH * position + HEADROOM_BYTES:
             raise UnreadableFileError(
-                f"The pickle takes absurd amounts of memory: {grown:,} bytes after {position:,} of its own.",
+                f"The pickle uses far too much memory: {grown:,} bytes after {position:,} of its own.",
                 where=where,
                 fix=REFUSED_FIX,
             )
@@ -151,7 +152,7 @@ def _growth_watch(where: str) -> Callable[[int], None]:
 
 
 def _free_bytes() -> int:
-    """Memory that is free now, by the system; more than any machine has where it does not tell."""
+    """Return the free memory of the system in bytes; `sys.maxsize` if it is not known."""
     try:
         found = _AVAILABLE.search(Path("/proc/meminfo").read_text("ascii"))
         return int(found[1]) << 10 if found else sys.maxsize
@@ -160,7 +161,7 @@ def _free_bytes() -> int:
 
 
 def _resident_bytes() -> int:
-    """Memory of this process, 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes, 0 if it is not known."""
     try:
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

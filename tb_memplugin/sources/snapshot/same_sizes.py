@@ -1,8 +1,8 @@
-"""Blocks that are told by others of their size: parameters by their gradients, old state by the new.
+"""Identify blocks by the sizes of others: parameters by their gradients, old optimizer state by the new.
 
-A snapshot rarely tells how a parameter was made: that was long before its first entry. But where the
-gradients of a model are known, its parameters are the blocks of exactly their sizes. Nothing is said unless
-sizes and numbers agree without exception: a single block too many leaves all of them unknown.
+A snapshot rarely shows how a parameter was allocated: that was long before its first entry. But if the
+gradients of a model are known, its parameters are the blocks of exactly the same sizes. The rule applies only
+if sizes and counts agree without exception: a single extra block leaves all of them unknown.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 FEWEST = 8
-"""Blocks that have to agree. Fewer could do so by accident."""
+"""The smallest number of blocks that must agree. Fewer could agree by accident."""
 
 CUBLAS_WORKSPACE = 8_519_680
-"""What cuBLAS takes per handle and stream before Hopper, bytes: a size that nothing else happens to have."""
+"""Bytes of cuBLAS's workspace per handle and stream before Hopper, a size that other blocks do not have."""
 
 
 def by_sizes(trace: MemoryTrace, category: UInt8, phase: UInt8, ends_step: Bool) -> UInt8:
-    """Categories of allocations, with those that only the sizes of others tell.
+    """Return the categories of allocations, including those that follow from the sizes of other blocks.
 
     Args:
         trace: a trace.
-        category: of each allocation, as far as known.
-        phase: of each event.
-        ends_step: events at which no optimizer step runs any more.
+        category: the category of each allocation, `UNKNOWN` if not known.
+        phase: the phase of each event.
+        ends_step: mask of events at which no optimizer step runs.
     """
     found: UInt8 = category.copy()
     blocks = trace.allocations
@@ -42,7 +42,7 @@ def by_sizes(trace: MemoryTrace, category: UInt8, phase: UInt8, ends_step: Bool)
 
 
 def _replaced_state(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int64, ends_step: Bool) -> Int64:
-    """Those of some unknown blocks that an optimizer step let go of, having made others in their place."""
+    """Return those of the unknown blocks that an optimizer step freed and replaced by new state."""
     blocks = trace.allocations
     old: Int64 = rows[(blocks.born[rows] < 0) & (blocks.freed[rows] < len(phase))]
     old = old[phase[blocks.freed[old]] == Phase.OPTIMIZER]
@@ -64,9 +64,9 @@ def _replaced_state(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int
 
 
 def _with_gradients(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int64, device: int) -> Int64:
-    """Those of some unknown blocks that were there before the backward and have a gradient each.
+    """Return those of the unknown blocks that were alive before backward and have one gradient each.
 
-    Blocks that are known as parameters by other means count, too: else momentum might pass for them.
+    Blocks already known as parameters are counted, too; otherwise momentum could be taken for parameters.
     """
     blocks = trace.allocations
     gradients = np.flatnonzero((category == Category.GRADIENT) & (blocks.device == device))
@@ -87,7 +87,7 @@ def _with_gradients(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int
 
 
 def _most_alive(born: Int64, freed: Int64, events: int) -> int:
-    """The event after which most of some blocks are alive."""
+    """Return the event after which the largest number of the blocks are alive."""
     change = np.bincount(born + 1, minlength=events + 2) - np.bincount(freed + 1, minlength=events + 2)
     return int(np.argmax(np.cumsum(change))) - 1
 

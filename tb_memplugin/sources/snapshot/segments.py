@@ -1,4 +1,4 @@
-"""A snapshot's segments, run backward to its first entry; and which pool an entry's block was in."""
+"""Compute a snapshot's segments before its first entry, and the pool of each entry's block."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ RESERVES = GROWS + SHRINKS
 EXPANDABLE = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
 
 MOST_PIECES = 1 << 24
-"""More pieces than this come only from segments that overlap without sense."""
+"""More pieces than this occur only if segments overlap in an invalid way."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstSegments:
-    """What was reserved before the first entry, in address order.
+    """The ranges reserved before the first entry, in address order.
 
-    `contradictions`: segment events that do not fit one another, or the final segments, in bytes.
+    `contradictions` is the bytes of segment events that contradict one another or the final segments.
     """
 
     segments: FinalSegments
@@ -32,14 +32,14 @@ class FirstSegments:
 
 
 def first_segments(entries: Entries, final: FinalSegments) -> FirstSegments:
-    """The reserved ranges before the first entry of one device.
+    """Return the ranges reserved before the first entry of one device.
 
-    Ranges are cut wherever one begins or ends; between two cuts, a piece comes and goes whole. Whether it
-    was there at first is told by the first that is heard of it: what the trace gives back was there, and
-    what is among the final segments; what the trace takes was not.
+    Ranges are cut wherever one begins or ends, so that each piece between two cuts is allocated and freed
+    whole. The first row of a piece shows whether it was reserved at the start: it was if the row is a free
+    or a final segment, and was not if the row is an alloc.
 
     Raises:
-        ValueError: the ranges overlap without sense.
+        ValueError: the ranges overlap in an invalid way.
     """
     rows = np.flatnonzero(np.isin(entries.kind, RESERVES))
     told = _ranges(entries, rows, final)
@@ -48,7 +48,7 @@ def first_segments(entries: Entries, final: FinalSegments) -> FirstSegments:
     cuts, piece, owner = _pieces(told)
     size, taken = np.diff(cuts)[piece], takes[owner]
     same = piece[1:] == piece[:-1]
-    # What is taken must be given back, or be there at the end; what is given back must be taken first.
+    # Each allocated piece must be freed or be there at the end; allocs and frees of a piece must alternate.
     wrong = taken.copy()
     wrong[:-1][same] = taken[1:][same] == taken[:-1][same]
     first = np.append(True, ~same)[: len(piece)]
@@ -59,7 +59,7 @@ def first_segments(entries: Entries, final: FinalSegments) -> FirstSegments:
 
 
 def _ranges(entries: Entries, rows: Int64, final: FinalSegments) -> FinalSegments:
-    """The ranges of segment entries, and behind them the final ones."""
+    """Return the ranges of segment entries, followed by the final ones."""
     return FinalSegments(
         address=np.concatenate((entries.address[rows], final.address)),
         bytes=np.concatenate((entries.bytes[rows], final.bytes)),
@@ -72,9 +72,9 @@ def _ranges(entries: Entries, rows: Int64, final: FinalSegments) -> FinalSegment
 
 
 def _pieces(told: FinalSegments) -> tuple[UInt64, Int64, Int64]:
-    """All edges of ranges; and for each range (`owner`) the pieces between two edges that it consists of.
+    """Return all edges of ranges, and (piece, range) for each piece between two edges in each range.
 
-    By piece (the number of its lower edge), and within each in the order of the ranges.
+    They are sorted by piece (the index of its lower edge), and then in the order of the ranges.
     """
     size = told.bytes.astype(np.uint64)
     end = told.address + np.minimum(size, ~told.address)  # a range beyond 2**64 ends there
@@ -90,7 +90,7 @@ def _pieces(told: FinalSegments) -> tuple[UInt64, Int64, Int64]:
 
 
 def _whole(told: FinalSegments, cuts: UInt64, piece: Int64, owner: Int64) -> FinalSegments:
-    """Ranges of pieces in address order: neighbours that belong to one range are joined again."""
+    """Return ranges from pieces in address order, joining neighbours that belong to the same range."""
     begins = np.ones(len(piece), bool)
     begins[1:] = (owner[1:] != owner[:-1]) | (np.diff(piece) != 1)
     first = np.flatnonzero(begins)
@@ -106,10 +106,10 @@ def _whole(told: FinalSegments, cuts: UInt64, piece: Int64, owner: Int64) -> Fin
 
 
 def pools_of(entries: Entries, final: FinalSegments) -> Int32:
-    """The pool of each entry's address: what the entry tells (PyTorch 2.13), else its segment's.
+    """Return the pool of each entry: the entry's own (PyTorch 2.13), else that of the segment at its address.
 
-    A final segment is known to have been there since its last `segment_alloc`, or from the start.
-    What lay in segments that are gone stays -1: unknown.
+    A final segment is known to exist since its last `segment_alloc`, or from the start. Entries in segments
+    that no longer exist get -1 (unknown).
     """
     pool: Int32 = entries.pool.copy()
     open_ = np.flatnonzero((pool < 0) & (entries.kind != Kind.OOM) & (entries.kind != Kind.MARK))
@@ -128,7 +128,7 @@ def pools_of(entries: Entries, final: FinalSegments) -> Int32:
 
 
 def _made(entries: Entries, final: FinalSegments, order: Int64) -> Int64:
-    """The last `segment_alloc` of each final segment, -1 where the trace has none."""
+    """Return the last `segment_alloc` entry of each final segment, -1 if the trace has none."""
     made = np.full(len(order), -1, np.int64)
     events = np.flatnonzero(entries.kind == Kind.SEGMENT_ALLOC)
     start = final.address[order]

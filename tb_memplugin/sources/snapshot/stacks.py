@@ -1,4 +1,4 @@
-"""The call stacks of a memory snapshot, each once."""
+"""Collect the distinct call stacks of a memory snapshot."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Frames = Sequence[dict[str, Any]]
 LISTS_AT_ONCE = 1 << 14
 FRAME_FIELDS = ("name", "filename", "line", "fx_node_name", "fx_node_op", "fx_node_target")
 MOST_FRAMES = 1 << 17
-"""Of one stack: none is so deep, and a file may have one frame a million times in a few bytes."""
+"""The largest number of frames in a stack; a small hostile file may repeat one frame millions of times."""
 
 MOST_CHARACTERS = 1 << 28
-"""Of all different frames: names may be shared in a file, and no longer be in their texts."""
+"""The largest total length of all distinct frames: a file may share names that the texts repeat."""
 
 POINTER_BYTES = np.dtype(object).itemsize
 
 
 class Stacks:
-    """Call stacks, each once, as `function file:line`, innermost frame first.
+    """The distinct call stacks, each a tuple of frames `function file:line`, innermost first.
 
-    Where a compiled graph's node was recorded, a frame ends in ` [fx NAME OP TARGET]`.
+    If a compiled graph's node was recorded, a frame ends in ` [fx NAME OP TARGET]`.
 
-    A snapshot holds one list of frames per allocation, millions of references to few frames. Equal
-    stacks are found by the addresses of their frames, so the snapshot must live as long as this does.
+    A snapshot contains one list of frames per allocation: millions of references to few frames. Equal
+    stacks are found by the addresses of their frames, so the snapshot must exist as long as this object.
     """
 
     def __init__(self) -> None:
@@ -40,22 +40,23 @@ class Stacks:
         self._rows: dict[tuple[str, ...], int] = {}
 
     def as_tuple(self) -> tuple[tuple[str, ...], ...]:
-        """All stacks, in row order."""
+        """Return all stacks in row order."""
         return tuple(self._rows)
 
     def rows(self, written: Sequence[Frames | None]) -> Int32:
-        """The rows of stacks; -1 for none or an empty one.
+        """Return the rows of stacks; -1 for None or an empty stack.
 
         Raises:
-            KeyError, TypeError, ValueError: a stack is no list of frames.
+            KeyError, TypeError, ValueError: a stack is not a valid list of frames.
         """
         return _once_an_object(written, self._rows_of)
 
     def text_rows(self, written: Sequence[Sequence[str] | None]) -> Int32:
-        """The rows of stacks that are written as texts (`forward_frames`); -1 for none.
+        """Return the rows of stacks that are written as strings (`forward_frames`); -1 for None or empty.
 
         Raises:
-            TypeError: a stack is no list of texts.
+            TypeError: a stack is not a list of strings.
+            ValueError: a stack has too many frames.
         """
         if written.count(None) == len(written):
             return np.full(len(written), -1, np.int32)
@@ -65,7 +66,7 @@ class Stacks:
         if not frames:
             return -1
         if not isinstance(frames, list | tuple) or not all(isinstance(frame, str) for frame in frames):
-            raise TypeError("forward_frames are no list of texts")
+            raise TypeError("forward_frames is not a list of strings")
         if len(frames) > MOST_FRAMES:
             raise ValueError(f"a stack has {len(frames):,} frames")
         return self._rows.setdefault(tuple(frames), len(self._rows))
@@ -79,7 +80,7 @@ class Stacks:
             if max(lengths) > MOST_FRAMES:
                 raise ValueError(f"a stack has {max(lengths):,} frames")
             ends = list(accumulate(lengths, initial=0))
-            # The bytes of an array of objects are the objects' addresses: a stack's key is one slice of them.
+            # The bytes of an object array are the objects' addresses; a slice of them is a stack's key.
             raw = np.fromiter(chain.from_iterable(some), object, ends[-1]).tobytes()
             keys = [raw[a * POINTER_BYTES : b * POINTER_BYTES] for a, b in pairwise(ends)]
             for key, frames in dict(zip(keys, some, strict=True)).items():
@@ -101,17 +102,17 @@ class Stacks:
         return text
 
     def _kept(self, text: str) -> str:
-        """The text that stands for all that are equal to it."""
+        """Return the one stored text that is equal to the given text."""
         kept = self._kept_texts.setdefault(text, text)
         if kept is text:
             self._characters += len(text)
             if self._characters > MOST_CHARACTERS:
-                raise ValueError("its frames have more text than any program's")
+                raise ValueError("its frames have more text than any program has")
         return kept
 
 
 def _once_an_object(written: Sequence[Any], rows_of: Callable[[list[Any]], list[int]]) -> Int32:
-    """Rows of values, asked for once an object, by first appearance: addresses differ from run to run."""
+    """Return the rows of values, calling `rows_of` once per distinct object, in order of first appearance."""
     places = np.fromiter(map(id, written), np.uint64, len(written))
     _, first, same = np.unique(places, return_index=True, return_inverse=True)
     seen = np.argsort(first)
@@ -121,7 +122,7 @@ def _once_an_object(written: Sequence[Any], rows_of: Callable[[list[Any]], list[
 
 
 def _check_frame(frame: dict[str, Any]) -> None:
-    """Make sure that a frame holds plain values: the text of a list of lists may have no end."""
+    """Check that a frame contains only plain values: the text of nested lists could be endless."""
     for key in FRAME_FIELDS:
         value = frame.get(key)
         if not (value is None or type(value) is str or (type(value) is int and abs(value) < 1 << 64)):

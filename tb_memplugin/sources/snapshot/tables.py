@@ -1,4 +1,4 @@
-"""The tables that a snapshot's entries and blocks point into, filled while it is read."""
+"""The tables that a snapshot's entries and blocks refer to, filled while it is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tb_memplugin.trace.tables import Int32
 T = TypeVar("T", bound=Hashable)
 
 LONGEST_NAME = 4096
-"""Characters of a label, a context or an annotation's name: one of millions may stand in many places."""
+"""The largest number of characters of a label, context or annotation name: one may be repeated many times."""
 
 CUT = "…"
 
@@ -33,26 +33,26 @@ class Tables:
     pools: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def label_rows(self, written: Sequence[Any]) -> Int32:
-        """Rows of `user_metadata`, -1 where there is none."""
+        """Return the rows of `user_metadata`, -1 for none."""
         return _text_rows(written, "user_metadata", self._label_row)
 
     def context_rows(self, written: Sequence[Any]) -> Int32:
-        """Rows of `compile_context`; PyTorch writes N/A where nothing was being compiled."""
+        """Return the rows of `compile_context`, -1 for none; PyTorch writes N/A if nothing is compiled."""
         return _text_rows(written, "compile_context", self._context_row)
 
     def stream_rows(self, written: Sequence[Any]) -> Int32:
-        """Rows of stream pointers, -1 where there is none."""
+        """Return the rows of stream pointers, -1 for none."""
         return _where_told(
             written, lambda told: rows_of_numbers([addresses(told)], lambda one: _row(self.streams, one))
         )
 
     def pool_rows(self, written: Sequence[Any]) -> Int32:
-        """Rows of pool ids, pairs of numbers (lists of two, in JSON); -1 where there is none."""
+        """Return the rows of pool ids, which are pairs of numbers (lists of two in JSON); -1 for none."""
         return _where_told(written, self._pool_rows)
 
     def _pool_rows(self, written: Sequence[Any]) -> Int32:
         if set(map(type, written)) - {tuple, list} or set(map(len, written)) != {2}:
-            raise TypeError("a pool id is no pair of numbers")
+            raise TypeError("a pool id is not a pair of numbers")
         first, second = addresses(list(chain.from_iterable(written))).reshape(-1, 2).T
         return rows_of_numbers([first, second], lambda a, b: _row(self.pools, (a, b)))
 
@@ -64,27 +64,27 @@ class Tables:
 
 
 def cut(name: str) -> str:
-    """A name without what is beyond `LONGEST_NAME`."""
+    """Return a name cut to `LONGEST_NAME` characters."""
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - len(CUT)] + CUT
 
 
 def is_cut(name: str) -> bool:
-    """Whether a name ends as those do that were cut."""
+    """Whether a name looks like one that was cut."""
     return len(name) == LONGEST_NAME and name.endswith(CUT)
 
 
 def check_texts(written: Sequence[Any], what: str) -> None:
-    """Make sure that values are texts or absent, before anything hashes them.
+    """Check that values are strings or None, before anything hashes them.
 
     Raises:
-        TypeError: another type.
+        TypeError: a value has another type.
     """
     for kind in set(map(type, written)) - {str, type(None)}:
         raise TypeError(f"{what} is {kind.__name__}")
 
 
 def _text_rows(written: Sequence[Any], what: str, row_of: Callable[[Any], int]) -> Int32:
-    """A row for each text, asked for once per distinct one: int32, shape (values,)."""
+    """Return a row for each text, calling `row_of` once per distinct text: int32, shape (values,)."""
     check_texts(written, what)
     rows = {text: row_of(text) for text in dict.fromkeys(written)}
     if len(rows) == 1:

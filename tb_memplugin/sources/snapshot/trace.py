@@ -1,7 +1,7 @@
-"""Memory snapshots of `torch.cuda.memory` and `torch.xpu.memory` as traces, whatever PyTorch wrote them.
+"""Read memory snapshots of `torch.cuda.memory` and `torch.xpu.memory`, of any version of PyTorch, as traces.
 
-Read: allocs, frees, segment events, out-of-memory and snapshot marks of every device; the blocks alive
-before the first entry; segments and reserved bytes; streams, pools, rounded sizes where they are told;
+A trace contains allocs, frees, segment events, out-of-memory and snapshot marks of every device; the blocks
+alive before the first entry; segments and reserved bytes; streams, pools and rounded sizes if recorded;
 stacks with forward and FX frames; annotations, compile contexts, user metadata; pinned host memory.
 """
 
@@ -30,21 +30,21 @@ from tb_memplugin.trace.kinds import Kind
 from tb_memplugin.trace.tables import Int64
 
 MOST_DEVICES = 256
-"""Rows that the trace's device column can tell apart."""
+"""The largest number of devices: the trace's device column is uint8."""
 
 PINNED = "pinned"
 """The device of page-locked host memory, in snapshots of PyTorch after 2.13."""
 
 
 def load_snapshot(path: str | Path, device_type: str = "cuda") -> MemoryTrace:
-    """The trace in a snapshot's pickle. Nothing in the file is executed.
+    """Return the trace in a snapshot's pickle. Nothing in the file is executed.
 
     Args:
-        path: what `_dump_snapshot` wrote, or a pickle of `_snapshot()` or `memory_snapshot()`.
-        device_type: "cuda" or "xpu". The file does not tell.
+        path: a file that `_dump_snapshot` wrote, or a pickle of `_snapshot()` or `memory_snapshot()`.
+        device_type: "cuda" or "xpu", which the file does not contain.
 
     Raises:
-        UnreadableFileError: no snapshot, damaged, or a pickle that wants to run code.
+        UnreadableFileError: the file is not a snapshot, is damaged, or is a pickle that would run code.
         OSError: the file cannot be read.
     """
     with Path(path).open("rb") as stream:
@@ -53,24 +53,25 @@ def load_snapshot(path: str | Path, device_type: str = "cuda") -> MemoryTrace:
 
 
 def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda") -> MemoryTrace:
-    """The trace in a snapshot that is in memory.
+    """Return the trace in a snapshot in memory.
 
-    Sizes of allocs and frees are requested bytes. An event's place among those of its own device is its
-    place in that device's trace; devices are merged by time. Steps are torch.profiler's where it was on,
-    else there is one, 0: the window. What is contradictory in the snapshot is counted in the trace's notes.
+    Sizes of allocs and frees are requested bytes. The events of each device keep the order of that device's
+    trace; devices are merged by time. Steps are those of torch.profiler if it was on, else there is one
+    step, number 0, which is the whole window. Contradictions in the snapshot are counted in the trace's
+    notes.
 
     Args:
         snapshot: the dict of `torch.cuda.memory._snapshot()` or the list of `memory_snapshot()`.
-        source: where it is from, for messages.
+        source: the name of the file for messages.
         device_type: "cuda" or "xpu".
 
     Raises:
-        UnreadableFileError: it is no snapshot, or fields have wrong types.
+        UnreadableFileError: the object is not a snapshot, or fields have wrong types.
     """
     content = {"segments": snapshot} if isinstance(snapshot, list) else snapshot
     if not isinstance(content, dict) or "segments" not in content:
         raise UnreadableFileError(
-            "The file holds no memory snapshot: there are no segments in it.", where=source, fix=FIX
+            "The file is not a memory snapshot: it contains no segments.", where=source, fix=FIX
         )
     tables = Tables()
     with damage_told("The segments of the snapshot", source):
@@ -92,7 +93,7 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
 
 
 def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[str]:
-    """Read pinned host memory as a device of its own, where a snapshot has it; say so where that fails."""
+    """Add a device for pinned host memory if the snapshot contains it. Return notes if that fails."""
     segments, traces = content.get("host_segments") or [], content.get("host_traces") or []
     if not segments and not (any(traces) if isinstance(traces, list) else traces):
         return []
@@ -103,12 +104,12 @@ def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], table
             final = final_states([{**segment, "device": 0} for segment in segments], tables)
             devices.append(SnapshotDevice(len(devices), PINNED, entries, final.get(0) or no_state()))
     except UnreadableFileError as error:
-        return [f"The snapshot also holds pinned host memory, which is not shown: {error.what}"]
+        return [f"The snapshot also contains pinned host memory, which is not shown: {error.what}"]
     return []
 
 
 def _traces(content: dict[str, Any], source: str) -> dict[int, list[dict[str, Any]]]:
-    """The trace of each device that has entries."""
+    """Return the trace of each device that has entries, by device number."""
     traces = content.get("device_traces") or []
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise UnreadableFileError("The device_traces are not lists.", where=source, fix=FIX)
@@ -158,7 +159,7 @@ def _merged(
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The columns of all devices, one behind the other."""
+    """Return the concatenated columns of all devices."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -175,7 +176,7 @@ def _empty(content: dict[str, Any]) -> MemoryTrace:
 
 
 def _ooms(devices: Sequence[SnapshotDevice], order: Int64 | None) -> tuple[OutOfMemory, ...]:
-    """Failed requests of all devices, at their places among the merged events."""
+    """Return the failed allocations of all devices, with their indices among the merged events."""
     place = None if order is None else np.argsort(order, kind="stable")
     found, before = [], 0
     for device in devices:
@@ -189,9 +190,9 @@ def _ooms(devices: Sequence[SnapshotDevice], order: Int64 | None) -> tuple[OutOf
 
 def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iterator[str]:
     if not any(len(device) for device in devices):
-        yield "The snapshot has no trace, only the final state: no time passes in it."
+        yield "The snapshot has no trace, only the final state, so nothing changes over time."
     if annotations_left_out:
-        yield f"{annotations_left_out:,} annotations are of no known device, stage or time; left out."
+        yield f"{annotations_left_out:,} annotations have no known device, stage or time; left out."
 
 
 def _long_names(*tables: Sequence[str]) -> Iterator[str]:
@@ -204,7 +205,7 @@ def _long_names(*tables: Sequence[str]) -> Iterator[str]:
 
 
 def _settings(settings: object) -> Iterator[tuple[str, str]]:
-    """Settings of the allocator that are plain values."""
+    """Yield the allocator's settings that are plain values."""
     for key, value in settings.items() if isinstance(settings, dict) else ():
         if isinstance(key, str) and (
             isinstance(value, str | bool | float) or (isinstance(value, int) and abs(value) < MOST_BYTES)

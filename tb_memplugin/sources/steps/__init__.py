@@ -1,1 +1,1 @@
-"""Figures of whole steps: counters, peaks and what they cost nothing to read."""
+"""Record the figures of whole steps from counters that torch or the system keeps."""

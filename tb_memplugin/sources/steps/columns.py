@@ -1,4 +1,4 @@
-"""Steps that a monitor saw, as columns."""
+"""Convert the steps that a monitor recorded to columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tb_memplugin.trace.tables import Int64
 def figures_of(
     rows: Sequence[MonitoredStep], counters: Sequence[Counters], notes: Sequence[str] = ()
 ) -> StepFigures:
-    """Steps as columns. There is at least one."""
+    """Return steps, of which there must be at least one, as columns."""
     names = list(dict.fromkeys(phase.name for step in rows for phase in step.phases))
     return StepFigures(
         steps=_column([step.step for step in rows]),

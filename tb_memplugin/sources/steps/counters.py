@@ -1,4 +1,4 @@
-"""What is counted of a device at any moment: by torch's allocator, or by the system for the process."""
+"""Read memory counters: of a device from torch's allocator, or of the process from the operating system."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Stats = dict[str, Any]
 
 
 class Reading(NamedTuple):
-    """A device's counters now; bytes.
+    """A device's counters at one moment; bytes.
 
     Attributes:
-        allocated, reserved: what there is.
-        peak, peak_reserved: highest since the reading before.
-        exact: whether `peak` is; else it may have been higher.
-        reserved_exact: whether `peak_reserved` is.
-        retries, ooms, allocations, allocated_bytes: counted since some moment before the first reading.
+        allocated, reserved: the current values.
+        peak, peak_reserved: the highest values since the previous reading.
+        exact: whether `peak` is exact; otherwise it is a lower bound.
+        reserved_exact: whether `peak_reserved` is exact.
+        retries, ooms, allocations, allocated_bytes: counts since some time before the first reading.
     """
 
     allocated: int
@@ -40,10 +40,10 @@ class Counters(Protocol):
     """The counters of one device.
 
     Attributes:
-        name: as torch spells the device; "process" for the memory of the process.
-        kind: "allocator" or "process". Only the first has a reserve, and counts allocations.
-        product, capacity: the device's product name and its bytes, None where not known.
-        in_use: False as long as the process has not used the device: its name may change until then.
+        name: the device as torch spells it; "process" for the memory of the process.
+        kind: "allocator" or "process". Only the first has a reserve and counts allocations.
+        product, capacity: the device's product name, and its memory in bytes, None if not known.
+        in_use: False until the process has used the device; the name may change until then.
     """
 
     name: str
@@ -53,30 +53,30 @@ class Counters(Protocol):
     in_use: bool
 
     def read(self) -> Reading:
-        """The counters now. Raises what torch or the system raises."""
+        """Return the current counters. May raise any exception of torch or the system."""
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Release the counters; they are not read again."""
 
 
 class DeviceHandle(Protocol):
-    """A device of torch that may not be in use yet: looking at it must not bring it into use."""
+    """A torch device that may not be in use yet. The methods must not initialize it."""
 
     def in_use(self) -> bool:
-        """Whether the process uses devices of this type."""
+        """Return whether the process uses devices of this type."""
 
     def resolve(self) -> tuple[int, str, str, int | None]:
-        """Once in use: its index, name, product, and capacity in bytes."""
+        """Return the index, name, product, and capacity in bytes of a device in use."""
 
     name: str
 
 
 class AllocatorCounters:
-    """The counters of torch's allocator on a device. Its peaks are reset with each reading.
+    """The counters of torch's allocator on a device, whose peaks are reset at each reading.
 
     Args:
-        device: which one.
-        peaks: gives the way to its counters, once it is in use.
+        device: the device.
+        peaks: returns the shared peak counters; called once the device is in use.
     """
 
     kind = "allocator"
@@ -91,7 +91,7 @@ class AllocatorCounters:
         self._mine: list[int] = []
 
     def read(self) -> Reading:
-        """The counters now; zeros as long as the device is not in use."""
+        """Return the current counters; zeros while the device is not in use."""
         if self._peaks is None:
             if not self._device.in_use():
                 return NOTHING
@@ -103,17 +103,17 @@ class AllocatorCounters:
         return _reading(stats, peak, reserved)
 
     def close(self) -> None:
-        """No peak is reset any more."""
+        """End this reader, so that peaks are no longer reset for it."""
         if self._peaks is not None:
             self._peaks.close(self._index, self._mine)
 
 
 class UntouchedCounters:
-    """The same without resetting a peak: it is exact where the counter rose, else a lower bound.
+    """The counters of torch's allocator without resetting peaks: a peak is exact only if it is a new maximum.
 
     Args:
-        device: which one.
-        stats: gives the nested counters of a device by its index.
+        device: the device.
+        stats: returns the nested counters of a device by its index.
     """
 
     kind = "allocator"
@@ -127,7 +127,7 @@ class UntouchedCounters:
         self._allocated, self._reserved = HighWater(), HighWater()
 
     def read(self) -> Reading:
-        """The counters now; zeros as long as the device is not in use."""
+        """Return the current counters; zeros while the device is not in use."""
         if not self.in_use:
             if not self._device.in_use():
                 return NOTHING
@@ -140,14 +140,14 @@ class UntouchedCounters:
         return _reading(stats, peak, peak_reserved, exact=exact, reserved_exact=known)
 
     def close(self) -> None:
-        """Nothing was changed."""
+        """Do nothing: there is nothing to restore."""
 
 
 class ProcessCounters:
-    """The resident memory of this process, whatever in it took it. The system's peak is not reset.
+    """The resident memory of this process, of all its libraries. The system's peak is not reset.
 
     Args:
-        resident: gives resident bytes now, and the highest there ever were.
+        resident: returns the current resident bytes, and their highest value ever.
     """
 
     name = kind = "process"
@@ -159,29 +159,29 @@ class ProcessCounters:
         self._resident, self._high = resident, HighWater()
 
     def read(self) -> Reading:
-        """The memory now."""
+        """Return the current memory."""
         now, top = self._resident()
         return Reading(now, *self._high.since(now, top))
 
     def close(self) -> None:
-        """Nothing was changed."""
+        """Do nothing: there is nothing to restore."""
 
 
 class HighWater:
-    """What a counter of the highest ever tells about the time between two looks at it."""
+    """Derives the peak between two readings from a counter of the highest value ever."""
 
     def __init__(self) -> None:
         self._level = self._top = 0
 
     def since(self, level: int, top: int) -> tuple[int, bool]:
-        """The highest since the last look, and whether it is known: else it may have been higher.
+        """Return the peak since the last call, and whether it is exact; otherwise it is a lower bound.
 
         Args:
-            level: what there is now.
-            top: the highest there ever was.
+            level: the current value.
+            top: the highest value ever.
         """
         peak = top if top > self._top else max(level, self._level)
-        exact = peak >= top >= self._top  # it falls where somebody set it back: then nothing is known
+        exact = peak >= top >= self._top  # it falls only if it was reset: then nothing is known
         self._level, self._top = level, top
         return peak, exact
 

@@ -1,4 +1,4 @@
-"""Which devices a monitor watches, and how their counters are read without bringing them into use."""
+"""Choose the devices that a monitor watches, and read their counters without initializing them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Wanted = str | torch.device
 
 
 def counters_of(device: Wanted | Sequence[Wanted] | None, *, reset_peaks: bool) -> list[Counters]:
-    """The counters of the devices that are wanted, each once.
+    """Return the counters of the given devices, each once.
 
     Args:
-        device: one or several; "cpu" and "process" mean the memory of the process. None: the current
-            accelerator where its allocator counts, else the process.
+        device: one or several devices; "cpu" and "process" mean the memory of the process. None: the
+            current accelerator if its allocator has counters, else the process.
         reset_peaks: whether peaks may be reset.
 
     Raises:
-        MemPluginError: there is no such device here, or its allocator counts nothing.
+        MemPluginError: this machine does not have the device, or its allocator has no counters.
     """
     if device is None:
         device = _default()
@@ -42,7 +42,7 @@ def counters_of(device: Wanted | Sequence[Wanted] | None, *, reset_peaks: bool) 
         device = [device]
     several = list(device)
     if not several:
-        raise MemPluginError("No device is given.", where="device", fix="Leave it out for the current one.")
+        raise MemPluginError("No device was given.", where="device", fix="Leave it out for the current one.")
     return [_counters(name, reset_peaks) for name in dict.fromkeys(map(_name, several))]
 
 
@@ -52,7 +52,7 @@ def _default() -> str:
 
 
 def _counts(device_type: str) -> bool:
-    """Whether an allocator tells its counters: some accelerators' (MPS) do not."""
+    """Whether a device type's allocator has counters; those of some accelerators (MPS) do not."""
     doors = _doors(device_type)
     if device_type in ("cuda", "xpu") or not doors.present():
         return doors.present()
@@ -68,9 +68,9 @@ def _name(device: Wanted) -> str:
         return PROCESS if name == PROCESS or torch.device(name).type == "cpu" else name
     except RuntimeError as error:
         raise MemPluginError(
-            f"{name!r:.80} is no device.",
+            f"{name!r:.80} is not a device.",
             where="MemoryMonitor",
-            fix='Give what torch.device takes, such as "cuda:0", or "process".',
+            fix='Give a device as torch.device takes it, such as "cuda:0", or "process".',
         ) from error
 
 
@@ -82,25 +82,28 @@ def _counters(name: str, reset_peaks: bool) -> Counters:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or accelerator.type != handle.type:
         raise MemPluginError(
-            f"There is no device {name!r} here.",
+            f"This machine has no device {name!r}.",
             where="MemoryMonitor",
-            fix="Leave `device` out: then the current device is watched, or the process where there is none.",
+            fix="Leave `device` out to watch the current device, or the process if there is none.",
         )
     if not hasattr(doors.module, doors.readers[0]):
         raise MemPluginError(
-            f"The allocator of {name!r} counts nothing that this torch can tell.",
+            f"This version of torch cannot read the allocator's counters of {name!r}.",
             where="MemoryMonitor",
-            fix='Give device="process" for the memory of the process, or use a newer torch.',
+            fix='Use device="process" for the memory of the process, or use a newer torch.',
         )
     if reset_peaks and doors.present():
         return AllocatorCounters(handle, lambda: _shared_peaks(handle.type))
     if reset_peaks:
-        logger.warning("This torch cannot reset peaks: those of steps are lower bounds unless they rise.")
+        logger.warning(
+            "This version of torch cannot reset peaks, so the peaks of steps are lower bounds "
+            "unless they rise."
+        )
     return UntouchedCounters(handle, getattr(doors.module, doors.readers[0]))
 
 
 class AcceleratorHandle:
-    """A device of torch by its type, and its index or the current one.
+    """A torch device, given by its type and an index; without an index, the current device of the type.
 
     Args:
         device: "cuda", "cuda:1", "xpu", ...
@@ -112,14 +115,14 @@ class AcceleratorHandle:
         self.name = f"{device.type}:{device.index or 0}"
 
     def in_use(self) -> bool:
-        """Whether the process uses devices of this type: asking does not make it so."""
+        """Return whether the process uses devices of this type, without initializing them."""
         backend: Any = getattr(torch, self.type, None)
         if hasattr(backend, "is_initialized"):
             return bool(backend.is_initialized())
         return bool(torch._C._accelerator_isAllocatorInitialized())
 
     def resolve(self) -> tuple[int, str, str, int | None]:
-        """Its index, name, product, and capacity in bytes."""
+        """Return the device's index, name, product, and capacity in bytes."""
         index = torch.accelerator.current_device_index() if self._index is None else self._index
         properties: Any = None
         backend: Any = getattr(torch, self.type, None)
@@ -135,12 +138,12 @@ class AcceleratorHandle:
 
 @cache
 def _shared_peaks(device_type: str) -> SharedPeaks:
-    """One for all monitors of the process: the doors are wrapped once."""
+    """Return the shared peaks of a device type, one per process, so that torch is wrapped only once."""
     return SharedPeaks(_doors(device_type))
 
 
 def _doors(device_type: str) -> Doors:
-    """The functions of torch that Python reads and resets an allocator's counters by (torch 2.6 to 2.13)."""
+    """Return torch's functions that read and reset an allocator's counters (torch 2.6 to 2.13)."""
     if device_type not in ("cuda", "xpu"):
         return Doors(torch._C, ("_accelerator_getDeviceStats",), ("_accelerator_resetPeakStats",))
     return Doors(

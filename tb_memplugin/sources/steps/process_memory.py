@@ -1,4 +1,4 @@
-"""The memory of this process as the system counts it: what there is to say where torch counts nothing."""
+"""Read the memory of this process from the operating system, for devices without torch counters."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _FIELDS = re.compile(rb"^Vm(HWM|RSS):\s*([0-9]+) kB", re.MULTILINE)
 
 
 def resident_memory() -> Callable[[], tuple[int, int]]:
-    """A function that gives the process's resident bytes, and the highest there ever were.
+    """Return a function that returns the process's resident bytes, and their highest value ever.
 
-    Linux tells both; elsewhere psutil does, where it is installed.
+    It reads them from Linux, elsewhere from psutil if that is installed.
 
     Raises:
-        MemPluginError: nothing here tells them.
+        MemPluginError: neither is available.
     """
     if os.path.exists(_STATUS) and len(_FIELDS.findall(_read(_STATUS))) == 2:  # noqa: PTH110
         return _from_linux
     try:
-        import psutil  # type: ignore[import-untyped,unused-ignore]  # no requirement of ours
+        import psutil  # type: ignore[import-untyped,unused-ignore]  # optional
     except ImportError as error:
         raise MemPluginError(
-            "Nothing here tells how much memory the process has.",
+            "The memory of the process cannot be read here.",
             where=sys.platform,
-            fix="Install psutil, or give a device that torch counts for.",
+            fix="Install psutil, or give a device that torch has counters for.",
         ) from error
     process = psutil.Process()
 
@@ -46,7 +46,7 @@ def _from_linux() -> tuple[int, int]:
 
 
 def _read(path: str) -> bytes:
-    """At once, and opened each time: a process that forked has a status of its own."""
+    """Read a file in one call. It is opened each time, because a forked process has its own status."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return os.read(descriptor, 8192)

@@ -1,4 +1,4 @@
-"""Counters read where steps and named phases begin and end, and gathered until somebody takes them."""
+"""Record steps and named phases by reading counters at their boundaries; keep the steps until taken."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from tb_memplugin.sources.steps.counters import NOTHING, Counters, Reading
 
 MOST_PHASES = 32
-"""Named phases that are told apart; the others are one, `OTHER_PHASES`."""
+"""The largest number of distinct phase names; further ones are merged into `OTHER_PHASES`."""
 
 OTHER_PHASES = "(other phases)"
 
 MOST_WAITING = 200_000
-"""Steps kept while they cannot be written: past that the oldest go."""
+"""The largest number of steps kept while they cannot be written; beyond that the oldest are dropped."""
 
 _PHASE_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """A device in one step; bytes, None where the device has no reserve.
+    """The figures of a device in one step, in bytes.
 
     Attributes:
-        device: as torch spells it; "process" for the memory of the process.
-        peak_allocated, allocated: highest within the step, and when it ended.
-        exact: whether the peak is known; else it may have been higher.
-        peak_reserved, reserved: the same of the allocator's reserve.
-        num_alloc_retries, num_ooms, allocations, allocated_bytes: within the step.
+        device: the device as torch spells it; "process" for the memory of the process.
+        peak_allocated, allocated: the highest bytes within the step, and the bytes when it ended.
+        exact: whether `peak_allocated` is exact; otherwise it is a lower bound.
+        peak_reserved, reserved: the same for reserved bytes; None if the device has no reserve.
+        num_alloc_retries, num_ooms, allocations, allocated_bytes: counts within the step.
     """
 
     device: str
@@ -55,9 +55,10 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True)
 class PhaseStep:
-    """A named phase in one step: nanoseconds of all its runs, and bytes by device.
+    """A named phase in one step: the number and total nanoseconds of its runs, and bytes by device.
 
-    `peak_bytes`: highest in any run; `end_bytes`: when the last one ended.
+    `peak_bytes` is the highest value in any run, `exact` whether it is exact, and `end_bytes` the value when
+    the last run ended.
     """
 
     name: str
@@ -70,7 +71,7 @@ class PhaseStep:
 
 @dataclass(frozen=True, slots=True)
 class MonitoredStep:
-    """One step. `duration_ns` runs from the end of the step before, on the host's clock."""
+    """One step. `duration_ns` is the time since the end of the previous step, on the host's clock."""
 
     step: int
     duration_ns: int
@@ -79,7 +80,7 @@ class MonitoredStep:
 
 
 class Highs:
-    """The highest of each device since some boundary."""
+    """The peaks of each device since some boundary."""
 
     __slots__ = ("exact", "peaks", "reserved")
 
@@ -89,14 +90,14 @@ class Highs:
         self.exact = [False] * len(now)
 
     def add(self, readings: Sequence[Reading]) -> None:
-        """Another stretch, from the last boundary to this one."""
+        """Add the time from the last boundary to this one."""
         for row, one in enumerate(readings):
             self.raise_to(row, one.peak, one.exact)
             if one.peak_reserved > self.reserved[row]:
                 self.reserved[row] = one.peak_reserved
 
     def raise_to(self, row: int, peak: int, exact: bool) -> None:
-        """The higher of two; a peak that is known is as high as any there ever was, so it settles both."""
+        """Raise a device's peak. An exact peak is the highest value ever, so it also settles an equal one."""
         if peak > self.peaks[row]:
             self.peaks[row], self.exact[row] = peak, exact
         elif peak == self.peaks[row]:
@@ -105,7 +106,7 @@ class Highs:
 
 @dataclass(eq=False)
 class OpenPhase:
-    """A phase that runs, for as long as somebody holds it who may end it."""
+    """A running phase. The recording holds it weakly: without an owner that can end it, it is dropped."""
 
     name: str
     begin_ns: int
@@ -121,12 +122,12 @@ class _Ended:
 
 
 class StepRecording:
-    """Figures of steps and phases, from the counters of some devices. Any thread may begin and end phases.
+    """Records figures of steps and phases from counters. Any thread may begin and end phases.
 
-    Nothing is read before `begin`. Every method may raise what reading the counters raises.
+    Nothing is read before `begin`. Every method may raise the exceptions of the counters.
 
     Args:
-        counters: of the devices.
+        counters: the counters of the devices.
     """
 
     def __init__(self, counters: Sequence[Counters]) -> None:
@@ -143,7 +144,7 @@ class StepRecording:
         self._begin_ns = time.perf_counter_ns()
 
     def begin_phase(self, name: str) -> OpenPhase:
-        """A phase begins."""
+        """Begin a phase."""
         with self._lock:
             self._boundary()
             phase = OpenPhase(self._known(name), time.perf_counter_ns(), Highs(self._last))
@@ -151,7 +152,7 @@ class StepRecording:
             return phase
 
     def end_phase(self, phase: OpenPhase) -> None:
-        """A phase ends: it counts to the step that runs now."""
+        """End a phase; it is counted in the current step."""
         with self._lock:
             self._boundary()
             self._phases.discard(phase)
@@ -163,7 +164,7 @@ class StepRecording:
             ended.ends = tuple(one.allocated for one in self._last)
 
     def end_step(self, number: int | None = None) -> MonitoredStep:
-        """A step ends; without a number it is the one after the last, from 0."""
+        """End a step and return it; without a number it gets the one after the last step's, from 0."""
         with self._lock:
             self._boundary()
             now = time.perf_counter_ns()
@@ -186,19 +187,19 @@ class StepRecording:
             return self.last
 
     def begin(self) -> None:
-        """The first step begins now: what was highest before is none of its."""
+        """Begin the first step now; earlier peaks are not counted."""
         with self._lock:
             self._boundary()
             self._begin_ns, self._first, self._highs = time.perf_counter_ns(), self._last, Highs(self._last)
 
     def take(self) -> list[MonitoredStep]:
-        """The steps that ended since the last take."""
+        """Return the steps that ended since the last call."""
         with self._lock:
             rows, self._rows = list(self._rows), deque()
             return rows
 
     def put_back(self, rows: Sequence[MonitoredStep]) -> None:
-        """Steps that could not be written wait for the next take."""
+        """Keep steps that could not be written for the next `take`."""
         with self._lock:
             self._rows.extendleft(reversed(rows))
             while len(self._rows) > MOST_WAITING:
@@ -206,13 +207,13 @@ class StepRecording:
                 self.dropped += 1
 
     def close(self) -> None:
-        """The counters are read no more."""
+        """Close all counters."""
         with self._lock:
             for one in self.counters:
                 one.close()
 
     def _boundary(self) -> None:
-        """Read all counters: what was highest since the last boundary belongs to all that runs."""
+        """Read all counters, and add the peaks since the last boundary to the step and all running phases."""
         self._last = self._read()
         self._highs.add(self._last)
         for phase in self._phases:
@@ -246,7 +247,7 @@ def _device_step(counters: Counters, first: Reading, last: Reading, highs: Highs
 
 
 def _since(first: int, last: int) -> int:
-    """How far a counter rose; one that the user set back meanwhile counts from 0."""
+    """Return how far a counter rose; if the user has reset it meanwhile, its current value."""
     return last - first if last >= first else last
 
 

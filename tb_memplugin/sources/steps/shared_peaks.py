@@ -1,9 +1,10 @@
-"""One allocator's peak counters, shared: each reader resets them for itself alone.
+"""Share an allocator's peak counters between readers, so that a reset by one does not affect the others.
 
-An allocator keeps one highest value of each counter since the last reset, for everyone. Who resets it to know
-the peak of a step takes it from who wants the peak of the training. So the functions of torch through which
-Python reads and resets these counters are wrapped: before a reset of ours, what was highest is kept; the
-user's reads get the higher of both, the user's resets drop what was kept, and ours is told of them.
+An allocator keeps one peak per counter since the last reset, for all readers. A reset to measure the peak of
+a step would destroy the peak of the training for the user. So torch's functions that read and reset these
+counters are wrapped: before the monitor's resets, the peaks are saved; the user's reads return the higher of
+the saved and the current peak; and the user's resets clear the saved peaks, after passing the current ones on
+to the monitor's readers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 Stats = dict[str, Any]
 Name = tuple[Any, ...]
-"""Of a counter: the keys that lead to it."""
+"""The name of a counter: the keys that lead to it."""
 Highest = TypeVar("Highest")
 
 _LEVELS = ("allocated_bytes", "reserved_bytes")
@@ -24,9 +25,9 @@ _LEVELS = ("allocated_bytes", "reserved_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The functions of a module through which the counters of a device are read and reset, by name.
+    """The names of a module's functions that read and reset the counters of a device.
 
-    The first of each is the one that we use; the others lead to the same counters.
+    The first of each is the one that `SharedPeaks` uses; the others access the same counters.
     """
 
     module: Any
@@ -34,26 +35,26 @@ class Doors:
     resetters: Sequence[str]
 
     def present(self) -> bool:
-        """Whether the module has the first of each."""
+        """Return whether the module has the first function of each."""
         return hasattr(self.module, self.readers[0]) and hasattr(self.module, self.resetters[0])
 
 
 @dataclass(slots=True)
 class _Shared:
-    """What was highest on one device since the user's last reset, and since each of ours."""
+    """The peaks of one device since the user's last reset, and since the last `take` of each reader."""
 
     user: dict[Name, int] = field(default_factory=dict)
     ours: list[list[int]] = field(default_factory=list)
 
 
 class SharedPeaks:
-    """The counters behind some doors, of all devices that they lead to.
+    """The counters of all devices that the wrapped functions access.
 
-    Once the doors are wrapped they stay so: what the user reads after our last reset is right, too. A read
-    costs the user some microseconds more.
+    The functions stay wrapped, so that the user's reads are correct also after the last reader has ended.
+    A read takes some microseconds longer.
 
     Args:
-        doors: how to get at the counters.
+        doors: the functions that read and reset the counters.
     """
 
     def __init__(self, doors: Doors) -> None:
@@ -71,7 +72,7 @@ class SharedPeaks:
                 setattr(module, name, self._resetting(getattr(module, name)))
 
     def open(self, index: int) -> list[int]:
-        """Begin a reader of a device: [highest allocated, highest reserved] since its last `take`."""
+        """Begin a reader of a device and return it: its peaks [allocated, reserved] since its last `take`."""
         with self._lock:
             mine = [0, 0]
             self._shared.setdefault(index, _Shared()).ours.append(mine)
@@ -84,9 +85,9 @@ class SharedPeaks:
             ours[:] = [one for one in ours if one is not mine]
 
     def take(self, index: int, mine: list[int]) -> tuple[Stats, int, int]:
-        """The counters, and the highest allocated and reserved bytes since this reader's last take.
+        """Return the counters, and the peak allocated and reserved bytes since this reader's last `take`.
 
-        What another thread allocates and frees within the call itself may be missed.
+        Memory that another thread allocates and frees during this call may be missed.
         """
         with self._lock:
             stats = self._read(index)
@@ -97,7 +98,7 @@ class SharedPeaks:
             return stats, *peaks
 
     def _keep(self, index: int, stats: Stats) -> None:
-        """Note what is highest before it is reset."""
+        """Save the peaks before they are reset."""
         shared = self._shared[index]
         highest = [int(stats[name]["all"]["peak"]) for name in _LEVELS]
         for one in shared.ours:
@@ -134,7 +135,7 @@ class SharedPeaks:
 
 
 def _counters(stats: Stats) -> Iterator[tuple[Name, dict[str, int]]]:
-    """Every counter that has a peak: of a name and pool, of a name alone, of a private pool (2.13)."""
+    """Yield every counter with a peak, by (name, pool), by (name,), or in a private pool (torch 2.13)."""
     for name, pools in stats.items():
         if isinstance(pools, dict):
             for pool, counter in pools.items():

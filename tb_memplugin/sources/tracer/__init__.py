@@ -1,1 +1,1 @@
-"""A live training without a profiler: storages by dispatch on the CPU, the allocator's history on GPUs."""
+"""Trace a running model without a profiler: by a dispatch mode on the CPU, by allocator history on GPUs."""

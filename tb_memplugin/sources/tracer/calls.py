@@ -1,4 +1,4 @@
-"""Layers' figures from an allocator's history and the times at which layers ran."""
+"""Compute the figures of layers from an allocator's history and the times at which layers ran."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tb_memplugin.trace import Kind, MemoryTrace, Module, Phase, Spans, Step
 from tb_memplugin.trace.tables import Int64
 
 Crossing = tuple[int, int, bool, Phase, int, bool]
-"""(epoch ns, module's row or -1, whether it ends, phase, thread ident, whether autograd said it).
+"""(epoch ns, module's row or -1, whether it ends, phase, thread ident, whether it comes from autograd).
 
-What autograd says replaces what it said before: a backward runs for one layer at a time. Row -1 with
-thread 0 tells that a backward is over.
+A crossing from autograd ends the previous one: backward runs for one layer at a time. Row -1 with thread 0
+means that a backward has ended.
 """
 
 _ALLOC, _FREE, _ENTER, _EXIT, _SNAPSHOT = range(len(EVENT_TYPES))
@@ -34,11 +34,11 @@ _ALLOC, _FREE, _ENTER, _EXIT, _SNAPSHOT = range(len(EVENT_TYPES))
 
 @dataclass(frozen=True, slots=True)
 class HistoryCalls:
-    """What was noted beside an allocator's history. Times are epoch nanoseconds.
+    """What was recorded in addition to an allocator's history. Times are epoch nanoseconds.
 
-    `counted_peak` is the peak by the allocator's own counter, bytes, -1 where it does not tell; `is_full`
-    says that the history, of `entries` in all, overwrote its oldest ones; `phases` are (time, name, whether
-    it ends).
+    `counted_peak` is the peak in bytes by the allocator's own counter, -1 if that is not known; `is_full`
+    is True if the history, which has `entries` entries, overwrote its oldest ones; `phases` are (time,
+    name, whether it ends).
     """
 
     names: ModuleNames
@@ -63,7 +63,7 @@ class _Span:
 
 
 def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
-    """Join both: the trace with modules and calls, and every layer's figures."""
+    """Join both into a result: the trace with modules and calls, and the figures of every layer."""
     spans = sorted(_spans(noted), key=lambda span: (span.start_ns, -span.end_ns))
     device = next((row for row, one in enumerate(history.devices) if one.name == noted.device), -1)
     trace = _with_calls(history, noted, spans)
@@ -103,7 +103,7 @@ def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """One device's levels: entry e + 1 of `allocated` and `reserved` holds after event e of `time_ns`."""
+    """One device's levels: entry e + 1 of `allocated` and `reserved` is the level after event e."""
 
     time_ns: Int64
     allocated: Int64
@@ -130,17 +130,17 @@ class _Curve:
         )
 
     def between(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """The entries that held at a time and at a later one."""
+        """Return the indices of the entries at a start time and at an end time."""
         low = int(np.searchsorted(self.time_ns, start_ns, side="left"))
         return low, max(low, int(np.searchsorted(self.time_ns, end_ns, side="right")))
 
     def fragmentation(self, entry: int) -> float:
-        """At an entry."""
+        """Return the fragmentation at an entry, 0 to 1."""
         return fragmentation(int(self.allocated[entry]), int(self.reserved[entry]))
 
 
 def _spans(noted: HistoryCalls) -> list[_Span]:
-    """Calls by thread as they nest, and one layer after the other where autograd tells."""
+    """Return the spans of layers: nested calls per thread, and one layer after another from autograd."""
     found: list[_Span] = []
     open_calls: dict[int, list[tuple[int, int, Phase]]] = {}
     running: tuple[int, int] | None = None
@@ -165,7 +165,7 @@ def _spans(noted: HistoryCalls) -> list[_Span]:
 
 
 def _innermost(spans: Sequence[_Span], time_ns: Int64) -> Int64:
-    """The place of the span that began last among those around each time, -1 for none."""
+    """Return the index of the last-begun span that covers each time, -1 for none."""
     place = np.full(len(time_ns), -1, np.int64)
     for number, span in enumerate(spans):  # sorted by start: an inner one comes later
         low, high = np.searchsorted(time_ns, (span.start_ns, span.end_ns), side="left")
@@ -192,7 +192,7 @@ def _count(figures: list[LayerFigures], spans: Sequence[_Span], curve: _Curve) -
 
 
 def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Sequence[_Span]) -> MemoryTrace:
-    """The trace with every layer in its table, calls, and the layers of what a backward allocated."""
+    """Return the trace with every layer in its table, calls, and layers for allocs that had no module."""
     row_of = {module.key: row for row, module in enumerate(trace.modules)}
     modules = list(trace.modules)
     rows = []
@@ -226,7 +226,7 @@ def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Sequence[_Span])
 
 
 def _rows(curve: _Curve, spans: Sequence[_Span], noted: HistoryCalls) -> list[Row]:
-    """The events of the timeline, by time."""
+    """Return the events of the timeline, sorted by time."""
     place = _innermost(spans, curve.time_ns)
     kinds = {Kind.ALLOC: _ALLOC, Kind.FREE_COMPLETED: _FREE}
     rows: list[Row] = [
@@ -267,16 +267,19 @@ def _notes(noted: HistoryCalls) -> list[str]:
     if not noted.is_full:
         return []
     peak = (
-        "The peak is the allocator's own counter's."
+        "The peak comes from the allocator's own counter."
         if noted.counted_peak >= 0
-        else "The peak is that of what is kept: the allocator's counter was higher before the block."
+        else (
+            "The peak is that of the entries that were kept: the allocator's counter was higher before "
+            "the block."
+        )
     )
     room = (
-        f"{noted.entries:,} entries (whoever switched it on before us gave it no more room)"
+        f"{noted.entries:,} entries (the limit that was set when it was turned on before the block)"
         if 0 < noted.entries < noted.max_events
         else f"{noted.max_events:,} entries (max_events)"
     )
     return [
-        f"The history holds {room} and overwrote older ones; layers' figures are those of what is kept. "
-        f"{peak}"
+        f"The history holds {room} and overwrote older ones, so the figures of layers count only the "
+        f"entries that were kept. {peak}"
     ]

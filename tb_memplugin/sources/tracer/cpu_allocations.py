@@ -1,12 +1,14 @@
-"""What torch's CPU allocator hands out and takes back while an operator runs, in order, to the byte.
+"""Record every allocation and free of torch's CPU allocator while an operator runs, in order.
 
-The allocator reports to whichever profiler is on. torch's old one (`torch.autograd.profiler_legacy`) starts
-and ends within two microseconds, so it is on for one operator at a time, with the operators' own callbacks
-off: nothing of it is there while code of the user runs. It knows sizes and times, no addresses. Where another
-profiler records on the thread it stays off, and it ends when one starts (inside an operator in Python).
+The allocator reports to the profiler that is on. torch's old profiler (`torch.autograd.profiler_legacy`)
+starts and ends within two microseconds, so it is turned on for one operator at a time, with its callbacks for
+operators off; it is never on while the user's code runs. It reports sizes and times, but no addresses. If
+another profiler records on the thread, it stays off; if one starts (inside an operator written in Python), it
+ends.
 
-Not left on, and never read while it runs: `_disable_profiler_legacy` then leaves its callback behind, and
-autograd puts back the thread's state of when the backward began; both end in a crash of the next profiler.
+It must not be left on, nor be read while it runs: `_disable_profiler_legacy` would then leave its callback
+behind, and autograd would restore the thread's state from the start of the backward. Both make the next
+profiler crash.
 """
 
 from __future__ import annotations
@@ -35,19 +37,19 @@ _calls: Iterator[Any] = (
 _profiler_enabled, _profiler_type, _enable, _disable, _record_functions = _calls
 
 Reported = tuple[int, int]
-"""(epoch nanoseconds, bytes; negative where they were given back)."""
+"""(epoch nanoseconds, bytes); bytes are negative for a free."""
 
 
 class AllocatorLog:
-    """The reports of one thread, handed to everybody who asks for them there. See `allocator_log`."""
+    """The allocator's reports on one thread, passed on to all readers there. See `allocator_log`."""
 
     def __init__(self) -> None:
         self._on = False
         self._readers: list[deque[Reported]] = []
 
     def begin(self, reader: deque[Reported]) -> bool:
-        """Begin to fill a queue. Returns whether reports come: not while another profiler is on."""
-        if self._on:  # for a tracer around: until now torch only made tensors of numbers, to call our mode
+        """Begin to fill a queue. Return whether reports will come: not if another profiler is on."""
+        if self._on:  # an outer tracer is on, and torch has only made tensors of numbers until this call
             self._disable()
         if not self._on and not _profiler_enabled():
             _enable(_CONFIG)
@@ -57,7 +59,7 @@ class AllocatorLog:
         return self._on
 
     def end(self, reader: deque[Reported]) -> None:
-        """End what the last `begin` of this thread began. Operators of nested tracers end inside out."""
+        """End the last `begin` of this thread. Operators of nested tracers end from the inside out."""
         if self._on:
             self.stop()
         readers = self._readers
@@ -65,14 +67,14 @@ class AllocatorLog:
             readers.pop()
 
     def stop(self) -> None:
-        """Hand on what was reported, and report no more."""
+        """Stop reporting, and pass the reports on to the readers."""
         now = time_ns()
         lists = self._disable()
-        if len(lists) > 1 or (lists and len(lists[0]) > 2):  # more than its two marks
+        if len(lists) > 1 or (lists and len(lists[0]) > 2):  # more than the profiler's two marks
             self._hand_on(lists, now)
 
     def _disable(self) -> list[list[Any]]:
-        """Report no more; gives what was reported, nothing where another profiler has taken its place."""
+        """Stop reporting and return the reports, none if another profiler has replaced this one."""
         lists: list[list[Any]] = []
         if self._on:
             self._on = False
@@ -100,7 +102,7 @@ class AllocatorLog:
 
 
 def _settings() -> tuple[Any, int] | None:
-    """The settings that it takes; None where this torch has no such profiler any more."""
+    """Return the old profiler's configuration and type, None if this version of torch does not have it."""
     try:
         config = _profiler.ProfilerConfig(
             _profiler.ProfilerState.CPU, False, True, False, False, False, _profiler._ExperimentalConfig()
@@ -121,7 +123,7 @@ _started: Callable[[], None] | None = None
 
 
 def allocator_log() -> AllocatorLog | None:
-    """The calling thread's log; None where this torch cannot keep one."""
+    """Return the log of the calling thread, None if this version of torch does not support it."""
     if _CONFIG is None:
         return None
     found: AllocatorLog | None = getattr(_logs, "log", None)
@@ -132,7 +134,7 @@ def allocator_log() -> AllocatorLog | None:
 
 
 def _step_aside_for_profilers() -> None:
-    """From now on, end this thread's log just before another profiler starts on it: torch allows one."""
+    """Patch torch, once, to stop a thread's log before a profiler starts on it: torch allows only one."""
     global _started
     with _lock:
         if _started is not None:

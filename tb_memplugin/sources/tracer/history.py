@@ -1,8 +1,8 @@
-"""One recording of a tracer on devices whose allocator keeps a history: CUDA (ROCm too) and XPU.
+"""A tracer's recording on devices whose allocator keeps a history: CUDA, ROCm and XPU.
 
-Memory comes from the history: the allocator's own record, requested bytes, exact times. Hooks only note
-when layers are entered and left; which of them a backward runs for, hooks on the autograd nodes of the
-layers' results tell. Nothing is asked of the device while the model runs.
+Memory comes from the allocator's own history, with requested bytes and exact times. Module hooks only record
+when layers are entered and left, and hooks on the autograd nodes of the layers' results record for which
+layer backward runs. Nothing is read from the device while the model runs.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from tb_memplugin.sources.tracer.results import NamedPhase, TracerResult
 from tb_memplugin.trace import Phase
 
 Levels = Callable[[], tuple[int, int]]
-"""Requested bytes live now, and their highest since the process began; -1 where they are not counted."""
+"""A function that returns the live requested bytes and their peak in this process, -1 if not counted."""
 
 
 def has_history(device_type: str) -> bool:
-    """Whether a device's allocator keeps a history here."""
+    """Whether the allocator of a device type keeps a history on this machine."""
     return any(one.device_type == device_type for one in allocators())
 
 
 class HistoryRecording:
-    """Watches one device until `stop`. Hooks are gone then, and the history is as it was found.
+    """Records one device until `stop`, which removes the hooks and turns the history off if it was off.
 
     Args:
-        device: "cuda:0", say; without a number: the current one.
-        max_events: entries that the history keeps; older ones are overwritten.
-        with_fragmentation: False leaves it at 0.
-        allocator, levels, switch: where they come from if not from torch.
+        device: a device such as "cuda:0"; without an index, the current one.
+        max_events: how many entries the history keeps; older ones are overwritten.
+        with_fragmentation: if False, fragmentation is reported as 0.
+        allocator, levels, switch: used instead of those of torch.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class HistoryRecording:
         self._phases: deque[tuple[int, str, bool]] = deque(maxlen=max_events)
 
     def start(self, models: Mapping[str, nn.Module], _: Sequence[torch.optim.Optimizer]) -> None:
-        """Switch the history on, put hooks on. Optimizers are told by the stacks in the history.
+        """Turn on the history and add hooks. Optimizers are not needed: stacks in the history show them.
 
         Raises:
             MemPluginError: the process does not use the device yet.
@@ -100,7 +100,7 @@ class HistoryRecording:
     def stop(
         self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> TracerResult:
-        """End it, and read what the allocator wrote down."""
+        """End the recording and return its result from the allocator's history."""
         stop_ns = time_ns()
         self._unhook()
         try:
@@ -135,12 +135,12 @@ class HistoryRecording:
         )
 
     def begin_phase(self, name: str) -> NamedPhase:
-        """A phase with the user's name begins."""
+        """Begin a phase that the user named."""
         self._phases.append((time_ns(), name, False))
         return NamedPhase(name)
 
     def end_phase(self, phase: NamedPhase) -> None:
-        """It ends."""
+        """End a phase."""
         self._phases.append((time_ns(), phase.name, True))
 
     def _unhook(self) -> None:
@@ -153,10 +153,10 @@ class HistoryRecording:
 
 
 class LayerClock(ModuleRecorder):
-    """Notes when layers begin and end, forward and backward, on every thread.
+    """Records when layers begin and end, in forward and backward, on every thread.
 
-    In backward a layer begins when autograd reaches the node behind its result, and ends when it reaches
-    the node of another layer's result, or the one behind its own input.
+    In backward a layer begins when autograd reaches the node of its result, and ends when autograd reaches
+    the node of another layer's result, or the node of its own input.
     """
 
     def __init__(self, most: int) -> None:
@@ -167,7 +167,7 @@ class LayerClock(ModuleRecorder):
         self._on = True
 
     def stop(self) -> None:
-        """Take all hooks off, those on autograd nodes that still exist too."""
+        """Remove all hooks, including those on autograd nodes that still exist."""
         self._on = False
         super().stop()
         for handle in self._nodes:
@@ -207,7 +207,7 @@ class LayerClock(ModuleRecorder):
         self.crossings.append((time_ns(), row, ends, phase, threading.get_ident(), False))
 
     def _at_node(self, tensors: Any, row: int) -> None:
-        """When autograd reaches the nodes behind tensors, the backward of a layer (-1: of none) begins."""
+        """Record the start of a layer's backward (-1: none) when autograd reaches the tensors' nodes."""
         for tensor in _tensors(tensors):
             node = tensor.grad_fn
             if node is not None:
@@ -215,7 +215,7 @@ class LayerClock(ModuleRecorder):
 
     def _reached(self, row: int, sequence: int) -> Callable[[Any], None]:
         def reached(_: Any) -> None:
-            # The first to ask for a node is the innermost layer that made it; it is called first.
+            # The innermost layer registers its hook on a node first, and is called first.
             task = torch._C._current_graph_task_id()
             if not self._on or getattr(self._here, "node", None) == (task, sequence):
                 return
@@ -228,7 +228,7 @@ class LayerClock(ModuleRecorder):
         return reached
 
     def _done(self) -> None:
-        """A backward is over."""
+        """Record that a backward has ended."""
         if self._on:
             self.crossings.append((time_ns(), -1, False, Phase.BACKWARD, 0, True))
 

@@ -1,8 +1,8 @@
-"""Joins two tellers of one thread's memory: the allocator's reports, and the storages that came and went.
+"""Join two sources on one thread's memory: the allocator's reports, and storages that appear and are freed.
 
-The reports tell every byte in order, but not whose it is; results of operators and weak references tell
-whose. They are matched by size within one operator, so levels and peaks are the reports' own whatever is
-matched with what; only names can be mistaken between blocks of one size.
+The reports contain every byte in order, but not its owner; the results of operators and weak references
+identify the storages. Both are matched by size within one operator, so levels and peaks are always those of
+the reports; only the owners of blocks of the same size can be mistaken for one another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEVER = 1 << 62
 
 @dataclass(slots=True)
 class Place:
-    """Where an operator belongs: module's row or -1, phase, the operator, and whether it computes anew."""
+    """The context of an operator: module's row or -1, phase, the operator, and whether it recomputes."""
 
     row: int
     phase: Phase
@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(slots=True)
 class Made:
-    """A storage that a result shows for the first time, or at another size than its block (`was`) has."""
+    """A storage in an operator's result that is new, or whose size differs from that of its block (`was`)."""
 
     storage: torch.UntypedStorage
     bytes: int
@@ -45,7 +45,7 @@ class Made:
 
 @dataclass(slots=True)
 class Counted:
-    """What an operator did: allocations, their bytes, frees, the highest level (-1 for none)."""
+    """Counts for one operator: allocations, their bytes, frees, and the highest level (-1 for none)."""
 
     allocations: int = 0
     bytes: int = 0
@@ -63,13 +63,13 @@ _QUIET = frozenset(
         "_local_scalar_dense",
     )
 )  # fmt: skip
-"""Operators that allocate nothing where they get a plain tensor: views, and the number in a tensor."""
+"""Operators that allocate nothing for a plain tensor: views, and reading the number in a tensor."""
 
 _quiet: dict[Any, bool] = {}
 
 
 def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operator allocates nothing, so that the allocator need not be asked."""
+    """Whether an operator allocates nothing, so that the allocator need not report."""
     quiet = _quiet.get(operator)
     if quiet is None:
         schema = getattr(operator, "_schema", None)
@@ -83,14 +83,14 @@ def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
 
 @dataclass(slots=True)
 class Unseen:
-    """What the reports do not tell, or nobody can place: shown in the trace's notes.
+    """What was not reported or not identified, for the trace's notes.
 
-    `operators` ran while another profiler recorded, or torch has none for us; `frees` are bytes given back
-    inside operators, of blocks that nobody knew; `kept` are bytes that an operator took, did not return in
-    a tensor and did not give back: they count for that operator alone. `sparse_gradients` are sparse
-    tensors of backwards: autograd copies gradients because a dispatch mode is on. `second_block` is
-    the last peak that an operator of a backward reached by a result that it may write over an input where no
-    mode is on, and that result's bytes.
+    `operators` counts operators without reports, because another profiler recorded or torch does not
+    support it. `frees` are bytes freed inside operators, of unknown blocks. `kept` are bytes that an operator
+    allocated but neither returned in a tensor nor freed: they count only during that operator.
+    `sparse_gradients` counts sparse tensors in backward: autograd copies them because a dispatch mode is on.
+    `second_block` is (peak, bytes) of the last peak in backward that was reached by a result which torch may
+    write over an input when no mode is on.
     """
 
     operators: int = 0
@@ -101,11 +101,11 @@ class Unseen:
 
 
 class KernelMemory:
-    """The memory of one thread, written into a ledger from both tellers. Made on the thread itself.
+    """Writes the memory of one thread into a ledger from both sources. Must be created on that thread.
 
     Args:
-        ledger: where it is written.
-        unseen: counts what is not seen.
+        ledger: the ledger to write to.
+        unseen: counts what is not reported or not identified.
         numbers: the thread's numbers that autograd may have saved.
     """
 
@@ -129,18 +129,18 @@ class KernelMemory:
         finally:
             if log is not None:
                 log.end(self.reports)
-        if len(self.reports) > 2:  # a number comes and goes, beside the result
+        if len(self.reports) > 2:  # a number is allocated and freed besides the result
             self._number_bytes = numbers_in(operator, args)
             if self._number_bytes:
                 self._numbers.wait_for(out)
         return out
 
     def bury(self) -> None:
-        """Take the dead off the ledger's blocks, so that new storages may have their places."""
+        """Remove freed blocks from the ledger's blocks, so that new storages can use their keys."""
         self.dead += self._ledger.dead()
 
     def write(self, place: Place, made: Sequence[Made]) -> Counted:
-        """Write down what happened since the operator began. The caller holds the ledger's lock."""
+        """Record what happened since the operator began. The caller must hold the ledger's lock."""
         if self._ledger.deaths:
             self.bury()
         if not (made or self.reports or self.dead):
@@ -169,7 +169,7 @@ class KernelMemory:
 
 
 def _comes_and_goes(reports: Sequence[Reported]) -> bool:
-    """Whether all that was taken was given back, the last taken first."""
+    """Whether everything that was allocated was freed, in reverse order."""
     taken: list[int] = []
     for _, size in reports:
         if size > 0:
@@ -181,7 +181,7 @@ def _comes_and_goes(reports: Sequence[Reported]) -> bool:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Writes one operator."""
+    """Writes the memory of one operator into the ledger."""
 
     ledger: Ledger
     unseen: Unseen
@@ -193,7 +193,7 @@ class _Stretch:
     def write(
         self, reports: list[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
     ) -> None:
-        """In the order of the reports; what they do not tell of, by its time, or at the end."""
+        """Write in the order of the reports; what is not reported is written by its time, or at the end."""
         ends, unreported, pairs, births = _matched(reports, dead, made)
         buffers: dict[int, Buffer] = {}
         waiting = deque(unreported)
@@ -219,7 +219,7 @@ class _Stretch:
         self._close(made, {id(one) for one in births.values()}, {id(block) for block in ends.values()})
 
     def _close(self, made: Sequence[Made], reported: set[int], ended: set[int]) -> None:
-        """What was made and what it replaces, where the reports did not tell of it."""
+        """Write allocations, and the blocks that they replace, which were not reported."""
         for one in made:
             if not one.bytes and one.was is not None:
                 self.ledger.blocks.pop(one.was.key, None)
@@ -229,7 +229,7 @@ class _Stretch:
                 self.end(one.was, 0)
 
     def born(self, one: Made, time: int) -> None:
-        """An allocation that a result holds."""
+        """Write an allocation that a result holds."""
         place = self.place
         block = self.ledger.born(
             one.storage,
@@ -245,7 +245,7 @@ class _Stretch:
         self.counts(block)
 
     def taken(self, size: int, time: int) -> Buffer:
-        """An allocation that no result holds."""
+        """Write an allocation that no result holds."""
         place = self.place
         buffer = self.ledger.taken(
             size, place.made_by, place.row, place.phase, recomputing=place.recomputing, now=time
@@ -255,7 +255,7 @@ class _Stretch:
         return buffer
 
     def went(self, buffer: Buffer, time: int) -> None:
-        """A free of what was allocated within, unless it may be a number that autograd keeps."""
+        """Write the free of a buffer; delay it if the buffer may be a number that autograd keeps."""
         if buffer.bytes in self.number_bytes:
             self.number_bytes.remove(buffer.bytes)
             self.numbers.waiting.append((buffer, time, self.place.row, self.place.phase))
@@ -263,12 +263,12 @@ class _Stretch:
             self.end(buffer, time)
 
     def end(self, block: Block | Buffer, time: int) -> None:
-        """A free."""
+        """Write a free."""
         self.ledger.end(block, self.place.row, self.place.phase, time)
         self.counted.frees += 1
 
     def counts(self, made: Block | Buffer) -> None:
-        """An allocation was written."""
+        """Count an allocation that was written."""
         self.counted.allocations += 1
         self.counted.bytes += made.bytes
         self.counted.top = max(self.counted.top, self.ledger.level)
@@ -277,10 +277,12 @@ class _Stretch:
 def _matched(
     reports: Sequence[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
 ) -> tuple[dict[int, Block | Buffer], list[tuple[int, Block | Buffer]], dict[int, int], dict[int, Made]]:
-    """Which report of one operator is which: all by size, first come first served.
+    """Match the reports of one operator with storages by size, in order.
 
-    Returns the frees of blocks; the dead that nobody reported; the frees of what was allocated within
-    (free -> its allocation: the last one not given back); and the births: what is left, oldest first.
+    Returns:
+        The reported frees of known blocks, by report; freed blocks without a report; frees of memory that
+        was allocated within the operator (free -> its allocation, the last one of the size that is not
+        freed); and the allocations of new storages: those left over, the oldest first.
     """
     mortal: defaultdict[int, deque[tuple[int, Block | Buffer]]] = defaultdict(deque)
     for died_ns, block in dead:

@@ -1,4 +1,4 @@
-"""Which layer runs on which thread, forward and backward, and what each layer's figures are so far."""
+"""Track which layer runs on each thread, in forward and backward, and the figures of each layer."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _sequence_number = torch._C._autograd._get_sequence_nr
 _MOST_BOUNDARIES = 400_000
 _NOT_OURS: tuple[None, int] = (None, -1)
 _NO_SEQUENCE = (1 << 64) - 1
-"""The sequence number of nodes that no operator made: those that put a gradient into its parameter."""
+"""The sequence number of nodes that no operator made: those that accumulate a gradient into a parameter."""
 
 
 @dataclass(slots=True)
 class LayerFigures:
-    """What one module did by itself, not counting modules inside it, but for `forward_ns` and `peak`.
+    """The figures of one module without the modules inside it, except for `forward_ns` and `peak`.
 
-    `peak` is the highest live bytes while it ran, -1 if it never did.
+    `peak` is the highest live bytes while the module ran, -1 if it never ran.
     """
 
     calls: int = 0
@@ -49,7 +49,7 @@ class LayerFigures:
 
 @dataclass(slots=True)
 class Frame:
-    """A call that runs."""
+    """A module call that is running."""
 
     row: int
     began_ns: int
@@ -63,7 +63,7 @@ Stretch = tuple[int, int]
 
 @dataclass(slots=True)
 class Layers:
-    """The layers of all threads: their figures, and where phases were, the newest ones at least."""
+    """The layers of all threads: their figures, and the latest time ranges of the phases."""
 
     ledger: Ledger
     names: ModuleNames
@@ -79,20 +79,20 @@ class Layers:
 
     @classmethod
     def of(cls, ledger: Ledger, names: ModuleNames) -> Layers:
-        """No layer has run yet. As many stretches of a phase are kept as the ledger keeps entries."""
+        """Return layers that have not run. They keep at most as many stretches per phase as the ledger."""
         forward, backward, optimizer = (deque[Stretch](maxlen=ledger.entries.maxlen) for _ in range(3))
         return cls(ledger, names, [LayerFigures() for _ in names.modules], forward, backward, optimizer)
 
     def failed(self, error: Exception) -> None:
-        """Something of ours went wrong: stop looking, and say so in the trace."""
+        """Stop tracing after an internal error, and add a note to the trace."""
         if self.on:
             self.on = False
             self.problems.append(
-                f"Tracing stopped early ({type(error).__name__}: {error}): what came later is not here."
+                f"Tracing stopped early ({type(error).__name__}: {error}): later events are missing."
             )
 
     def here(self) -> ThreadLayers:
-        """The layers of the calling thread."""
+        """Return the layers of the calling thread."""
         ident = threading.get_ident()
         found = self.threads.get(ident)
         if found is None:
@@ -104,7 +104,7 @@ class ThreadLayers:
     """The calls that run on one thread, and which calls made which autograd nodes.
 
     Attributes:
-        last_ns: when the last operator of a backward was done, epoch nanoseconds.
+        last_ns: when the last operator of a backward ended, epoch nanoseconds.
     """
 
     def __init__(self, layers: Layers) -> None:
@@ -120,7 +120,7 @@ class ThreadLayers:
         self._sequence = _sequence_number()
 
     def place(self) -> tuple[int, Phase]:
-        """The module's row (-1 for none) and the phase, as known without asking autograd."""
+        """Return the module's row (-1 for none) and the phase, without asking autograd."""
         if self.stack:
             frame = self.stack[-1]
             return frame.row, Phase.BACKWARD if frame.in_backward else Phase.FORWARD
@@ -129,7 +129,7 @@ class ThreadLayers:
         return -1, Phase.OPTIMIZER if self.layers.in_optimizer else Phase.OTHER
 
     def settle(self) -> None:
-        """Write down the deaths since the last entry, as seen from here."""
+        """Record the frees since the last entry, in this thread's current layer and phase."""
         if self.numbers.waiting:
             for row in self.numbers.settle():
                 self.count(row, Counted(frees=1))
@@ -140,7 +140,7 @@ class ThreadLayers:
                 self.layers.figures[row].frees += frees
 
     def count(self, row: int, counted: Counted) -> None:
-        """Add to the figures of what runs, and of a layer (-1 for none)."""
+        """Add counts to the figures of a layer (-1 for none), and raise the running call's peak."""
         if self.stack and counted.top > self.stack[-1].peak:
             self.stack[-1].peak = counted.top
         if row >= 0:
@@ -152,7 +152,7 @@ class ThreadLayers:
                 figures.peak = counted.top
 
     def enter(self, row: int) -> None:
-        """A layer is called."""
+        """Record that a layer is called."""
         with self.ledger.lock:
             self.settle()
             in_backward = torch._C._current_graph_task_id() != -1
@@ -165,7 +165,7 @@ class ThreadLayers:
             self._boundary()
 
     def leave(self, row: int) -> None:
-        """A layer's call ended, also by an exception; calls inside it that nobody ended, ended too."""
+        """Record that a layer's call ended, also by an exception. Calls inside it that are open end, too."""
         with self.ledger.lock:
             if not any(frame.row == row for frame in self.stack):
                 return  # entered before the trace began
@@ -208,15 +208,15 @@ class ThreadLayers:
             del self.nodes_from[:half], self.node_rows[:half]
 
     def in_node(self, node: Any, began_ns: int) -> tuple[int, bool]:
-        """Where an operator of a backward belongs: its module's row, and whether it computes anew.
+        """Return the module's row of an operator in backward, and whether it recomputes.
 
-        A device's backward runs on a thread of autograd's, with the modes of the thread that called it.
+        A device's backward runs on an autograd thread, with the modes of the thread that called backward.
         """
         running = self.layers.threads.get(threading.get_ident(), self)
         if running.stack and running.stack[-1].in_backward:
             self._in_backward(began_ns, self.backward_row)
             return running.stack[-1].row, True
-        # Between nodes autograd adds gradients up: as part of the node before.
+        # Between nodes autograd sums gradients; this counts as part of the previous node.
         row = self.backward_row if node is None else self._owner(node)
         if row != self.backward_row or not self.in_backward:
             self._in_backward(began_ns, row)
@@ -252,20 +252,20 @@ class ThreadLayers:
         self.backward_row = -1
 
     def end_backward(self) -> None:
-        """The backward that ran on this thread is over. Call `settle` before."""
+        """Record that the backward on this thread has ended. Call `settle` first."""
         self._leave_backward_layer(self.last_ns)
         self.layers.backward.append((self._began_ns, self.last_ns))
         self.in_backward = False
 
     def outside(self, began_ns: int) -> None:
-        """An operator outside all layers is done: if it made an autograd node, it is part of a forward."""
+        """Record the end of an operator outside all layers; it is forward if it made an autograd node."""
         sequence = _sequence_number()
         if sequence != self._sequence:
             self._sequence = sequence
             self.layers.forward.append((began_ns, time_ns()))
 
     def stop(self) -> None:
-        """End what still runs."""
+        """End the calls and the backward that still run."""
         self.settle()
         if self.in_backward:
             self.end_backward()
@@ -274,15 +274,15 @@ class ThreadLayers:
 
 
 class LayerHooks(ModuleRecorder):
-    """Tells `Layers` of every module call; around calls on other threads it also watches their operators.
+    """Records every module call in `Layers`, and starts and stops the tracing of calls on other threads.
 
-    The hooks are torch's own for all modules, none is on a module: a model with hooks cannot be pickled or
-    scripted, its copies keep them, and torch's encoder leaves its fast path for hooks.
+    The hooks are torch's global module hooks; no module gets a hook of its own. With those, a model could
+    not be pickled or scripted, its copies would keep them, and torch's encoder would leave its fast path.
 
     Args:
-        layers: who is told.
-        watch: begins to watch the calling thread.
-        unwatch: ends that.
+        layers: the layers in which calls are recorded.
+        watch: starts the tracing of operators on the calling thread.
+        unwatch: stops it.
     """
 
     def __init__(self, layers: Layers, watch: Any, unwatch: Any) -> None:
@@ -292,21 +292,21 @@ class LayerHooks(ModuleRecorder):
         self._compiling = torch.compiler.is_compiling
 
     def entered(self, row: int) -> None:
-        """A module's call begins on this thread."""
+        """Record the start of a module call on this thread."""
         here = self._layers.here()
         if not here.stack:
             self._watch()
         here.enter(row)
 
     def left(self, row: int) -> None:
-        """A module's call ended on this thread."""
+        """Record the end of a module call on this thread."""
         here = self._layers.here()
         here.leave(row)
         if not here.stack:
             self._unwatch()
 
     def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
-        """Hook all calls of modules, and know which of them are the models'."""
+        """Add the global hooks, and note which modules belong to the models."""
         super().start(models, names)
         hooks = torch.nn.modules.module
         self._handles.append(hooks.register_module_forward_pre_hook(self._enter))
@@ -321,7 +321,7 @@ class LayerHooks(ModuleRecorder):
         self._rows[id(module)] = weakref.ref(module), row
 
     def _row(self, module: nn.Module) -> int:
-        """A module's row, -1 for those that are not told apart now."""
+        """Return a module's row, -1 if its calls are not recorded now."""
         reference, row = self._rows.get(id(module), _NOT_OURS)
         if reference is None or reference() is not module:
             return -1

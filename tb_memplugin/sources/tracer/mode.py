@@ -1,4 +1,4 @@
-"""The dispatch mode that sees every operator while a tracer runs, and keeps the ledger."""
+"""The dispatch mode that intercepts every operator while a tracer runs, and updates the ledger."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _current_node = torch._C._current_autograd_node
 _Tensor, _strided = torch.Tensor, torch.strided
 _BACKWARD, _OTHER = Phase.BACKWARD, Phase.OTHER
 _CALLERS = frozenset((KernelMemory.run.__code__.co_filename, torch._ops.__file__))
-"""Files whose functions only pass on what an operator is called with."""
+"""Files whose functions only pass on the arguments of an operator."""
 _OVERWRITES = frozenset(
     f"aten::{name}" for name in ("add", "sub", "index_add", "index_put", "masked_fill", "scatter_add")
 )
-"""What autograd, and formulas of backward, do in place where no dispatch mode is on."""
+"""Operators that autograd and derivative formulas run in place when no dispatch mode is on."""
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -48,7 +48,7 @@ def _tensors(results: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_torchs(storage: torch.UntypedStorage) -> bool:
-    """Whether torch took the memory itself: not numpy's, say, and not what functorch's wrappers feign."""
+    """Whether torch allocated the memory itself: unlike that of numpy arrays or of functorch's wrappers."""
     if not storage.resizable() and not storage.is_shared():
         return False
     try:
@@ -58,9 +58,10 @@ def _is_torchs(storage: torch.UntypedStorage) -> bool:
 
 
 def _let_go(failed: TracebackType | None) -> None:
-    """Empty the frames that stand in a failed operator's traceback because of us.
+    """Clear the frames that the tracer adds to a failed operator's traceback.
 
-    They hold what it was given. Untraced it has no such frames: an error that is kept would keep tensors.
+    These frames hold the operator's arguments. Without the tracer they would not exist; with them, an error
+    that the program keeps would keep tensors alive.
     """
     while failed is not None and failed.tb_frame.f_code.co_filename in _CALLERS:
         failed.tb_frame.clear()
@@ -68,9 +69,9 @@ def _let_go(failed: TracebackType | None) -> None:
 
 
 class StorageMode(TorchDispatchMode):
-    """Writes the storages behind every operator's results into a ledger. One object a thread.
+    """Writes the storages of every operator's results into a ledger. Each thread has its own mode.
 
-    It calls each operator with what it was called with and hands on what that returned.
+    It calls each operator with unchanged arguments and returns its result unchanged.
     """
 
     def __init__(self, layers: Layers) -> None:
@@ -85,14 +86,17 @@ class StorageMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not hidden from dynamo: that would load it, which takes a second; see `storage_mode`."""
+        """Return False: hiding the mode from dynamo would load dynamo, which takes a second.
+
+        See `storage_mode`.
+        """
         return False
 
     @hidden_from_dynamo
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator, then note what it made."""
+        """Run the operator, then record what it allocated."""
         if not self._layers.on:
             _drop_soon()
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -109,7 +113,7 @@ class StorageMode(TorchDispatchMode):
             args, kwargs = (), None
             _let_go(error.__traceback__ and error.__traceback__.tb_next)
             raise
-        finally:  # an operator that raises took memory, too
+        finally:  # an operator that raises may also have allocated memory
             try:
                 with ledger.lock:
                     self._note(out, func, began)
@@ -124,7 +128,7 @@ class StorageMode(TorchDispatchMode):
         return out
 
     def _suspect(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        """A backward's operator reached the peak: note the input that it may write over without a mode."""
+        """Note an input that backward may overwrite without a mode, after the operator reached the peak."""
         schema = getattr(func, "_schema", None)
         if schema is None or schema.name not in _OVERWRITES or not args:
             return
@@ -136,22 +140,22 @@ class StorageMode(TorchDispatchMode):
             self._overwritten = self._ledger.peak, given
 
     def _tell_overwritten(self) -> None:
-        """Count it, if it went before the next operator."""
+        """Record the noted peak if the input was freed before the next operator."""
         if self._overwritten is not None and self._overwritten[1]() is None:
             self._layers.unseen.second_block = self._overwritten[0], self._overwritten[1].bytes
         self._overwritten = None
 
     @property
     def is_on(self) -> bool:
-        """Whether its recording still runs."""
+        """Whether the recording of this mode still runs."""
         return self._layers.on
 
     def keeps(self, layers: Layers) -> bool:
-        """Whether it writes for them."""
+        """Whether this mode writes for the given layers."""
         return self._layers is layers
 
     def see(self, made: torch.Tensor | torch.UntypedStorage) -> None:
-        """A tensor that torch made, or a storage that it resized, on this thread without an operator."""
+        """Record a tensor or storage that torch allocated or resized on this thread without an operator."""
         if self._layers.on:
             with self._ledger.lock:
                 self._here.settle()
@@ -162,7 +166,7 @@ class StorageMode(TorchDispatchMode):
                     self._is_told = False
 
     def make_hidden_call(self, call: Callable[[], Any]) -> Any:
-        """Make a call of torch's that puts modes aside, and note what it took and gave back."""
+        """Make a call in which torch disables modes, and record what it allocates and frees."""
         if not self._layers.on:
             return call()
         with self._ledger.lock:
@@ -215,7 +219,7 @@ class StorageMode(TorchDispatchMode):
                 try:
                     storage = tensor.untyped_storage()
                 except (RuntimeError, NotImplementedError):
-                    return  # functorch's wrappers: the tensor inside comes by itself
+                    return  # functorch's wrappers: the tensor inside is seen separately
                 self._see_storage(storage, made)
             return
         if tensor.layout is torch.sparse_coo and self._here.in_backward:
@@ -240,16 +244,16 @@ class StorageMode(TorchDispatchMode):
             made.append(Made(storage, size, block))
 
     def enter(self) -> None:
-        """Begin on this thread."""
+        """Turn the mode on for this thread."""
         _drop_ended()
         FLAGS.up()
         dispatch._push_mode(self)
 
     def leave(self) -> None:
-        """End on this thread, also where modes that began later have not ended (a generator's, say).
+        """Turn the mode off for this thread, even if modes that began later are still on (as in generators).
 
-        On another thread than the one it began on it cannot be taken off; there it does nothing from
-        here on, because the tracer is off, and goes with the next operator.
+        If called on another thread than `enter`, the mode stays on the thread where it began. It does
+        nothing there, because the tracer is off, and is removed at the thread's next operator.
         """
         above = []
         while (top := dispatch._get_current_dispatch_mode()) is not None and top is not self:
@@ -264,13 +268,13 @@ class StorageMode(TorchDispatchMode):
 
 
 def _drop_ended() -> None:
-    """Take modes off this thread whose recording ended on another."""
+    """Remove modes from this thread whose recording ended on another thread."""
     while isinstance(top := dispatch._get_current_dispatch_mode(), StorageMode) and not top.is_on:
         dispatch._pop_mode()
 
 
 def _drop_soon() -> None:
-    """Take ended modes off this thread behind the operator that runs: torch puts a mode back after it."""
+    """Remove ended modes from this thread after the running operator, when torch has restored the mode."""
     if sys.getprofile() is None:
         sys.setprofile(_drop_when_back)
 
@@ -283,7 +287,7 @@ def _drop_when_back(*_: object) -> None:
 
 
 class StorageModeBesideDynamo(StorageMode):
-    """The same, hidden from dynamo, which would else compile what runs inside of it."""
+    """A `StorageMode` that is hidden from dynamo, which would otherwise compile what runs inside it."""
 
     __torch_dispatch__ = StorageMode.__torch_dispatch__
 
@@ -293,30 +297,30 @@ class StorageModeBesideDynamo(StorageMode):
 
 
 def storage_mode(layers: Layers) -> StorageMode:
-    """A mode for the calling thread."""
+    """Return a new mode for the calling thread."""
     return (StorageModeBesideDynamo if must_hide_from_dynamo() else StorageMode)(layers)
 
 
 def must_hide_from_dynamo() -> bool:
-    """Whether a mode needs a wrapper that keeps dynamo from compiling what runs inside of it.
+    """Whether a mode needs a wrapper that keeps dynamo from compiling what runs inside it.
 
-    Where this torch can mark a function, ours is, which costs nothing at each operator.
+    Newer versions of torch can mark the function instead, which has no cost per operator.
     """
     return "torch._dynamo" in sys.modules and not is_hidden(StorageMode.__torch_dispatch__)
 
 
 def modes_here(layers: Layers) -> Iterator[StorageMode]:
-    """The modes on the calling thread that keep these layers' ledger: at most one runs."""
+    """Yield the modes on the calling thread that write for the given layers; there is at most one."""
     for mode in dispatch._get_current_dispatch_mode_stack():
         if isinstance(mode, StorageMode) and mode.keeps(layers):
             yield mode
 
 
 class _Flags:
-    """torch's flags that say "a dispatch mode is on", which make compiled code step aside.
+    """torch's flags for "a dispatch mode is on", which make compiled functions run uncompiled.
 
-    They are the process's, and modes save and restore them as if only one thread had any. So they go up
-    with the first mode of ours and down with the last, whichever thread that is on.
+    The flags are per process, but modes save and restore them as if only one thread used modes. So this
+    sets them with the tracer's first mode and clears them with the last, on any thread.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One recording of a tracer, on devices whose allocator keeps no record of its own: from start to stop."""
+"""A tracer's recording on devices whose allocator keeps no history, such as the CPU."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ Named = tuple[torch.Tensor, Category, int, str]
 
 
 class StorageRecording:
-    """Watches the storages of one type of device until `stop`. Hooks, modes and weak references end there.
+    """Records the storages of one device type until `stop`, which removes hooks, modes and weak references.
 
     Args:
-        device_type: "cpu", say.
-        max_events: entries to keep.
+        device_type: the type of device, such as "cpu".
+        max_events: how many entries to keep.
     """
 
     def __init__(self, device_type: str, max_events: int) -> None:
@@ -58,7 +58,7 @@ class StorageRecording:
         self.phases: deque[NamedPhase] = deque(maxlen=max_events)
 
     def start(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Take the start state, put hooks on, begin to watch.
+        """Record the start state, add hooks, and turn on the dispatch mode.
 
         Raises:
             MemPluginError: a model is compiled.
@@ -93,13 +93,13 @@ class StorageRecording:
         return Ledger(self._max_events, self._device_type)
 
     def _mode(self) -> StorageMode:
-        """A mode for the calling thread."""
+        """Return a new mode for the calling thread."""
         return storage_mode(self.layers)
 
     def stop(
         self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> TracerResult:
-        """End it, also on another thread than the one that began, and say what was seen."""
+        """End the recording and return its result. May be called on another thread than `start`."""
         self.layers.on = False
         self._main.leave()
         self._unhook()
@@ -115,7 +115,7 @@ class StorageRecording:
             recorded.notes += self._notes()
             recorded.properties.update(dtypes_of(models, {*optimizers, *self._stepped}, self.layers.names))
             result = self._result(trace_from_ledger(recorded))
-            ledger.blocks.clear()  # with them the weak references go
+            ledger.blocks.clear()  # this also removes the weak references
         return result
 
     def _result(self, trace: MemoryTrace) -> TracerResult:
@@ -142,7 +142,7 @@ class StorageRecording:
         )
 
     def begin_phase(self, name: str) -> NamedPhase:
-        """A phase with the user's name begins."""
+        """Begin a phase that the user named."""
         with self.recorded.ledger.lock:
             self.layers.here().settle()
             level = self.recorded.ledger.level
@@ -152,7 +152,7 @@ class StorageRecording:
         return phase
 
     def end_phase(self, phase: NamedPhase) -> None:
-        """It ends."""
+        """End a phase."""
         ledger = self.recorded.ledger
         with ledger.lock:
             self.layers.here().settle()
@@ -170,12 +170,12 @@ class StorageRecording:
         self._uncompiled.forget()
 
     def around(self, call: Callable[[], Any]) -> Any:
-        """Make a call that torch hides from modes, and write down what it takes."""
+        """Make a call that torch hides from modes, and record what it allocates."""
         mode = next(modes_here(self.layers), None)
         return call() if mode is None else mode.make_hidden_call(call)
 
     def see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
-        """Torch made, resized or read something on this thread, without an operator."""
+        """Record what torch allocated, resized or read on this thread without an operator."""
         try:
             for mode in modes_here(self.layers):
                 mode.see(what)
@@ -184,7 +184,7 @@ class StorageRecording:
             self.layers.failed(error)
 
     def _watch(self) -> None:
-        """Another thread calls a layer: watch it until the call ends, unless autograd brought a mode."""
+        """Trace another thread that calls a layer until the call ends, unless autograd set a mode there."""
         ident = threading.get_ident()
         if ident == self._thread or any(modes_here(self.layers)):
             return
@@ -198,7 +198,7 @@ class StorageRecording:
             mode.leave()
 
     def _name(self, tensors: Iterable[Named], *, late: bool = True) -> None:
-        """Say what storages are for."""
+        """Set the category, label and module of the tensors' storages that have none yet."""
         ledger = self.recorded.ledger
         with ledger.lock:
             for tensor, category, module, label in tensors:
@@ -240,65 +240,68 @@ class StorageRecording:
         yield from self.layers.problems
         unseen = self.layers.unseen
         if self._device_type != "cpu":
-            yield "What kernels take and give back within an operator is not in these numbers."
+            yield "Memory that kernels allocate and free within an operator is not in these numbers."
         if unseen.operators:
             yield (
-                f"{unseen.operators:,} operators ran while another profiler recorded, or with a torch that "
-                "does not tell: what their kernels took and gave back within them is not in these numbers."
+                f"{unseen.operators:,} operators ran while another profiler recorded, or with a "
+                "version of torch that does not report it: what their kernels allocated and freed "
+                "within them is not in these numbers."
             )
         if unseen.kept or unseen.frees:
             yield (
-                f"Operators kept {unseen.kept:,} bytes that are in no tensor, which count only while they "
-                f"ran, and gave back {unseen.frees:,} bytes that nobody knew."
+                f"Operators kept {unseen.kept:,} bytes that are in no tensor, which count only while "
+                f"they ran, and freed {unseen.frees:,} bytes whose allocation was not seen."
             )
         if unseen.sparse_gradients:
             yield (
-                f"{unseen.sparse_gradients:,} sparse tensors were made in backward. Autograd copies sparse "
-                "gradients while a dispatch mode is on: a training that nobody traces has no such copies."
+                f"{unseen.sparse_gradients:,} sparse tensors were made in backward. Autograd copies "
+                "sparse gradients while a dispatch mode is on; a training without the tracer has no "
+                "such copies."
             )
         if unseen.second_block[0] == ledger.peak:
             yield (
-                "The peak was reached in backward, by a result that torch may write over an input where no "
-                "dispatch mode is on (gradients that meet, some formulas): in a training that nobody traces "
-                f"the peak may be up to {unseen.second_block[1]:,} bytes lower."
+                "The peak was reached in backward, by a result that torch may write over an input "
+                "when no dispatch mode is on (sums of gradients, some derivative formulas). Without "
+                f"the tracer, the peak may be up to {unseen.second_block[1]:,} bytes lower."
             )
         if ledger.dropped:
             yield (
-                f"{ledger.dropped:,} of {ledger.written:,} events went, the oldest first, because max_events "
-                f"is {self._max_events:,}. Peaks and layer statistics are those of all events."
+                f"{ledger.dropped:,} of {ledger.written:,} events were dropped, the oldest first, "
+                f"because max_events is {self._max_events:,}. Peaks and layer statistics still count "
+                "all events."
             )
         if ledger.late:
             yield (
-                f"{len(ledger.late):,} gradients or states, {sum(ledger.late):,} bytes, were made on a "
-                "thread that nobody watched; they count from when they were noticed."
+                f"{len(ledger.late):,} gradients or optimizer states, {sum(ledger.late):,} bytes, were "
+                "made on a thread that was not watched; they count from when they were noticed."
             )
         if self._beside_others:
             yield (
-                "Other threads ran when the block began: gradients that autograd alone held then, of models "
-                "other than the traced one, are not in the start state."
+                "Other threads were running when the block began. Gradients that only autograd held "
+                "then, of models other than the traced one, are not in the start state."
             )
         if threading.get_ident() != self._thread:
             yield (
-                "The block ended on another thread than it began on (a generator's, say). A dispatch mode "
-                "that does nothing stays on that thread until its next operator."
+                "The block ended on another thread than it began on (a generator's, for example). A "
+                "dispatch mode that does nothing stays on that thread until its next operator."
             )
         if self._foreign_calls:
             yield (
-                f"Layers were called {self._foreign_calls:,} times on other threads. There, memory is seen "
-                "while a layer runs; what such a thread allocates between layers is not."
+                f"Layers were called {self._foreign_calls:,} times on other threads. There, memory is "
+                "seen only while a layer runs; what such a thread allocates between layers is not."
             )
 
 
 def _refuse_compiled(models: Mapping[str, nn.Module]) -> None:
-    """Compiled code steps aside while a dispatch mode is on: the numbers would be those of another run."""
+    """Refuse compiled models: under a dispatch mode they run uncompiled, with other memory use."""
     dynamo = sys.modules.get("torch._dynamo")
     for prefix, model in models.items():
         for name, module in model.named_modules(prefix=prefix):
             wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
             if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
                 raise MemPluginError(
-                    "The model is compiled. Compiled code runs uncompiled while the tracer watches, so its "
-                    "memory would be another's.",
+                    "The model is compiled. Compiled code runs uncompiled while the tracer watches, "
+                    "so its memory would not be that of the compiled model.",
                     where=f"module {name or '(root)'}",
                     fix="Trace the model before torch.compile, or use torch.profiler with "
                     "memory_trace_handler, which sees compiled code.",

@@ -1,4 +1,4 @@
-"""What a tracer hands out when it is done: figures by layer and by named phase, and the events."""
+"""The results of a tracer: figures by layer and by named phase, and the events."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ ROOT = "(root)"
 
 @dataclass(frozen=True)
 class LayerMemoryStats:
-    """One layer: what happened while it, or a layer inside it, ran, in forward and in backward.
+    """Figures of one layer, including the layers inside it, in forward and backward.
 
-    The first seven are Memory Tracer's, which scripts also make themselves and read with `vars()`.
+    The first seven fields are those of Memory Tracer, whose scripts also create such objects and read them
+    with `vars()`.
 
     Attributes:
-        layer_name: its FQN, `(root)` for the model itself.
-        peak_allocated: highest live bytes on the device while it ran.
-        peak_reserved: highest bytes that the allocator had taken from the device meanwhile. Where an
-            allocator keeps no reserve (the CPU's), what is reserved is what is allocated.
-        total_allocations, total_deallocations: counts.
-        avg_fragmentation: mean of (reserved - allocated) / reserved at its enters and exits, 0 to 1.
-        duration_ms: time in its forward and backward, milliseconds.
-        allocated_bytes: bytes of its allocations in all.
+        layer_name: the layer's FQN, `(root)` for the model itself.
+        peak_allocated: highest live bytes on the device while the layer ran.
+        peak_reserved: highest bytes that the allocator had reserved meanwhile. If an allocator keeps no
+            reserve (as on the CPU), this equals `peak_allocated`.
+        total_allocations, total_deallocations: the numbers of allocations and frees.
+        avg_fragmentation: mean of (reserved - allocated) / reserved when the layer is entered and left,
+            0 to 1.
+        duration_ms: time in the layer's forward and backward, milliseconds.
+        allocated_bytes: the sum of the bytes of its allocations.
         calls: forward calls.
         forward_ms, backward_ms: the parts of `duration_ms`.
     """
@@ -47,7 +49,7 @@ class LayerMemoryStats:
 
 @dataclass(slots=True)
 class NamedPhase:
-    """A phase that the user named and that runs: live bytes before and after, and the highest in between."""
+    """A running phase that the user named: live bytes before and after it, and the peak in between."""
 
     name: str
     before_bytes: int = 0
@@ -57,7 +59,7 @@ class NamedPhase:
 
 @dataclass(frozen=True, slots=True)
 class PhaseMemoryStats:
-    """A stretch that `track_phase` named: allocated bytes before and after it, and the peak in between."""
+    """A phase that `track_phase` named: allocated bytes before and after it, and the peak in between."""
 
     name: str
     before_bytes: int
@@ -66,21 +68,21 @@ class PhaseMemoryStats:
 
     @property
     def delta_bytes(self) -> int:
-        """What it left behind, bytes; negative where it gave back more than it took."""
+        """The bytes that the phase left allocated; negative if it freed more than it allocated."""
         return self.after_bytes - self.before_bytes
 
 
 @dataclass(frozen=True)
 class MemoryEvent:
-    """One event, with the device's levels after it. Its fields are Memory Tracer's, also for `vars()`.
+    """One event, with the device's levels after it. It has the fields of Memory Tracer, also for `vars()`.
 
     Attributes:
         timestamp: seconds since the trace began.
-        event_type: `alloc`, `free`, `layer_enter`, `layer_exit`, or `snapshot` (the trace's two ends).
-        size_bytes: of an alloc or free, else 0.
-        layer_name: the layer that ran, None outside of all.
-        allocated_bytes, reserved_bytes: live bytes, and what the allocator holds.
-        fragmentation_ratio: (reserved - allocated) / reserved, 0 where nothing is reserved.
+        event_type: `alloc`, `free`, `layer_enter`, `layer_exit`, or `snapshot` (start and end of the trace).
+        size_bytes: the bytes of an alloc or free, else 0.
+        layer_name: the layer that ran, None outside all layers.
+        allocated_bytes, reserved_bytes: the live bytes, and the bytes that the allocator has reserved.
+        fragmentation_ratio: (reserved - allocated) / reserved, 0 if nothing is reserved.
     """
 
     timestamp: float
@@ -95,15 +97,15 @@ class MemoryEvent:
 EVENT_TYPES = ("alloc", "free", "layer_enter", "layer_exit", "snapshot")
 
 Row = tuple[int, int, int, int, int, int]
-"""(epoch ns, place in `EVENT_TYPES`, bytes, module's row or -1, allocated, reserved)."""
+"""(epoch ns, index in `EVENT_TYPES`, bytes, module's row or -1, allocated, reserved)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracerResult:
-    """Everything that one `with tracer.trace(...)` block saw.
+    """Everything that was recorded in one `with tracer.trace(...)` block.
 
-    `rows` are the newest events, `dropped` counts the older ones that went; `peak_allocated` and
-    `peak_reserved` are of all of them, bytes.
+    `rows` are the latest events, `dropped` counts older ones that were dropped, and `total` counts both;
+    `peak_allocated` and `peak_reserved` are in bytes.
     """
 
     trace: MemoryTrace
@@ -119,7 +121,7 @@ class TracerResult:
     total: int
 
     def events(self) -> Iterator[MemoryEvent]:
-        """The newest events, oldest first."""
+        """Yield the latest events, oldest first."""
         for time_ns, kind, size, row, allocated, reserved in self.rows:
             yield MemoryEvent(
                 timestamp=(time_ns - self.start_ns) / 1e9,
@@ -133,12 +135,12 @@ class TracerResult:
 
 
 def fragmentation(allocated: int, reserved: int) -> float:
-    """The share of the reserve that no live block uses, 0 to 1."""
+    """Return the share of the reserve that no live block uses, 0 to 1."""
     return max(0.0, (reserved - allocated) / reserved) if reserved > 0 else 0.0
 
 
 def layer_names(names: ModuleNames) -> list[str]:
-    """What people call each row."""
+    """Return the display name of each row: the FQN, or `(root)`."""
     return [module.key or ROOT for module in names.modules]
 
 
@@ -148,13 +150,13 @@ def layer_stats(
     reserved: Sequence[int] | None = None,
     mean_fragmentation: Sequence[float] | None = None,
 ) -> dict[str, LayerMemoryStats]:
-    """The layers that ran, parents before children, each with what is inside it.
+    """Return the figures of layers that ran, parents before children, each including the layers inside it.
 
     Args:
         names: the modules.
-        figures: of each row by itself; it is changed.
-        reserved: each row's highest reserve, bytes; None where it equals the peak.
-        mean_fragmentation: of each row; None where there is none.
+        figures: the figures of each row without the layers inside it; changed in place.
+        reserved: the highest reserve of each row, in bytes; None if it equals the peak.
+        mean_fragmentation: the mean fragmentation of each row; None means 0.
     """
     whole = list(figures)
     tops = list(reserved) if reserved is not None else []

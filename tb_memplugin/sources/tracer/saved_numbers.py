@@ -1,9 +1,9 @@
-"""Python numbers that autograd keeps for the backward, each as a tensor: the 2 of `x * 2`.
+"""Python numbers that autograd saves for backward as tensors, such as the 2 in `x * 2`.
 
-torch makes a tensor of the number, saves it with the node, and only then comes to a dispatch mode, which
-gets the number and makes a second tensor of it. The allocator's reports tell of the second alone. So its
-free is held back until the result has its node: if that saved the number, the block lives as long as the
-saved tensor, else it ended when the report said.
+torch makes a tensor of the number, saves it with the node, and only then calls a dispatch mode, which
+receives the number and makes a second tensor of it. The allocator reports only the second one. So its free is
+delayed until the result has its node: if the node saved the number, the block lives as long as the saved
+tensor, else it was freed at the reported time.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tb_memplugin.sources.storage_lifetimes import Buffer, Ledger
 from tb_memplugin.trace import Phase
 
 NUMBER_BYTES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
-"""What a number takes as a tensor."""
+"""Bytes of a number of each type as a tensor."""
 
 Held = tuple[Buffer, int, int, Phase]
-"""(the second tensor's memory, when it went, epoch nanoseconds; module's row or -1; phase)."""
+"""(buffer of the second tensor, time of its free in epoch nanoseconds, module's row or -1, phase)."""
 
 _places: dict[Any, tuple[int, ...]] = {}
 _names: dict[type, tuple[str, ...]] = {}
 
 
 def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
-    """The bytes of each number that stands where an operator takes a tensor, if autograd may save it."""
+    """Return the bytes of each number that is passed for a tensor argument, if autograd may save it."""
     if not torch.is_grad_enabled():
         return []
     places = _places.get(operator)
@@ -41,12 +41,15 @@ def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
 
 
 def _may_have_node(given: Any) -> bool:
-    """Whether autograd may make a node for an operator that gets this."""
+    """Whether autograd may make a node for an operator with this argument."""
     return given.requires_grad if isinstance(given, torch.Tensor) else isinstance(given, list | tuple)
 
 
 def _tensor_places(operator: Any) -> tuple[int, ...]:
-    """Where an operator of several tensors takes them: only there does a number become one."""
+    """Return the positions of an operator's tensor arguments; none if it has fewer than two.
+
+    Only in an operator with several tensor arguments is a number converted to a tensor.
+    """
     schema = getattr(operator, "_schema", None)
     arguments = enumerate(schema.arguments) if schema is not None else ()
     found = tuple(at for at, one in arguments if str(one.type) == "Tensor" and not one.kwarg_only)
@@ -57,7 +60,7 @@ class SavedNumbers:
     """The numbers of one thread's last operator, until its result has an autograd node.
 
     Args:
-        ledger: where their ends are written.
+        ledger: the ledger in which their frees are recorded.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -66,11 +69,14 @@ class SavedNumbers:
         self._result: Callable[[], torch.Tensor | None] = _none
 
     def wait_for(self, result: Any) -> None:
-        """The operator that took the numbers returned this."""
+        """Set the result of the operator that received the numbers."""
         self._result = weakref.ref(result) if type(result) is torch.Tensor else _none
 
     def settle(self) -> Iterator[int]:
-        """Say what became of them. Yields the module's row of each that went. The caller holds the lock."""
+        """Record the free of each number that was not saved, and yield its module's row.
+
+        The caller must hold the ledger's lock.
+        """
         waiting, self.waiting = self.waiting, []
         kept = [one for one in _saved(self._result()) if one._cdata not in self._ledger.blocks]
         self._result = _none
@@ -89,7 +95,7 @@ def _none() -> None:
 
 
 def _saved(result: torch.Tensor | None) -> Iterator[torch.UntypedStorage]:
-    """The storages of numbers that a result's node saved."""
+    """Yield the storages of the numbers that a result's node saved."""
     node = result.grad_fn if result is not None else None
     if node is None:
         return

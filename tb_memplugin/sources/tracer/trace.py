@@ -1,4 +1,4 @@
-"""From a tracer's ledger to a `MemoryTrace`."""
+"""Make a `MemoryTrace` from a tracer's ledger."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ SOURCE = "MemoryTracer"
 
 @dataclass(slots=True)
 class Recorded:
-    """What a tracer saw between two times (epoch nanoseconds), and what it has to say of it.
+    """What a tracer recorded between two times (epoch nanoseconds), with notes.
 
-    `marks` are the beginnings and ends of named phases: (epoch ns, name, whether it ends).
+    `marks` are the starts and ends of named phases: (epoch ns, name, whether it ends).
     """
 
     layers: Layers
@@ -49,7 +49,7 @@ class Recorded:
 
     @property
     def ledger(self) -> Ledger:
-        """The storages that it saw."""
+        """The ledger of the recorded storages."""
         return self.layers.ledger
 
 
@@ -61,7 +61,7 @@ class _Tables:
 
 
 def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
-    """The newest entries of the ledger; what was alive before them is the start state."""
+    """Return the trace of the ledger's kept entries; blocks alive before them are the start state."""
     ledger = recorded.ledger
     entries = list(ledger.entries)
     tables = _Tables(Names(), Names(), Owners(recorded.layers.names.modules))
@@ -96,14 +96,14 @@ def _phases(layers: Layers) -> Spans:
 
 
 def _ended(entries: Sequence[Entry]) -> Iterator[Call]:
-    """The layers' calls that ended."""
+    """Yield the layer calls that ended."""
     for time, what, _, row, phase, _, began in entries:
         if what is Happened.EXIT:
             yield began, time, row, phase
 
 
 def _start(memory: Sequence[Entry], ledger: Ledger, tables: _Tables) -> StartState:
-    """Blocks that no kept entry tells the birth of: those freed in kept entries, and those still alive."""
+    """Return the blocks whose allocation is not in the kept entries, but that were alive during them."""
     born = {id(entry[2]) for entry in memory if entry[1] is Happened.ALLOC}
     ended = (entry[2] for entry in memory if entry[1] is Happened.FREE)
     found = [block for block in (*ended, *ledger.blocks.values()) if block and id(block) not in born]
@@ -124,7 +124,7 @@ def _start_rows(blocks: Sequence[Block | Buffer], tables: _Tables) -> StartState
 
 
 def _old_category(block: Block | Buffer) -> Category:
-    """Of a block whose birth is no longer told."""
+    """Return the category of a block whose allocation is not in the kept entries."""
     if block.category is Category.UNKNOWN and block.serial > BEFORE and block.phase is Phase.FORWARD:
         return Category.ACTIVATION
     return block.category
@@ -143,7 +143,7 @@ def _events(memory: Sequence[Entry], tables: _Tables, phases: Spans) -> Events:
             known = names[made_by] = tables.operators.add(operator_name(made_by))
         operator[row] = known
     columns = _columns(blocks)
-    # A block may get its owner after its birth (optimizer state): then that stands there, too.
+    # A block may get its owner after its allocation (optimizer state): the alloc event then has it, too.
     module = np.where(is_alloc, columns["module"], [entry[3] for entry in memory])
     loose = is_alloc & (module < 0)
     module[loose] = tables.owners.with_outside(module[loose], operator[loose], tables.operators)

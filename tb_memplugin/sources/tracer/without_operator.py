@@ -1,10 +1,10 @@
-"""Tells of memory that torch takes or gives back without an operator that a dispatch mode sees.
+"""Report memory that torch allocates or frees without an operator that a dispatch mode sees.
 
-Copies of the random generator's state: checkpointing keeps one for every layer. Storages that Python resizes,
-as FSDP2 does when it gives gathered parameters back. What `torch.load` reads. And what a tensor's text takes,
-for which torch puts modes aside. While somebody listens, `torch.get_rng_state`, `UntypedStorage.resize_`,
-`PyTorchFileReader.get_storage_from_record` and `torch._tensor_str._str` tell; they return what they returned
-before.
+These are copies of the random generator's state (checkpointing keeps one per layer), storages that Python
+resizes (as FSDP2 does to free gathered parameters), what `torch.load` reads, and what printing a tensor
+allocates, for which torch disables modes. While there is a listener, `torch.get_rng_state`,
+`UntypedStorage.resize_`, `PyTorchFileReader.get_storage_from_record` and `torch._tensor_str._str` are patched
+to report; their results do not change.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 
 
 class Listener(Protocol):
-    """Who is told, on whichever thread it happens. What it does of its own must not raise."""
+    """A receiver of the reports, on the thread where they happen. Its own code must not raise."""
 
     def see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
-        """A state was copied, a storage resized or read."""
+        """Receive a copied state, or a storage that was resized or read."""
 
     def around(self, call: Callable[[], Any]) -> Any:
-        """Make a call that no mode sees, and give what it gives."""
+        """Make a call that no mode sees, and return its result."""
 
 
 _lock = threading.Lock()
@@ -69,7 +69,7 @@ def _print(tensor: torch.Tensor, **named: Any) -> Any:
 
 
 def listen(listener: Listener) -> None:
-    """Tell somebody from here on."""
+    """Add a listener; the first one patches torch's functions."""
     global _get_original, _resize_original, _read_original, _print_original
     with _lock:
         if not _listeners:
@@ -86,7 +86,7 @@ def listen(listener: Listener) -> None:
 
 
 def stop_listening(listener: Listener) -> None:
-    """End that; with the last one torch's own functions are back, unless somebody replaced them since."""
+    """Remove a listener; after the last, restore torch's functions unless other code has replaced them."""
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)

@@ -1,4 +1,4 @@
-"""The kernel of `scaled_dot_product_attention`, by GPU, type and shape."""
+"""Tests for the choice of the kernel of `scaled_dot_product_attention` by GPU, dtype and shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLASH, EFFICIENT, CUDNN = (
 def attend(
     dtype: torch.dtype = torch.bfloat16, size: int = 64, heads: int = 8, key_heads: int = 8, **options: Any
 ) -> torch.Tensor:
-    """Batch 1, length 1024: query, key and value take a MiB each in half precision."""
+    """Attend with batch 1 and length 1024: by default, query, key and value are 1 MiB each."""
     query = torch.randn(1, heads, 1024, size, dtype=dtype, device="cuda", requires_grad=True)
     key = torch.randn(1, key_heads, 1024, size, dtype=dtype, device="cuda", requires_grad=True)
     return F.scaled_dot_product_attention(query, key, key, **options)
@@ -84,20 +84,20 @@ def test_odd_heads_are_padded_for_flash() -> None:
 
 
 def test_the_result_and_one_number_a_row_is_all_that_flash_keeps() -> None:
-    """1 MiB for query, for key and value, and for the result; 4 bytes for each of 8 x 1024 rows."""
+    """The result takes 1 MiB, the numbers 4 bytes for each of 8 x 1024 rows."""
     done = estimated(attend, gpu="a100")
     assert [size for name, size, _ in allocations(done) if name == FLASH][:2] == [MIB, 8 * 1024 * 4]
 
 
 def test_without_the_correction_the_scores_are_held() -> None:
-    """8 heads x 1024 x 1024 x 2 bytes: 16 MiB of them at least."""
+    """The scores take at least 16 MiB: 8 heads x 1024 x 1024 x 2 bytes."""
     corrected, plain = peak(attend, gpu="a100"), peak(attend, gpu="a100", corrected=False)
     assert corrected < 4 * MIB
     assert plain > 16 * MIB
 
 
 def test_the_backward_of_flash_holds_an_accumulator() -> None:
-    """softmax_d: 8 x 1024 x 4 bytes; dq_accum: 64 times that."""
+    """softmax_d takes 8 x 1024 x 4 bytes, dq_accum 64 times that."""
     done = estimated(lambda: attend().sum().backward(), gpu="a100")
     passing = [
         size for name, size, kind in allocations(done) if name.startswith(FLASH) and kind == "temporary"
@@ -120,7 +120,7 @@ def test_the_program_may_forbid_kernels() -> None:
 
     done = estimated(lambda: only(SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH), gpu="a100")
     assert EFFICIENT in {name for name, _, _ in allocations(done)}
-    with pytest.raises(MemPluginError, match="No kernel"):
+    with pytest.raises(MemPluginError, match="No allowed kernel"):
         estimated(lambda: only(SDPBackend.FLASH_ATTENTION), gpu="t4")
 
 
@@ -129,7 +129,7 @@ def test_cudnn_says_what_is_not_known() -> None:
 
 
 def test_masked_softmax_looks_for_rows_without_a_score() -> None:
-    """The math path on a Turing GPU: 8 x 1024 x 1024 scores in float32, a byte for each and for each row."""
+    """On a Turing GPU the math path has 8 x 1024 x 1024 float32 scores, and a byte for each and each row."""
 
     def masked() -> torch.Tensor:
         return attend(attn_mask=torch.zeros(1024, 1024, dtype=torch.bfloat16, device="cuda"))

@@ -1,4 +1,4 @@
-"""Small tensors of the program's own numbers keep their values, as real ones do."""
+"""Tests that small tensors of the program's own numbers keep their values, as real ones do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_is_written_into_them_is_known_or_forgotten() -> None:
 
     read: list[Any] = []
     estimated(run)
-    assert read == [[2.0] * 3, [1.0] * 3]  # 1.0 is what is taken for a number that is not known
+    assert read == [[2.0] * 3, [1.0] * 3]  # unknown numbers are assumed to be 1.0
 
 
 def test_large_ones_and_those_on_the_gpu_are_not() -> None:

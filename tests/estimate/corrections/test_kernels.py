@@ -1,4 +1,4 @@
-"""What CUDA's kernels and libraries take: workspaces, recurrent layers, flex_attention, fused operators."""
+"""Tests for memory of CUDA kernels: workspaces, recurrent layers, flex_attention, fused operators."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_fake_tensors_alone_know_no_workspace() -> None:
 
 
 def recurrent(kind: Any) -> nn.RNNBase:
-    """64 in, 128 hidden; 8 sequences of 32."""
+    """Train a layer with 64 inputs and 128 hidden units on 8 sequences of 32."""
     layer = kind(64, 128, batch_first=True).cuda()
     layer(torch.randn(8, 32, 64, device="cuda"))[0].sum().backward()
     return layer
@@ -54,7 +54,7 @@ def recurrent(kind: Any) -> nn.RNNBase:
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
 def test_recurrent_layers_run(kind: type[nn.RNNBase], gates: int) -> None:
-    """Weights in one buffer, gradients in another: gates x 128 x (64 + 128 + 2) floats."""
+    """Weights are in one buffer and gradients in another, of gates x 128 x (64 + 128 + 2) floats each."""
     done = estimated(lambda: recurrent(kind))
     weights = gates * 128 * (64 + 128 + 2) * 4
     assert sizes(done, "new_empty") == [weights]
@@ -89,7 +89,7 @@ def test_fake_tensors_alone_have_no_lstm() -> None:
 
 
 def packed(lengths: Any, kind: Any = nn.LSTM, **options: Any) -> None:
-    """64 in, 128 hidden; two sequences."""
+    """Train a layer with 64 inputs and 128 hidden units on two packed sequences."""
     layer = kind(64, 128, device="cuda")
     batch = torch.randn(32, 2, 64, device="cuda", requires_grad=True)
     rows = nn.utils.rnn.pack_padded_sequence(batch, lengths, **options)
@@ -101,7 +101,7 @@ def packed(lengths: Any, kind: Any = nn.LSTM, **options: Any) -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_packed_sequences_have_as_many_rows_as_their_lengths_say(kind: type[nn.RNNBase]) -> None:
-    """32 + 8 rows of 64 floats in, and of 128 out; padded again to 2 x 32."""
+    """The input has 32 + 8 rows of 64 floats, the output as many of 128, padded again to 2 x 32."""
     done = estimated(lambda: packed([32, 8], kind=kind))
     assert sizes(done, "_pack_padded_sequence") == [40 * 64 * 4]
     assert 40 * 128 * 4 in sizes(done, "_cudnn_rnn")
@@ -120,12 +120,12 @@ def test_packed_sequences_may_be_in_any_order() -> None:
 
 def test_packed_sequences_of_unknown_lengths_are_refused_by_name() -> None:
     lengths = torch.tensor([32, 8])
-    with pytest.raises(MemPluginError, match="Sequences are packed"):
+    with pytest.raises(MemPluginError, match="pack_padded_sequence needs the values"):
         estimated(lambda: packed(lengths * torch.ones(2, dtype=torch.long, device="cuda").cpu()))
 
 
 def test_flex_attention_never_holds_the_scores() -> None:
-    """8 heads, 1024 x 64 in float32: 2 MiB a tensor; the scores would take 32 MiB."""
+    """8 heads of 1024 x 64 float32 are 2 MiB for each tensor; the scores would take 32 MiB."""
 
     def run() -> None:
         query = torch.randn(1, 8, 1024, 64, device="cuda", requires_grad=True)
@@ -158,8 +158,8 @@ def embedded(tokens: int) -> None:
 
 
 def test_the_gradient_of_a_large_batch_of_embeddings_is_summed_in_buffers() -> None:
-    """A copy of the gradient, which is one number with a shape; 4096 indices of 8 bytes, at most 1000
-    segments, 409 + 1000 partial sums of 64 floats.
+    """The buffers are a copy of the gradient, which is one number expanded to a shape, 4096 indices of 8
+    bytes, at most 1000 segments, and 409 + 1000 partial sums of 64 floats.
     """
     done = estimated(lambda: embedded(4096))
     found = sizes(done, "embedding_dense_backward")
@@ -172,7 +172,7 @@ def test_that_of_a_small_batch_is_not() -> None:
 
 
 def test_what_cublas_cannot_read_is_copied_first() -> None:
-    """The gradient of a sum is one number with a shape of 1024 x 1024."""
+    """The gradient of a sum is one number expanded to 1024 x 1024."""
 
     def run() -> None:
         weight = torch.randn(1024, 1024, device="cuda", requires_grad=True)
@@ -185,7 +185,7 @@ def test_what_cublas_cannot_read_is_copied_first() -> None:
 
 
 def test_the_bias_of_rows_that_lie_apart_is_added_in_place() -> None:
-    """8 x 16 rows of 64 floats turned round: copied, multiplied; a real run takes no third one."""
+    """The input is transposed: 8 x 16 rows of 64 floats. A real run allocates only a copy and the product."""
 
     def run() -> torch.Tensor:
         result: torch.Tensor = nn.Linear(64, 64, device="cuda")(
@@ -202,14 +202,14 @@ def test_the_bias_of_rows_that_lie_apart_is_added_in_place() -> None:
 
 
 def test_a_sum_in_another_type_copies_what_it_sums_first() -> None:
-    """4,096 truths become numbers of 8 bytes, and so do the sums."""
+    """4,096 booleans become numbers of 8 bytes, and the sums are as large."""
     done = estimated(lambda: torch.ones(64, 64, dtype=torch.bool, device="cuda").cumsum(-1))
     assert sizes(done, "cumsum") == [32 * KIB] * 2
     assert sizes(estimated(lambda: torch.ones(64, 64, device="cuda").cumsum(-1)), "cumsum") == [16 * KIB]
 
 
 def test_the_derivative_of_masked_select_counts_where_each_element_goes() -> None:
-    """A number of 8 bytes for each of 65,536."""
+    """There is a number of 8 bytes for each of 65,536 elements."""
 
     def run() -> None:
         chosen = 2 * torch.ones(256, 256, device="cuda", requires_grad=True)
@@ -220,7 +220,7 @@ def test_the_derivative_of_masked_select_counts_where_each_element_goes() -> Non
 
 
 def backward_of(function: Any, dtype: torch.dtype = torch.float32) -> None:
-    """Of 4 rows of 64 numbers."""
+    """Run a function's forward and backward on 4 rows of 64 numbers."""
     result = function(torch.randn(4, 64, device="cuda", dtype=dtype, requires_grad=True))
     result.backward(torch.empty_like(result))
 
@@ -236,7 +236,7 @@ def test_an_activations_derivative_is_one_kernel(function: Any) -> None:
 @pytest.mark.skipif(not HAS_RMS_NORM, reason="this PyTorch has no such kernel")
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float64, 8)])
 def test_rms_norm_is_one_kernel_that_keeps_a_number_a_row(dtype: torch.dtype, size: int) -> None:
-    """The sums of bfloat16 are float32. The gradient of the weight is one row."""
+    """bfloat16 is accumulated in float32. The gradient of the weight is one row."""
     weight: list[torch.Tensor] = []
 
     def program() -> None:
@@ -250,7 +250,7 @@ def test_rms_norm_is_one_kernel_that_keeps_a_number_a_row(dtype: torch.dtype, si
 
 
 def test_what_cuda_has_kernels_for_is_as_before_afterwards() -> None:
-    """A PyTorch built without CUDA has none; one built with it keeps its own."""
+    """A PyTorch built without CUDA has no kernel afterwards; one built with CUDA keeps its own."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     before = has_kernel("aten::silu_backward", "CUDA")
     estimated(lambda: backward_of(functional.silu))

@@ -1,4 +1,4 @@
-"""What cannot be estimated says so by name; what may look like it can."""
+"""Tests that programs that cannot be estimated raise errors that name the cause, and similar ones run."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def many_steps() -> None:
 
 
 class Plain(torch.Tensor):
-    """A subclass with nothing of its own."""
+    """A subclass that adds nothing."""
 
 
 PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
-    "a sparse gradient": (sparse_gradient, "layout is torch.sparse_coo"),
+    "a sparse gradient": (sparse_gradient, "layout torch.sparse_coo"),
     "LBFGS": (many_steps, "how much of its history to keep"),
     "a quantized tensor": (
         lambda: torch.quantize_per_tensor(ones(64, 64), 0.1, 0, torch.qint8),
-        "makes a quantized tensor",
+        "creates a quantized tensor",
     ),
     "nested tensors": (
         lambda: torch.nested.nested_tensor([ones(3, 8), ones(5, 8)], layout=torch.jagged),
@@ -76,7 +76,7 @@ def test_an_error_of_the_programs_own_stays_as_it_is() -> None:
 
 
 def test_parameters_that_functions_replace_are_no_real_ones() -> None:
-    """The gradient of 64 x 64 weights by torch.func."""
+    """torch.func computes the gradient of 64 x 64 weights."""
 
     def run() -> Any:
         layer = nn.Linear(64, 64, device="cuda")
@@ -103,7 +103,7 @@ def test_peaks_that_the_program_resets_begin_anew() -> None:
     done = estimated(run)
     assert told == [4 * KIB, 4 * KIB, 2 * KIB, 2 * KIB, 0]
     assert done.get_max_memory_allocated() == (4 * KIB,)
-    assert any("how much is reserved" in note for note in done.estimate().notes)
+    assert any("how much memory is reserved" in note for note in done.estimate().notes)
 
 
 def test_batches_in_pinned_memory_arrive() -> None:

@@ -1,4 +1,4 @@
-"""Training steps as they are on a GPU: optimizers, gradient sums, mixed precision, converted modules."""
+"""Tests for training steps as on a GPU: optimizers, gradient sums, mixed precision, converted modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.estimate.fake_runs import MIB, allocations, estimated, sizes
 
 
 def linear(**options: Any) -> nn.Linear:
-    """1024 x 1024 float32: 4 MiB."""
+    """Return a layer of 1024 x 1024 float32: 4 MiB."""
     return nn.Linear(1024, 1024, bias=False, device="cuda", **options)
 
 
@@ -27,7 +27,7 @@ def trained(optimizer: Any, layers: int = 4, **options: Any) -> None:
 
 
 def test_adamw_takes_foreach_kernels_by_default() -> None:
-    """They hold the square roots of all parameters at once: 16 MiB where single tensors need 4."""
+    """Foreach kernels hold the square roots of all parameters at once: 16 MiB where single tensors need 4."""
     done = estimated(lambda: trained(torch.optim.AdamW), gpu="a100")
     assert sizes(done, "_foreach_sqrt") == [4 * MIB] * 4
     plain = estimated(lambda: trained(torch.optim.AdamW), gpu="a100", corrected=False)
@@ -63,7 +63,7 @@ def shared() -> None:
 
 
 def test_gradients_of_a_shared_weight_are_summed_in_place_after_the_first_sum() -> None:
-    """Three gradients of the weight are two sums. The first gradient is a view, which is left alone."""
+    """Three gradients of the weight need two sums. The first gradient is a view, so it is not added into."""
     assert sizes(estimated(shared), "add") == [4 * MIB]
     assert sizes(estimated(shared, corrected=False), "add") == [4 * MIB] * 2
 
@@ -107,11 +107,11 @@ def test_a_gradient_that_is_kept_is_not_summed_into() -> None:
         return kept
 
     done = estimated(run)
-    assert sizes(done, "add")  # the forward's own
+    assert sizes(done, "add")  # that of the forward
 
 
 def test_derivatives_fill_zeros_in_place() -> None:
-    """The gradient of an index: zeros of the table's size, written into."""
+    """The gradient of indexing is written into zeros of the table's size."""
 
     def run() -> None:
         table = torch.randn(1024, 1024, device="cuda", requires_grad=True)
@@ -151,7 +151,7 @@ def test_the_derivative_of_masked_select_fills_zeros_in_place() -> None:
         chosen = table()
         chosen.masked_select(chosen > 0).sum().backward()
 
-    assert sizes(estimated(run), "masked_scatter") == [8 * MIB]  # the kernel's own, 8 bytes an element
+    assert sizes(estimated(run), "masked_scatter") == [8 * MIB]  # a buffer of 8 bytes an element
 
 
 @pytest.mark.parametrize(
@@ -162,16 +162,16 @@ def test_the_derivative_of_masked_select_fills_zeros_in_place() -> None:
     ],
 )
 def test_a_gradient_with_holes_is_a_new_one(program: Any, operator: str) -> None:
-    """As in a real run on the CPU: what came from the next operator is not written into."""
+    """As in a real run on the CPU, a gradient from the next operator is not written into."""
 
     def run() -> None:
         (program() * 2).sum().backward()
 
-    assert sizes(estimated(run), operator) == [4 * MIB, 4 * MIB]  # of the forward, and of the backward
+    assert sizes(estimated(run), operator) == [4 * MIB, 4 * MIB]  # one in forward, one in backward
 
 
 def test_autocast_casts() -> None:
-    """The weight and the input in float16: half of 4 MiB each."""
+    """Weight and input are cast to float16, half of 4 MiB each."""
 
     def run() -> torch.Tensor:
         layer, batch = linear(), torch.randn(1024, 1024, device="cuda")
@@ -198,7 +198,7 @@ def test_a_grad_scaler_takes_every_step() -> None:
 
 
 def test_modules_move_and_change_their_type() -> None:
-    """Built on the CPU, moved, then halved: 4 MiB, then 2 MiB while the 4 are still there."""
+    """A layer built on the CPU is moved and then halved: 4 MiB, then 2 MiB while the 4 MiB are still live."""
 
     def run() -> nn.Module:
         layer = nn.Linear(1024, 1024, bias=False)

@@ -1,4 +1,4 @@
-"""What depends on values: hints answer, the rest is an upper bound, noted, or refused."""
+"""Tests for operators that depend on values: with hints, with a noted upper bound, or with an error."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def select() -> torch.Tensor:
 
 
 def test_a_mask_selects_everything_at_most() -> None:
-    """1024 floats, and meanwhile as many indices of 8 bytes."""
+    """The result has 1024 floats, and meanwhile there are as many indices of 8 bytes."""
     done = estimated(select)
     assert sizes(done, "index") == [8 * KIB, 4 * KIB]
     assert any("selects" in note for note in done.estimate().notes)
@@ -119,7 +119,7 @@ def test_nonzero_masked_select_and_unique() -> None:
 
     done = estimated(run)
     assert sizes(done, "nonzero") == [8 * KIB]
-    assert sizes(done, "masked_select") == [8 * KIB, 4 * KIB]  # where they are, and what they are
+    assert sizes(done, "masked_select") == [8 * KIB, 4 * KIB]  # indices, and elements
     assert sizes(done, "_unique2")[0] == 4 * KIB
 
 
@@ -139,7 +139,7 @@ def test_what_only_a_hint_can_answer_is_refused_with_the_hint(program: Any, name
 
 
 def test_hints_say_how_many_rows_there_are() -> None:
-    """9 whole numbers of 8 bytes; 9 rows of 4 floats, and meanwhile their 9 places."""
+    """The results are 9 integers of 8 bytes, and 9 rows of 4 floats with 9 temporary indices."""
 
     def run() -> list[torch.Tensor]:
         counts = ones(3).long()
@@ -160,7 +160,7 @@ def test_a_bincount_has_the_type_of_its_weights() -> None:
 
 
 def test_unique_rows_and_runs() -> None:
-    """Half of 8 rows of 4 floats; half of 8 floats in a row; and whole numbers that say where they were."""
+    """The results are half of 8 rows of 4 floats, half of 8 floats in a row, and the indices of both."""
 
     def run() -> list[Any]:
         return [
@@ -206,7 +206,7 @@ def test_arrays_that_a_real_run_would_refuse_are_refused() -> None:
 
 
 def test_a_kernel_that_has_no_fake_rule_is_refused_by_name() -> None:
-    with pytest.raises(MemPluginError, match=r"_to_sparse\S* has no fake rule"):
+    with pytest.raises(MemPluginError, match=r"_to_sparse\S* has no fake implementation"):
         estimated(lambda: ones(3, 3).to_sparse())
 
 
@@ -218,13 +218,13 @@ def test_an_operator_without_a_fake_rule_is_refused_by_name() -> None:
 
 
 def test_masks_are_looked_up_in_numbers_of_eight_bytes() -> None:
-    """1,024 places of two dimensions: where they are read, in the derivative, and where values are set."""
+    """1,024 elements have two indices each: when they are read, in the derivative, and when they are set."""
 
     def run() -> None:
         table = 2 * ones(32, 32, requires_grad=True)
         table[table > 0].sum().backward()
         other = ones(32, 32)
-        other[other > 0] = 0.0  # filled in, without looking up
+        other[other > 0] = 0.0  # filled in without indices
         other[other > 0] = ones(KIB)
 
     done = estimated(run)

@@ -1,4 +1,4 @@
-"""FSDP1, `FullyShardedDataParallel`: torch's own code on fake tensors, worked out by hand."""
+"""Tests for FSDP1, `FullyShardedDataParallel`: torch's code on fake tensors, with sizes found by hand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.estimate.ranks.real_ranks import sizes
 
 KIB = 1 << 10
 WHOLE, SHARD = 256 * KIB, 32 * KIB
-"""A layer of 256 x 256 float32, and its eighth."""
+"""Bytes of a layer of 256 x 256 float32, and of an eighth of it."""
 
 
 def one_of_eight(device: str = "cuda", **options: Any) -> RankEstimate:
-    """One step of four layers, each wrapped for itself."""
+    """Estimate rank 0 of 8 for one step of four layers, each wrapped separately."""
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
         with torch.device(estimator.device):
@@ -33,7 +33,7 @@ def one_of_eight(device: str = "cuda", **options: Any) -> RankEstimate:
 
 
 def gathered(one: RankEstimate, size: int) -> int:
-    """How often parameters of a layer are gathered: their storage is given memory again each time."""
+    """Count how often a layer's parameters are gathered: their storage is resized each time."""
     blocks, operators = one.trace.allocations, one.trace.operators
     names = [operators[row] for row in blocks.operator]
     return sum(

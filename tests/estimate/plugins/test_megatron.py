@@ -1,4 +1,4 @@
-"""The real megatron-core, where it is installed: `pip install --no-deps megatron-core`."""
+"""Tests with the real megatron-core, if it is installed: `pip install --no-deps megatron-core`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STAGES, IN_A_PIPELINE = 4, 8
 
 
 def train(estimator: MemoryEstimator, any_length: bool) -> nn.Module:
-    """One step of a GPT in two stages of two layers, by 1F1B."""
+    """Train a GPT for one step with 1F1B, in two stages of two layers."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(TP, PP)
     model_parallel_cuda_manual_seed(1)
@@ -84,18 +84,18 @@ def test_a_gpt_over_tensor_and_pipeline_ranks_holds_its_share(any_length: bool) 
     finally:
         parallel_state.destroy_model_parallel()
     assert P2PCommunicator._communicate is before
-    # Of a layer: matrices of 12 x hidden^2 in all and biases of 7 x hidden, halved over TP; the biases of
-    # both outputs and the two norms are whole.
+    # A layer has matrices of 12 x hidden^2 in total and biases of 7 x hidden, divided over TP. The biases of
+    # both outputs and the two norms are not divided.
     layer = 12 * HIDDEN**2 // TP + 7 * HIDDEN // TP + 2 * HIDDEN + 4 * HIDDEN
-    first = LAYERS // PP * layer + WORDS * HIDDEN // TP + TOKENS * HIDDEN  # words halved, positions whole
-    last = LAYERS // PP * layer + WORDS * HIDDEN // TP + 2 * HIDDEN  # the output's words, and the last norm
+    first = LAYERS // PP * layer + WORDS * HIDDEN // TP + TOKENS * HIDDEN  # positions are not divided
+    last = LAYERS // PP * layer + WORDS * HIDDEN // TP + 2 * HIDDEN  # output layer and last norm
     expected = [4 * count for count in (first, first, last, last)]
     assert [held(one, Category.PARAMETER) for one in found.ranks] == expected
-    assert found.worst.rank == 0  # two micro-batches are on their way in the first stage, one in the last
+    assert found.worst.rank == 0  # two micro-batches are in flight in the first stage, one in the last
 
 
 def train_in_stages(estimator: MemoryEstimator, chunks: int) -> list[nn.Module]:
-    """One step of 8 micro-batches over 4 ranks of one or two chunks, each of one layer."""
+    """Train for one step of 8 micro-batches on 4 ranks, each with one or two chunks of one layer."""
     parallel_state.destroy_model_parallel()
     virtual = chunks if chunks > 1 else None
     parallel_state.initialize_model_parallel(1, STAGES, virtual_pipeline_model_parallel_size=virtual)
@@ -141,7 +141,7 @@ def train_in_stages(estimator: MemoryEstimator, chunks: int) -> list[nn.Module]:
 
 
 def in_flight(one: RankEstimate) -> int:
-    """The most micro-batches of a layer that are kept for backward, by the result of GELU."""
+    """Return the most micro-batches that a rank keeps for backward at once, from the results of GELU."""
     blocks, operators, count = one.trace.allocations, one.trace.operators, len(one.trace.events)
     kept = np.array([operators[row] == "aten::gelu" for row in blocks.operator])
     kept &= blocks.bytes == 4 * SAMPLES * TOKENS * 4 * HIDDEN
@@ -155,7 +155,7 @@ def in_flight(one: RankEstimate) -> int:
     ("chunks", "expected"),
     [
         (1, [4, 3, 2, 1]),  # P - r
-        (2, [11, 9, 7, 5]),  # 2 (P - 1 - r) + (chunks - 1) P, and the one that runs
+        (2, [11, 9, 7, 5]),  # 2 (P - 1 - r) + (chunks - 1) P, plus the one that runs
     ],
 )
 def test_megatrons_schedules_hold_the_micro_batches_that_are_in_flight(

@@ -1,4 +1,4 @@
-"""Plugins are there while an estimate runs, and gone after it."""
+"""Tests that plugins apply while an estimate runs, and are undone after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tb_memplugin.estimate.plugins import PLUGINS, Megatron, Plugin, Transformer
 
 
 class Doubling:
-    """A plugin for a library of one function."""
+    """A plugin for a library with one function."""
 
     name = "library"
 
@@ -89,7 +89,7 @@ def test_collectives_need_no_process_group() -> None:
         assert dist.recv(theirs, src=0) == 0
         sends = [dist.P2POp(dist.isend, mine, 0), dist.P2POp(dist.irecv, theirs, 0)]
         assert [work.wait() for work in dist.batch_isend_irecv(sends)] == [True, True]
-        assert estimator.get_max_memory_allocated() == (2 * 4096,)  # what the program made, and no more
+        assert estimator.get_max_memory_allocated() == (2 * 4096,)  # only what the program allocated
     assert before == (dist.all_reduce, dist.get_rank, dist.P2POp)
 
 

@@ -1,4 +1,4 @@
-"""Transformer Engine on a stand-in: the library's paths and signatures, and kernels that cannot run."""
+"""Tests for the Transformer Engine plugin with a stand-in: its paths and signatures, without kernels."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_layers_run_and_are_their_own_again(library: ModuleType) -> None:
-    """A batch of 128 rows of 64 floats, 32 KiB: each layer's result has that size."""
+    """A batch of 128 rows of 64 floats has 32 KiB, and so has each layer's result."""
     with MemoryEstimator(device="cpu") as estimator, library.fp8_autocast(enabled=True):
         model = nn.Sequential(LayerNormLinear(64, 64), Linear(64, 64, bias=False))
         model(estimator.create_fake_tensor(128, 64)).sum().backward()

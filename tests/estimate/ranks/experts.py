@@ -1,4 +1,4 @@
-"""Experts on other ranks: the same program in real processes and on fake tensors."""
+"""Programs with experts on other ranks, to run in real processes and on fake tensors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tb_memplugin.estimate.workload import Built
 
 WIDTH = 128
 SENT = ((5, 11), (9, 7))
-"""Rows that each of two ranks sends to each."""
+"""The number of rows that each of two ranks sends to each."""
 
 
 def exchange(functional: bool) -> object:
-    """One expert a rank: 16 rows are sent, computed where their expert is, and come back."""
+    """Run one expert on each rank: 16 rows are sent to their experts, computed there, and sent back."""
     rank, world = dist.get_rank(), dist.distributed_c10d._get_default_group()
     expert = nn.Linear(WIDTH, WIDTH, bias=False)
     rows = torch.ones(16, WIDTH, requires_grad=True)
     sent = torch.tensor(SENT[rank])
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent)
-    inward, outward = received.tolist(), list(SENT[rank])  # the line that hints are for
+    inward, outward = received.tolist(), list(SENT[rank])  # hints answer for this line
     if functional:
         here = all_to_all_single_autograd(2 * rows, inward, outward, world)
         all_to_all_single_autograd(expert(here), outward, inward, world).sum().backward()
@@ -45,7 +45,10 @@ def exchange(functional: bool) -> object:
 
 
 def train_a_mixture(folder: str | None = None, ranks: str = "ep=2") -> object:
-    """Two steps of a Mixtral with four experts on the ranks of a mesh; a real run notes the rows it reads."""
+    """Train a Mixtral with four experts for two steps on a mesh.
+
+    With a folder, as in a real run, the numbers of rows that it reads are written there.
+    """
     read: list[int] = []
     if folder is not None:
         _note(read)
@@ -65,13 +68,13 @@ def _whole(model: Any, ranks: str) -> object:
 
 
 def _in_stages(model: Any, ranks: str) -> object:
-    """Two micro-batches by 1F1B, divided as the command does; what stages send each other is told."""
+    """Run 1F1B with two micro-batches, divided as by the command; stages are given their shapes."""
     mesh, ids = _mesh(ranks), _tokens(2)
     given = fed(Built(model, (), {"input_ids": ids, "labels": ids}), 2)
     group, index = mesh["pp"].get_group(), mesh["pp"].get_local_rank()
     module = sharded_stage(model, index, 2, mesh)[0].module
     del model
-    gc.collect()  # of what the other stage has
+    gc.collect()  # frees the other stage's part
     between = torch.empty(1, 32, 64, requires_grad=True)
     ends: dict[str, Any] = {
         "input_args": between if index else given.inputs[0][:1],
@@ -123,4 +126,4 @@ def _note(read: list[int]) -> None:
             read.extend(number for row in values for number in row)
         return values
 
-    torch.Tensor.tolist = tolist  # type: ignore[assignment,method-assign]  # the process ends with the program
+    torch.Tensor.tolist = tolist  # type: ignore[assignment,method-assign]  # until the process ends

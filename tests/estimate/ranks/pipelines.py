@@ -1,4 +1,4 @@
-"""Small pipelines of torch.distributed.pipelining: the same program in real processes and on fake tensors."""
+"""Small pipelines of torch.distributed.pipelining, to run in real processes and on fake tensors."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ LOOPED: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero bubble": ScheduleInterleavedZeroBubble,
 }
-"""Schedules with two stages a rank: rank r of n has r and r + n."""
+"""Schedules with two stages on each rank: rank r of n has stages r and r + n."""
 
 FOLDED: dict[str, Any] = {"zero bubble V": ScheduleZBVZeroBubble, "dual pipe V": ScheduleDualPipeV}
-"""Schedules whose stages go down the ranks and up again: rank 0 has the first stage and the last."""
+"""Schedules whose stages go through the ranks and back again: rank 0 has the first and the last stage."""
 
 
 def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A loss."""
+    """Return the loss."""
     return (output - target).square().sum()
 
 
 class Layer(nn.Module):
-    """Saves what its sigmoid gives, INSIDE floats a row; its input is the stage's, its result is sent."""
+    """Saves the result of its sigmoid, INSIDE floats for each row; its input and output are the stage's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(WIDTH, INSIDE, bias=False), nn.Linear(INSIDE, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One micro-batch."""
+        """Run one micro-batch."""
         return self.second(self.first(x).sigmoid())
 
 
 def stage(index: int, stages: int, told: bool) -> PipelineStage:
-    """A stage of one layer; `told` says beforehand what goes in and comes out."""
+    """Return a stage of one layer; with `told` it is given the shapes of its input and output."""
     example = torch.empty(ROWS, WIDTH, requires_grad=True) if told else None
     device = torch.empty(0).device
     return PipelineStage(Layer(), index, stages, device, input_args=example, output_args=example)
 
 
 def schedule(kind: str, micro_batches: int, told: bool) -> Any:
-    """This process's part of a pipeline; interleaved with two stages a rank."""
+    """Return this process's part of a pipeline; `LOOPED` and `FOLDED` schedules have two stages on a rank."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if kind in LOOPED or kind in FOLDED:
         second = rank + world if kind in LOOPED else 2 * world - 1 - rank
@@ -71,7 +71,7 @@ def schedule(kind: str, micro_batches: int, told: bool) -> Any:
 
 
 def train(kind: str, micro_batches: int = MICRO_BATCHES, *, told: bool = False) -> object:
-    """A few steps of this process's rank."""
+    """Train for a few steps as this process's rank."""
     rank = dist.get_rank()
     made = schedule(kind, micro_batches, told)
     stages = made._stages if hasattr(made, "_stages") else [made._stage]
@@ -86,7 +86,7 @@ def train(kind: str, micro_batches: int = MICRO_BATCHES, *, told: bool = False) 
 
 
 def train_a_decoder(tensors: int = 1) -> object:
-    """Two steps of a small Llama of three layers, divided as the command does; `tensors` ranks a stage."""
+    """Train a Llama of three layers, divided as by the command, with `tensors` ranks for each stage."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -96,7 +96,7 @@ def train_a_decoder(tensors: int = 1) -> object:
         num_hidden_layers=3,
         num_attention_heads=4,
         use_cache=False,
-        attn_implementation="eager",  # the CPU's fused kernel has buffers of its own
+        attn_implementation="eager",  # the CPU's fused kernel allocates buffers
     )
     ids = torch.zeros(4, 32, dtype=torch.long)
     model = transformers.LlamaForCausalLM(config)
@@ -108,7 +108,7 @@ def train_a_decoder(tensors: int = 1) -> object:
     rank = mesh["pp"].get_local_rank()
     module = stage_of(model, rank, world).module
     del model
-    gc.collect()  # of what other stages have
+    gc.collect()  # frees the other stages' parts
     stage = PipelineStage(module, rank, world, torch.empty(0).device, group=mesh["pp"].get_group())
     made = Schedule1F1B(stage, 4, loss_fn=given.loss, scale_grads=False)
     optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
@@ -120,10 +120,10 @@ def train_a_decoder(tensors: int = 1) -> object:
 
 
 def train_replicas(sharding: str, kind: str, *, told: bool = False) -> object:
-    """A few steps of this process's rank, of four: two replicas of two ranks with one or two stages each.
+    """Train for a few steps as one of four ranks: two replicas of two ranks with one or two stages each.
 
     Args:
-        sharding: "dp" or "fsdp", as the command does it around a stage, which is two layers here.
+        sharding: "dp" or "fsdp", applied to a stage of two layers as by the command.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", sharding))
     stages, rank, each = mesh["pp"], mesh["pp"].get_local_rank(), 2 if kind in LOOPED else 1

@@ -1,4 +1,4 @@
-"""A program in several real processes over gloo, each under torch.profiler: what every rank allocated."""
+"""Run a program in several real processes over gloo under torch.profiler, and compare their allocations."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tb_memplugin.estimate.ranks import RankEstimate
 from tb_memplugin.trace import Category, Kind
 
 SMALLEST = 512
-"""Bytes. Smaller ones are numbers, and a transport's own notes."""
+"""Smaller allocations (bytes) are ignored: they are single numbers, and bookkeeping of the transport."""
 
 Sizes = tuple[list[int], int, list[int]]
-"""Bytes of each allocation in order, their peak, and which of them are sums that autograd made."""
+"""Bytes of each allocation in order, their peak, and the rows of those that are autograd's sums."""
 
 
 Change = tuple[int, int, int, bool, bool]
-"""Nanoseconds, bytes, address, whether in a collective or a kernel's own, whether autograd's own sum."""
+"""(nanoseconds, bytes, address, whether it is a collective's or kernel's, whether it is autograd's sum)."""
 
 Program = Callable[[], object]
-"""One that can be pickled, and is called where torch.distributed is initialized."""
+"""A function that can be pickled. It is called where torch.distributed is initialized."""
 
 
 def really(programs: Mapping[str, Program], ranks: int, folder: Path) -> dict[str, list[Sizes]]:
-    """Run programs in processes, one after the other; by name what each rank allocated.
+    """Run programs one after the other in `ranks` processes; return each rank's allocations by program.
 
-    Without the buffers of gloo and of kernels of the CPU, and without what a program keeps for the next.
+    Buffers of gloo and of CPU kernels are left out, and memory that a program keeps for the next one.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -47,7 +47,7 @@ def really(programs: Mapping[str, Program], ranks: int, folder: Path) -> dict[st
 
 
 def sizes(one: RankEstimate, category: str = "") -> list[int]:
-    """Bytes of each allocation from 512 B up, of one category or all."""
+    """Return the bytes of each allocation of at least 512 bytes, of one category or all."""
     blocks = one.trace.allocations
     return [
         int(blocks.bytes[row])
@@ -58,7 +58,7 @@ def sizes(one: RankEstimate, category: str = "") -> list[int]:
 
 
 def peak(one: RankEstimate) -> int:
-    """The most that is held in allocations from 512 B up."""
+    """Return the peak of the allocations of at least 512 bytes."""
     events = one.trace.events
     sign = np.where(events.kind == Kind.ALLOC, 1, -1)
     return int(np.cumsum(np.where(events.bytes >= SMALLEST, sign * events.bytes.astype(np.int64), 0)).max())
@@ -74,7 +74,7 @@ def _rank(rank: int, programs: Mapping[str, Program], ranks: int, folder: str, p
 
 
 def _profiled(program: Program) -> Sizes:
-    gc.collect()  # of the program before
+    gc.collect()  # frees what the previous program left
     with (
         torch.autograd.set_multithreading_enabled(False),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
@@ -86,7 +86,7 @@ def _profiled(program: Program) -> Sizes:
     found: list[int] = []
     sums: list[int] = []
     most = 0
-    held: dict[int, int] = {}  # by address; one that is taken again was freed by a thread of gloo, unseen
+    held: dict[int, int] = {}  # by address; if one is allocated again, a gloo thread freed it unrecorded
     for _, change, address, apart, summed in changes:
         held.pop(address, None)
         if change >= SMALLEST and not apart:
@@ -98,13 +98,13 @@ def _profiled(program: Program) -> Sizes:
 
 
 def _changes(events: Any, parent: str, apart: bool, summed: bool = False) -> Iterator[Change]:
-    """Of allocations and frees."""
+    """Yield the allocations and frees in a tree of events."""
     for event in events:
         if event.typed[0].name == "Allocation":
             found = event.typed[1]
             yield event.start_time_ns, found.alloc_size, found.ptr, apart, summed
         packs = event.name == "aten::empty" and parent in ("aten::mm", "aten::addmm")
-        packs |= event.name == "aten::_chunk_cat"  # pads on the CPU; CUDA has a kernel for it
+        packs |= event.name == "aten::_chunk_cat"  # it pads on the CPU; CUDA has a kernel
         packs |= event.name == "aten::arange" and parent == "aten::sort"
         collective = event.name.startswith(("c10d::", "gloo:"))
         sums = event.name == "aten::add" and parent.startswith("autograd::engine")
@@ -112,10 +112,10 @@ def _changes(events: Any, parent: str, apart: bool, summed: bool = False) -> Ite
 
 
 def differences(found: Sequence[RankEstimate], real: Sequence[Sizes], late: int) -> list[str]:
-    """Where estimates are not as real ranks were; none if all allocations are, and the peaks.
+    """Return how estimates differ from real ranks; nothing if all allocations and the peaks agree.
 
-    A thread of gloo may let go of what it sent a moment late. Then a real peak is up to `late` bytes higher,
-    and autograd, which adds to a gradient in place only if nobody else holds it, makes a new one.
+    A gloo thread may release what it sent a moment late. Then a real peak is up to `late` bytes higher, and
+    autograd, which adds to a gradient in place only if nothing else holds it, allocates a new one.
     """
     told = []
     for one, (real_sizes, real_peak, sums) in zip(found, real, strict=True):
@@ -127,7 +127,7 @@ def differences(found: Sequence[RankEstimate], real: Sequence[Sizes], late: int)
 
 
 def only_sums_more(real: Sequence[int], sums: Sequence[int], found: Sequence[int]) -> bool:
-    """Whether the real sizes are those found, but for some of autograd's sums."""
+    """Return whether the real sizes are those found, except for some of autograd's sums."""
     left_out = {0}  # how many may have been left out so far
     for row, size in enumerate(real):
         kept = {count for count in left_out if found[row - count : row - count + 1] == [size]}
@@ -136,7 +136,7 @@ def only_sums_more(real: Sequence[int], sums: Sequence[int], found: Sequence[int
 
 
 def _parting(found: Sequence[int], real: Sequence[int]) -> str:
-    """Where two lists of sizes part, with what stands around it: they have hundreds."""
+    """Describe where two long lists of sizes begin to differ, with the sizes around it."""
     same = next((i for i, (a, b) in enumerate(zip(found, real, strict=False)) if a != b), None)
     first = min(len(found), len(real)) if same is None else same
     around = slice(max(0, first - 5), first + 10)

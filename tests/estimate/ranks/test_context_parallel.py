@@ -1,6 +1,6 @@
-"""Context parallelism: torch's own ring attention on fake tensors of a GPU, worked out by hand.
+"""Tests for context parallelism: torch's own ring attention on fake GPU tensors, with sizes found by hand.
 
-On the CPU torch itself has no rule for it, so that no real run is at hand.
+torch does not support it on the CPU, so there is no real run to compare with.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tb_memplugin.estimate.ranks import estimate_ranks
 
 TOKENS, HEADS, WIDTH, RANKS = 256, 4, 64, 4
 LOCAL = TOKENS // RANKS * WIDTH * 2
-"""Bytes of a rank's tokens in bfloat16: 8 KiB."""
+"""Bytes of one rank's tokens in bfloat16: 8 KiB."""
 
 
 def attend(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
-    """One layer of attention over a sequence that is divided over the ranks."""
+    """Run one layer of attention on a sequence that is divided over the ranks."""
     with torch.device(estimator.device):
         layer = nn.Linear(WIDTH, 3 * WIDTH, bias=False, dtype=torch.bfloat16)
         tokens = torch.ones(1, TOKENS, WIDTH, dtype=torch.bfloat16)

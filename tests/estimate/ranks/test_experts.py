@@ -1,4 +1,4 @@
-"""Experts divided over ranks: uneven all-to-all with hints, and transformers' mixtures."""
+"""Tests for experts divided over ranks: uneven all-to-all with hints, and mixtures of transformers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ MIXTURE = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
-"""A config.json."""
+"""The contents of a config.json."""
 
 
 def estimated(folder: Path, *options: str) -> Any:
-    """What the command tells of a config, as JSON."""
+    """Return the command's JSON output for a config."""
     ran = CliRunner().invoke(command, [str(folder), *options, "--dtype", "bf16", "--no-changes", "--json"])
     assert ran.exit_code == 0, ran.output
     return json.loads(ran.stdout)
 
 
 def of_both(program: Any, hints: list[Any]) -> RankEstimates:
-    """Each rank with its own hints."""
+    """Estimate two ranks, each with its own hints."""
     found = [
         estimate_ranks(lambda *_: program(), 2, [rank], device="cpu", hints=hints[rank]) for rank in (0, 1)
     ]
@@ -49,7 +49,7 @@ def of_both(program: Any, hints: list[Any]) -> RankEstimates:
 
 
 def in_turn(numbers: list[int]) -> Any:
-    """A hint that answers one number after the other."""
+    """Return hints that answer each question with the next number."""
     left: Iterator[int] = iter(numbers)
 
     def rows(asked: Question) -> int | None:
@@ -59,7 +59,7 @@ def in_turn(numbers: list[int]) -> Any:
 
 
 def test_uneven_exchanges_allocate_what_real_processes_do(tmp_path: Path) -> None:
-    """Rank 0 gets 5 and 9 rows, rank 1 gets 11 and 7, of 512 bytes each."""
+    """Rank 0 receives 5 and 9 rows, rank 1 receives 11 and 7; a row has 512 bytes."""
     programs = {"plain": partial(exchange, False), "functional": partial(exchange, True)}
     real = really(programs, 2, tmp_path)
     received = [[SENT[sender][rank] for sender in (0, 1)] for rank in (0, 1)]
@@ -70,17 +70,17 @@ def test_uneven_exchanges_allocate_what_real_processes_do(tmp_path: Path) -> Non
 
 
 def test_a_mixture_of_transformers_allocates_what_real_processes_do(tmp_path: Path) -> None:
-    """The router's choices of the real run are the hints of the estimate."""
+    """The estimate's hints are the choices of the router in the real run."""
     pytest.importorskip("transformers.distributed.expert_parallel")
     real = really({"mixture": partial(train_a_mixture, str(tmp_path))}, 2, tmp_path)["mixture"]
     read = [json.loads((tmp_path / f"read{rank}.json").read_text()) for rank in (0, 1)]
     found = of_both(train_a_mixture, [in_turn(rows) for rows in read])
-    there_and_back = 4 * 64 * 4 * 64  # of a layer; gloo may hold those of two, and the router's rows
+    there_and_back = 4 * 64 * 4 * 64  # in one layer; gloo may hold those of two, and the router's rows
     assert not differences(found.ranks, real, late=2 * there_and_back)
 
 
 def test_experts_on_meshes_allocate_what_real_processes_do(tmp_path: Path) -> None:
-    """All but the experts in shards over four ranks, in two replicas, in tensors of two; and two stages."""
+    """The parameters outside experts are in four shards, two replicas, divided tensors, and two stages."""
     pytest.importorskip("transformers.distributed.expert_parallel")
     meshes = ("fsdp=2,ep=2", "dp=2,ep=2", "ep=2,tp=2", "pp=2,ep=2")
     for mesh in meshes:
@@ -100,7 +100,7 @@ def test_experts_on_meshes_allocate_what_real_processes_do(tmp_path: Path) -> No
 
 
 def test_experts_are_divided_over_the_ranks_that_share_tensors_too(tmp_path: Path) -> None:
-    """Eight experts over four ranks are two each; 256 tokens of two choices, half of them sent by a rank."""
+    """Each of four ranks has two of eight experts; 256 tokens have two choices, and a rank sends half."""
     pytest.importorskip("transformers.distributed.expert_parallel")
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
     told = estimated(tmp_path, "--mesh", "pp=2,ep=2,tp=2", "--seq", "256")
@@ -119,7 +119,7 @@ def test_a_mesh_of_experts_in_another_order_is_refused(tmp_path: Path, mesh: str
 
 
 def test_the_command_divides_the_experts_of_a_config(tmp_path: Path) -> None:
-    """8 experts of 3 x 64 x 128 in bf16 over 4 ranks, twice: 2 each, 128 rows from each rank to each."""
+    """8 experts over 4 ranks, in two replicas, are 2 on each rank, and 128 rows go from each rank to each."""
     pytest.importorskip("transformers.distributed.expert_parallel")
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
     told = estimated(tmp_path, "--mesh", "dp=2,ep=4", "--seq", "256")

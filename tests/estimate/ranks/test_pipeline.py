@@ -1,4 +1,4 @@
-"""Pipelines of torch.distributed.pipelining on fake tensors: by hand, and beside real processes over gloo."""
+"""Tests for torch.distributed.pipelining on fake tensors: against real processes and sizes found by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.estimate.ranks.real_ranks import differences, really, sizes
 
 KINDS = ("GPipe", "1F1B", "interleaved", "zero bubble", "zero bubble V", "dual pipe V")
 SENT = 4 * ROWS * WIDTH
-"""Bytes of a micro-batch between two stages."""
+"""Bytes of a micro-batch that one stage sends to the next."""
 
 
 def estimated(kind: str, stages: int, **options: Any) -> RankEstimates:
@@ -29,7 +29,7 @@ def estimated(kind: str, stages: int, **options: Any) -> RankEstimates:
 
 
 def most_in_flight(one: RankEstimate) -> int:
-    """Micro-batches whose saved sigmoid, 5 KiB each, is alive at a time, the most."""
+    """Return the most micro-batches whose saved sigmoid (5 KiB each) is live at the same time."""
     blocks, count = one.trace.allocations, len(one.trace.events)
     operators = np.array(one.trace.operators)[blocks.operator]
     saved = (operators == "aten::sigmoid") & (blocks.bytes == 4 * ROWS * INSIDE)
@@ -44,7 +44,7 @@ def most_in_flight(one: RankEstimate) -> int:
     [
         ("1F1B", [4, 3, 2, 1]),  # P - r
         ("GPipe", [8, 8, 8, 8]),  # all of them
-        ("interleaved", [11, 9, 7, 5]),  # 2 (P - 1 - r) + (V - 1) P, and the one that runs
+        ("interleaved", [11, 9, 7, 5]),  # 2 (P - 1 - r) + (V - 1) P, plus the one that runs
     ],
 )
 def test_a_stage_holds_the_micro_batches_that_its_schedule_has_in_flight(
@@ -56,7 +56,7 @@ def test_a_stage_holds_the_micro_batches_that_its_schedule_has_in_flight(
 
 
 def test_pipelines_allocate_what_real_processes_do(tmp_path: Path) -> None:
-    """Every allocation from 512 bytes up in order, and the peak, of 3 ranks in 12 pipelines."""
+    """12 pipelines on 3 ranks have the same allocations of at least 512 bytes in order, and the same peak."""
     programs = {
         f"{kind}, told={told}": partial(train, kind, told=told) for kind in KINDS for told in (False, True)
     }
@@ -68,7 +68,7 @@ def test_pipelines_allocate_what_real_processes_do(tmp_path: Path) -> None:
 
 
 def test_stages_of_several_ranks_allocate_what_real_processes_do(tmp_path: Path) -> None:
-    """Every allocation in order, and the peak, of four ranks: DDP, FSDP2, or tensor parallelism in each."""
+    """Four ranks with DDP, FSDP2 or tensor parallelism have the same allocations in order, and peaks."""
     pytest.importorskip("transformers.distributed.tensor_parallel")
     ways = [("dp", "1F1B"), ("dp", "zero bubble"), ("fsdp", "1F1B"), ("fsdp", "interleaved")]
     programs = {way: partial(train_replicas, *way) for way in ways}
@@ -77,9 +77,9 @@ def test_stages_of_several_ranks_allocate_what_real_processes_do(tmp_path: Path)
         {" ".join(way): program for way, program in programs.items()} | {"tp": divided}, 4, tmp_path
     )
     found = estimate_ranks(lambda *_: divided(), "pp=2,tp=2", range(4), device="cpu").ranks
-    sent = 4 * 4 * 32 * 64  # between the stages, in all; tensor parallelism's sums are of that size, too
+    sent = 4 * 4 * 32 * 64  # in total between the stages; the sums of tensor parallelism have that size too
     assert not differences(found, real["tp"], late=2 * sent)
-    gradients = 2 * 2 * 2 * 4 * WIDTH * INSIDE  # of two stages: what gloo's threads may still hold
+    gradients = 2 * 2 * 2 * 4 * WIDTH * INSIDE  # of two stages, which gloo's threads may still hold
     for way, program in programs.items():
         mesh = f"pp=2,{way[0]}=2"
         found = estimate_ranks(lambda *_, run=program: run(), mesh, range(4), device="cpu").ranks
@@ -87,14 +87,14 @@ def test_stages_of_several_ranks_allocate_what_real_processes_do(tmp_path: Path)
 
 
 def test_a_first_backward_that_torch_stops_at_is_refused_by_name() -> None:
-    """GPipe learns shapes by a backward of its own: each gradient is ready twice (reducer.cpp asserts)."""
+    """GPipe finds out shapes by an extra backward: each gradient is ready twice (reducer.cpp asserts)."""
     with pytest.raises(RuntimeError) as told:
         estimate_ranks(lambda *_: train_replicas("dp", "GPipe"), "pp=2,dp=2", [0], device="cpu")
     assert "produced 8 of 4 gradients" in str(told.value.__cause__)
 
 
 def widening(estimator: MemoryEstimator, mesh: DeviceMesh) -> object:
-    """Each stage doubles the width, so that nobody but the stage before knows what comes in."""
+    """Run stages that each double the width, so that only the previous stage knows a stage's input shape."""
     rank = mesh.get_rank()
     layer = nn.Linear(64 << rank, 64 << (rank + 1), bias=False)
     stage = PipelineStage(layer, rank, mesh.size(), estimator.device, group=mesh.get_group())
@@ -105,7 +105,7 @@ def widening(estimator: MemoryEstimator, mesh: DeviceMesh) -> object:
 
 
 def test_stages_learn_shapes_from_stages_that_were_not_asked_for() -> None:
-    """3 micro-batches of 8 rows of 256 floats: the buffers of the last stage, 8 KiB each."""
+    """The last stage receives 3 micro-batches of 8 rows of 256 floats, in buffers of 8 KiB each."""
     found = estimate_ranks(widening, "pp=3", [2], device="cpu")
     assert [one.rank for one in found.ranks] == [2]
     received = [size for size in sizes(found.of(2), "communication") if size == 8 * 256 * 4]
@@ -113,7 +113,7 @@ def test_stages_learn_shapes_from_stages_that_were_not_asked_for() -> None:
 
 
 def test_a_pipeline_of_replicas_keeps_its_replicas_apart() -> None:
-    """Ranks 0 and 1 are the first stages of two replicas, 2 and 3 their second ones."""
+    """Ranks 0 and 1 have the first stages of two replicas, ranks 2 and 3 their second stages."""
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> object:
         width = 64 * (1 + mesh["dp"].get_local_rank())

@@ -1,4 +1,4 @@
-"""Ranks of a job on fake tensors: worked out by hand, and held against two real processes."""
+"""Tests for ranks of a job on fake tensors: against two real processes and sizes found by hand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def on_cpu(build: Callable[..., object], mesh: Mesh | int | str, *ranks: int) ->
 
 
 def alive(one: RankEstimate) -> int:
-    """Bytes that live to the end."""
+    """Return the bytes that are live at the end."""
     blocks = one.trace.allocations
     return int(blocks.bytes[blocks.freed >= len(one.trace.events)].sum())
 
@@ -57,17 +57,17 @@ def step(model: nn.Module, *shape: int) -> nn.Module:
 
 
 def test_two_ranks_allocate_what_two_real_processes_do(tmp_path: Path) -> None:
-    """Every allocation of three steps, in order; without buffers of gloo and of the CPU's kernels."""
+    """Three steps have the same allocations in order, without buffers of gloo and of CPU kernels."""
     real = really({kind: partial(train, kind, pause=0.1) for kind in KINDS}, 2, tmp_path)
     for kind in KINDS:
         found = on_cpu(lambda *_, kind=kind: train(kind), 2).ranks
-        # In half precision, what was sent in the step before may still be held, too.
+        # In half precision, gloo may also still hold what was sent in the previous step.
         sent = 4 * COMPRESSED if kind == HALF else max(size for size in sizes(found[0]) if size < 3 * MIB)
         assert not differences(found, real[kind], late=sent), kind
 
 
 def test_fsdp_holds_a_share_and_gathers_the_whole() -> None:
-    """A linear layer of 256 x 256 float32, 256 KiB, over 8 ranks: 32 KiB each."""
+    """A linear layer of 256 x 256 float32 (256 KiB) on 8 ranks is 32 KiB on each."""
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
         return step(sharded(nn.Linear(256, 256, bias=False), mesh), 1, 256)
@@ -77,12 +77,12 @@ def test_fsdp_holds_a_share_and_gathers_the_whole() -> None:
     for one in found.ranks:
         assert sizes(one, "parameter") == [32 * KIB]
         assert sizes(one, "gradient") == [32 * KIB]
-        assert sizes(one, "communication") == [256 * KIB, 256 * KIB]  # gathered in, and reduced from
+        assert sizes(one, "communication") == [256 * KIB, 256 * KIB]  # to gather into, and to reduce from
         assert alive(one) == 2 * 32 * KIB
 
 
 def test_fsdp_pads_uneven_shards() -> None:
-    """10 rows of 128 floats over 4 ranks are 3, 3, 3 and 1; all hold the room of 3: 1,536 bytes."""
+    """10 rows of 128 floats on 4 ranks are 3, 3, 3 and 1; each rank allocates space for 3: 1,536 bytes."""
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
         return step(sharded(nn.Linear(128, 10, bias=False), mesh), 4, 128)
@@ -103,7 +103,7 @@ def test_fsdp_gathers_in_the_type_of_its_policy() -> None:
 
 
 def test_hsdp_shards_within_a_replica() -> None:
-    """2 replicas of 4: a quarter of 256 KiB each."""
+    """In 2 replicas of 4 ranks, each rank has a quarter of 256 KiB."""
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
         return step(sharded(nn.Linear(256, 256, bias=False), mesh), 1, 256)
@@ -120,7 +120,7 @@ def layers() -> nn.Sequential:
 
 
 def test_tensor_parallel_layers_hold_a_share_and_reduce_the_result() -> None:
-    """256 KiB x 4 a layer over 4 ranks; 16 rows: 1 KiB x 16 between the layers, the same as the result."""
+    """Layers of 4 x 256 KiB are divided over 4 ranks; 16 rows of 1 KiB are between them and the result."""
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
@@ -134,7 +134,7 @@ def test_tensor_parallel_layers_hold_a_share_and_reduce_the_result() -> None:
 
 
 def test_sequence_parallel_layers_gather_what_tensor_parallel_ones_need() -> None:
-    """8 tokens of 256 floats on each of 4 ranks, 8 KiB, are gathered to 32 KiB."""
+    """8 tokens of 256 floats (8 KiB) on each of 4 ranks are gathered to 32 KiB."""
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
         plan = {
@@ -161,7 +161,7 @@ def test_fsdp_over_tensor_parallel_layers_divides_twice() -> None:
 
 
 def data_parallel(**options: Any) -> Callable[..., nn.Module]:
-    """Eight layers of 1 MiB."""
+    """Return a program that trains eight layers of 1 MiB for two steps."""
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
         model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
@@ -176,7 +176,7 @@ def data_parallel(**options: Any) -> Callable[..., nn.Module]:
 
 @pytest.mark.parametrize(("cap", "buckets"), [({}, [1, 7]), ({"bucket_cap_mb": 3}, [3, 3, 2])])
 def test_ddp_has_one_bucket_first_and_then_its_own(cap: dict[str, int], buckets: list[int]) -> None:
-    """8 MiB in one for the first backward; then 1 MiB and 25, or all of the size that was asked for."""
+    """The first backward uses one bucket of 8 MiB; then buckets are up to 1 and 25 MiB, or the given size."""
     (one,) = on_cpu(data_parallel(**cap), 4, 0).ranks
     assert sizes(one, "communication") == [size * MIB for size in (8, *buckets)]
     assert alive(one) == 3 * 8 * MIB  # parameters, gradients, buckets
@@ -188,7 +188,7 @@ def test_ddp_with_views_has_its_gradients_in_the_buckets() -> None:
 
 
 def with_hook(estimator: MemoryEstimator, state: object, hook: Callable[..., Any]) -> nn.Module:
-    """Two steps of two layers of 1 MiB, one bucket each in the second."""
+    """Train two layers of 1 MiB for two steps; in the second step each has its own bucket."""
     with torch.device(estimator.device):
         model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(2)))
         wrapped = DistributedDataParallel(model, bucket_cap_mb=1)
@@ -200,7 +200,7 @@ def with_hook(estimator: MemoryEstimator, state: object, hook: Callable[..., Any
 
 
 def test_a_hook_in_bfloat16_takes_half_of_each_bucket_on_a_gpu() -> None:
-    """torch refuses it on the CPU. One bucket of 2 MiB in the first step, two of 1 MiB in the second."""
+    """The first step has one bucket of 2 MiB, the second two of 1 MiB. torch refuses the hook on the CPU."""
     found = estimate_ranks(lambda estimator, _: with_hook(estimator, None, bf16_compress_hook), 4, [0])
     blocks, operators = found.of(0).trace.allocations, found.of(0).trace.operators
     made = [
@@ -212,7 +212,7 @@ def test_a_hook_in_bfloat16_takes_half_of_each_bucket_on_a_gpu() -> None:
 
 
 def test_power_sgd_keeps_an_error_and_two_thin_matrices_for_each_bucket() -> None:
-    """512 x 512 by rank 4: matrices of 512 x 4 floats, 8 KiB; the error is as large as the bucket, 1 MiB."""
+    """For 512 x 512 and rank 4, matrices have 512 x 4 floats (8 KiB); the error is as large as the bucket."""
     state = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=1)
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> object:
@@ -246,7 +246,7 @@ def test_sparse_gradients_of_ddp_are_refused_by_name() -> None:
 
 
 def test_the_worst_rank_is_named_and_every_rank_is_saved(tmp_path: Path) -> None:
-    """The second of two ranks has a layer more."""
+    """The layer of the second rank is twice as large."""
 
     def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
         return nn.Linear(256, 256 * (1 + dist.get_rank()), bias=False)

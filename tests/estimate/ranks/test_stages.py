@@ -1,4 +1,4 @@
-"""Models divided into the stages of a pipeline, and the command that does it."""
+"""Tests for models divided into pipeline stages, and for the command that does it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.estimate.ranks.real_ranks import differences, really, sizes
 WIDTH, LAYERS = 256, 6
 WEIGHT = 4 * WIDTH * WIDTH
 WORKSPACE = 8519680
-"""Bytes that cuBLAS takes for itself on an A100, one for forward and one for backward."""
+"""Bytes of a cuBLAS workspace on an A100; there is one for forward and one for backward."""
 
 
 def layers_of_one_size(batch: int = 1) -> tuple[nn.Module, torch.Tensor]:
-    """Each 256 KiB."""
+    """Return a model whose layers have 256 KiB each, and its input."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     return model, torch.ones(batch, WIDTH)
 
@@ -52,7 +52,7 @@ def test_layers_are_divided_evenly_the_first_stages_have_more() -> None:
     [("pp=4", "1f1b", [2, 2, 1, 1]), ("pp=2", "gpipe", [3, 3]), ("pp=2", "interleaved", [2 + 1, 2 + 1])],
 )
 def test_each_rank_has_the_parameters_of_its_stages(mesh: str, schedule: str, held: list[int]) -> None:
-    """Six layers; interleaved on two ranks these are stages of 2, 2, 1 and 1."""
+    """There are six layers; interleaved on two ranks, the stages have 2, 2, 1 and 1 of them."""
     found = divided(mesh, schedule=schedule)
     assert found.ranks is not None
     assert [sizes(one, "parameter") for one in found.ranks.ranks] == [[WEIGHT] * count for count in held]
@@ -60,7 +60,7 @@ def test_each_rank_has_the_parameters_of_its_stages(mesh: str, schedule: str, he
 
 
 def test_the_largest_batch_is_one_that_micro_batches_divide() -> None:
-    """1 KiB a sample between layers, on a GPU of 64 MiB."""
+    """A sample takes 1 KiB between layers; the GPU has 64 MiB."""
     target, gpu = FunctionTarget("layers", layers_of_one_size), GpuSpec.named("a100")
     gpu = gpu.with_memory((gpu.context_bytes or 0) + (64 << 20))
     estimator = StepEstimator(target, gpu, "", "pp=2", Pipelining(micro_batches=3))
@@ -71,7 +71,7 @@ def test_the_largest_batch_is_one_that_micro_batches_divide() -> None:
 
 
 def test_the_whole_model_was_never_there() -> None:
-    """It is built to be divided; a rank of a job builds its own layers."""
+    """Parts of other stages are not counted: a rank of a real job builds only its own layers."""
     found = divided("pp=6")
     assert found.ranks is not None
     for one in found.ranks.ranks:
@@ -105,7 +105,7 @@ def test_a_model_without_a_plan_is_refused_by_name() -> None:
 
 
 def test_a_decoder_of_transformers_allocates_what_real_processes_do(tmp_path: Path) -> None:
-    """Every allocation from 512 bytes up in order, and the peak."""
+    """Allocations of at least 512 bytes are the same in order, and so is the peak."""
     pytest.importorskip("transformers")
     real = really({"llama": train_a_decoder}, 2, tmp_path)["llama"]
     found = estimate_ranks(lambda *_: train_a_decoder(), "pp=2", device="cpu")
@@ -113,7 +113,7 @@ def test_a_decoder_of_transformers_allocates_what_real_processes_do(tmp_path: Pa
 
 
 def test_the_command_divides_a_config_over_stages(tmp_path: Path) -> None:
-    """Layers of 4 x 64^2 + 3 x 64 x 128 + 2 x 64 parameters; a vocabulary of 512, as embedding and head."""
+    """A layer has 4 x 64^2 + 3 x 64 x 128 + 2 x 64 parameters; embedding and head have 512 words each."""
     pytest.importorskip("transformers")
     config = {
         "model_type": "llama",

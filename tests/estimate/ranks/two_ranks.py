@@ -1,4 +1,4 @@
-"""Small trainings for two ranks: the same program in two real processes over gloo, and on fake tensors."""
+"""Small training programs for two ranks, to run in two real processes over gloo and on fake tensors."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ KINDS = (
 
 
 def model() -> nn.Module:
-    """Seven rows in the last layer: two ranks hold four and three of them."""
+    """Return a model whose last layer has seven rows: two ranks hold four and three of them."""
     return nn.Sequential(
         nn.Linear(256, 1024, bias=False), nn.ReLU(), nn.Linear(1024, 300), nn.ReLU(), nn.Linear(300, 7)
     )
 
 
 class WithUnused(nn.Module):
-    """Has a layer that it never calls."""
+    """A module with a layer that it never calls."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used, self.unused = nn.Linear(7, 256), nn.Linear(256, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One of two."""
+        """Call one of the two layers."""
         return self.used(x)
 
 
@@ -70,7 +70,7 @@ def prepared(kind: str) -> nn.Module:
 
 
 def train(kind: str, pause: float = 0.0) -> nn.Module:
-    """A few steps; `pause` seconds after each backward let gloo's threads let go of what they sent."""
+    """Train for a few steps; `pause` seconds after each backward let gloo's threads free what they sent."""
     wrapped, batch = prepared(kind), torch.ones(32, 256)
     optimizer = torch.optim.Adam(wrapped.parameters(), foreach=False)
     for _ in range(STEPS):

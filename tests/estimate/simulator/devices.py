@@ -1,4 +1,4 @@
-"""Allocators on small devices whose addresses a person can follow: segments from 0 on, 2 MiB apart."""
+"""Allocators on small devices with addresses that are easy to follow: segments begin at 0, 2 MiB apart."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def allocator(conf: str = "", capacity: int | None = None) -> CachingAllocator:
 
 
 def placed(made: CachingAllocator, *sizes: int, stream: int = 0, pool: tuple[int, int] = (0, 0)):
-    """A block for each size; all must find memory."""
+    """Allocate a block for each size; all must find memory."""
     blocks = [made.malloc(size, stream, pool) for size in sizes]
     assert None not in blocks
     return blocks
 
 
 def where(*blocks):
-    """Address and size of blocks."""
+    """Return (address, size) of each block."""
     return [(block.address, block.size) for block in blocks]

@@ -1,4 +1,4 @@
-"""The allocator's rules for one stream and default settings, looking at every block each time."""
+"""A simple allocator with the rules for one stream and default settings; it searches all blocks each time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Stretch:
 
 
 class PlainAllocator:
-    """Segments are lists of stretches without gaps; addresses are as in `DeviceMemory`, from 0 on."""
+    """An allocator whose segments are lists of stretches without gaps; addresses are as in `DeviceMemory`."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -1,4 +1,4 @@
-"""Address ranges that grow and shrink."""
+"""Tests for sets of address ranges that grow and shrink."""
 
 from __future__ import annotations
 

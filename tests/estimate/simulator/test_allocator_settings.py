@@ -40,7 +40,7 @@ def test_every_simulated_key():
 
 
 def test_divisions_by_interval():
-    # Below 256 MiB as from 256 MiB on, 512 MiB and 1 GiB have their own, from 2 GiB on what `>` says.
+    # Sizes below 256 MiB are like those from 256 MiB; 512 MiB and 1 GiB have their own; `>` is from 2 GiB on.
     settings = AllocatorSettings.from_conf("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]")
     assert settings.divisions == (1,) * 9 + (2, 8) + (8,) * 5
     settings = AllocatorSettings.from_conf("roundup_power2_divisions:[64:8,128:2]")
@@ -50,23 +50,23 @@ def test_divisions_by_interval():
 @pytest.mark.parametrize(
     ("conf", "what"),
     [
-        ("expandable_segments:true", "expandable_segments:true is not possible"),
-        ("expandable_segments", "expandable_segments: is not possible"),
-        ("max_split_size_mb:19", "max_split_size_mb:19 is not possible"),
-        ("max_split_size_mb:30,large_segment_size_mb:40", "max_split_size_mb:30 is not possible"),
+        ("expandable_segments:true", "expandable_segments:true is not a valid setting"),
+        ("expandable_segments", "expandable_segments: is not a valid setting"),
+        ("max_split_size_mb:19", "max_split_size_mb:19 is not a valid setting"),
+        ("max_split_size_mb:30,large_segment_size_mb:40", "max_split_size_mb:30 is not a valid setting"),
         (
             "max_non_split_rounding_mb:30,large_segment_size_mb:40",
-            "max_non_split_rounding_mb:30 is not possible",
+            "max_non_split_rounding_mb:30 is not a valid setting",
         ),
-        ("max_split_size_mb:lots", "max_split_size_mb:lots is not possible"),
-        ("large_segment_size_mb:10", "large_segment_size_mb:10 is not possible"),
-        ("garbage_collection_threshold:1.5", "garbage_collection_threshold:1.5 is not possible"),
-        ("roundup_power2_divisions:3", "roundup_power2_divisions:3 is not possible"),
-        ("roundup_power2_divisions:[3:2]", r"roundup_power2_divisions:\[3:2\] is not possible"),
+        ("max_split_size_mb:lots", "max_split_size_mb:lots is not a valid setting"),
+        ("large_segment_size_mb:10", "large_segment_size_mb:10 is not a valid setting"),
+        ("garbage_collection_threshold:1.5", "garbage_collection_threshold:1.5 is not a valid setting"),
+        ("roundup_power2_divisions:3", "roundup_power2_divisions:3 is not a valid setting"),
+        ("roundup_power2_divisions:[3:2]", r"roundup_power2_divisions:\[3:2\] is not a valid setting"),
         ("roundup_power2_divisions:[64:2", "A bracket is not closed"),
-        ("splits:3", "'splits' is no setting"),
-        ("backend:cudaMallocAsync", "backend:cudaMallocAsync is another allocator"),
-        ("expandable_segments:True max_split_size_mb:40", "Truemax_split_size_mb:40 is not possible"),
+        ("splits:3", "'splits' is not an allocator setting"),
+        ("backend:cudaMallocAsync", "backend:cudaMallocAsync is a different allocator"),
+        ("expandable_segments:True max_split_size_mb:40", "Truemax_split_size_mb:40 is not a valid setting"),
     ],
 )
 def test_a_text_that_pytorch_would_not_take(conf, what):
@@ -122,7 +122,7 @@ def test_it_takes_the_texts_that_pytorch_takes():
     torch = pytest.importorskip("torch")
     if not hasattr(torch._C, "_accelerator_setAllocatorSettings"):
         pytest.skip("this torch cannot be asked without a GPU")
-    # In a process of its own, since settings stay.
+    # It runs in a process of its own, since torch's settings cannot be undone.
     asked = subprocess.run(
         [sys.executable, "-c", ASK_TORCH, *TEXTS], capture_output=True, text=True, check=True, timeout=120
     )
@@ -148,11 +148,11 @@ def test_requests_are_rounded_to_512_bytes(requested, rounded):
 @pytest.mark.parametrize(
     ("requested", "rounded"),
     [
-        (1200, 1536),  # not above 4 * 512: plain rounding
+        (1200, 1536),  # not above 4 * 512: rounded to 512
         (2048, 2048),
-        (2049, 2560),  # between 2048 and 4096 the steps are 512
+        (2049, 2560),  # steps of 512 between 2048 and 4096
         (5 * K, 5 * K),
-        (5 * K + 1, 6 * K),  # between 4 KiB and 8 KiB they are 1 KiB
+        (5 * K + 1, 6 * K),  # steps of 1 KiB between 4 and 8 KiB
         (8 * M, 8 * M),
         (9 * M, 10 * M),
     ],
@@ -166,17 +166,17 @@ def test_divisions_hold_in_their_interval_only():
     settings = AllocatorSettings.from_conf("roundup_power2_divisions:[16:2,32:0]")
     assert settings.rounded(17 * M) == 24 * M
     assert settings.rounded(33 * M) == 33 * M
-    assert settings.rounded(100 * K) == 128 * K  # below the first interval as in it
+    assert settings.rounded(100 * K) == 128 * K  # sizes below the first interval are rounded as in it
 
 
 def test_settings_that_are_known_and_not_followed_are_told():
     conf = "release_lock_on_cudamalloc:True, max_split_size_mb:64, pinned_use_background_threads:True"
     assert not_followed(conf) == (
-        "release_lock_on_cudamalloc is not simulated: as without it.",
-        "pinned_use_background_threads is of the host's memory: it changes nothing here.",
+        "release_lock_on_cudamalloc is not simulated; it is ignored.",
+        "pinned_use_background_threads is a setting for host memory; it changes nothing here.",
     )
     collects = "garbage_collection_threshold:0.8"
-    assert "does nothing" in not_followed(collects)[0]
+    assert "has no effect" in not_followed(collects)[0]
     assert not_followed(f"{collects},per_process_memory_fraction:0.9") == ()
     with MemoryEstimator(conf=conf) as estimator:
         estimator.create_fake_tensor(2)
@@ -235,5 +235,5 @@ def test_mapped_segments_tell_that_they_expand():
 
 def test_settings_of_a_recording_that_cannot_be_simulated():
     recording = allocator_trace(properties={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
-    with pytest.raises(MemPluginError, match="another allocator"):
+    with pytest.raises(MemPluginError, match="a different allocator"):
         recorded_settings(recording)

@@ -1,4 +1,4 @@
-"""Each rule of the allocator, on a device where the first segment lies at 0 and the next 2 MiB behind it."""
+"""Tests for each rule of the allocator; the first segment begins at 0, the next one 2 MiB after its end."""
 
 import random
 
@@ -31,7 +31,7 @@ def test_from_10_mib_on_a_request_has_a_segment_of_its_own():
 def test_a_rest_of_up_to_1_mib_stays_with_a_large_block():
     whole, cut = allocator(), allocator()
     assert where(*placed(whole, 11 * M)) == [(0, 12 * M)]
-    assert where(*placed(cut, 11 * M - 512)) == [(0, 11 * M - 512)]  # its rest is 1 MiB and 512 bytes
+    assert where(*placed(cut, 11 * M - 512)) == [(0, 11 * M - 512)]  # the rest is 1 MiB and 512 bytes
 
 
 def test_a_rest_of_512_bytes_is_cut_off_a_small_block():
@@ -102,7 +102,7 @@ def test_a_failed_request_gives_back_unused_segments_and_is_tried_again():
 
 def test_a_segment_with_one_live_block_is_not_given_back():
     made = allocator(capacity=40 * M)
-    large, _ = placed(made, 16 * M, 2 * M)  # 16 MiB have their own, 2 MiB one of 20
+    large, _ = placed(made, 16 * M, 2 * M)  # segments of 16 MiB and of 20 MiB
     other, _ = placed(made, 10 * M, 2 * M)
     made.free(other)
     assert made.reserved == 36 * M
@@ -196,13 +196,13 @@ def test_no_more_than_the_allowed_share_of_the_device_is_reserved():
 
 
 def test_garbage_collection_gives_back_what_was_not_used_for_longest():
-    # Allowed are 100 MiB; above 50 MiB, a request that finds no block gives old segments back first.
+    # 100 MiB are allowed. Above 50 MiB, a request that finds no block frees old segments first.
     made = allocator("garbage_collection_threshold:0.5,per_process_memory_fraction:1.0", capacity=100 * M)
     old, young = placed(made, 20 * M, 20 * M)
     made.free(old)  # after 2 searches
     placed(made, 12 * M, stream=1)
     made.free(young)  # after 3
-    placed(made, 30 * M)  # the 4th finds none: the ages are 2 and 1, above the average of 1.5 is the first
+    placed(made, 30 * M)  # the 4th finds none: ages are 2 and 1, so the first is above the average
     freed = [(change.address, change.bytes) for change in made.changes if change.kind == Kind.SEGMENT_FREE]
     assert freed == [(0, 20 * M)]
     assert made.reserved == 62 * M

@@ -1,4 +1,4 @@
-"""Segments that expand, on a device of 80 MiB: each has addresses for 100 MiB, the first from 0 on."""
+"""Tests for expandable segments on a device of 80 MiB: each has 100 MiB of addresses, the first from 0 on."""
 
 import random
 from itertools import pairwise
@@ -37,10 +37,10 @@ def test_a_rest_of_512_bytes_is_cut_off_a_large_block():
 
 def test_a_block_of_a_segment_that_expands_is_no_one_s_once_segments_may_not():
     made = allocator(capacity=80 * M)
-    made.simple = False  # as the replay of a record sets it, whose segments expanded
+    made.simple = False  # as set in the replay of a recording with expandable segments
     home = made.home(3 * M)
     home.put(Block(100 * M, 20 * M, home, FREE, origin=100 * M))
-    assert where(*placed(made, 3 * M)) == [(0, 3 * M)]  # of a new segment
+    assert where(*placed(made, 3 * M)) == [(0, 3 * M)]  # in a new segment
 
 
 def test_every_stream_has_a_segment_of_its_own():
@@ -54,7 +54,7 @@ def test_emptying_the_cache_unmaps_whole_pages_only():
     first, second, third = placed(made, 30 * M, 5 * M, 25 * M)
     made.free(first)
     made.empty_cache()
-    assert mapped(made)[-1] == ("UNMAP", 0, 20 * M)  # the second lies from 30 to 35 MiB, in the second page
+    assert mapped(made)[-1] == ("UNMAP", 0, 20 * M)  # the second block is at 30 to 35 MiB, in the second page
     assert made.reserved == 40 * M
     made.free(third)
     made.empty_cache()
@@ -68,7 +68,7 @@ def test_a_hole_is_mapped_again_before_the_end_grows():
     made = allocator(CONF, capacity=80 * M)
     first, _ = placed(made, 30 * M, 10 * M)
     made.free(first)
-    made.empty_cache()  # leaves 10 MiB free behind a hole of 20 MiB
+    made.empty_cache()  # leaves 10 MiB free after a hole of 20 MiB
     assert where(*placed(made, 25 * M)) == [(0, 25 * M)]
     assert mapped(made)[-1] == ("MAP", 0, 20 * M)
 
@@ -84,7 +84,7 @@ def test_a_request_larger_than_the_hole_goes_to_the_end():
 def test_a_block_that_cannot_grow_fits_better_than_a_smaller_one_that_can():
     made = allocator(CONF, capacity=80 * M)
     first, _ = placed(made, 8 * M, 6 * M)
-    made.free(first)  # 8 MiB between live blocks, and 6 MiB at the end, with 80 MiB of addresses behind them
+    made.free(first)  # 8 MiB are between live blocks; 6 MiB are at the end, before 80 MiB unmapped
     assert where(*placed(made, 5 * M)) == [(0, 5 * M)]
 
 

@@ -1,4 +1,4 @@
-"""Recordings through the simulator: small ones, with places that a person can draw on paper."""
+"""Tests for replays of small recordings, with addresses that can be drawn on paper."""
 
 import pytest
 
@@ -41,18 +41,20 @@ def test_a_segment_that_was_not_needed_is_a_miss_with_its_cause():
     done = replay(allocator_trace(*STEP, "segment_alloc 64M 20M", "alloc 64M 2M"), 0)
     assert done.first_miss is not None
     assert done.first_miss.event == 7
-    assert done.first_miss.cause == "recorded is a SEGMENT_ALLOC of 20,971,520 bytes that did not happen"
+    what = "the recording has a SEGMENT_ALLOC of 20,971,520 bytes that did not happen"
+    assert done.first_miss.cause == what
     assert done.reserved_misses.tolist() == [7]
 
 
 def test_a_segment_that_is_not_recorded_is_a_miss_with_its_cause():
     done = replay(allocator_trace("segment_alloc 16M 20M", "alloc 16M 18M", "alloc 34M 4M"), 0)
     assert done.first_miss is not None
-    assert done.first_miss.cause == "a segment of 20,971,520 bytes was made, recorded is none"
+    what = "the simulation made a segment of 20,971,520 bytes, the recording has none"
+    assert done.first_miss.cause == what
 
 
 def test_what_was_there_before_the_window_is_laid_out_first():
-    # 4 MiB free, 2 live, 6 free, 8 live. The request of 3 fits the first gap best, then 5 only the second.
+    # 4 MiB are free, 2 live, 6 free, 8 live. 3 MiB fit the first gap best; then 5 MiB fit only the second.
     done = replay(
         allocator_trace("held 16M 20M", "live 20M 2M", "live 28M 8M", "alloc 16M 3M", "alloc 22M 5M"), 0
     )
@@ -61,7 +63,7 @@ def test_what_was_there_before_the_window_is_laid_out_first():
 
 
 def test_a_rest_too_small_to_be_a_block_belongs_to_the_block_before_it():
-    # Behind the live block of 19.5 MiB lies half a MiB: nothing can be put there.
+    # After the live block of 19.5 MiB there is half a MiB, too small for a block.
     done = replay(
         allocator_trace(
             "held 16M 20M",
@@ -137,11 +139,13 @@ def test_the_cache_was_emptied_before_a_request_that_would_have_found_a_block():
 
 def test_a_segment_that_could_not_have_been_given_back_is_told():
     done = replay(allocator_trace("held 16M 20M", "live 16M 2M", "segment_free 16M 20M", "alloc 18M 2M"), 0)
-    assert done.surprises == ((1, "recorded is a SEGMENT_FREE of 20,971,520 bytes that did not happen"),)
+    assert done.surprises == (
+        (1, "the recording has a SEGMENT_FREE of 20,971,520 bytes that did not happen"),
+    )
 
 
 def test_what_a_failed_request_waited_for_was_not_there_when_it_looked():
-    # A request for 8 MiB finds neither a block nor memory: it waits until 10 MiB are free, then gets memory.
+    # A request for 8 MiB finds neither a block nor memory. It waits until 10 MiB are free, then gets memory.
     done = replay(
         allocator_trace(
             "held 16M 20M",
@@ -182,7 +186,7 @@ def test_a_recording_with_segments_that_expand():
 
 
 def test_segments_that_expand_were_there_before():
-    # Two stretches of one segment with a hole of one page; the hole is mapped before the end grows.
+    # One segment has two mapped ranges and a hole of one page; the hole is mapped before the end grows.
     done = replay(
         allocator_trace(
             "held 100M 20M expandable=1",
@@ -262,7 +266,7 @@ def test_what_if_a_failed_request_had_found_memory():
 
 
 def test_what_if_segments_expanded():
-    # 6 MiB are free of two segments each; 9 MiB do not fit. Where segments expand, the second grows.
+    # 6 MiB are left of the first segment, too few for 9 MiB. With expandable segments, one segment holds all.
     recording = allocator_trace(
         "segment_alloc 100M 20M", "alloc 100M 14M", "segment_alloc 200M 20M", "alloc 200M 9M", "alloc 209M 9M"
     )
@@ -272,14 +276,14 @@ def test_what_if_segments_expanded():
 
 
 def test_a_cache_that_the_program_emptied_is_emptied_with_other_settings_too():
-    # The device gave 32 MiB later on, so 12 more than 20 were no reason to give anything back.
+    # The device provided 32 MiB later, so 12 MiB beside the 20 MiB were no reason to free a segment.
     emptied = ("held 16M 20M", "segment_free 16M 20M", "segment_alloc 64M 12M", "alloc 64M 12M")
     done = replay(allocator_trace(*emptied, "segment_alloc 96M 20M", "alloc 96M 20M"), 0, AllocatorSettings())
     assert done.reserved.tolist() == [20 * M, 0, 0, 12 * M, 12 * M, 32 * M]
 
 
 def test_what_a_failed_request_gave_back_is_not_with_another_device():
-    # 12 MiB more than the 20 were never had: the request failed. With more memory nothing has to go.
+    # 50 MiB were never reserved: the request found no memory. With more memory nothing has to be freed.
     recording = allocator_trace(
         "held 16M 20M", "segment_free 16M 20M", "segment_alloc 64M 30M", "alloc 64M 30M"
     )
@@ -297,7 +301,7 @@ def test_memory_that_waits_for_a_stream_is_freed_when_memory_runs_short():
         "alloc 16M 20M",
     )
     done = replay(recording, 0, capacity=30 * M)
-    assert done.failure is not None  # the last one: the second block is live
+    assert done.failure is not None  # at the last event: the second block is live
     assert done.failure.event == 6
     assert done.early == ((4, 5, 16 * M),)
 
@@ -311,6 +315,6 @@ def test_a_profile_without_segments_is_simulated_from_nothing():
 
 def test_settings_that_cannot_be_simulated_are_refused():
     recording = allocator_trace(*STEP, properties={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
-    with pytest.raises(MemPluginError, match="another allocator"):
+    with pytest.raises(MemPluginError, match="a different allocator"):
         replay(recording, 0)
     assert replay(recording, 0, AllocatorSettings()).allocs == 3

@@ -1,4 +1,4 @@
-"""Every traced snapshot at hand: all addresses and the reserve, to the byte."""
+"""Tests that replays of the recorded snapshots match every address and the reserved bytes exactly."""
 
 from functools import cache
 
@@ -57,7 +57,7 @@ def test_every_event_of_the_reserve_comes_in_its_order(number):
 
 
 def test_the_failed_request_fails_on_a_device_of_that_size_too():
-    # Unlimited it would have been served.
+    # Without a limit the request would have been served.
     trace = recording("01")
     (oom,) = trace.ooms
     device = trace.device_row("cuda:1")
@@ -96,7 +96,7 @@ def test_what_if_on_a_real_recording_gives_a_sound_snapshot(number, conf, tmp_pa
     ],
 )
 def test_settings_that_were_not_the_recorded_ones_miss(number, conf):
-    # The comparison can fail: beside the record, wrong settings are seen.
+    # This shows that the comparison can fail: wrong settings differ from the recording.
     done = replay(recording(number), 0, AllocatorSettings.from_conf(conf), recorded=True)
     assert done.first_miss is not None or done.surprises
     assert len(done.surprises) + done.allocs - done.exact_addresses > 10

@@ -1,4 +1,4 @@
-"""What a replay did, as a trace that every view and export takes."""
+"""Tests for the conversion of a replay into a trace that every view and export accepts."""
 
 import random
 
@@ -25,7 +25,7 @@ def told(trace):
 
 
 def sound(trace):
-    """No block lies outside of its segment or over another, ever; written and read again it is the same."""
+    """Assert that blocks never overlap or leave their segment, and that the trace can be written and read."""
     written, _ = snapshot.snapshot_of(trace)
     again = trace_from_snapshot(written, "written")
     rows = range(len(trace.devices))
@@ -178,7 +178,7 @@ def test_random_histories_are_sound_and_reproduced(conf, seed):
 
 
 def random_history(seed, count=120):
-    """Blocks of all sizes come and go, some of them late; addresses tell them apart and mean nothing."""
+    """Return random allocations and frees, some completed late; addresses only tell the blocks apart."""
     chance = random.Random(seed)
     lines: list[str] = []
     live: list[str] = []

@@ -78,7 +78,7 @@ def test_a_level_that_is_not_the_total_is_told() -> None:
 
 
 def test_a_counter_of_the_cpu_that_stands_above_zero_is_told() -> None:
-    assert any("counter stands at 95 bytes" in note for note in loaded(memory("1 10 5 100")).notes)
+    assert any("counter is at 95 bytes" in note for note in loaded(memory("1 10 5 100")).notes)
 
 
 def test_within_autograds_node_the_function_that_it_runs_is_the_operator() -> None:
@@ -202,7 +202,7 @@ def test_a_device_whose_number_is_none_is_told(number: object) -> None:
         memory("1 10 5 5", **cuda, **{"Device Id": 0}), memory("2 20 6 11", **cuda, **{"Device Id": number})
     )
     assert [device.name for device in trace.devices] == ["cuda:0"]
-    assert trace.notes[0] == "1 memory events tell no number of their device; it is taken as 0."
+    assert trace.notes[0] == "1 memory events have no device number; taken as 0."
 
 
 STRANGE: list[object] = [
@@ -282,7 +282,7 @@ def test_a_total_that_cannot_be_is_told() -> None:
     events[2]["args"].pop("Total Allocated")
     trace = trace_from_kineto({"traceEvents": events}, "x")
     assert trace.live(0).tolist() == [0, 8, 16, 24, 32]
-    assert "2 memory events tell no total, or an impossible one; not held against it." in trace.notes
+    assert "2 memory events have no total, or an impossible one; it is not checked." in trace.notes
 
 
 def test_a_gpus_sizes_are_those_of_whole_blocks_and_the_cpus_are_not() -> None:
@@ -295,12 +295,12 @@ def test_a_gpus_sizes_are_those_of_whole_blocks_and_the_cpus_are_not() -> None:
 def test_more_live_than_reserved_is_told() -> None:
     cuda = {"Device Type": 1, "Device Id": 0, "Total Reserved": 6}
     trace = loaded(memory("1 10 8 8", **cuda), memory("2 10 -8 0", **cuda))
-    told = "cuda:0: after 1 of 2 events more is live than the file calls reserved, by up to 2 bytes."
+    told = "cuda:0: after 1 of 2 events, more is live than the file reports as reserved, by up to 2 bytes."
     assert told in trace.notes
 
 
 def test_what_was_left_out_is_told_where_nothing_remains() -> None:
     with pytest.raises(
-        UnreadableFileError, match=r"no memory events\. 1 memory events tell no size; left out."
+        UnreadableFileError, match=r"no memory events\. 1 memory events have no size; left out."
     ):
         loaded(memory("1 10 5 5", Bytes=None))

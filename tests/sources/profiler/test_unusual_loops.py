@@ -299,7 +299,7 @@ def test_state_of_an_optimizer_that_was_not_given_is_said_to_be_missing():
         window = recorder.take()
         assert window is not None
         problems.append(window.problems)
-    assert "the 2,404 bytes of state" in problems[0][0]
+    assert "The 2,404 bytes of its state" in problems[0][0]
     assert problems[1] == []
 
 

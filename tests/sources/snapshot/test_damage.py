@@ -34,7 +34,7 @@ from tests.snapshots import block, entries, segment, snapshot
         (
             ["segment_free 9000 100", "segment_alloc 9000 100", "alloc 1000 700", "free_completed 1000 700"],
             [block(1000, 1, "inactive", 500)],
-            "after 1 entries more is live than reserved, by up to 188 bytes",
+            "after 1 entries, more is live than reserved, by up to 188 bytes",
         ),
         (["teleport 1000 1"], [], "1 entries have the unknown action 'teleport'; kept as marks"),
         ([], [block(1000, 1), block(1100, 1)], "1 live blocks overlap"),
@@ -52,7 +52,7 @@ def test_contradictions_are_counted_and_told(
 
 def test_a_segment_that_disagrees_with_its_blocks_is_told() -> None:
     trace = trace_from_snapshot([{**segment(block(1000, 5)), "requested_size": 6}], "x")
-    assert any("do not tell the sum" in note for note in trace.notes)
+    assert any("do not have the sum" in note for note in trace.notes)
 
 
 WHOLE = {"total_size": 1024, "allocated_size": 512, "active_size": 1024}
@@ -72,11 +72,11 @@ def test_a_segment_that_its_blocks_fill_is_sound() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"total_size": 2048}, "1 segments are not filled by their blocks"),
-        ({"address": 488}, "1 segments are not filled by their blocks"),
-        ({"blocks": [block(1000, 5), block(1600, 6, "active_pending_free")]}, "1 segments are not filled"),
-        ({"active_size": 512}, "1 segments do not tell the sums of their blocks' sizes"),
-        ({"allocated_size": 1024}, "1 segments do not tell the sums of their blocks' sizes"),
+        ({"total_size": 2048}, "1 segments are not completely filled by their blocks"),
+        ({"address": 488}, "1 segments are not completely filled by their blocks"),
+        ({"blocks": [block(1000, 5), block(1600, 6, "active_pending_free")]}, "1 segments are not comp"),
+        ({"active_size": 512}, "1 segments do not have the sums of their blocks' sizes"),
+        ({"allocated_size": 1024}, "1 segments do not have the sums of their blocks' sizes"),
     ],
 )
 def test_a_segment_that_tells_other_sums_than_its_blocks_is_told(changed: dict[str, Any], told: str) -> None:
@@ -108,7 +108,7 @@ def test_frames_that_share_a_long_name_do_not_fill_the_memory(monkeypatch: pytes
     assert len(trace_from_snapshot(snapshot([], rows), "x").stacks) == 1
     for number, row in enumerate(rows):
         row["frames"] = [{"name": name, "filename": "a.py", "line": number}]
-    with pytest.raises(UnreadableFileError, match="more text than any program's"):
+    with pytest.raises(UnreadableFileError, match="more text than any program has"):
         trace_from_snapshot(snapshot([], rows), "x")
 
 

@@ -124,7 +124,7 @@ def test_each_device_keeps_its_own_order_in_real_files() -> None:
             tuple(f"{f['name']} {f['filename']}:{f['line']}" for f in entry["frames"]) for entry in entries
         ]
     (told,) = trace.notes
-    assert "cuda:1: out of memory at entry 421: 5,308,694,528 bytes asked for with 95,682,560" in told
+    assert "cuda:1: out of memory at entry 421: 5,308,694,528 bytes requested with 95,682,560" in told
 
 
 @real

@@ -230,7 +230,7 @@ def test_empty_is_told() -> None:
 
 @pytest.mark.parametrize("data", [b'{"segments": []}', b"\x1f\x8b\x08\x00", b"PK\x03\x04", b"\x80\x09N."])
 def test_what_is_no_pickle_is_told(data: bytes) -> None:
-    with pytest.raises(UnreadableFileError, match="no pickle"):
+    with pytest.raises(UnreadableFileError, match="not a pickle"):
         load_plain(data, "a.pickle")
 
 

@@ -49,7 +49,7 @@ def test_what_was_reserved_at_first_is_what_the_entries_and_the_end_leave_open(s
     lines, final, first = history(Random(seed))
     trace = loaded(lines, final)
     assert cells_of(trace) == first
-    assert not any("disagree" in note for note in trace.notes)
+    assert not any("final segments differ" in note for note in trace.notes)
 
 
 def test_a_range_that_was_not_cut_is_one_row_and_neighbours_are_not_joined() -> None:
@@ -70,5 +70,5 @@ def test_a_range_that_was_not_cut_is_one_row_and_neighbours_are_not_joined() -> 
 def test_bytes_that_contradict_each_other_are_told(
     lines: list[str], final: dict[int, int], told: str
 ) -> None:
-    notes = [note for note in loaded(lines, final).notes if "disagree" in note]
+    notes = [note for note in loaded(lines, final).notes if "final segments differ" in note]
     assert [told in note for note in notes] == [True]

@@ -63,7 +63,7 @@ def test_segments_go_back_to_what_was_reserved_before_the_first_entry() -> None:
 
 def test_segment_events_that_contradict_the_final_segments_are_counted_in_bytes() -> None:
     trace = read(snapshot([segment(total=100)], entries("segment_alloc 1000 300")))
-    assert any("disagree on 200 bytes" in note for note in trace.notes)
+    assert any("final segments differ by 200 bytes" in note for note in trace.notes)
 
 
 def test_pools_are_told_by_the_entry_or_known_from_a_segment_that_stayed() -> None:
@@ -96,7 +96,7 @@ def test_annotations_stand_at_the_last_event_of_their_device() -> None:
     assert trace.annotation_names == ("step",)
     assert trace.annotations.ends.tolist() == [0, 1]
     assert trace.annotations.event.tolist() == [-1, 0]
-    assert trace.notes == ("1 annotations are of no known device, stage or time; left out.",)
+    assert trace.notes == ("1 annotations have no known device, stage or time; left out.",)
 
 
 def test_steps_are_the_profilers_where_it_was_on() -> None:

@@ -72,7 +72,7 @@ def test_an_oom_changes_nothing_and_is_told() -> None:
     assert trace.live(0).tolist() == [0, 100, 100]
     assert (trace.events.kind[1], trace.events.bytes[1], trace.events.address[1]) == (Kind.OOM, 4096, 0)
     assert trace.notes == (
-        "cuda:0: out of memory at entry 1: 4,096 bytes asked for with 64 bytes free on the device.",
+        "cuda:0: out of memory at entry 1: 4,096 bytes requested with 64 bytes free on the device.",
     )
 
 
@@ -171,8 +171,8 @@ def test_legacy_blocks_lie_one_behind_the_other_and_history_has_the_request() ->
     assert trace.start.address.tolist() == [1512, 2536]
     assert trace.start.bytes.tolist() == [900, 512]
     assert trace.notes == (
-        "The snapshot has no trace, only the final state: no time passes in it.",
-        "cuda:0: 1 live blocks tell no requested size; their rounded size is used.",
+        "The snapshot has no trace, only the final state, so nothing changes over time.",
+        "cuda:0: 1 live blocks have no requested size; their rounded size is used.",
     )
     assert peak(trace).bytes == 1412
 
@@ -205,8 +205,8 @@ def test_more_live_than_reserved_is_told_where_no_entry_says_how_the_reserve_cha
         snapshot([segment(block(1000, 0, "inactive", 2048))], entries(*lines)), "x"
     ).notes
     assert notes == (
-        "cuda:0: after 2 entries more is live than reserved, by up to 952 bytes: no entry tells how the "
-        "reserve changed.",
+        "cuda:0: after 2 entries, more is live than reserved, by up to 952 bytes: no entry says how the "
+        "reserved memory changed.",
     )
 
 

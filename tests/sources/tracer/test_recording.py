@@ -222,7 +222,7 @@ def test_past_max_events_the_oldest_go_and_the_figures_stay_right():
             train_step(model, optimizer)
     assert len(small.events) == 50
     assert small.dropped_events == large.result.total - 50
-    assert f"{small.dropped_events:,} of {large.result.total:,} events went" in " ".join(
+    assert f"{small.dropped_events:,} of {large.result.total:,} events were dropped" in " ".join(
         small.trace_result().notes
     )
     assert small.result.peak_allocated == large.result.peak_allocated

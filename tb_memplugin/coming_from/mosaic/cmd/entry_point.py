@@ -1,4 +1,4 @@
-"""What Mosaic's commands do, as functions of its names."""
+"""The functions behind Mosaic's commands, by Mosaic's names."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _Path = str | os.PathLike[str]
 def get_memory_profile(
     snapshot: _Path, out_path: _Path, profile: str = "categories", custom_profile: str | None = None
 ) -> None:
-    """Write a page of memory over time.
+    """Write an HTML page of memory over time.
 
     Args:
         snapshot: any file that `tb_memplugin.load` reads.
-        out_path: the HTML file.
+        out_path: the HTML file to write.
         profile: "annotations", "categories", "compile_context" or "custom".
         custom_profile: with "custom": JSON of names and patterns, or the path of such a file.
 
     Raises:
-        MemPluginError: no such profile, rules that are none, or a file that cannot be read or written.
+        MemPluginError: there is no such profile, the rules are invalid, or a file cannot be read or written.
     """
     if profile not in PROFILES and (profile != CUSTOM or not custom_profile):
         raise MemPluginError(
@@ -53,12 +53,12 @@ def get_memory_profile(
 
 
 def get_json_snapshot(snapshot: _Path, output_file: _Path) -> None:
-    """Write all that a snapshot holds as JSON; docs/json_format.md tells its form."""
+    """Write everything in a snapshot as JSON, in the form that docs/json_format.md describes."""
     trace_json.write(load(snapshot), output_file)
 
 
 def get_memory_usage(snapshot: _Path, allocation: str, action: analysis.Action = "alloc") -> analysis.Usage:
-    """How much was live before and after an allocation was made or given back.
+    """Return the live bytes before and after a block was allocated or freed.
 
     Args:
         snapshot: any file that `tb_memplugin.load` reads.
@@ -66,39 +66,39 @@ def get_memory_usage(snapshot: _Path, allocation: str, action: analysis.Action =
         action: "alloc" or "free".
 
     Raises:
-        MemPluginError: the text is no such thing, or there is no such block.
+        MemPluginError: `allocation` does not have this form, or there is no such block.
     """
     address, version = analysis.read_allocation(allocation)
     return analysis.usage(load(snapshot), address, version, action)
 
 
 def get_memory_usage_peak(snapshot: _Path) -> analysis.Moment:
-    """The moment with the most live bytes, on the device where they are most."""
+    """Return the moment with the most live bytes, on the device with the highest peak."""
     return analysis.peak(load(snapshot))
 
 
 def get_memory_usage_diff(
     snapshot_base: _Path, snapshot_diff: _Path
 ) -> tuple[analysis.DeviceComparison, ...]:
-    """What of the peak was added, removed, grown and shrunk from one snapshot to another, by stack."""
+    """Compare the peaks of two snapshots by stack: what was added and removed, what grew and shrank."""
     return analysis.compare(load(snapshot_base), load(snapshot_diff), by="stack")
 
 
 def get_memory_usage_by_annotation_stage(
     snapshot: _Path, annotation: Sequence[str] | None = None, paste: bool = False
 ) -> dict[str, tuple[str, int]]:
-    """The live bytes at the START and END of annotations: `{name}_{stage}` -> (name, bytes), in time order.
+    """Return live bytes at the START and END of annotations, in time order: `{name}_{stage}`: (name, bytes).
 
-    Of the device with the highest peak of those that have such annotations. From the second time on a key
-    ends with `(1)`, `(2)`, ...
+    The device is the one with the highest peak among those that have such annotations. From the second time
+    on a key ends with `(1)`, `(2)`, ...
 
     Args:
         snapshot: any file that `tb_memplugin.load` reads.
-        annotation: names that are wanted; default: all.
-        paste: also print the bytes, one a line, to be pasted into a table.
+        annotation: names of the annotations to include; default: all.
+        paste: also print the bytes, one per line, to paste into a table.
 
     Raises:
-        NotRecordedError: a name that no annotation has.
+        NotRecordedError: no annotation has one of the names.
     """
     trace = load(snapshot)
     stages = analysis.stages(trace, annotation)

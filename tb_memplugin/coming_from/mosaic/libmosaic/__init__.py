@@ -1,1 +1,1 @@
-"""Mosaic's analysis."""
+"""The analysis part of Mosaic's interface."""

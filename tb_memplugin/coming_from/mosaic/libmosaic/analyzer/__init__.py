@@ -1,1 +1,1 @@
-"""A snapshot, read and analysed."""
+"""Mosaic's classes that read and analyse a snapshot."""

@@ -1,4 +1,4 @@
-"""A snapshot file, by Mosaic's names."""
+"""Mosaic's class for a snapshot file."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from tb_memplugin.loading import load
 
 
 class MemoryAbstract:
-    """A snapshot file, read when asked to."""
+    """A snapshot file that is read by `load_memory_snapshot`."""
 
     def __init__(self, memory_snapshot_file: str | os.PathLike[str]) -> None:
         self.memory_snapshot_file = memory_snapshot_file
         self._snapshot: MemorySnapshot | None = None
 
     def load_memory_snapshot(self) -> None:
-        """Read the file; see `tb_memplugin.load` for what it may be and what is raised."""
+        """Read the file; see `tb_memplugin.load` for the formats and the errors."""
         self._snapshot = MemorySnapshot(load(self.memory_snapshot_file))
 
     @property
     def memory_snapshot(self) -> MemorySnapshot:
-        """What the file holds.
+        """The snapshot in the file.
 
         Raises:
-            MemPluginError: it was not read yet.
+            MemPluginError: the file has not been read yet.
         """
         if self._snapshot is None:
             raise MemPluginError(
-                "The snapshot was not read yet.",
+                "The snapshot has not been read yet.",
                 where=os.fspath(self.memory_snapshot_file),
                 fix="Call load_memory_snapshot() first.",
             )

@@ -1,4 +1,4 @@
-"""A snapshot's peak, by Mosaic's names."""
+"""Mosaic's class for a loaded snapshot and its peak."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PEAK = "memory_peak"
 
 
 class MemorySnapshot:
-    """A loaded snapshot. `memory_peak`, bytes, and `device` are there once it was analysed."""
+    """A loaded snapshot. `memory_peak` (bytes) and `device` are set by `analyze_memory_snapshot`."""
 
     def __init__(self, trace: MemoryTrace) -> None:
         self.trace = trace
@@ -21,7 +21,7 @@ class MemorySnapshot:
         """Find the peak of the device on which it is highest.
 
         Raises:
-            MemPluginError: `opt` asks for something else than "memory_peak".
+            MemPluginError: `opt` is not "memory_peak".
         """
         if opt != PEAK:
             raise MemPluginError(
