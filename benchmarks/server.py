@@ -36,6 +36,7 @@ def measure() -> list[Figure]:
     """Measure the first view, for which the side file must be read, and zooms after it."""
     first: list[float] = []
     zooms: list[float] = []
+    over_events: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         files = [
             RunWriter(f"{folder}/run", f"w{number}").write(synthetic(number)) for number in range(ROUNDS)
@@ -50,6 +51,9 @@ def measure() -> list[Figure]:
                 for zoom in range(ZOOMS // ROUNDS):
                     t0 = STEP_NS * zoom // 40
                     zooms.append(_lap(partial(server.get, "curve", **step, t0=t0, t1=t0 + STEP_NS // 5)))
+                    first_event = EVENTS * zoom // 40
+                    stretch = {"over": "event", "t0": first_event, "t1": first_event + EVENTS // 5}
+                    over_events.append(_lap(partial(server.get, "curve", **step, **stretch)))
         load = [_lap(partial(load_window, written.side_file)) for written in files]
         trace = load_window(files[0].side_file)
         replay = _lap(partial(trace.live, 0))
@@ -57,6 +61,7 @@ def measure() -> list[Figure]:
     return [
         Figure("1M events: first view (step and curve), HTTP", "ms", first, 500),
         Figure("1M events: zoom, HTTP", "ms", zooms, 50),
+        Figure("1M events: zoom over events, HTTP", "ms", over_events, 50),
         Figure("1M events: load the side file", "ms", load),
         Figure("1M events: pair and replay", "ms", [replay]),
         Figure("1M events: a curve of a sixth", "ms", drawn),

@@ -80,7 +80,7 @@ def test_every_finding_is_a_card_with_its_bytes_and_its_evidence(opened: Tab, ad
     expected = findings(advised, "wasteful")
     assert {"growth", "kept_gradients", "checkpointing"} >= set(expected) >= {"growth", "kept_gradients"}
     opened.open("advice", run="wasteful")
-    expect(opened("headline")).to_contain_text("2 problems to mend")
+    expect(opened("headline")).to_contain_text("2 problems to fix")
     assert opened.keys("finding") == list(expected)
     for kind, finding in expected.items():
         card = opened("finding", key=kind)
@@ -129,7 +129,7 @@ def test_the_links_of_growth_and_checkpointing_open_what_they_name(opened: Tab, 
 
 def test_where_all_is_well_it_says_what_was_looked_for_and_what_could_not_be_judged(opened: Tab) -> None:
     opened.open("advice", run="tiny")
-    expect(opened("headline")).to_have_text("Nothing to mend in steps 2 and 3.")
+    expect(opened("headline")).to_have_text("Nothing to fix in steps 2 and 3.")
     expect(opened("finding")).to_have_count(0)
     expect(opened("judgement")).to_have_count(6)
     growth = opened("judgement", key="growth")

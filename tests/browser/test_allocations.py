@@ -95,7 +95,7 @@ def test_it_says_how_many_make_half_of_the_peak(tab, made):
     event = int(np.argmax(made.live(0))) - 1
     sizes = sorted(made.allocations.bytes[made.allocations.alive_at(event, 0)].tolist(), reverse=True)
     half = int(np.searchsorted(np.cumsum(sizes), sum(sizes) / 2)) + 1
-    expect(tab("headline")).to_contain_text(f"{half} allocations make half of the")
+    expect(tab("headline")).to_contain_text(f"{half} allocations make up half of the")
     told = [bytes_in(t) for t in tab("headline").locator("strong").evaluate_all("s => s.map((x) => x.title)")]
     assert told == [sum(sizes), sizes[0]]
 

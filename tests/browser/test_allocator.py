@@ -331,7 +331,7 @@ def test_settings_are_shown(tab):
 
 def test_without_segments_it_says_what_to_record(tab):
     tab.open_anew("allocator", run="baseline", device="cpu")
-    expect(tab("no-segments")).to_contain_text("keeps no reserve")
+    expect(tab("no-segments")).to_contain_text("does not keep reserved memory")
     code = tab("snapshot-code").inner_text()
     assert "snapshot=True" in code
     compile(code, "what the page says", "exec")

@@ -216,7 +216,7 @@ def test_views_that_need_more_than_figures_say_so_and_what_to_add(watched, open_
     tab = open_tab(server.url).open(run="mixed", step=30)
     for view in ("timeline", "modules", "allocations", "stacks", "allocator", "compare"):
         tab(f"tab-{view}").click()
-        expect(tab("only-figures")).to_contain_text("Of step 30 on cuda:0 there are only the figures")
+        expect(tab("only-figures")).to_contain_text("Step 30 on cuda:0 has only the figures")
     code = tab("record-code").inner_text()
     compile(code, "what the page says", "exec")
     assert 'memory_trace_handler(FOLDER, "rank0"' in code

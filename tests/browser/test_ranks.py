@@ -216,7 +216,7 @@ def test_of_very_many_steps_each_column_names_the_step_of_its_highest(tab, watch
 
 def test_one_rank_alone_is_told_what_would_fill_the_view(tab):
     tab.open_anew("ranks", run="alone")
-    expect(tab("one-rank")).to_contain_text("One rank is here, rank0")
+    expect(tab("one-rank")).to_contain_text("Only one rank is here: rank0")
     expect(tab("one-rank")).to_contain_text("memory_trace_handler(FOLDER")
     tab("one-rank").get_by_role("link").click()
     assert exact(tab("headline").locator(".amount")) == peak(0, 51)

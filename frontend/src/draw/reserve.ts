@@ -118,7 +118,7 @@ function drawMarks(context: Context, { curve, over, x }: ReservePicture, y: Scal
     context.lineTo(px, SHARES[1]);
     context.stroke();
     context.setLineDash([]);
-    const text = `out of memory: ${withUnit(failed.requested_bytes)} asked for`;
+    const text = `out of memory: ${withUnit(failed.requested_bytes)} requested`;
     const before = px + 8 + context.measureText(text).width > right;
     context.textAlign = before ? "right" : "left";
     context.lineJoin = "round";

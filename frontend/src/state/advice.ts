@@ -6,11 +6,11 @@ import { type Piece, stepName } from "./sentences";
 
 /** Every rule: its name, and what it looks for. */
 export const RULES: Record<string, { name: string; looks: string }> = {
-  growth: { name: "Growth", looks: "memory that grows step after step and is never given back" },
+  growth: { name: "Growth", looks: "memory that grows step after step and is never freed" },
   kept_gradients: { name: "Kept gradients", looks: "gradients that stay allocated while the next forward runs" },
-  unused_reserve: { name: "Unused reserve", looks: "a reserve far above what is ever in use" },
-  checkpointing: { name: "Checkpointing", looks: "activations worth computing again in backward" },
-  optimizer_state: { name: "Optimizer state", looks: "optimizer state that makes much of the peak, by dtype" },
+  unused_reserve: { name: "Unused reserve", looks: "far more memory reserved than is ever in use" },
+  checkpointing: { name: "Checkpointing", looks: "activations worth recomputing in backward" },
+  optimizer_state: { name: "Optimizer state", looks: "optimizer state that makes up much of the peak, by dtype" },
   large_temporary: { name: "Large temporaries", looks: "temporaries of one operator that set the peak" },
 };
 
@@ -18,7 +18,7 @@ export function ruleName(kind: string): string {
   return RULES[kind]?.name ?? kind.replaceAll("_", " ");
 }
 
-/** "1 problem to mend and 2 options that have a price, in steps 2 to 5." */
+/** "1 problem to fix and 2 options that have a price, in steps 2 to 5." */
 export function adviceHeadline(answer: AdviceAnswer, alone = false): Piece[] {
   const problems = answer.findings.filter((f) => f.level === "problem").length;
   const options = answer.findings.length - problems;
@@ -26,11 +26,11 @@ export function adviceHeadline(answer: AdviceAnswer, alone = false): Piece[] {
   const price = `${options === 1 ? "option that has" : "options that have"} a price`;
   const told = (verdict: Verdict): number => answer.judgements.filter((one) => one.verdict === verdict).length;
   const few = told("not judged") > told("fine");
-  if (problems === 0 && options === 0 && few) return ["Too little is known to judge most rules", where];
-  if (problems === 0 && options === 0) return ["Nothing to mend", where];
-  if (problems === 0) return ["Nothing to mend", ", and ", { strong: grouped(options) }, ` ${price},`, where];
-  const mend: Piece[] = [{ strong: grouped(problems) }, ` ${problems === 1 ? "problem" : "problems"} to mend`];
-  return options === 0 ? [...mend, where] : [...mend, " and ", { strong: grouped(options) }, ` ${price},`, where];
+  if (problems === 0 && options === 0 && few) return ["Not enough is known for most rules", where];
+  if (problems === 0 && options === 0) return ["Nothing to fix", where];
+  if (problems === 0) return ["Nothing to fix", ", and ", { strong: grouped(options) }, ` ${price},`, where];
+  const fix: Piece[] = [{ strong: grouped(problems) }, ` ${problems === 1 ? "problem" : "problems"} to fix`];
+  return options === 0 ? [...fix, where] : [...fix, " and ", { strong: grouped(options) }, ` ${price},`, where];
 }
 
 /** "step 5", "steps 2 to 5", "steps 2, 4 and 9". */

@@ -78,7 +78,7 @@ function Views({ answer, failure, again }: Props) {
         <Problems problems={answer.problems} />
         {failure && (
           <Notice level="warning" testid="stale-runs">
-            {failure.what} What you see was read before. {failure.fix}{" "}
+            {failure.what} Showing what was loaded before. {failure.fix}{" "}
             <button type="button" class="quiet" onClick={again}>
               Try again
             </button>

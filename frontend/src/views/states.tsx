@@ -52,7 +52,7 @@ export function EmptyState({ logdir, empty, onRetry }: { logdir: string; empty: 
     <section class="state" data-testid="empty-state">
       <h1>No memory has been recorded here yet.</h1>
       <p>
-        {empty > 0 && `${empty === 1 ? "One run is" : `${grouped(empty)} runs are`} here, with no memory of any device. `}
+        {empty > 0 && `${empty === 1 ? "One run is" : `${grouped(empty)} runs are`} here, with no memory recorded. `}
         Looked in <span class="mono breaking">{titleText(logdir) || "TensorBoard's log directory"}</span>. To record a
         step, give the profiler this handler and a folder in that directory:
       </p>
@@ -60,7 +60,7 @@ export function EmptyState({ logdir, empty, onRetry }: { logdir: string; empty: 
         {recording(titleText(logdir))}
       </pre>
       <p>
-        This page shows the step as soon as TensorBoard reloads. If you have recorded one already, ask why it is not
+        This page shows the step as soon as TensorBoard reloads. If you have recorded one already, find out why it is not
         here:
       </p>
       <pre class="code">tb-memplugin doctor {titleText(logdir) || "LOGDIR"}</pre>

@@ -4,8 +4,8 @@ import type { StepAnswer } from "../api/types";
 /** The source kind of recordings of MemoryEstimator. */
 export const ESTIMATOR = "MemoryEstimator";
 
-const ESTIMATED = "An estimate: sizes and order are the model's, times are those of the estimating itself, not a GPU's.";
-const INDEXED = "The snapshot tells no times (PyTorch before 2.2): a microsecond stands for one entry.";
+const ESTIMATED = "An estimate: sizes and order are the model's, times are the estimator's own, not a GPU's.";
+const INDEXED = "The snapshot has no times (PyTorch before 2.2): one microsecond stands for one entry.";
 
 /** One sentence, null where times are times. */
 export function aboutTimes(step: Pick<StepAnswer, "source" | "notes"> | undefined): string | null {

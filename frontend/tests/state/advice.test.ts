@@ -11,16 +11,16 @@ function answer(levels: Finding["level"][], steps = [2, 3, 4]): AdviceAnswer {
 
 describe("the headline", () => {
   it.each([
-    [[], "Nothing to mend in steps 2 to 4."],
-    [["option"], "Nothing to mend, and 1 option that has a price, in steps 2 to 4."],
-    [["problem"], "1 problem to mend in steps 2 to 4."],
-    [["problem", "problem", "option", "option"], "2 problems to mend and 2 options that have a price, in steps 2 to 4."],
+    [[], "Nothing to fix in steps 2 to 4."],
+    [["option"], "Nothing to fix, and 1 option that has a price, in steps 2 to 4."],
+    [["problem"], "1 problem to fix in steps 2 to 4."],
+    [["problem", "problem", "option", "option"], "2 problems to fix and 2 options that have a price, in steps 2 to 4."],
   ] as [Finding["level"][], string][])("of %s", (levels, words) => expect(plain(adviceHeadline(answer(levels)))).toBe(words));
 
   it("does not call well what could hardly be judged", () => {
     const judgements = [{ verdict: "fine" }, { verdict: "not judged" }, { verdict: "not judged" }] as AdviceAnswer["judgements"];
     const told = { ...answer([], [0]), judgements };
-    expect(plain(adviceHeadline(told, true))).toBe("Too little is known to judge most rules in the recording.");
+    expect(plain(adviceHeadline(told, true))).toBe("Not enough is known for most rules in the recording.");
   });
 
   it.each([

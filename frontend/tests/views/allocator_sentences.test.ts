@@ -17,14 +17,14 @@ describe("the headline", () => {
     ));
   it("says so where a file contradicts itself", () =>
     expect(plain(headline("cuda:0", curve(80 * MiB, 10 * MiB), undefined))).toContain("contradicts itself"));
-  it("does not speak of a reserve that is not told", () =>
+  it("does not speak of a reserve that is not known", () =>
     expect(plain(headline("cpu", curve(80 * MiB, null), undefined))).toBe("cpu used up to 80.00 MiB."));
   it("puts a failed request first, and why", () => {
     const report = { requested_bytes: 64 * MiB, cause: "fragmented" } as OomReport;
     expect(plain(headline("cuda:1", curve(1, 2), report))).toBe(
       "On cuda:1 a request of 64.00 MiB failed: enough was free, but not in one piece.",
     );
-    expect(plain(headline("cuda:1", curve(1, 2), { ...report, cause: "not told" }))).toBe(
+    expect(plain(headline("cuda:1", curve(1, 2), { ...report, cause: "unknown" }))).toBe(
       "On cuda:1 a request of 64.00 MiB failed.",
     );
   });

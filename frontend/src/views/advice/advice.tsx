@@ -35,13 +35,13 @@ export function Advice() {
 function lead(data: AdviceAnswer): string {
   const levels = new Set(data.findings.map((finding) => finding.level));
   const said = [
-    ...(levels.has("problem") ? ["A problem takes memory for nothing."] : []),
-    ...(levels.has("option") ? ["An option gives memory for time, numerics or a change of code."] : []),
+    ...(levels.has("problem") ? ["A problem wastes memory."] : []),
+    ...(levels.has("option") ? ["An option saves memory at a price: time, numerics or a code change."] : []),
   ];
   const fine = data.judgements.filter((told) => told.verdict === "fine").length;
   const open = data.judgements.filter((told) => told.verdict === "not judged").length;
-  if (said.length === 0) said.push(`${rules(fine)} looked and found all well.`);
-  if (open > 0) said.push(`${rules(open)} could not be judged: this recording does not tell what ${open === 1 ? "it needs" : "they need"}.`);
+  if (said.length === 0) said.push(`${rules(fine)} found nothing to fix.`);
+  if (open > 0) said.push(`${rules(open)} could not be judged: this recording lacks what ${open === 1 ? "it needs" : "they need"}.`);
   return said.join(" ");
 }
 

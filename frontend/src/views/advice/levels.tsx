@@ -9,7 +9,7 @@ export function Levels({ levels }: { levels: number[] }) {
   const [first, last] = [levels[0]!, levels[levels.length - 1]!];
   const unit = unitFor(...levels);
   const most = Math.max(1, ...shown);
-  const words = `alive between steps: ${withUnit(first, unit)} at first, ${withUnit(last, unit)} in the end`;
+  const words = `alive between steps: ${withUnit(first, unit)} at first, ${withUnit(last, unit)} at the end`;
   return (
     <figure class="levels" data-testid="levels">
       <div class="levels-bars" role="img" aria-label={words}>

@@ -28,7 +28,7 @@ export function AllocationPanel({ one, row, shown, origin }: Props) {
       <aside class="card side allocation-panel" data-testid="allocation-panel" data-row="" aria-busy={row !== null}>
         <h2>One allocation</h2>
         <p class="muted">
-          Point at a band, or click a row of the table: here stand its size, its life, and the code that asked for it.
+          Point at a band, or click a row of the table, to see its size, its lifetime and the code that allocated it.
         </p>
       </aside>
     );
@@ -79,7 +79,7 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
         <dd class="mono" data-testid="allocation-address">
           {/^0x0*$/.test(one.address) ? "not known" : `${one.address}_${one.version}`}
         </dd>
-        <dt>born</dt>
+        <dt>allocated</dt>
         <dd>
           <When event={one.born_event} time={one.born_ns} none="before the window" origin={origin} />
         </dd>

@@ -22,9 +22,9 @@ const MOST = 400_000;
 
 const COLUMNS = [
   ["bytes", "bytes", "The largest first"],
-  ["born", "born", "When it was made, since the step began"],
+  ["born", "allocated", "When it was made, since the step began"],
   ["lifetime", "lives", "How long it lived, as far as the window shows it"],
-  ["address", "address_version", "Where it lay, and how many lay there before it"],
+  ["address", "address_version", "Its address, and how many were there before it"],
 ] as const;
 
 interface Props {
@@ -60,7 +60,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
   return (
     <section class={stale ? "card allocation-table stale" : "card allocation-table"} aria-busy={stale}>
       <div class="tools">
-        <h2 style={{ margin: 0 }}>{zoomed ? "Alive in what is shown" : `Alive in the ${whole ? "window" : "step"}`}</h2>
+        <h2 style={{ margin: 0 }}>{zoomed ? "Alive in this view" : `Alive in the ${whole ? "window" : "step"}`}</h2>
         <input
           class="search"
           type="search"

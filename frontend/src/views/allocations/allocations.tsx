@@ -110,7 +110,7 @@ export function Allocations() {
   );
 }
 
-/** "14 allocations make half of the 8.48 GiB at the peak of step 0; the largest is 512 MiB." */
+/** "14 allocations make up half of the 8.48 GiB at the peak of step 0; the largest is 512 MiB." */
 function headline(data: BandsAnswer, zoomed: boolean, name: string): Piece[] {
   const { peak, bands } = data;
   const size = { strong: withUnit(peak.bytes), exact: peak.bytes };
@@ -121,7 +121,7 @@ function headline(data: BandsAnswer, zoomed: boolean, name: string): Piece[] {
   const largestOne = { strong: asPartOf(peak.bytes, largest), exact: largest };
   if (largest === 0) return [size, ` are alive ${when}.`];
   if (!half) return [size, ` are alive ${when}, in allocations of no more than `, largestOne, "."];
-  const few = half.count === 1 ? "One allocation makes" : `${grouped(half.count)} allocations make`;
+  const few = half.count === 1 ? "One allocation makes up" : `${grouped(half.count)} allocations make up`;
   const pieces: Piece[] = [`${few} half of the `, size, ` alive ${when}`];
   if (half.count === 1) return [...pieces, "."];
   return [...pieces, "; the largest is ", largestOne, "."];

@@ -33,7 +33,7 @@ export function BlockPanel({ pick, moment, answer, hovered, selected, origin }: 
     return (
       <aside class="side block-panel" data-testid="block-panel" data-kind="none">
         <p class="muted">
-          Point at a block to see its size, its address, since when it lives and which code asked for it.
+          Point at a block to see its size, its address, its lifetime and the code that allocated it.
         </p>
       </aside>
     );
@@ -42,7 +42,7 @@ export function BlockPanel({ pick, moment, answer, hovered, selected, origin }: 
       <aside class="side block-panel" data-testid="block-panel" data-kind="none">
         <p class="muted">
           {block.status === 400
-            ? "The block that the address names is not in this window."
+            ? "The block in this page's address is not in this window."
             : titleText(block.failure.what)}
         </p>
       </aside>
@@ -123,7 +123,7 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
             <dt>takes</dt>
             <dd title={exactBytes(block.rounded_bytes)} data-testid="block-rounded">
               {exactBytes(block.rounded_bytes)}
-              {block.by_rule ? " by the rule of rounding" : ""}
+              {block.by_rule ? " by the rounding rule" : ""}
             </dd>
           </>
         )}
@@ -150,7 +150,7 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
         </dd>
         {block.pending_event !== null && (
           <>
-            <dt>let go of</dt>
+            <dt>free requested</dt>
             <dd>
               <When event={block.pending_event} time={block.pending_ns} none="" moment={moment} origin={origin} />
             </dd>
@@ -216,7 +216,7 @@ function Stack({ frames }: { frames: string[] }) {
         Call stack, innermost first{" "}
         {hidden > 0 && (
           <button type="button" class="quiet" onClick={() => setAll(!all)}>
-            {all ? "Python alone" : `with ${grouped(hidden)} of C++`}
+            {all ? "Python only" : `with ${grouped(hidden)} of C++`}
           </button>
         )}
       </h3>

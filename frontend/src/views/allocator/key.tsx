@@ -28,7 +28,7 @@ export function Key({ curve }: { curve: ReserveCurve | undefined }) {
         </>
       )}
       {curve !== undefined && curve.split.length > 0 && (
-        <span class="key" title="1 − largest free block / all that is free">
+        <span class="key" title="1 − largest free block / all free memory">
           <span class="dots" />
           free, but in pieces
         </span>

@@ -1,23 +1,23 @@
 import { titleText } from "../../state/names";
 
-/** What to record, where a window tells of no reserve or of no segments. */
+/** What to record, where a window has no reserved memory or no segments. */
 export function NotRecorded({ device, reserve }: { device: string; reserve: boolean }) {
   const cpu = !/^(cuda|xpu|hip)/.test(device);
   return (
     <section class="state" data-testid="no-segments">
       <h1>
         {reserve
-          ? "This window tells how much was reserved, but not where: its segments were not recorded."
-          : `This window tells nothing of an allocator's reserve on ${titleText(device)}.`}
+          ? "This window shows how much was reserved, but not where: its segments were not recorded."
+          : `This window has no record of reserved memory on ${titleText(device)}.`}
       </h1>
       {cpu && (
         <p>
-          The CPU's allocator keeps no reserve: it asks the system for each block, so there is nothing to be fragmented.
-          The segments of a GPU show here when one is picked.
+          The CPU's allocator does not keep reserved memory: it asks the system for each block, so nothing can be
+          fragmented. Pick a GPU to see its segments.
         </p>
       )}
       <p>
-        To see segments, blocks and free gaps of a CUDA or XPU device, record the allocator's history with the window:
+        To see segments, blocks and free gaps of a CUDA or XPU device, record the allocator's history too:
       </p>
       <pre class="code" data-testid="snapshot-code">
         {`handler = memory_trace_handler("runs/first", model=model, optimizer=optimizer, snapshot=True)`}

@@ -31,7 +31,7 @@ export function Oom({ report, origin, shown, onShow }: Props) {
         {titleText(report.why)}
       </p>
       <dl class="figures">
-        <Figure label="asked for" bytes={report.requested_bytes} unit={unit} testid="oom-requested" strong />
+        <Figure label="requested" bytes={report.requested_bytes} unit={unit} testid="oom-requested" strong />
         <Figure label="free on the device" bytes={report.free_bytes} unit={unit} testid="oom-free" />
         <Figure label="reserved" bytes={report.reserved_bytes} unit={unit} testid="oom-reserved" />
         <Figure label="in use" bytes={report.active_bytes} unit={unit} testid="oom-active" />
@@ -60,7 +60,7 @@ function Figure(props: {
     <div class={strong ? "asked" : undefined}>
       <dt>{label}</dt>
       <dd class="amount" data-testid={testid} title={bytes === null ? undefined : exactBytes(bytes)}>
-        {bytes === null ? "not told" : withUnit(bytes, bytes < unit.size ? undefined : unit)}
+        {bytes === null ? "unknown" : withUnit(bytes, bytes < unit.size ? undefined : unit)}
       </dd>
     </div>
   );
@@ -79,7 +79,7 @@ function Biggest({ report }: { report: OomReport }) {
     <table class="plain biggest">
       <thead>
         <tr>
-          <th>most in use then, by source line</th>
+          <th>most in use, by source line</th>
           <th class="number">blocks</th>
           <th class="number">{unit.name}</th>
           <th scope="col"><span class="unseen">as a bar</span></th>

@@ -5,10 +5,10 @@ import { Name } from "../name";
 
 const COLUMNS: readonly [keyof Pool & string, string, string][] = [
   ["allocated_bytes", "allocated", "Requested, and in use"],
-  ["pending_bytes", "pending", "Requested, let go of, not yet free"],
-  ["rounded_bytes", "rounded", "What the allocator set aside for the allocated and the pending"],
-  ["free_bytes", "free", "In the reserve, and in no block"],
-  ["largest_free_bytes", "largest free", "The longest free stretch"],
+  ["pending_bytes", "pending", "Free requested, not completed"],
+  ["rounded_bytes", "rounded", "Set aside for allocated and pending blocks"],
+  ["free_bytes", "free", "Reserved, but in no block"],
+  ["largest_free_bytes", "largest free", "The largest free range"],
   ["reserved_bytes", "reserved", "What the pool took from the device"],
 ];
 
@@ -66,8 +66,8 @@ export function Pools({ state }: { state: AllocatorState }) {
       <RuleNote pools={pools} />
       {state.outside.count > 0 && (
         <p class="foot">
-          {grouped(state.outside.count)} blocks ({inUnit(state.outside.bytes, unit)} {unit.name}) lie in no segment that
-          the file tells; they count as rounded, and not in the reserve.
+          {grouped(state.outside.count)} blocks ({inUnit(state.outside.bytes, unit)} {unit.name}) are in no recorded
+          segment: they count as rounded, but not as reserved.
         </p>
       )}
     </section>
@@ -79,7 +79,7 @@ function Cell({ pool, column, unit }: { pool: Pool; column: keyof Pool; unit: { 
   if (typeof bytes !== "number") return <td class="number muted">–</td>;
   const rule = column === "rounded_bytes" && pool.by_rule_bytes > 0;
   const title = rule
-    ? `${exactBytes(bytes)}, ${exactBytes(pool.by_rule_bytes)} of them by the rule`
+    ? `${exactBytes(bytes)}, ${exactBytes(pool.by_rule_bytes)} of it by the rule`
     : exactBytes(bytes);
   return (
     <td class={bytes === 0 ? "number zero" : "number"} title={title} data-column={column}>
@@ -111,8 +111,8 @@ function RuleNote({ pools }: { pools: Pool[] }) {
   if (!pools.some((pool) => pool.by_rule_bytes > 0)) return null;
   return (
     <p class="foot">
-      <sup>*</sup> The file tells how much was set aside only for blocks that live to its end. For the others the
-      allocator's rule is applied: multiples of 512 bytes, and a rest too small to be a block stays with it.
+      <sup>*</sup> The file has rounded sizes only for blocks alive at its end. The others follow the allocator's rule:
+      multiples of 512 bytes, plus a remainder too small to be a block.
     </p>
   );
 }

@@ -6,9 +6,9 @@ import type { Piece } from "../../state/sentences";
 export const CAUSES: Record<string, string> = {
   full: "memory was full",
   fragmented: "enough was free, but not in one piece",
-  elsewhere: "what was free belonged to other pools, streams or sizes",
-  limit: "a limit on this process refused what the device had",
-  "not split": "the free block that would have fitted may not be cut",
+  elsewhere: "free memory was in other pools, streams or size classes",
+  limit: "a limit on this process refused memory the device had",
+  "not split": "a free block was large enough, but may not be used",
 };
 
 /** Why a request failed, else how much was reserved, and used of it. */
@@ -38,7 +38,7 @@ export function atMoment(state: AllocatorState): Piece[] {
     return [
       "At the moment shown, ",
       { strong: withUnit(-unused), exact: -unused },
-      " more is in use than is reserved: blocks lie in segments that the file does not tell.",
+      " more is in use than is reserved: some segments were not recorded.",
     ];
   const pieces: Piece[] = [
     "At the moment shown, ",

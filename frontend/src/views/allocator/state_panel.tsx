@@ -14,13 +14,13 @@ interface Props {
 const KINDS: Record<string, string> = {
   alloc: "allocated",
   free_completed: "freed",
-  free_requested: "let go of, to be freed",
+  free_requested: "marked to be freed",
   storage_free: "freed",
   segment_alloc: "reserved from the device",
   segment_map: "reserved from the device",
   segment_free: "given back to the device",
   segment_unmap: "given back to the device",
-  oom: "asked for, and refused,",
+  oom: "requested and refused",
 };
 
 /** The allocator's numbers at the moment: parts of the reserve that sum to it. */
@@ -117,7 +117,7 @@ function partsOf(state: AllocatorState): Level[] {
   const rows: Level[] = [
     { key: "allocated", label: "allocated", bytes: state.allocated_bytes, title: "Requested, and in use" },
   ];
-  const pending = { key: "pending", label: "pending", bytes: state.pending_bytes, title: "Let go of, not yet free" };
+  const pending = { key: "pending", label: "pending", bytes: state.pending_bytes, title: "Free requested, not completed" };
   if (state.pending_bytes > 0) rows.push(pending);
   if (state.reserved_bytes === null) return rows;
   if (state.free_bytes === null) {
@@ -128,14 +128,14 @@ function partsOf(state: AllocatorState): Level[] {
   const rounded = state.pools.reduce((sum, pool) => sum + pool.rounded_bytes, 0);
   const rounding = rounded - state.active_bytes;
   rows.push({ key: "rounding", label: "rounding", bytes: rounding, title: "Set aside beyond what was requested" });
-  rows.push({ key: "free", label: "free", bytes: state.free_bytes, title: "In the reserve, and in no block" });
+  rows.push({ key: "free", label: "free", bytes: state.free_bytes, title: "Reserved, but in no block" });
   const rest = state.reserved_bytes - rows.reduce((sum, row) => sum + row.bytes, 0);
   if (rest !== 0)
     rows.push({ key: "rest", label: rest < 0 ? "in no segment" : "not placed", bytes: rest, title: DIFFERS });
   return rows;
 }
 
-const DIFFERS = "The file's own numbers differ by so much: the rows above, without it, do not sum to the reserve";
+const DIFFERS = "The file's numbers disagree by this much: without it, the rows do not sum to the reserved memory";
 
 function What({ state }: { state: AllocatorState }) {
   const { what } = state;
@@ -165,7 +165,7 @@ function Waste({ state, of }: { state: AllocatorState; of: number }) {
   if (state.unused === null) return null;
   return (
     <dl class="waste">
-      <dt title="(reserved − allocated) / reserved">Unused share of the reserve</dt>
+      <dt title="(reserved − allocated) / reserved">Unused reserved memory</dt>
       <dd data-testid="unused">{percent(state.unused, 1)}</dd>
       {state.largest_free_bytes !== null && (
         <>
@@ -177,7 +177,7 @@ function Waste({ state, of }: { state: AllocatorState; of: number }) {
       )}
       {state.split !== null && (
         <>
-          <dt title="1 − largest free block / all that is free: 0 where it is in one piece">Free, but in pieces</dt>
+          <dt title="1 − largest free block / all free memory: 0 if in one piece">Free, but in pieces</dt>
           <dd data-testid="split">{percent(state.split, 1)}</dd>
         </>
       )}

@@ -8,7 +8,7 @@ export function NoModules({ kind }: { kind: string | undefined }) {
       <Notice level="info" testid="no-modules">
         This recording names no modules, so its rows stand for the operators that allocated.{" "}
         <RouteLink to={{ view: "stacks" }}>Stacks</RouteLink> and{" "}
-        <RouteLink to={{ view: "timeline" }}>Timeline</RouteLink> show what else it knows. To have layers:{" "}
+        <RouteLink to={{ view: "timeline" }}>Timeline</RouteLink> show what else it knows. To see modules:{" "}
         <span class="mono">{HOW[kind ?? ""] ?? "memory_trace_handler(DIR, model=model, optimizer=optimizer)"}</span>
       </Notice>
     </div>

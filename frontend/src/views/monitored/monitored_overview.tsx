@@ -50,7 +50,7 @@ export function MonitoredOverview() {
       <p class="source muted breaking">
         Figures of MemoryMonitor
         {answer.torch !== null && <> with torch {cellText(answer.torch)}</>}
-        {answer.product !== "" && <> on {cellText(answer.product)}</>}: one row a step, no single allocations.
+        {answer.product !== "" && <> on {cellText(answer.product)}</>}: one row per step, no single allocations.
       </p>
     </div>
   );
@@ -165,8 +165,8 @@ function notesOf(answer: StepFiguresAnswer): Note[] {
   }
   if (answer.at_least || answer.phases.some((phase) => phase.at_least)) {
     const text =
-      "The counter of the highest did not rise here, so what is marked ≥ is the highest level seen when a step " +
-      "or phase began or ended; between them there may have been more.";
+      "The peak counter did not rise here, so ≥ marks the highest level seen when a step or phase began or " +
+      "ended; in between there may have been more.";
     notes.push({ level: "info", text });
   }
   return notes;

@@ -3,16 +3,16 @@ import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { RouteLink } from "../route_link";
 
-/** In place of a view that needs single allocations, on a step of which a monitor keeps figures alone. */
+/** In place of a view that needs single allocations, on a step that only a monitor recorded. */
 export function OnlyFigures() {
   const { step, device, steps } = selection.value!;
   return (
     <section class="state wide-state" data-testid="only-figures">
       <h1>
-        Of step {step} on {titleText(device)} there are only the figures of MemoryMonitor.
+        Step {step} on {titleText(device)} has only the figures of MemoryMonitor.
       </h1>
       <p>
-        It watches every step of a whole training at next to no cost, and so keeps peaks, not single allocations.{" "}
+        It watches every step of a training at next to no cost, so it records peaks, not single allocations.{" "}
         <RouteLink to={{ view: "overview" }}>The Overview shows what there is.</RouteLink>
       </p>
       {steps.length > 0 && (

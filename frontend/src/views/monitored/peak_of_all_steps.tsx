@@ -47,7 +47,7 @@ export function PeakOfAllSteps({ selection, bytes }: { selection: Selection; byt
       {steps.failure ? (
         <p class="muted">{steps.failure.what}</p>
       ) : data && data.count === 0 ? (
-        <p class="muted">No step lies in this stretch.</p>
+        <p class="muted">No steps in this range.</p>
       ) : (
         <Plot data={data} marks={marks} />
       )}

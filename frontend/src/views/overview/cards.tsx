@@ -67,12 +67,12 @@ function WindowPeak({ stats, unit, profiler }: { stats: StepStats; unit: Unit; p
   return (
     <Card
       id="window-peak"
-      label="Made while recording"
+      label="Allocated while recording"
       to={{ view: "timeline" }}
       value={<Bytes bytes={stats.window_peak_bytes} unit={unit} named />}
     >
       <span title={`${counts}${exactBytes(stats.start_bytes)} were there when it began`}>
-        most at once, without what was there before
+        at most at once, without what was there before
       </span>
     </Card>
   );

@@ -52,7 +52,7 @@ export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }
                 {categoryLabel(a.category)}
               </td>
               <td class="cut">
-                {a.operator ? <Name text={a.operator} /> : <span class="muted">{a.born_ns === null ? "before the window" : "not told"}</span>}
+                {a.operator ? <Name text={a.operator} /> : <span class="muted">{a.born_ns === null ? "before the window" : "not recorded"}</span>}
               </td>
               <td class="number muted">{lifetime(a)}</td>
             </tr>

@@ -29,7 +29,7 @@ export function OutOfMemory({ failed, stats }: { failed: OomReport[]; stats: Ste
   return (
     <div class="over-cards">
       <Notice level="warning" testid="out-of-memory">
-        Out of memory {duration(first.time_ns - stats.step_start_ns)} after the beginning: a request of{" "}
+        Out of memory {duration(first.time_ns - stats.step_start_ns)} after the start: a request of{" "}
         <strong title={exactBytes(first.requested_bytes)}>{withUnit(first.requested_bytes)}</strong> failed
         {why && <>, because {why}</>}
         {failed.length > 1 && <>, and {failed.length - 1} more after it</>}.{" "}

@@ -6,19 +6,19 @@ import { RouteLink } from "../route_link";
 export function OneRank({ rank }: { rank: Rank }) {
   return (
     <section class="state wide-state" data-testid="one-rank">
-      <h1>One rank is here, {titleText(rank.worker)}: there is no other to compare it with.</h1>
+      <h1>Only one rank is here: {titleText(rank.worker)}. There is nothing to compare it with.</h1>
       <p>
         With several, this view says which peaks highest, when, and how far above the others. Let every process write into
-        the same folder; torchrun names them, elsewhere name them yourself:
+        the same folder; torchrun names them, otherwise name them yourself:
       </p>
       <pre class="code" data-testid="record-code">
         {`handler = memory_trace_handler(FOLDER, f"rank{rank}", model=model, optimizer=optimizer)  # a few steps in full
-monitor = MemoryMonitor(FOLDER, f"rank{rank}")  # every step, figures alone`}
+monitor = MemoryMonitor(FOLDER, f"rank{rank}")  # every step, figures only`}
       </pre>
       <p>Ranks that have not run yet can be estimated, without their GPUs:</p>
       <pre class="code">tb-memplugin estimate train.py:make --gpu h100 --mesh dp=8</pre>
       <p>
-        <RouteLink to={{ view: "overview" }}>The Overview shows the peaks of this one.</RouteLink>
+        <RouteLink to={{ view: "overview" }}>The Overview shows this rank's peaks.</RouteLink>
       </p>
     </section>
   );

@@ -64,9 +64,9 @@ export function RankTable({ answer, run, unit }: Props) {
               <Head
                 by="median"
                 label="vs median"
-                title="Against the rank in the middle of all that have that step; of an even number the lower of two"
+                title="Against the median of all ranks that have this step; of an even number, the lower of the two"
               />
-              <th scope="col" class="number" title="The same as a part of the median rank's bytes">
+              <th scope="col" class="number" title="The same as a share of the median rank's bytes">
                 %
               </th>
               <th scope="col" class="after-number">

@@ -83,7 +83,7 @@ function Map({ answer }: { answer: RanksAnswer }) {
         <Legend answer={answer} shares={shares} />
       </div>
       {answer.count === 0 ? (
-        <p class="muted">No step lies in this stretch.</p>
+        <p class="muted">No steps in this range.</p>
       ) : (
         <HeatMap
           answer={answer}

@@ -45,7 +45,7 @@ export function FlameView({ answer, searching, frames }: Props) {
       />
       <p class="foot">
         click or Enter zooms in, Esc zooms out, arrow keys walk from frame to frame
-        {frames === "folded" && " · +3 stands for three more frames that all went through"}
+        {frames === "folded" && " · +3 stands for three more frames that all share"}
         {answer.omitted > 0 && ` · ${grouped(answer.omitted)} narrower than half a pixel: zoom in to see them`}
       </p>
     </section>

@@ -54,7 +54,7 @@ export function LineTable({ query, search, picker }: Props) {
                 %
               </th>
               <Head id="count" label="allocations" title="How many allocations" />
-              <Head id="per_call" label={median === unit ? "median" : `median, ${median.name}`} title="Size of the middle allocation" />
+              <Head id="per_call" label={median === unit ? "median" : `median, ${median.name}`} title="Size of the median allocation" />
             </tr>
           </thead>
           <tbody onKeyDown={walkRows}>
@@ -90,7 +90,7 @@ export function LineTable({ query, search, picker }: Props) {
       </div>
       {data.rows.length === 0 && (
         <p class="nothing" data-testid="no-match">
-          {search ? "No source line holds this text." : "Nothing was allocated."}
+          {search ? "No source line contains this text." : "Nothing was allocated."}
         </p>
       )}
     </div>

@@ -37,7 +37,7 @@ function WithLineTracer({ kind }: { kind: string | undefined }) {
   return (
     <>
       <p>
-        {kind === ESTIMATOR ? "Its operators and modules stand below." : `${titleText(kind ?? "")} keeps layers and operators, which stand below.`}{" "}
+        {kind === ESTIMATOR ? "Its operators and modules are below." : `${titleText(kind ?? "")} records modules and operators: see below.`}{" "}
         To see which source line holds the memory, run a few steps under <span class="mono">LineTracer</span>:
       </p>
       <pre class="code" data-testid="stacks-code">
@@ -56,7 +56,7 @@ function WithProfiler() {
     <>
         <p>
           To see which code allocated what, pass <span class="mono">with_stack=True</span> to the profiler. On a GPU
-          the handler can also record the allocator's history, whose stacks tell the very line that allocated:
+          the handler can also record the allocator's history, whose stacks show the very line that allocated:
         </p>
         <pre class="code" data-testid="stacks-code">
           {`handler = memory_trace_handler("runs/first", model=model, optimizer=optimizer, snapshot=True)

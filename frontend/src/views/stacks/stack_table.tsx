@@ -67,7 +67,7 @@ export function StackTable({ query, search, picker }: Props) {
       </div>
       {data.rows.length === 0 && (
         <p class="nothing" data-testid="no-match">
-          {search ? "No frame of any stack holds this text." : "Nothing was allocated."}
+          {search ? "No frame of any stack contains this text." : "Nothing was allocated."}
         </p>
       )}
     </div>
