@@ -72,7 +72,7 @@ function WindowPeak({ stats, unit, profiler }: { stats: StepStats; unit: Unit; p
       value={<Bytes bytes={stats.window_peak_bytes} unit={unit} named />}
     >
       <span title={`${counts}${exactBytes(stats.start_bytes)} were there when it began`}>
-        at most at once, without what was there before
+        highest at one time, not counting what was there before
       </span>
     </Card>
   );
