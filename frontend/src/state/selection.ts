@@ -131,13 +131,15 @@ function within(run: RunEntry, worker: WorkerEntry, route: Route, picked: Select
   return choice ? { run: run.run, worker: worker.worker, device, step: choice.step } : null;
 }
 
+/** A device's steps; of several windows with one step number the last counts, as for the server. */
 export function stepsOf(worker: WorkerEntry, device: string): StepChoice[] {
   return worker.steps
     .flatMap((s) => {
       const stats = Object.hasOwn(s.devices, device) ? s.devices[device] : undefined;
       return stats ? [{ step: s.step, window: s.window, stats }] : [];
     })
-    .sort((a, b) => a.step - b.step);
+    .sort((a, b) => a.step - b.step)
+    .filter((s, i, all) => all[i + 1]?.step !== s.step);
 }
 
 /** Of the steps with the highest peak, the last. */

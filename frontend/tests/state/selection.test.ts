@@ -56,6 +56,14 @@ describe("what is picked", () => {
     }));
   it("is nothing where nothing is recorded", () =>
     expect(resolveSelection({ runs: [], problems: [], logdir: "" }, { view: "overview" })).toBeNull());
+  it("is the last window's where several have the step", () => {
+    const [first, second] = [worker("w", { 1: 90, 2: 10 }), worker("w", { 1: 20 })];
+    const steps = [...first.steps, ...second.steps.map((s) => ({ ...s, window: 1 }))];
+    const runs = [{ run: "r", workers: [{ ...first, steps }] }];
+    const found = resolveSelection({ ...answer, runs }, { view: "overview" })!;
+    expect(found.steps.map((s) => [s.step, s.window])).toEqual([[1, 1], [2, 0]]);
+    expect([found.step, found.stats!.peak_bytes]).toEqual([1, 20]);
+  });
   it("prefers an accelerator to the host", () => {
     const both = {
       ...worker("w", { 1: 9 }),
