@@ -48,6 +48,8 @@ def ready(tab, **route):
 
 def test_the_curve_is_drawn_in_the_colours_of_its_categories(tab, logdir):
     ready(tab)
+    for canvas in ("timeline-canvas", "lanes-canvas", "overview-strip"):  # drawn a frame after the panel
+        tab.wait_until(lambda canvas=canvas: len(colours(tab(canvas))) > 4, f"{canvas} drawn")
     counts = colours(tab("timeline-canvas"))
     parts = recorded(logdir).parts("category")
     for key, size in parts.items():
@@ -64,8 +66,6 @@ def test_the_curve_is_drawn_in_the_colours_of_its_categories(tab, logdir):
             name,
         )
         assert counts.get(tuple(wanted), 0) > 500, (key, wanted)
-    for canvas in ("lanes-canvas", "overview-strip"):
-        assert len(colours(tab(canvas))) > 4, canvas
 
 
 def test_it_opens_at_the_peak(each_tab, logdir):
