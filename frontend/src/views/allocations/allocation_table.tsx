@@ -9,6 +9,7 @@ import type { Stretch } from "../../state/stretch";
 import { duration, exactTime } from "../../state/time";
 import { Swatch } from "../category";
 import { Name } from "../name";
+import { SortedHead } from "../sorted_head";
 import { FailureState } from "../states";
 import { Line } from "../stacks/ranked";
 import { reusedKey, useRowsInSight } from "../windowed";
@@ -137,21 +138,8 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
 }
 
 function Sorts({ column: [id, , title], now, label }: { column: (typeof COLUMNS)[number]; now: string; label: string }) {
-  const current = now.replace(/^-/, "") === id;
-  const ascending = now.startsWith("-");
-  const next = current && !ascending ? `-${id}` : id;
   return (
-    <th scope="col" class="number" aria-sort={current ? (ascending ? "ascending" : "descending") : undefined}>
-      <button
-        type="button"
-        title={title}
-        data-testid={`list-${id}`}
-        onClick={() => navigate({ listed: next === "bytes" ? undefined : next })}
-      >
-        {label}
-        {current ? (ascending ? " ▴" : " ▾") : ""}
-      </button>
-    </th>
+    <SortedHead id={id} label={label} title={title} testid={`list-${id}`} now={now} by="listed" usual="bytes" />
   );
 }
 

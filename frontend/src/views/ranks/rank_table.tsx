@@ -11,6 +11,7 @@ import { CategoryBar } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { walkRows } from "../row_keys";
+import { SortedHead } from "../sorted_head";
 import { useRowsInSight } from "../windowed";
 import { canCompare, comparing } from "./why";
 
@@ -100,26 +101,17 @@ export function RankTable({ answer, run, unit }: Props) {
 
 function Head({ by, label, title }: { by: Order; label: string; title: string }) {
   const now = readOrder(route.value.ordered);
-  const current = now.by === by;
-  const upwards = now.turned !== (by === "worker");
-  const next = current && !now.turned ? `-${by}` : by;
   return (
-    <th
-      scope="col"
-      class={by === "worker" ? undefined : "number"}
-      aria-sort={current ? (upwards ? "ascending" : "descending") : undefined}
-    >
-      <button
-        type="button"
-        class="sorts"
-        title={title}
-        data-testid={`order-${by}`}
-        onClick={() => navigate({ ordered: next === "highest" ? undefined : next })}
-      >
-        {label}
-        {current ? (upwards ? " ▴" : " ▾") : ""}
-      </button>
-    </th>
+    <SortedHead
+      id={by}
+      label={label}
+      title={title}
+      testid={`order-${by}`}
+      now={now.turned ? `-${now.by}` : now.by}
+      by="ordered"
+      usual="highest"
+      words={by === "worker"}
+    />
   );
 }
 

@@ -1,8 +1,9 @@
 import type { ComponentChildren } from "preact";
-import { navigate, route } from "../../state/app";
+import { route } from "../../state/app";
 import { lineParts } from "../../state/frames";
 import { cellText, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
+import { SortedHead } from "../sorted_head";
 
 export const PAGE = 100;
 
@@ -13,29 +14,20 @@ interface HeadProps {
   number?: boolean;
 }
 
-/** A column's head: a click sorts downwards, a second one upwards. Lines begin at A. */
+/** A column's head. Lines begin at A. */
 export function Head({ id, label, title, number = true }: HeadProps) {
-  const ranked = route.value.ranked ?? "bytes";
-  const current = ranked.replace(/^-/, "") === id;
-  const upwards = ranked.startsWith("-") !== (id === "line");
-  const next = current && !ranked.startsWith("-") ? `-${id}` : id;
+  const now = route.value.ranked ?? "bytes";
   return (
-    <th
-      scope="col"
-      class={number ? "number" : undefined}
-      aria-sort={current ? (upwards ? "ascending" : "descending") : undefined}
-    >
-      <button
-        type="button"
-        class="sorts"
-        title={title}
-        data-testid={`rank-${id}`}
-        onClick={() => navigate({ ranked: next === "bytes" ? undefined : next })}
-      >
-        {label}
-        {current ? (upwards ? " ▴" : " ▾") : ""}
-      </button>
-    </th>
+    <SortedHead
+      id={id}
+      label={label}
+      title={title}
+      testid={`rank-${id}`}
+      now={now}
+      by="ranked"
+      usual="bytes"
+      words={!number}
+    />
   );
 }
 
