@@ -27,6 +27,15 @@ def hidden_from_dynamo(function: Function) -> Function:
     return function
 
 
+def not_compiled_alone(function: Function) -> Function:
+    """Mark a function so that dynamo does not compile it when Python calls it.
+
+    Within a function that it compiles, dynamo still traces it, without a break in the graph.
+    """
+    _skip(function)
+    return function
+
+
 def is_hidden(function: Callable[..., Any]) -> bool:
     """Whether the function is marked, which is not possible in older versions of torch."""
     return getattr(function, "_is_skipped_by_dynamo", False)

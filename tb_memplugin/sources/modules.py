@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from threading import get_ident
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tb_memplugin.sources.beside_dynamo import not_compiled_alone
 from tb_memplugin.sources.passing_hooks import PassingHook
 from tb_memplugin.trace import Module
 
@@ -45,25 +46,29 @@ class ModuleNames:
     modules: list[Module] = field(default_factory=list)
     row_of: dict[int, int] = field(default_factory=dict)
     owner_of: dict[int, tuple[int, str]] = field(default_factory=dict)
+    _rows: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, models: Mapping[str, nn.Module]) -> ModuleNames:
         """Name every module of the models. Each FQN begins with its model's key in `models`, if not empty."""
         names = cls()
-        rows: dict[str, int] = {}
         for prefix, model in models.items():
-            for fqn, module in model.named_modules(prefix=prefix):
-                key = clean_name(fqn)
-                if key not in rows:
-                    rows[key] = len(names.modules)
-                    names.modules.append(Module(key, _parent(key, rows), type(module).__name__))
-                names.row_of[id(module)] = rows[key]
-                for tensors in (module._parameters, module._buffers):
-                    for name, tensor in tensors.items():
-                        if tensor is not None:
-                            label = f"{key}.{name}" if key else name
-                            names.owner_of.setdefault(id(tensor), (rows[key], label))
+            for tensor, owner in names.add(prefix, model):
+                names.owner_of.setdefault(id(tensor), owner)
         return names
+
+    def add(self, prefix: str, model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, str]]]:
+        """Name a module and all below it. Yield their parameters and buffers, with their owners."""
+        for fqn, module in model.named_modules(prefix=prefix):
+            key = clean_name(fqn)
+            row = self._rows.setdefault(key, len(self.modules))
+            if row == len(self.modules):
+                self.modules.append(Module(key, _parent(key, self._rows), type(module).__name__))
+            self.row_of[id(module)] = row
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        yield tensor, (row, f"{key}.{name}" if key else name)
 
 
 def _parent(key: str, rows: Mapping[str, int]) -> int:
@@ -87,6 +92,8 @@ Crossing = tuple[int, int, int, int]
 def _logging(log: list[Crossing], crossing: int) -> Callable[..., None]:
     """Return a function that logs one crossing, except while dynamo traces it into a graph.
 
+    torch.compile calls the hooks of a compiled module itself outside of its graph.
+
     An endless `zip` reads the three numbers in one C call: if a profile records stacks, each Python call
     would be an event in the user's own profile.
     """
@@ -97,28 +104,32 @@ def _logging(log: list[Crossing], crossing: int) -> Callable[..., None]:
         if not compiling():
             note(next(now))
 
-    return crossed
+    return not_compiled_alone(crossed)
 
 
 class ModuleRecorder:
     """Logs when modules are entered and left. `start` adds the hooks, `stop` removes all of them.
 
-    Modules inside a compiled module get no hooks: only the compiled module's own call is logged, so that its
-    compiled code stays valid.
+    Modules inside a compiled or scripted module get no hooks: only the outer module's own call is logged.
+    Compiled code stays valid, and TorchScript calls no hooks of inner modules.
+
+    Args:
+        scripted: whether scripted modules are recorded, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, scripted: bool = False) -> None:
+        self._scripted = scripted
         self.log: list[Crossing] = []
         """The logged crossings, in time order for each thread."""
+        self._hooked: dict[int, weakref.ref[nn.Module]] = {}
         self._handles: list[Any] = []
         self._patched: list[tuple[weakref.ref[nn.Module], Any]] = []
 
     def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
         """Add hooks to every module of the models that runs as Python code."""
-        self.log = []
-        seen: set[int] = set()
+        self.log, self._hooked = [], {}
         for model in models.values():
-            self._hook_tree(model, names, seen)
+            self.hook(model, names)
 
     def stop(self) -> None:
         """Remove all hooks. Safe to call at any time, and twice."""
@@ -130,31 +141,39 @@ class ModuleRecorder:
             if module is not None:
                 module._compiled_call_impl = original
         self._patched.clear()
+        self._hooked.clear()
 
-    def _hook_tree(self, module: nn.Module, names: ModuleNames, seen: set[int]) -> None:
+    def has_hooked(self, module: nn.Module) -> bool:
+        """Whether the module has hooks of this recorder."""
+        known = self._hooked.get(id(module))
+        return known is not None and known() is module
+
+    def hook(self, module: nn.Module, names: ModuleNames) -> None:
+        """Add hooks to a module and to those below it, where they have a name and no hooks yet."""
         pending = [module]
         while pending:
             module = pending.pop()
-            if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
+            row, scripted = names.row_of.get(id(module)), isinstance(module, torch.jit.ScriptModule)
+            if row is None or self.has_hooked(module) or (scripted and not self._scripted):
                 continue
-            seen.add(id(module))
-            row = names.row_of.get(id(module))
-            if row is None:
-                continue
+            self._hooked[id(module)] = weakref.ref(module)
             if getattr(module, "_compiled_call_impl", None) is not None:
                 self._wrap_compiled(module, row)
                 continue
             self._hook(module, row)
-            if not _is_compiled(module):
+            if not scripted and not _is_compiled(module):
                 pending.extend(module.children())
 
     def _hook(self, module: nn.Module, row: int) -> None:
-        """Add the first and the last hook, so that what the module's own hooks allocate belongs to it."""
+        """Add the first and the last hook, so that what the module's own hooks allocate belongs to it.
+
+        A scripted module refuses hooks by its own methods, but its call from Python does run them.
+        """
         for crossing, register, order in (
-            (row, module.register_forward_pre_hook, {"prepend": True}),
-            (-1 - row, module.register_forward_hook, {"always_call": True}),
+            (row, nn.Module.register_forward_pre_hook, {"prepend": True}),
+            (-1 - row, nn.Module.register_forward_hook, {"always_call": True}),
         ):
-            self._handles.append(register(PassingHook(_logging(self.log, crossing)), **order))
+            self._handles.append(register(module, PassingHook(_logging(self.log, crossing)), **order))
 
     def _wrap_compiled(self, module: nn.Module, row: int) -> None:
         """Log around the compiled call of `Module.compile()`, which replaces the call including its hooks."""

@@ -21,7 +21,7 @@ from torch.profiler import schedule
 from torch.profiler._memory_profiler import Action
 
 from tb_memplugin.analysis.steps import step_stats
-from tb_memplugin.sources.profiler.tree import NODE_PREFIX, OPTIMIZER_PREFIX
+from tb_memplugin.sources.profiler.roles import NODE_PREFIX, OPTIMIZER_PREFIX
 from tb_memplugin.trace import Category
 from tests.sources.untuned import MORE_UNTUNED
 from tests.training import CNN, MODELS, Transformer, train

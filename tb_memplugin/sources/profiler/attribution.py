@@ -18,7 +18,8 @@ from tb_memplugin.sources.profiler.node_owners import (
     thread_running,
     unseen_threads,
 )
-from tb_memplugin.sources.profiler.tree import MODULE_PREFIX, NODE_PREFIX, ProfilerTree, Role
+from tb_memplugin.sources.profiler.roles import MODULE_PREFIX, NODE_PREFIX, Role
+from tb_memplugin.sources.profiler.tree import ProfilerTree
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Module, Phase, Spans, Step
@@ -90,7 +91,9 @@ def attribute(
     main = main_thread(tree)
     node_start, node_end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
     operator_end = np.array(tree.operator_end, np.int64)
-    optimizer = _with(tree.range_spans(Role.OPTIMIZER), window.optimizer_steps)
+    optimizer = _with(
+        tree.range_spans(Role.OPTIMIZER), [(step.start_ns, step.end_ns) for step in window.optimizer_steps]
+    )
     forward = _forward_operators(tree, calls, hooked)
     node_sequence = np.array(tree.node_sequence, np.int64)
     maker = forward.creator(node_sequence)

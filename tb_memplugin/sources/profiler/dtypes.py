@@ -23,15 +23,23 @@ def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
     """Return the bytes of parameters and of optimizer state by device and dtype, as properties.
 
     Args:
-        sightings: sightings in time order; if a tensor was seen several times, the last counts.
+        sightings: sightings in time order; an address counts as what was seen there last, and a label as
+            the tensors that had it when it was seen last.
     """
-    newest = {
-        (seen.device, seen.category, seen.label or seen.address): seen
-        for seen in sightings
-        if seen.category in _TOLD and seen.dtype
-    }
+    last: dict[object, Sighting] = {}
+    for seen in sightings:
+        if seen.category in _TOLD and seen.dtype:
+            place = (seen.device, seen.category, seen.address)
+            last.pop(place, None)
+            last[place] = seen
+    labelled: dict[object, list[Sighting]] = {}
+    for seen in last.values():
+        same = labelled.setdefault((seen.device, seen.category, seen.label or seen.address), [])
+        if same and same[-1].time_ns != seen.time_ns:
+            same.clear()
+        same.append(seen)
     total: dict[str, int] = {}
-    for seen in newest.values():
+    for seen in chain.from_iterable(labelled.values()):
         key = f"dtype_bytes.{seen.category.key}.{seen.device}.{seen.dtype}"
         total[key] = total.get(key, 0) + seen.bytes
     return {key: str(size) for key, size in total.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter, itemgetter
 from time import time_ns
 from typing import Any
@@ -191,6 +191,7 @@ class HeldByOptimizer:
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
         self._parameters: list[int] = []
+        self._bytes: list[tuple[int, int]] = []
         self._owner_of: dict[int, Owner] = {}
         self._gradient_owners: list[Owner] = []
         self._gradients, self._state = Group(Category.GRADIENT), Group(Category.OPTIMIZER_STATE)
@@ -199,6 +200,11 @@ class HeldByOptimizer:
     def look(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
         """Return sightings of the gradients if they changed since the last look."""
         return self._gradients.look(_gradients(self._know(optimizer)), self._gradient_owners)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
+        """Return (module row, bytes) of the parameters that have a gradient, in the optimizer's order."""
+        held = self._know(optimizer)
+        return list(compress(self._bytes, [parameter.grad is not None for parameter in held]))
 
     def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
         """Return sightings of the optimizer's state if it changed since the last look.
@@ -234,6 +240,8 @@ class HeldByOptimizer:
         if identities != self._parameters:
             owners = [(row, label) for _, row, label in optimizer_parameters(optimizer, self._names)]
             self._parameters, self._gradient_owners = identities, _of_gradients(owners)
+            local = [getattr(one, "_local_tensor", one) for one in held]  # of a DTensor, only this is here
+            self._bytes = [(row, one.nbytes) for one, (row, _) in zip(local, owners, strict=True)]
             self._owner_of = dict(zip(identities, owners, strict=True))
         return held
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.sources.profiler.calls import Calls
-from tb_memplugin.sources.profiler.tree import NODE_PREFIX, ProfilerTree
+from tb_memplugin.sources.profiler.roles import NODE_PREFIX
+from tb_memplugin.sources.profiler.tree import ProfilerTree
 from tb_memplugin.trace.tables import Int64
 
 ForwardThreads = Callable[[], Mapping[int, int]]

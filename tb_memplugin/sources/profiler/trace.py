@@ -15,15 +15,16 @@ from tb_memplugin.sources.profiler.dtypes import dtype_properties
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
 from tb_memplugin.sources.profiler.node_owners import forward_threads
 from tb_memplugin.sources.profiler.optimizer_order import temporaries_in_order
+from tb_memplugin.sources.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.sources.profiler.stacks import ProfiledStacks, stacks_of
 from tb_memplugin.sources.profiler.start_state import start_state
-from tb_memplugin.sources.profiler.tree import STEP_PREFIX, ProfilerTree, Role, walk
+from tb_memplugin.sources.profiler.tree import ProfilerTree, walk
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.python_frames import note_on_cut
 from tb_memplugin.sources.tables import Names
-from tb_memplugin.trace import Category, Device, Events, Kind, MemoryTrace, Phase, StartState, Step, events
+from tb_memplugin.trace import Category, Device, Events, Kind, MemoryTrace, Phase, Step, events
 from tb_memplugin.trace.replay import Allocations, pair
-from tb_memplugin.trace.tables import Bool, Int32
+from tb_memplugin.trace.tables import Int64
 
 
 def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int = 0) -> MemoryTrace:
@@ -70,7 +71,8 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     called = stacks_of(tree, memory, main_thread(tree))
     bare = _with_deaths(_bare_events(memory, found, called), window, devices)
     blocks = pair(bare, start)
-    full = _categorised(bare, blocks, start, found, window, devices, labels)
+    matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
+    full = _categorised(bare, blocks, matched - len(start), found, window, devices, labels)
     return MemoryTrace(
         source="torch.profiler",
         events=full,
@@ -88,6 +90,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             *on_steps,
             *notes,
             *beside_counters(memory),
+            *_not_in_curve(window, matched),
             *_notes(blocks, full, tree, called, found.unseen_calls),
         ),
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
@@ -186,14 +189,17 @@ def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:
 def _categorised(
     bare: Events,
     blocks: Allocations,
-    start: StartState,
+    matched: Int64,
     found: Attribution,
     window: Window,
     devices: tuple[str, ...],
     labels: Names,
 ) -> Events:
-    """Fill in categories and labels, by identity first, then by lifetime, and owners of optimizer memory."""
-    fresh = slice(len(start), None)
+    """Fill in categories and labels, by identity first, then by lifetime, and owners of optimizer memory.
+
+    `matched` is, for each sighting of the window, the number of the alloc that it saw, negative for none.
+    """
+    fresh = slice(int(np.count_nonzero(blocks.born < 0)), None)
     forever = np.iinfo(np.int64).max
     rows = blocks.born[fresh]
     born = Born(
@@ -207,19 +213,24 @@ def _categorised(
         recomputing=found.recomputing,
     )
     names = found.operators.as_tuple()
-    category = by_lifetime(born, found.phases, names, knows_optimizer=bool(window.parameter_bytes))
+    category = by_lifetime(born, found.phases, names, knows_optimizer=window.knows_optimizers)
     category[found.communicating] = Category.COMMUNICATION
     category[workspaces(born, devices, names, window.stop_ns)] = Category.WORKSPACE
     label = np.full(len(rows), -1, np.int32)
     module = bare.module[rows].copy()
-    matched = match_sightings(window.sightings, devices, blocks, bare.time_ns) - len(start)
     loose = ~found.owners.is_module(module)
     for row, seen in zip(matched.tolist(), window.sightings, strict=True):
         if row >= 0:
             category[row], label[row] = seen.category, labels.add(seen.label)
             if loose[row] and seen.module >= 0:
                 module[row] = seen.module
-    _own_temporaries(module, born, found, window, ~found.owners.is_module(module))
+    loose = (born.phase == Phase.OPTIMIZER) & ~found.owners.is_module(module)
+    for step in window.optimizer_steps:
+        begin, end = np.searchsorted(born.time_ns, (step.start_ns, step.end_ns))
+        mine = begin + np.flatnonzero(loose[begin:end])
+        calls = born.operator[mine], born.operator_end_ns[mine]
+        owner = temporaries_in_order(born.bytes[mine], *calls, step.parameters)
+        module[mine[owner >= 0]] = owner[owner >= 0]
     columns = {name: getattr(bare, name) for name in Events.__slots__}
     columns["category"], columns["label"] = columns["category"].copy(), columns["label"].copy()
     columns["module"] = columns["module"].copy()
@@ -227,14 +238,21 @@ def _categorised(
     return Events(**columns)
 
 
-def _own_temporaries(module: Int32, born: Born, found: Attribution, window: Window, loose: Bool) -> None:
-    """Set the modules that own an optimizer's temporaries, in place."""
-    inside = found.phases.phase == Phase.OPTIMIZER
-    for begin, end in zip(found.phases.start_ns[inside], found.phases.end_ns[inside], strict=True):
-        mine = np.flatnonzero((born.time_ns >= begin) & (born.time_ns < end) & loose)
-        for parameters in window.parameter_bytes:
-            owner = temporaries_in_order(born.bytes[mine], born.operator[mine], parameters)
-            module[mine[owner >= 0]] = owner[owner >= 0]
+def _not_in_curve(window: Window, matched: Int64) -> list[str]:
+    """Return a note on storages that were seen in use, but that no block of the trace is."""
+    unknown = {
+        (seen.device, seen.address): seen.bytes
+        for seen, row in zip(window.sightings, matched.tolist(), strict=True)
+        if row < 0
+    }
+    if not unknown:
+        return []
+    return [
+        f"{sum(unknown.values()):,} bytes of parameters, gradients or optimizer state are not in the curve: "
+        "they were seen in this window, but the profiler did not report where they came from. They were "
+        "alive before as something else (as a state dict, or as a bucket of gradients), or another thread "
+        "or library made them."
+    ]
 
 
 def _notes(
@@ -251,8 +269,9 @@ def _notes(
         )
     if blocks.unseen_frees:
         notes.append(
-            f"{blocks.unseen_frees:,} blocks were freed on a thread that the profiler does not see. "
-            "They count as freed when their address was used again."
+            f"{blocks.unseen_frees:,} blocks were freed without a report from the profiler: by another "
+            "thread, or by resizing a storage that is older than the window. They count as freed when "
+            "their address was used again."
         )
     if unseen_calls:
         notes.append(

@@ -2,28 +2,27 @@
 
 Creating a Python object for each event takes more than half of the time of `tensorboard_trace_handler`.
 Reading a field takes 0.1 microseconds while the event's object exists, and 3 otherwise. So the loop reads as
-few fields as possible, while it holds the event, and keeps no event. An event with a duration is an operator
-or a range; one without is taken for an allocation unless its fields show otherwise.
+few fields as possible, while it holds the event, and keeps no event. An event with a duration is an operator,
+a range or a Python function; one without is taken for an allocation unless its fields show otherwise. Only
+operators and the ranges of `record_function` have a correlation number other than 0 (torch:
+csrc/profiler/collection.cpp, `Result::correlationID`).
 """
 
 from __future__ import annotations
 
-import re
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from torch._C import _profiler
 
 from tb_memplugin.sources.profiler.node_numbers import number_behind_hooks
+from tb_memplugin.sources.profiler.roles import NODE_PREFIX, Event, Role, role_of
 from tb_memplugin.sources.python_frames import CallTree
 from tb_memplugin.trace.tables import Int64
-
-Event = Any
-"""A `torch._C._profiler._ProfilerEvent`; the class is not typed upstream."""
 
 
 def getter(owner: Any, name: str) -> Callable[[Any], Any]:
@@ -38,40 +37,12 @@ _get_start = getter(_profiler._ProfilerEvent, "start_time_ns")
 _get_duration = getter(_profiler._ProfilerEvent, "duration_time_ns")
 _get_thread = getter(_profiler._ProfilerEvent, "start_tid")
 _get_fields = getter(_profiler._ProfilerEvent, "extra_fields")
+_get_correlation = getter(_profiler._ProfilerEvent, "correlation_id")
 _Allocation = _profiler._ExtraFields_Allocation
 _Kineto = _profiler._ExtraFields_Kineto
 _get_address = getter(_Allocation, "ptr")
 _get_size = getter(_Allocation, "alloc_size")
 _get_total = getter(_Allocation, "total_allocated")
-
-NODE_PREFIX = "autograd::engine::evaluate_function: "
-STEP_PREFIX = "ProfilerStep#"
-SHARDING_PREFIXES = ("FSDP::all_gather", "FSDP::post_backward_reduce")
-_STEP = re.compile(r"ProfilerStep#[0-9]{1,18}\Z")
-"""Matches the names of steps only: `ProfilerStep#warmup` would be a range that the user opened."""
-OPTIMIZER_PREFIX = "Optimizer.step#"
-MODULE_PREFIX = "nn.Module: "
-_PLAIN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
-
-
-class Role(IntEnum):
-    """The role of an event that has a duration."""
-
-    PLAIN = 0
-    """An operator that never calls a module, so that only allocations are searched inside it."""
-    OPERATOR = 1
-    NODE = 2
-    """An autograd node being evaluated."""
-    STEP = 3
-    OPTIMIZER = 4
-    MODULE = 5
-    """The Python frame of a module call (only with `with_stack`)."""
-    RANGE = 6
-    """A range that the user opened, or another kind of event. Events inside count as if it were not there."""
-    CALL = 7
-    """A Python function (only with `with_stack`). Events inside count as if it were not there."""
-    SHARDING = 8
-    """FSDP2 gathers parameters or reduces gradients."""
 
 
 @dataclass(slots=True)
@@ -81,11 +52,10 @@ class ProfilerTree:
     `operator_*` are the outermost operators that allocate, free, or may have made autograd nodes.
     `operator_sequence` is the autograd sequence number of operators outside all autograd nodes, optimizer
     steps and outermost module calls; -2 marks the others. `node_*` are autograd nodes.
-    `memory` contains four numbers per allocator event: time, address, signed bytes, and the allocator's
-    total after it. `around` contains four numbers per run of consecutive events in the same place: the
-    length of `memory` when the run ended, the row of the outermost operator, the row of the innermost
-    autograd node, and the innermost Python frame (a key of `frames`), each -1 for none. `fields` contains
-    the events' fields if devices other than the CPU may occur.
+    `memory` contains five numbers per allocator event: time, address, signed bytes, the allocator's total
+    after it, and the row of its place. `places` contains, per place in the tree, the row of the outermost
+    operator, the row of the innermost autograd node, and the innermost Python frame (a key of `frames`), each
+    -1 for none. `fields` contains the events' fields if devices other than the CPU may occur.
     `makers` contains, if stacks were recorded, three numbers per operator that may have made an autograd
     node: its start, its sequence number and the frame around it. `threads` contains, for each run of events
     on one of the profiler's threads, the thread and how many rows of memory, operators and makers had been
@@ -93,7 +63,7 @@ class ProfilerTree:
     """
 
     memory: list[int] = field(default_factory=list)
-    around: list[int] = field(default_factory=list)
+    places: list[tuple[int, int, int]] = field(default_factory=list)
     fields: list[Any] = field(default_factory=list)
     operator_names: list[str] = field(default_factory=list)
     operator_start: list[int] = field(default_factory=list)
@@ -113,10 +83,8 @@ class ProfilerTree:
 
     def memory_columns(self) -> tuple[Int64, ...]:
         """Return allocator events as columns: time, address, signed bytes, total, operator, node, frame."""
-        told = np.fromiter(self.memory, np.int64, len(self.memory)).reshape(-1, 4).T
-        until, *around = np.fromiter(self.around, np.int64, len(self.around)).reshape(-1, 4).T
-        count = np.diff(until // 4, prepend=0)
-        return (*told, *(np.repeat(column, count) for column in around))
+        *columns, place = np.fromiter(self.memory, np.int64, len(self.memory)).reshape(-1, 5).T
+        return (*columns, *np.array(self.places, np.int64).T[:, place])
 
     def maker_columns(self) -> tuple[Int64, Int64, Int64]:
         """Return start, autograd sequence number and frame of `makers` as columns."""
@@ -125,7 +93,7 @@ class ProfilerTree:
 
     def end_run(self, thread: int) -> None:
         """Assign everything found since the end of the last run to a thread."""
-        self.threads.append((thread, len(self.memory) // 4, len(self.operator_names), len(self.makers) // 3))
+        self.threads.append((thread, len(self.memory) // 5, len(self.operator_names), len(self.makers) // 3))
 
     def thread_of_nodes(self) -> Int64:
         """Return the profiler's thread of each node."""
@@ -194,11 +162,12 @@ def _walk_thread(
     each node's own thread is read from the node (torch: csrc/profiler/collection.cpp, `build_tree`).
     """
     roles: dict[str, Role] = {}
-    memory, around, keep = tree.memory, tree.around, tree.fields.append
-    remember, told = memory.extend, around.extend
+    memory, places, keep = tree.memory, tree.places, tree.fields.append
+    remember, add_maker = memory.extend, tree.makers.extend
     names, starts, ends = tree.operator_names, tree.operator_start, tree.operator_end
     nodes, sequences = tree.operator_node, tree.operator_sequence
     called = tree.frames.add
+    since, until, in_call = 0, 0, False  # the span around the last operator in which `in_call` holds
     running = thread
     pending = [(events, -1, -1, _OUTSIDE, -1, thread)]
     while pending:
@@ -206,67 +175,84 @@ def _walk_thread(
         if thread != running:
             tree.end_run(running)
             running = thread
+        place = -1
         for event in children:
             duration = _get_duration(event)
             if not duration:
                 fields = _get_fields(event)
                 if type(fields) is _Allocation:
-                    remember((_get_start(event), _get_address(fields), _get_size(fields), _get_total(fields)))
-                    told((len(memory), operator, node, frame))
+                    if place < 0:
+                        place = len(places)
+                        places.append((operator, node, frame))
+                    start, address = _get_start(event), _get_address(fields)
+                    remember((start, address, _get_size(fields), _get_total(fields), place))
                     if keep_fields:
                         keep(fields)
                     continue
             inner = _get_children(event)
+            if not inner and not _get_correlation(event):  # a Python function that called nothing
+                continue
             try:  # here, not in a function: this is the loop that takes the time
                 name = _get_name(event)
             except UnicodeDecodeError:
                 name = _name_of(event)
             role = roles.get(name)
             if role is None:
-                role = roles[name] = _role(name, event)
-            if role is _PLAIN or role is _OPERATOR:
-                loose = where == _OUTSIDE and not _inside(_get_start(event), outer_calls)
-                if with_stack:
-                    _note_maker(event, name, node, frame, tree)
+                role = roles[name] = role_of(name, event)
+            if role is _CALL:
+                pending.append((inner, operator, node, where, called(name, frame), thread))
+            elif role is _PLAIN or role is _OPERATOR:
+                start, sequence, loose = 0, -2, False
+                if where == _OUTSIDE:
+                    start = _get_start(event)
+                    if not since <= start < until:
+                        since, until, in_call = _span_around(start, outer_calls)
+                    loose = not in_call
+                if with_stack or loose:
+                    sequence = _get_fields(event).sequence_number
+                    # An operator may have made an autograd node, unless it is the own function of a node.
+                    own = node >= 0 and tree.node_names[node] == NODE_PREFIX + name
+                    if with_stack and sequence >= 0 and not own:
+                        add_maker((start or _get_start(event), sequence, frame))
                 if not inner and not loose:
                     continue
                 row, found = len(names), len(memory)
-                start = 0
+                used = loose
                 if role is _OPERATOR and module_entries:
-                    start = _get_start(event)
+                    start = start or _get_start(event)
                     if _entered(start, start + duration, module_entries):
                         pending.append((inner, row, node, where, frame, thread))
-                        inner, loose = [], True
-                if with_stack:
-                    _look_inside(inner, (row, node), frame, tree, roles, keep_fields)
-                below = [] if with_stack else [inner]
+                        inner, used = [], True
+                below, its_place = [inner], len(places)
+                places.append((row, node, frame))
                 while below:
                     for deeper in below.pop():
                         if _get_duration(deeper):
                             inner = _get_children(deeper)
                             if inner:
-                                below.append(inner)
+                                if with_stack and not _get_correlation(deeper):
+                                    _look_inside(deeper, (row, node), frame, tree, keep_fields)
+                                else:
+                                    below.append(inner)
                             continue
                         fields = _get_fields(deeper)
                         if type(fields) is _Allocation:
                             time_ns, address = _get_start(deeper), _get_address(fields)
-                            remember((time_ns, address, _get_size(fields), _get_total(fields)))
+                            remember((time_ns, address, _get_size(fields), _get_total(fields), its_place))
                             if keep_fields:
                                 keep(fields)
                         else:
                             below.append(_get_children(deeper))
-                if len(memory) != found:
-                    if not with_stack:
-                        told((len(memory), row, node, -1))
-                elif not loose:
+                if not used and len(memory) == found:
                     continue
+                if loose and sequence < 0 and role is _OPERATOR:
+                    sequence = _first_number(event)
                 start = start or _get_start(event)
                 names.append(name)
                 starts.append(start)
                 ends.append(start + duration)
                 nodes.append(node)
-                alone = loose and where == _OUTSIDE and not _inside(start, outer_calls)
-                sequences.append(_get_fields(event).sequence_number if alone else -2)
+                sequences.append(sequence if loose else -2)
             elif role is _NODE:
                 its_thread = _get_thread(event)
                 tree.node_thread.append(its_thread)
@@ -297,42 +283,55 @@ def _walk_thread(
 
 
 def _look_inside(
-    children: list[Event],
-    owner: tuple[int, int],
-    frame: int,
-    tree: ProfilerTree,
-    roles: dict[str, Role],
-    keep_fields: bool,
+    call: Event, owner: tuple[int, int], frame: int, tree: ProfilerTree, keep_fields: bool
 ) -> None:
-    """Collect the allocations below an operator, with the Python frames it called (`__torch_dispatch__`).
+    """Collect the allocations below a Python function that an operator called (`__torch_dispatch__`).
 
     Args:
         owner: the rows of the operator and of the node around it.
         frame: the key of the frame around the operator.
-        roles: the roles of known names, to which new ones are added.
     """
-    memory = tree.memory
-    below = [(children, frame)]
+    below = [([call], frame)]
     while below:
         children, around = below.pop()
-        found = len(memory)
+        place = len(tree.places)
+        tree.places.append((*owner, around))
         for event in children:
-            inner = _get_children(event)
-            if inner:
-                name = _name_of(event)
-                role = roles.get(name)
-                if role is None:
-                    role = roles[name] = _role(name, event)
-                below.append((inner, tree.frames.add(name, around) if role is _CALL else around))
-            elif not _get_duration(event):
-                fields = _get_fields(event)
-                if type(fields) is _Allocation:
-                    time_ns, address = _get_start(event), _get_address(fields)
-                    memory.extend((time_ns, address, _get_size(fields), _get_total(fields)))
-                    if keep_fields:
-                        tree.fields.append(fields)
-        if len(memory) != found:
-            tree.around.extend((len(memory), *owner, around))
+            if _get_duration(event):
+                inner = _get_children(event)
+                if inner:
+                    is_operator = _get_correlation(event)
+                    below.append((inner, around if is_operator else _frame_of(event, around, tree)))
+                continue
+            fields = _get_fields(event)
+            if type(fields) is _Allocation:
+                time_ns, address = _get_start(event), _get_address(fields)
+                tree.memory.extend((time_ns, address, _get_size(fields), _get_total(fields), place))
+                if keep_fields:
+                    tree.fields.append(fields)
+            else:
+                below.append((_get_children(event), around))
+
+
+def _first_number(event: Event) -> int:
+    """Return the sequence number of the first operator inside an event that has one, -1 for none.
+
+    A region of torch.compile has none itself.
+    """
+    pending = list(reversed(_get_children(event)))
+    while pending:
+        inner = pending.pop()
+        number: int = getattr(_get_fields(inner), "sequence_number", -1)
+        if number >= 0:
+            return number
+        pending.extend(reversed(_get_children(inner)))
+    return -1
+
+
+def _frame_of(event: Event, outer: int, tree: ProfilerTree) -> int:
+    """Return the key of a Python function's frame; the frame around it for module calls and other ranges."""
+    name = _name_of(event)
+    return tree.frames.add(name, outer) if role_of(name, event) is Role.CALL else outer
 
 
 def _name_of(event: Event) -> str:
@@ -348,17 +347,21 @@ def _name_of(event: Event) -> str:
     return name
 
 
-def _note_maker(event: Event, name: str, node: int, frame: int, tree: ProfilerTree) -> None:
-    """Add an operator with a sequence number to `makers`, unless it is the own function of a node."""
-    sequence = _get_fields(event).sequence_number
-    if sequence >= 0 and (node < 0 or tree.node_names[node] != NODE_PREFIX + name):
-        tree.makers.extend((_get_start(event), sequence, frame))
+def _span_around(time_ns: int, calls: tuple[Sequence[int], Sequence[int]]) -> tuple[int, int, bool]:
+    """Return the span around a time that is inside one of several disjoint calls or between two of them.
 
+    Args:
+        calls: the starts and ends of the calls, ascending.
 
-def _inside(time_ns: int, calls: tuple[Sequence[int], Sequence[int]]) -> bool:
-    """Whether a time lies in one of several disjoint spans."""
-    place = bisect_right(calls[0], time_ns) - 1
-    return place >= 0 and time_ns < calls[1][place]
+    Returns:
+        the start of the span, its end (excluded), and whether it is a call.
+    """
+    starts, ends = calls
+    following = bisect_right(starts, time_ns)
+    last_end = ends[following - 1] if following else -1
+    if time_ns < last_end:
+        return starts[following - 1], last_end, True
+    return last_end, starts[following] if following < len(starts) else sys.maxsize, False
 
 
 def _calls_closure(start: int, duration: int, inside: list[Event], entries: Sequence[int]) -> bool:
@@ -372,27 +375,3 @@ def _entered(start: int, end: int, module_entries: Sequence[int]) -> bool:
     """Whether a module was entered between two times."""
     following = bisect_left(module_entries, start)
     return following < len(module_entries) and module_entries[following] < end
-
-
-def _role(name: str, event: Event) -> Role:
-    if name.startswith(NODE_PREFIX):
-        return Role.NODE
-    if _STEP.match(name):
-        return Role.STEP
-    if name.startswith(OPTIMIZER_PREFIX):
-        return Role.OPTIMIZER
-    if name.startswith(_PLAIN_PREFIXES):
-        return Role.PLAIN
-    if name == "PythonDispatchMode":  # such as FlopCounterMode; ranges of steps and optimizers may be inside
-        return Role.RANGE
-    if name.startswith(SHARDING_PREFIXES):
-        return Role.SHARDING
-    fields = _get_fields(event)
-    if isinstance(fields, _profiler._ExtraFields_TorchOp):
-        user = fields.scope == _profiler.RecordScope.USER_SCOPE and not name.startswith(
-            "Torch-Compiled Region"
-        )
-        return Role.RANGE if user else Role.OPERATOR
-    if not isinstance(fields, (_profiler._ExtraFields_PyCall, _profiler._ExtraFields_PyCCall)):
-        return Role.RANGE
-    return Role.MODULE if name.startswith(MODULE_PREFIX) else Role.CALL

@@ -24,6 +24,7 @@ from torch.autograd import profiler as autograd_profiler
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.optimizer_hooks import StepHooks
 from tb_memplugin.sources.profiler.held import HeldByModels, HeldByOptimizer, Seen, told_once
+from tb_memplugin.sources.profiler.newcomers import Newcomers
 from tb_memplugin.sources.storages import (
     Purpose,
     Sighting,
@@ -36,6 +37,18 @@ from tb_memplugin.sources.storages import (
 )
 
 logger = logging.getLogger("tb_memplugin")
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """One step of an optimizer. Times are epoch nanoseconds.
+
+    `parameters` are (module row, bytes) of the parameters that had a gradient, in the optimizer's order.
+    """
+
+    start_ns: int
+    end_ns: int
+    parameters: list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -52,8 +65,8 @@ class Window:
             and perhaps filled at another address.
         crossings: see `ModuleRecorder.log`.
         sightings: storages with a known purpose, seen at optimizer steps and at the window's end.
-        parameter_bytes: per optimizer, (module row, label, bytes) of parameters in its order.
-        optimizer_steps: (start, end) of every optimizer step that returned.
+        optimizer_steps: every optimizer step that returned.
+        knows_optimizers: whether the state of optimizers was looked for.
         blocks: the blocks that the device allocators list as alive at the start, as
             (device name, address, bytes). Empty for allocators that cannot list them, such as the CPU's.
         problems: what could not be recorded, as sentences.
@@ -67,8 +80,8 @@ class Window:
     moved: list[tuple[int, int]] = field(default_factory=list)
     crossings: list[tuple[int, int, int, int]] = field(default_factory=list)
     sightings: list[Sighting] = field(default_factory=list)
-    parameter_bytes: list[list[tuple[int, str, int]]] = field(default_factory=list)
-    optimizer_steps: list[tuple[int, int]] = field(default_factory=list)
+    optimizer_steps: list[OptimizerStep] = field(default_factory=list)
+    knows_optimizers: bool = False
     blocks: list[tuple[str, int, int]] = field(default_factory=list)
     stop_ns: int = 0
     has_models: bool = False
@@ -88,7 +101,7 @@ class WindowRecorder:
         self._models = {name: weakref.ref(model) for name, model in models.items()}
         self._given = len(optimizers)
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [weakref.ref(one) for one in optimizers]
-        self._modules = ModuleRecorder()
+        self._modules = ModuleRecorder(scripted=True)
         self._handles: list[Any] = []
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._window: Window | None = None
@@ -110,7 +123,10 @@ class WindowRecorder:
             self._take_start(models)
             self._modules.start(models, window.names)
             window.crossings = self._modules.log
-            self._handles = [StepHooks(self._before_step, self._after_step)]
+            self._handles = [
+                StepHooks(self._before_step, self._after_step),
+                Newcomers(window.names, self._modules, self._failed),
+            ]
             window.blocks = allocator_blocks()  # last: cudaMallocAsync cannot list them
         except Exception as error:  # the training goes on, whatever happens to us
             self._failed("start", error)
@@ -175,7 +191,7 @@ class WindowRecorder:
         self._held.look()  # what is there now is the start state
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
-            window.parameter_bytes.append(_parameter_bytes(optimizer, window.names))
+            window.knows_optimizers = True
             held = self._held_by(optimizer, window)
             held.look(optimizer)
             held.look_at_state(optimizer)
@@ -216,10 +232,11 @@ class WindowRecorder:
         if window is None:
             return
         try:
-            began = self._stepping.pop(id(optimizer), None)
+            began, ended = self._stepping.pop(id(optimizer), None), time_ns()
+            held = self._held_by(optimizer, window)
             if began is not None:
-                window.optimizer_steps.append((began, time_ns()))
-            self._seen.append(self._held_by(optimizer, window).look_at_state(optimizer))
+                window.optimizer_steps.append(OptimizerStep(began, ended, held.stepped(optimizer)))
+            self._seen.append(held.look_at_state(optimizer))
         except Exception as error:  # see start
             self._failed("optimizer step", error)
 
@@ -233,12 +250,12 @@ class WindowRecorder:
         """Take in an optimizer that steps but was not given, for example one that replaces the given one."""
         if any(reference() is optimizer for reference in self._optimizers):
             return
-        parameters = _parameter_bytes(optimizer, window.names)
-        if window.has_models and not any(module >= 0 for module, _, _ in parameters):
+        owned = any(row >= 0 for _, row, _ in optimizer_parameters(optimizer, window.names))
+        if window.has_models and not owned:
             return
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
-        window.parameter_bytes.append(parameters)
+        window.knows_optimizers = True
         if self._given:
             window.problems.append(
                 f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
@@ -264,11 +281,6 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Itera
     yield from held_parameters(optimizer, names)
     yield from gradients(optimizer, names)
     yield from optimizer_storages(optimizer, names)
-
-
-def _parameter_bytes(optimizer: torch.optim.Optimizer, names: ModuleNames) -> list[tuple[int, str, int]]:
-    parameters = optimizer_parameters(optimizer, names)  # of a DTensor, only the local part is here
-    return [(row, label, getattr(one, "_local_tensor", one).nbytes) for one, row, label in parameters]
 
 
 def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]:

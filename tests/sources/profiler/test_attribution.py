@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
-from tb_memplugin.sources.profiler.tree import NODE_PREFIX
+from tb_memplugin.sources.profiler.roles import NODE_PREFIX
 from tb_memplugin.trace import Category, Kind, Phase
 from tests.training import CNN, LSTM, MODELS, Cycle, Transformer, train
 

@@ -133,8 +133,8 @@ def test_what_a_thread_without_python_allocates_in_backward_goes_by_its_forwards
     step = tree.frames.add("train.py(5): step", tree.frames.add("train.py(1): main", -1))
     tree.makers += [10, 6, -1, 20, 7, step, 30, 8, -1]
     tree.threads.append((1, 0, 0, 3))
-    tree.memory += [55, 0x1000, 64, 64]
-    tree.around += [4, -1, 0, -1]
+    tree.memory += [55, 0x1000, 64, 64, 0]
+    tree.places.append((-1, 0, -1))
     tree.node_names, tree.node_parent, tree.node_sequence = ["MulBackward0"], [-1], [7]
     tree.node_start, tree.node_end, tree.node_thread = [50], [60], [2]
     tree.threads.append((2, 1, 0, 3))

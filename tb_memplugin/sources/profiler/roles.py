@@ -1,0 +1,66 @@
+"""The role that a torch.profiler event has, by its name and kind."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import Any
+
+from torch._C import _profiler
+
+Event = Any
+"""A `torch._C._profiler._ProfilerEvent`; the class is not typed upstream."""
+
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+STEP_PREFIX = "ProfilerStep#"
+SHARDING_PREFIXES = ("FSDP::all_gather", "FSDP::post_backward_reduce")
+_STEP = re.compile(r"ProfilerStep#[0-9]{1,18}\Z")
+"""Matches the names of steps only: `ProfilerStep#warmup` would be a range that the user opened."""
+OPTIMIZER_PREFIX = "Optimizer.step#"
+MODULE_PREFIX = "nn.Module: "
+_PLAIN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
+
+
+class Role(IntEnum):
+    """The role of an event that has a duration."""
+
+    PLAIN = 0
+    """An operator that never calls a module, so that only allocations are searched inside it."""
+    OPERATOR = 1
+    NODE = 2
+    """An autograd node being evaluated."""
+    STEP = 3
+    OPTIMIZER = 4
+    MODULE = 5
+    """The Python frame of a module call (only with `with_stack`)."""
+    RANGE = 6
+    """A range that the user opened, or another kind of event. Events inside count as if it were not there."""
+    CALL = 7
+    """A Python function (only with `with_stack`). Events inside count as if it were not there."""
+    SHARDING = 8
+    """FSDP2 gathers parameters or reduces gradients."""
+
+
+def role_of(name: str, event: Event) -> Role:
+    """Return the role of an event that has a duration."""
+    if name.startswith(NODE_PREFIX):
+        return Role.NODE
+    if _STEP.match(name):
+        return Role.STEP
+    if name.startswith(OPTIMIZER_PREFIX):
+        return Role.OPTIMIZER
+    if name.startswith(_PLAIN_PREFIXES):
+        return Role.PLAIN
+    if name == "PythonDispatchMode":  # such as FlopCounterMode; ranges of steps and optimizers may be inside
+        return Role.RANGE
+    if name.startswith(SHARDING_PREFIXES):
+        return Role.SHARDING
+    fields = event.extra_fields
+    if isinstance(fields, _profiler._ExtraFields_TorchOp):
+        user = fields.scope == _profiler.RecordScope.USER_SCOPE and not name.startswith(
+            "Torch-Compiled Region"
+        )
+        return Role.RANGE if user else Role.OPERATOR
+    if not isinstance(fields, (_profiler._ExtraFields_PyCall, _profiler._ExtraFields_PyCCall)):
+        return Role.RANGE
+    return Role.MODULE if name.startswith(MODULE_PREFIX) else Role.CALL
