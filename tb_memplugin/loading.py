@@ -21,8 +21,8 @@ from tb_memplugin.sources.content import (
 )
 from tb_memplugin.sources.kineto.trace import trace_from_kineto
 from tb_memplugin.sources.snapshot.from_json import as_pickled, check_not_shared
-from tb_memplugin.sources.snapshot.safe_pickle import RefusedPickleError, load_plain
-from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
+from tb_memplugin.sources.snapshot.safe_pickle import RefusedPickleError, read_pickle
+from tb_memplugin.sources.snapshot.trace import is_snapshot, trace_from_snapshot
 from tb_memplugin.sources.timeline import is_timeline, trace_from_timeline
 from tb_memplugin.store import files
 from tb_memplugin.store.envelope import HEAD_MAGIC
@@ -109,19 +109,24 @@ def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> Mem
         trace = _trace_of(
             content, name, device_type, lambda content: as_pickled(content, name, stream.tell())
         )
-        return replace(trace, notes=(*notes, *trace.notes)) if notes else trace
+        return _with_notes(trace, notes)
     _refuse_known(head, name)
     try:
-        content = load_plain(stream, name)
+        content, notes = read_pickle(stream, name)
     except RefusedPickleError:
         raise
     except UnreadableFileError as error:
         if not head or head.startswith(PICKLE_MAGIC):
             raise
         raise _foreign(name, "The kind of this file is not known.") from error
-    if not isinstance(content, dict | list) or (isinstance(content, dict) and "segments" not in content):
+    if not is_snapshot(content):
         raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
-    return trace_from_snapshot(check_not_shared(content, name, stream.tell()), name, device_type)
+    trace = trace_from_snapshot(check_not_shared(content, name, stream.tell()), name, device_type)
+    return _with_notes(trace, notes)
+
+
+def _with_notes(trace: MemoryTrace, notes: tuple[str, ...]) -> MemoryTrace:
+    return replace(trace, notes=(*notes, *trace.notes)) if notes else trace
 
 
 def _trace_of(
@@ -147,7 +152,7 @@ def _trace_of(
                 "device='cuda:0')."
             ),
         )
-    if isinstance(content, list) or (isinstance(content, dict) and "segments" in content):
+    if is_snapshot(content):
         return trace_from_snapshot(prepared(content), name, device_type)
     raise _foreign(name, f"The file contains {_told(content)}, not a memory trace.")
 

@@ -161,3 +161,25 @@ def test_a_pickle_of_anything_else_is_refused(tmp_path):
     path.write_bytes(pickle.dumps({"traceEvents": []}))
     with pytest.raises(UnreadableFileError, match="not a memory snapshot"):
         load(path)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_file_that_goes_on_after_its_snapshot_says_so(tmp_path, pack):
+    path = tmp_path / "snapshot.pickle"
+    data = pickle.dumps(CONTENT)
+    path.write_bytes(pack(data))
+    assert not any("goes on" in note for note in load(path).notes)
+    path.write_bytes(pack(data + data))
+    trace = load(path)
+    assert peak(trace).bytes == 390
+    assert trace.notes[0] == (
+        f"The file goes on after its first {len(data):,} bytes, which are a whole pickle; the rest is not "
+        "read."
+    )
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, lambda content: json.dumps(content).encode()])
+def test_a_snapshot_that_was_stripped_of_its_segments_loads(tmp_path, write):
+    path = tmp_path / "snapshot"
+    path.write_bytes(write({"device_traces": CONTENT["device_traces"]}))
+    assert load(path).live(0).tolist() == [0, 300, 390]

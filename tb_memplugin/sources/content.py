@@ -166,12 +166,14 @@ class GzipStream(io.RawIOBase):
 
     def _next_member(self) -> bool:
         rest = (self._member.unused_data or self._packed.read(PIECE_BYTES)).lstrip(b"\0")
+        if not rest:
+            return False
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
         self._waiting = rest
         self._members += 1
         if self._members > MANY_MEMBERS and self._given < self._members * SMALL_MEMBER:
             self._refuse(f"The gzip file consists of {self._members:,} members that are almost empty.")
-        return bool(rest)
+        return True
 
     def _refuse(self, what: str) -> NoReturn:
         raise UnreadableFileError(what, where=self._where, fix=DAMAGED_FIX)

@@ -9,9 +9,19 @@ from tb_memplugin.trace import Annotations, Step
 
 PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,18})\Z")
 
+RENUMBERED = (
+    "The snapshot contains the steps of several profiles, each with its own numbers (ProfilerStep#). Here "
+    "they are numbered from 0 in time order."
+)
 
-def steps_of(found: Annotations, names: Sequence[str], span: tuple[int, int]) -> tuple[Step, ...]:
-    """Return the steps of a window in time order; if none is annotated, step 0 for the whole window.
+
+def steps_of(
+    found: Annotations, names: Sequence[str], span: tuple[int, int]
+) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """Return the steps of a window in time order, and notes; if none is annotated, it is step 0 as a whole.
+
+    Every profile counts its steps from 0. If a snapshot contains several profiles, so that a number occurs
+    again, all its steps are numbered from 0 in time order, and a note says so.
 
     Args:
         found: the annotations, in time order.
@@ -19,14 +29,23 @@ def steps_of(found: Annotations, names: Sequence[str], span: tuple[int, int]) ->
         span: the window's start and end, epoch nanoseconds.
     """
     numbers = {row: int(match[1]) for row, name in enumerate(names) if (match := PROFILER_STEP.match(name))}
-    begun: dict[int, int] = {}
-    ended: dict[int, int] = {}
-    for name, ends, time in zip(
-        found.name.tolist(), found.ends.tolist(), found.time_ns.tolist(), strict=True
-    ):
-        if name in numbers and ends:
-            ended[numbers[name]] = time
-        elif name in numbers:
-            begun.setdefault(numbers[name], time)
-    steps = [Step(number, start, ended.get(number, span[1])) for number, start in begun.items()]
-    return tuple(steps) or (Step(0, *span),)
+    starts: dict[tuple[int, int], int] = {}
+    begun: dict[tuple[int, int], int] = {}
+    ended: dict[tuple[int, int], int] = {}
+    columns = (found.name, found.device, found.ends, found.time_ns)
+    for name, device, ends, time in zip(*(column.tolist() for column in columns), strict=True):
+        if name not in numbers:
+            continue
+        number = numbers[name]
+        profile = starts.get((device, number), 0)  # 0: an end whose start is older than the window
+        if ends:
+            ended[number, profile] = time
+        else:
+            starts[device, number] = profile + 1
+            begun.setdefault((number, profile + 1), time)
+    again = any(profile > 1 for _, profile in begun)
+    steps = [
+        Step(row if again else key[0], start, ended.get(key, span[1]))
+        for row, (key, start) in enumerate(begun.items())
+    ]
+    return tuple(steps) or (Step(0, *span),), (RENUMBERED,) if again else ()

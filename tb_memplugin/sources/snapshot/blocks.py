@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ class FinalState:
     `reserved` is the sum of all segments' `total_size` in bytes. The columns describe the live blocks:
     `bytes` are the requested bytes, `rounded` those that the allocator used; `pending` is 1 for blocks
     whose free waits for a stream; `stack` is where they were allocated, `stream` and `pool` are those of
-    their segment. `faults` counts each kind of contradiction.
+    their segment. `faults` counts each kind of contradiction. `known` is False if the snapshot does not
+    contain the state of any device; the columns are then empty.
     """
 
     reserved: int
@@ -57,6 +58,7 @@ class FinalState:
     stream: Int32
     pool: Int32
     faults: dict[str, int]
+    known: bool = True
 
 
 @dataclass(slots=True)
@@ -75,9 +77,9 @@ class _Device:
     foreign_states: int = 0
 
 
-def no_state() -> FinalState:
-    """Return the final state of a device without segments."""
-    return _columns(_Device(), Tables())
+def no_state(known: bool) -> FinalState:
+    """Return the final state of a device without segments, or of one whose segments are not known."""
+    return replace(_columns(_Device(), Tables()), known=known)
 
 
 def final_states(segments: Sequence[dict[str, Any]], tables: Tables) -> dict[int, FinalState]:
@@ -167,8 +169,8 @@ def _frames(block: dict[str, Any]) -> Any:
 
 
 def _columns(device: _Device, tables: Tables) -> FinalState:
-    address, size = addresses(device.address), whole_numbers(device.requested)
-    rounded = whole_numbers(device.rounded)
+    address, size = addresses(device.address, "address"), whole_numbers(device.requested, "size")
+    rounded = whole_numbers(device.rounded, "size")
     segments = _segments(device.segments, tables)
     reserved = sum(segments.bytes.tolist())
     total = float(np.sum(np.abs(size), dtype=np.float64))
@@ -207,8 +209,8 @@ def _columns(device: _Device, tables: Tables) -> FinalState:
 
 def _segments(segments: list[dict[str, Any]], tables: Tables) -> FinalSegments:
     return FinalSegments(
-        address=addresses([segment["address"] for segment in segments]),
-        bytes=whole_numbers([segment["total_size"] for segment in segments]),
+        address=addresses([segment["address"] for segment in segments], "address"),
+        bytes=whole_numbers([segment["total_size"] for segment in segments], "total_size"),
         stream=tables.stream_rows([segment.get("stream") for segment in segments]),
         pool=tables.pool_rows([segment.get("segment_pool_id") for segment in segments]),
         expandable=np.asarray([bool(segment.get("is_expandable")) for segment in segments], np.uint8),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from tb_memplugin.sources.snapshot.blocks import FinalState
 from tb_memplugin.sources.snapshot.entries import Entries
 from tb_memplugin.sources.snapshot.rewind import Beginning, reserved_levels, rewind
+from tb_memplugin.sources.snapshot.rounding import rounded_surely
 from tb_memplugin.sources.snapshot.segments import RESERVES, first_segments, pools_of
 from tb_memplugin.trace import Device, Kind
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
@@ -24,14 +26,21 @@ class SnapshotDevice:
         row: the device's row in the trace.
         name: the device's name, such as "cuda:0".
         entries: the device's trace entries.
-        final: the device's state when the snapshot was taken.
+        final: the device's state when the snapshot was taken. If it is not known, the only known blocks are
+            those that an entry allocates or frees.
+        rounds_plainly: whether sizes are known to be rounded to multiples of 512 bytes, and not further.
     """
 
-    def __init__(self, row: int, name: str, entries: Entries, final: FinalState) -> None:
+    def __init__(
+        self, row: int, name: str, entries: Entries, final: FinalState, *, rounds_plainly: bool = False
+    ) -> None:
         self.row = row
         self.name = name
-        self.entries = entries
+        written = entries if final.known else _without_segments(entries)
+        self.entries = entries = _with_completed_frees(written, final)
+        self._taken_as_completed = int(np.count_nonzero(entries.kind != written.kind))
         self.final = final
+        self._rounds_plainly = rounds_plainly
         self.start: Beginning = rewind(entries, final)
         self.reserved_at_start, self.reserved = reserved_levels(entries, final)
         self.segments = first_segments(entries, final.segments)
@@ -43,12 +52,14 @@ class SnapshotDevice:
     @property
     def device(self) -> Device:
         """The device's row in the trace's table of devices."""
-        return Device(self.name, reserved_at_start=max(self.reserved_at_start, 0))
+        return Device(
+            self.name, reserved_at_start=max(self.reserved_at_start, 0) if self.final.known else None
+        )
 
     def event_columns(self) -> dict[str, np.ndarray]:
         """Return the columns of `Events` that a snapshot contains."""
         entries = self.entries
-        rounded = np.full(len(self), -1, np.int64)
+        rounded = np.where(entries.kind == Kind.ALLOC, self._rounded(entries.bytes), -1)
         known = self.start.made >= 0
         rounded[self.start.made[known]] = self.final.rounded[known]
         return {
@@ -59,7 +70,7 @@ class SnapshotDevice:
             "bytes": entries.bytes,
             "label": entries.label,
             "stack": entries.stack,
-            "reserved": np.maximum(self.reserved, 0),
+            "reserved": np.maximum(self.reserved, 0) if self.final.known else np.full(len(self), -1),
             "stream": entries.stream,
             "pool": self.pool,
             "context": entries.context,
@@ -74,6 +85,7 @@ class SnapshotDevice:
         columns = {name: np.full(len(kept), -1, np.int64) for name in ("stack", "stream", "pool", "rounded")}
         for name, column in columns.items():
             column[kept] = getattr(final, name)[start.final[kept]]
+        columns["rounded"][freed] = self._rounded(start.bytes[freed])
         columns["stream"][freed] = self.entries.stream[start.freed[freed]]
         columns["pool"][freed] = self.pool[start.freed[freed]]
         return {
@@ -83,6 +95,12 @@ class SnapshotDevice:
             "pending": self._pending(),
             **columns,
         }
+
+    def _rounded(self, requested: Int64) -> Int64:
+        """Return what the allocator used for requests, in bytes; -1 where that is not certain."""
+        if not self._rounds_plainly:
+            return np.full(len(requested), -1, np.int64)
+        return rounded_surely(requested, self.entries, self.final)
 
     def segment_columns(self) -> dict[str, np.ndarray]:
         """Return the columns of `Segments`: the ranges reserved before the first entry."""
@@ -96,6 +114,17 @@ class SnapshotDevice:
         """Yield notes on contradictions, on what is not known, and on failed allocations."""
         for faults in (self.final.faults, self.entries.faults, self.start.anomalies):
             yield from (f"{self.name}: {count:,} {what}." for what, count in faults.items() if count)
+        if self._taken_as_completed:
+            yield (
+                f"{self.name}: {self._taken_as_completed:,} frees were requested, and the snapshot has no "
+                "completed frees (skip_actions); they are taken as completed at once."
+            )
+        kind = self.entries.kind
+        if (kind == Kind.FREE_COMPLETED).any() and not (kind == Kind.ALLOC).any():
+            yield (
+                f"{self.name}: the snapshot has frees but no allocations. If skip_actions left them out, "
+                "what was allocated after the first entry is shown as if it had been there before."
+            )
         below = int(np.count_nonzero(self.reserved < 0))
         if below or self.reserved_at_start < 0:
             yield f"{self.name}: reserved memory falls below zero after {below:,} entries; shown as 0."
@@ -131,7 +160,7 @@ class SnapshotDevice:
         change = np.where(kind == Kind.ALLOC, size, np.where(kind == Kind.FREE_COMPLETED, -size, 0))
         live = int(self.start.bytes.sum()) + np.cumsum(change)
         beyond: Int64 = live - np.maximum(self.reserved, 0)
-        return beyond[beyond > 0]
+        return beyond[beyond > 0] if self.final.known else beyond[:0]
 
     def _ooms(self) -> Iterator[str]:
         ooms = np.flatnonzero(self.entries.kind == Kind.OOM).tolist()
@@ -162,3 +191,21 @@ class SnapshotDevice:
         seen &= kept | (asked < start.freed)
         waits &= ~seen
         return waits.astype(np.uint8)
+
+
+def _without_segments(entries: Entries) -> Entries:
+    """Return the entries with those of segments as marks: the ranges that they join or cut are not known."""
+    kind = np.where(np.isin(entries.kind, RESERVES), np.uint8(Kind.MARK), entries.kind)
+    return replace(entries, kind=kind)
+
+
+def _with_completed_frees(entries: Entries, final: FinalState) -> Entries:
+    """Return the entries with requested frees as completed ones if `skip_actions` left these out.
+
+    Requests for blocks that are still pending in the final state stay as they are.
+    """
+    if (entries.kind == Kind.FREE_COMPLETED).any():
+        return entries
+    waits = np.isin(entries.address, final.address[final.pending != 0])
+    over = (entries.kind == Kind.FREE_REQUESTED) & ~waits
+    return replace(entries, kind=np.where(over, np.uint8(Kind.FREE_COMPLETED), entries.kind))

@@ -95,7 +95,7 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
     """
     faults: dict[str, int] = {}
     kind = _kinds(list(map(itemgetter("action"), trace)), faults)
-    size = whole_numbers(list(map(itemgetter("size"), trace)))
+    size = whole_numbers(list(map(itemgetter("size"), trace)), "size")
     negative = size < 0
     faults["sizes are negative; counted as 0"] = int(np.count_nonzero(negative))
     size[negative] = 0
@@ -143,11 +143,11 @@ def _kinds(actions: list[str], faults: dict[str, int]) -> UInt8:
 def _addresses(trace: Sequence[dict[str, Any]], kind: UInt8) -> UInt64:
     """Return the addresses of entries; 0 for an `oom` entry, which has `device_free` instead."""
     try:
-        return addresses(list(map(itemgetter("addr"), trace)))
+        return addresses(list(map(itemgetter("addr"), trace)), "addr")
     except KeyError:
         loose = ((kind == Kind.OOM) | (kind == Kind.MARK)).tolist()
         pairs = zip(trace, loose, strict=True)
-        return addresses([entry.get("addr", 0) if free else entry["addr"] for entry, free in pairs])
+        return addresses([entry.get("addr", 0) if free else entry["addr"] for entry, free in pairs], "addr")
 
 
 def _times(trace: Sequence[dict[str, Any]], faults: dict[str, int]) -> tuple[Int64, bool]:
@@ -157,7 +157,7 @@ def _times(trace: Sequence[dict[str, Any]], faults: dict[str, int]) -> tuple[Int
         return np.arange(len(times), dtype=np.int64) * 1_000, False
     faults["entries have no time; given the time of the one before"] = absent
     told = [row for row, time in enumerate(times) if time is not None] if absent else []
-    written = whole_numbers([times[row] for row in told] if absent else times)
+    written = whole_numbers([times[row] for row in told] if absent else times, "time_us")
     if written.max() >= LATEST_US:
         raise OverflowError(f"the time {int(written.max())} µs is out of range")
     risen = np.maximum.accumulate(np.maximum(written, 0))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Int32, UInt64
+from tb_memplugin.trace.tables import Int32, Int64, UInt64
 
 MOST_DISTINCT = 1 << 14
 """The largest number of streams, and of pools, in one snapshot; real ones have some dozens."""
@@ -21,18 +21,33 @@ FEW = 64
 """How many distinct values are looked up one by one, which is faster than sorting a million rows."""
 
 
-def whole_numbers(values: Sequence[Any], dtype: type[np.generic] = np.int64) -> np.ndarray:
-    """Return Python integers as an array; raise TypeError for anything else (float, str, bool)."""
+def whole_numbers(values: Sequence[Any], field: str) -> Int64:
+    """Return Python integers as an array.
+
+    Args:
+        values: what a field contains, record by record.
+        field: the field's name for messages.
+
+    Raises:
+        TypeError: a value is anything else (float, str, bool).
+        OverflowError: a value has more than 64 bits.
+    """
     wrong = set(map(type, values)) - {int}
     if wrong:
-        raise TypeError(f"a whole number is {sorted(kind.__name__ for kind in wrong)}")
-    return np.fromiter(values, dtype, len(values))
-
-
-def addresses(values: Sequence[Any]) -> UInt64:
-    """Return addresses as uint64: the C++ pickler writes those from 2**63 as negative numbers."""
+        raise TypeError(f"{field} is {sorted(kind.__name__ for kind in wrong)[0]}, not a whole number")
     try:
-        return whole_numbers(values).view(np.uint64)
+        return np.fromiter(values, np.int64, len(values))
+    except OverflowError as error:
+        raise OverflowError(f"{field} has more than 64 bits") from error
+
+
+def addresses(values: Sequence[Any], field: str) -> UInt64:
+    """Return addresses as uint64: the C++ pickler writes those from 2**63 as negative numbers.
+
+    Args and exceptions are those of `whole_numbers`.
+    """
+    try:
+        return whole_numbers(values, field).view(np.uint64)
     except OverflowError:
         if not all(-(1 << 63) <= value < 1 << 64 for value in values):
             raise

@@ -66,6 +66,10 @@ class PickleReader:
         """The number of bytes read so far."""
         return self._offset + self._at
 
+    def goes_on(self) -> bool:
+        """Whether more bytes follow."""
+        return self._at < len(self._chunk) or bool(self._stream.read(1))
+
     def read(self, count: int) -> bytes:
         """Return the next `count` bytes, fewer at the end of the stream.
 

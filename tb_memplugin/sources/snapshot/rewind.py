@@ -57,7 +57,7 @@ def rewind(entries: Entries, final: FinalState) -> Beginning:
     stray = ~first & ~is_alloc & ~ended
     counts = {
         "allocations at an address where a block was still live": ended & is_alloc,
-        "allocations neither freed nor among the final blocks": is_alloc & last,
+        "allocations neither freed nor among the final blocks": is_alloc & last & final.known,
         "frees of blocks that were not live": stray & ~is_final,
         "final blocks that were freed and not allocated again": stray & is_final,
         "blocks whose size changed between allocation and end": resized,

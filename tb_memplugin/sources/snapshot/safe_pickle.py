@@ -59,7 +59,14 @@ class RefusedPickleError(UnreadableFileError):
 
 
 def load_plain(source: BinaryIO | bytes, where: str) -> object:
+    """Return the object in a pickle of plain data; see `read_pickle`."""
+    return read_pickle(source, where)[0]
+
+
+def read_pickle(source: BinaryIO | bytes, where: str) -> tuple[object, tuple[str, ...]]:
     """Return the object in a pickle of plain data: numbers, strings, bytes, lists, tuples, sets, dicts.
+
+    If the stream goes on after the pickle, a note says so.
 
     Every global, persistent id and extension code is refused before anything is imported, so no pickle can
     run code. A pickle that declares more bytes than it has, or a larger memo than it can fill, is refused
@@ -81,7 +88,8 @@ def load_plain(source: BinaryIO | bytes, where: str) -> object:
     copyreg.clear_extension_cache()
     try:
         with collector_at_rest():
-            return _PlainUnpickler(reader, where).load()
+            content = _PlainUnpickler(reader, where).load()
+        return content, _notes(reader)
     except UnreadableFileError:
         raise
     except MemoryError as error:
@@ -94,6 +102,15 @@ def load_plain(source: BinaryIO | bytes, where: str) -> object:
         raise UnreadableFileError(_diagnosis(reader.position, error), where=where, fix=DAMAGED_FIX) from error
     finally:
         still_unpickling.get()(False)
+
+
+def _notes(reader: PickleReader) -> tuple[str, ...]:
+    end = reader.position
+    if not reader.goes_on():
+        return ()
+    return (
+        f"The file goes on after its first {end:,} bytes, which are a whole pickle; the rest is not read.",
+    )
 
 
 def _diagnosis(size: int, error: BaseException) -> str:

@@ -34,7 +34,7 @@ class Tables:
 
     def label_rows(self, written: Sequence[Any]) -> Int32:
         """Return the rows of `user_metadata`, -1 for none."""
-        return _text_rows(written, "user_metadata", self._label_row)
+        return _text_rows(written, "user_metadata or category", self._label_row)
 
     def context_rows(self, written: Sequence[Any]) -> Int32:
         """Return the rows of `compile_context`, -1 for none; PyTorch writes N/A if nothing is compiled."""
@@ -43,7 +43,8 @@ class Tables:
     def stream_rows(self, written: Sequence[Any]) -> Int32:
         """Return the rows of stream pointers, -1 for none."""
         return _where_told(
-            written, lambda told: rows_of_numbers([addresses(told)], lambda one: _row(self.streams, one))
+            written,
+            lambda told: rows_of_numbers([addresses(told, "stream")], lambda one: _row(self.streams, one)),
         )
 
     def pool_rows(self, written: Sequence[Any]) -> Int32:
@@ -53,7 +54,7 @@ class Tables:
     def _pool_rows(self, written: Sequence[Any]) -> Int32:
         if set(map(type, written)) - {tuple, list} or set(map(len, written)) != {2}:
             raise TypeError("a pool id is not a pair of numbers")
-        first, second = addresses(list(chain.from_iterable(written))).reshape(-1, 2).T
+        first, second = addresses(list(chain.from_iterable(written)), "a pool id").reshape(-1, 2).T
         return rows_of_numbers([first, second], lambda a, b: _row(self.pools, (a, b)))
 
     def _label_row(self, label: str | None) -> int:

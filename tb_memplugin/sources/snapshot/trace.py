@@ -23,6 +23,7 @@ from tb_memplugin.sources.snapshot.categories import categorised
 from tb_memplugin.sources.snapshot.device import SnapshotDevice
 from tb_memplugin.sources.snapshot.entries import FIX, MOST_BYTES, damage_told, read_entries
 from tb_memplugin.sources.snapshot.marked_modules import marked_modules
+from tb_memplugin.sources.snapshot.rounding import DIVISIONS, OFF, divisions_told
 from tb_memplugin.sources.snapshot.safe_pickle import load_plain
 from tb_memplugin.sources.snapshot.tables import LONGEST_NAME, Tables, is_cut
 from tb_memplugin.trace import MemoryTrace, OutOfMemory, Segments, Step, events, start_state
@@ -52,13 +53,20 @@ def load_snapshot(path: str | Path, device_type: str = "cuda") -> MemoryTrace:
     return trace_from_snapshot(snapshot, str(path), device_type)
 
 
+def is_snapshot(content: object) -> bool:
+    """Whether an object looks like a snapshot, judged by its type and keys."""
+    return isinstance(content, list) or (
+        isinstance(content, dict) and ("segments" in content or "device_traces" in content)
+    )
+
+
 def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda") -> MemoryTrace:
     """Return the trace in a snapshot in memory.
 
     Sizes of allocs and frees are requested bytes. The events of each device keep the order of that device's
     trace; devices are merged by time. Steps are those of torch.profiler if it was on, else there is one
-    step, number 0, which is the whole window. Contradictions in the snapshot are counted in the trace's
-    notes.
+    step, number 0, which is the whole window. Contradictions in the snapshot, and parts that it does not
+    have, are in the trace's notes.
 
     Args:
         snapshot: the dict of `torch.cuda.memory._snapshot()` or the list of `memory_snapshot()`.
@@ -69,23 +77,29 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
         UnreadableFileError: the object is not a snapshot, or fields have wrong types.
     """
     content = {"segments": snapshot} if isinstance(snapshot, list) else snapshot
-    if not isinstance(content, dict) or "segments" not in content:
+    if not is_snapshot(content) or not isinstance(content, dict):
         raise UnreadableFileError(
-            "The file is not a memory snapshot: it contains no segments.", where=source, fix=FIX
+            "The file is not a memory snapshot: it contains neither segments nor device_traces.",
+            where=source,
+            fix=FIX,
         )
     tables = Tables()
+    segments = content.get("segments")
     with damage_told("The segments of the snapshot", source):
-        final = final_states(content["segments"], tables)
+        final = final_states([] if segments is None else segments, tables)
+    without_segments = no_state(known=segments is not None)
     traces = _traces(content, source)
     numbers = sorted(final.keys() | traces.keys())
     if len(numbers) > MOST_DEVICES:
         raise UnreadableFileError(f"The snapshot has {len(numbers)} devices.", where=source, fix=FIX)
-    devices = []
+    settings = dict(_settings(content.get("allocator_settings")))
+    devices, plain = [], settings.get(DIVISIONS) == OFF
     for row, number in enumerate(numbers):
         name = f"{device_type}:{number}"
         with damage_told(f"The trace entries of {name}", source), collector_at_rest():
             entries = read_entries(traces.get(number, []), tables)
-            devices.append(SnapshotDevice(row, name, entries, final.get(number) or no_state()))
+            state = final.get(number, without_segments)
+            devices.append(SnapshotDevice(row, name, entries, state, rounds_plainly=plain))
     notes = _pinned_memory(content, devices, tables)
     with damage_told("The annotations of the snapshot", source):
         trace = _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)})
@@ -94,15 +108,16 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
 
 def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[str]:
     """Add a device for pinned host memory if the snapshot contains it. Return notes if that fails."""
-    segments, traces = content.get("host_segments") or [], content.get("host_traces") or []
+    segments, traces = content.get("host_segments"), content.get("host_traces") or []
     if not segments and not (any(traces) if isinstance(traces, list) else traces):
         return []
     try:
-        with damage_told("The pinned host memory", PINNED):
+        with damage_told("The parts of the pinned host memory", PINNED):
             nested = bool(traces) and isinstance(traces[0], list)
             entries = read_entries([entry for part in traces for entry in part] if nested else traces, tables)
-            final = final_states([{**segment, "device": 0} for segment in segments], tables)
-            devices.append(SnapshotDevice(len(devices), PINNED, entries, final.get(0) or no_state()))
+            final = final_states([{**segment, "device": 0} for segment in segments or []], tables)
+            state = final.get(0, no_state(known=segments is not None))
+            devices.append(SnapshotDevice(len(devices), PINNED, entries, state))
     except UnreadableFileError as error:
         return [f"The snapshot also contains pinned host memory, which is not shown: {error.what}"]
     return []
@@ -132,12 +147,13 @@ def _merged(
     found = read_annotations(content.get("external_annotations"), device_rows, merged)
     time = merged.time_ns
     span = (int(time[0]), int(time[-1]) + 1) if len(time) else (0, 1)
+    steps, renumbered = steps_of(found.table, found.names, span)
     read = MemoryTrace(
         source="snapshot",
         events=merged,
         start=start_state(start.pop("bytes"), **start, module=np.zeros(len(start["device"]))),
         devices=tuple(device.device for device in devices),
-        steps=steps_of(found.table, found.names, span),
+        steps=steps,
         modules=modules,
         labels=labels,
         stacks=tables.stacks.as_tuple(),
@@ -150,6 +166,7 @@ def _merged(
         ooms=_ooms(devices, order),
         notes=(
             *_notes(devices, found.left_out),
+            *renumbered,
             *_long_names(labels, tables.contexts.as_tuple(), found.names),
             *(note for device in devices for note in device.notes()),
         ),
@@ -191,6 +208,13 @@ def _ooms(devices: Sequence[SnapshotDevice], order: Int64 | None) -> tuple[OutOf
 def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iterator[str]:
     if not any(len(device) for device in devices):
         yield "The snapshot has no trace, only the final state, so nothing changes over time."
+    without = [device.name for device in devices if not device.final.known]
+    if without:
+        yield (
+            f"{', '.join(without)}: the snapshot has no segments, which contain the final state. Blocks that "
+            "were alive before the first entry are missing from every level, unless an entry frees them. "
+            "Reserved memory is not known."
+        )
     if annotations_left_out:
         yield f"{annotations_left_out:,} annotations have no known device, stage or time; left out."
 
@@ -205,7 +229,10 @@ def _long_names(*tables: Sequence[str]) -> Iterator[str]:
 
 
 def _settings(settings: object) -> Iterator[tuple[str, str]]:
-    """Yield the allocator's settings that are plain values."""
+    """Yield the allocator's settings that are plain values, and the one that says how sizes are rounded."""
+    divisions = divisions_told(settings.get(DIVISIONS)) if isinstance(settings, dict) else None
+    if divisions is not None:
+        yield DIVISIONS, divisions
     for key, value in settings.items() if isinstance(settings, dict) else ():
         if isinstance(key, str) and (
             isinstance(value, str | bool | float) or (isinstance(value, int) and abs(value) < MOST_BYTES)

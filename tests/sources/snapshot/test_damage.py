@@ -171,6 +171,23 @@ def test_a_field_of_a_wrong_type_is_refused(field: str, value: object) -> None:
             trace_from_snapshot(snapshot([], written), "x")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("size", 1.5, "size is float, not a whole number"),
+        ("time_us", "now", "time_us is str, not a whole number"),
+        ("addr", 1 << 65, "addr has more than 64 bits"),
+        ("stream", 1 << 65, "stream has more than 64 bits"),
+        ("pool_id", (0, "a"), "a pool id is str, not a whole number"),
+    ],
+)
+def test_the_message_names_the_field_that_is_no_number(field: str, value: object, told: str) -> None:
+    written = entries("alloc 1000 1")
+    written[0][field] = value
+    with pytest.raises(UnreadableFileError, match=told):
+        trace_from_snapshot(snapshot([], written), "x")
+
+
 def without_end(kind: type = tuple) -> Any:
     """A pair of one pair, and so on, 60 deep: to hash, compare or print it takes for ever."""
     value = kind()

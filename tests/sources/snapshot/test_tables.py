@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tb_memplugin.sources.snapshot.annotated_steps import RENUMBERED
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import MemoryTrace, OutOfMemory, Step
 from tests.snapshots import block, entries, segment, snapshot
@@ -110,6 +111,30 @@ def test_steps_are_the_profilers_where_it_was_on() -> None:
     trace = read(content)
     assert trace.steps == (Step(3, 10_000, 30_000), Step(4, 30_000, 40_001))
     assert [trace.step_events(row) for row in range(2)] == [(0, 1), (1, 2)]
+
+
+def test_steps_of_a_second_profile_are_no_part_of_the_first_ones() -> None:
+    content = snapshot(
+        [segment(block(1000, 5), block(1512, 7))], entries("alloc 1000 5 20", "alloc 1512 7 60")
+    )
+    content["external_annotations"] = [
+        {"name": f"ProfilerStep#{number}", "stage": stage, "device": device, "time_us": time}
+        for number, stage, device, time in [
+            (9, "END", 0, 5),  # its start is older than the snapshot
+            (0, "START", 0, 10),
+            (0, "START", 1, 11),  # the same step, seen from another device
+            (0, "END", 0, 30),
+            (1, "START", 0, 30),
+            (1, "END", 0, 40),
+            (0, "START", 0, 50),
+            (0, "END", 0, 55),
+        ]
+    ]
+    content["device_traces"].append(entries("snapshot 0 0 10"))
+    trace = read(content)
+    assert trace.steps == (Step(0, 10_000, 30_000), Step(1, 30_000, 40_000), Step(2, 50_000, 55_000))
+    assert [trace.step_events(row) for row in range(3)] == [(0, 2), (2, 2), (2, 3)]
+    assert trace.notes == (RENUMBERED,)
 
 
 def test_a_failed_request_stands_at_its_place_among_all_devices_events() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tb_memplugin.analysis.allocator import levels
+from tb_memplugin.analysis.allocator import levels, pools
 from tb_memplugin.analysis.peak import peak
+from tb_memplugin.loading import load
 from tb_memplugin.sources.snapshot.trace import load_snapshot, trace_from_snapshot
 from tb_memplugin.trace import Category, Kind, Phase
 from tests.snapshots import block, entries, segment, snapshot
@@ -63,6 +64,27 @@ def test_frees_of_a_recording_that_skips_requests_are_never_pending() -> None:
     lines = ("free_completed 1000 100", "alloc 1000 7", "free_completed 1000 7")
     trace = trace_from_snapshot(snapshot([segment(block(1000, 0, "inactive"))], entries(*lines)), "x")
     assert levels(trace, 0).pending.tolist() == [0, 0, 0, 0]
+
+
+def test_requested_frees_are_completed_ones_in_a_recording_that_skips_those() -> None:
+    held = segment(block(1000, 100, "active_pending_free"), block(1512, 0, "inactive", 1536))
+    lines = ("alloc 2000 7", "free_requested 2000 7", "free_requested 1000 100", "alloc 2000 9")
+    trace = trace_from_snapshot(snapshot([held], entries(*lines, "free_requested 2000 9")), "x")
+    assert trace.live(0).tolist() == [100, 107, 100, 100, 109, 100]
+    assert levels(trace, 0).pending.tolist() == [0, 0, 0, 100, 100, 100]
+    assert trace.notes == (
+        "cuda:0: 2 frees were requested, and the snapshot has no completed frees (skip_actions); they are "
+        "taken as completed at once.",
+    )
+
+
+def test_frees_without_any_allocation_are_told() -> None:
+    trace = trace_from_snapshot(snapshot([segment(block(2000, 7))], entries("free_completed 1000 100")), "x")
+    assert trace.live(0).tolist() == [107, 7]
+    assert trace.notes == (
+        "cuda:0: the snapshot has frees but no allocations. If skip_actions left them out, what was "
+        "allocated after the first entry is shown as if it had been there before.",
+    )
 
 
 def test_an_oom_changes_nothing_and_is_told() -> None:
@@ -218,3 +240,57 @@ def test_the_categories_of_a_snapshot_made_from_a_profile_are_read() -> None:
         snapshot([segment(*(block(1000 * row, 4 + row) for row in (1, 2, 3)))], written), "x"
     )
     assert trace.events.category.tolist() == [Category.GRADIENT, Category.AUTOGRAD_DETAIL, Category.UNKNOWN]
+
+
+def test_a_snapshot_without_segments_shows_what_its_entries_say_and_what_is_missing() -> None:
+    lines = ("segment_alloc 1000 4096", "alloc 1000 100", "free_requested 3000 70", "free_completed 3000 70")
+    trace = load({"device_traces": [entries(*lines)]})
+    assert trace.live(0).tolist() == [70, 70, 170, 170, 100]
+    assert trace.reserved(0) is None
+    assert [state.reserved_bytes for state in pools(trace, 0, 3)] == [None]
+    assert trace.notes == (
+        "cuda:0: the snapshot has no segments, which contain the final state. Blocks that were alive before "
+        "the first entry are missing from every level, unless an entry frees them. Reserved memory is not "
+        "known.",
+    )
+
+
+def test_pinned_memory_whose_segments_are_missing_has_no_known_reserve() -> None:
+    written = {"segments": [], "host_traces": entries("segment_alloc 1000 4096", "segment_free 1000 4096")}
+    whole = trace_from_snapshot({**written, "host_segments": []}, "x")
+    level = whole.reserved(0)
+    assert level is not None
+    assert level.tolist() == [0, 4096, 0]
+    assert whole.notes == ()
+    part = trace_from_snapshot(written, "x")
+    assert part.reserved(0) is None
+    assert [note.startswith("pinned: the snapshot has no segments") for note in part.notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expandable", "expected"),
+    [
+        ({"roundup_power2_divisions": {"256": 0, "512": 1}}, False, [1024, -1, 1024]),
+        ({"roundup_power2_divisions": {"256": 0, "512": 1}}, True, [1024, 1_049_088, 1024]),
+        ({"roundup_power2_divisions": {"256": 0, "512": 8}}, True, [-1, -1, 1024]),
+        ({}, True, [-1, -1, 1024]),
+    ],
+)
+def test_what_a_freed_block_took_is_known_where_nothing_can_stay_unsplit(
+    settings: dict[str, object], expandable: bool, expected: list[int]
+) -> None:
+    held = {**segment(block(7000, 600, size=1024)), "is_expandable": expandable}
+    gone = ("alloc 1000 1024", "alloc 900000 1048577", "free_completed 1000 1024", "alloc 7000 600")
+    written = snapshot([held], entries(*gone, "free_completed 900000 1048577"))
+    trace = trace_from_snapshot({**written, "allocator_settings": settings}, "x")
+    assert trace.allocations.rounded.tolist() == expected
+    told = {"[512:8]"} if expected[0] < 0 and settings else {"off"} if settings else set()
+    assert set(trace.properties.values()) == told
+
+
+def test_no_size_is_derived_where_a_final_block_contradicts_the_rule() -> None:
+    written = snapshot(
+        [segment(block(7000, 600, size=4096), total=8192)], entries("free_completed 1000 1024")
+    )
+    written["allocator_settings"] = {"roundup_power2_divisions": {"1": 0}}
+    assert sorted(trace_from_snapshot(written, "x").start.rounded.tolist()) == [-1, 4096]
