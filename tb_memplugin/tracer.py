@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from torch import nn
 
@@ -179,6 +179,7 @@ class MemoryTracer:
     def print_summary(self, console: Console | None = None) -> None:
         """Print the totals and the layers with the highest peaks, through rich."""
         out, result = console or Console(), self.result
+        has_reserve = any(one.peak_reserved != one.peak_allocated for one in result.layers.values())
         out.print(
             f"Peak allocated {size_told(result.peak_allocated)}, "
             f"peak reserved {size_told(result.peak_reserved)}, {result.total:,} events "
@@ -187,21 +188,16 @@ class MemoryTracer:
         )
         if where := _where_it_peaked(result):
             out.print(f"The peak is in {where}", markup=False)
-        table = Table("layer", "peak allocated", "peak reserved", "allocs", "frees", "frag.", "ms")
         order = sorted(result.layers.values(), key=lambda one: (-one.peak_allocated, one.layer_name))
-        for one in order[:_SUMMARY_ROWS]:
-            table.add_row(
-                Text(printable(one.layer_name)),
-                size_told(one.peak_allocated),
-                size_told(one.peak_reserved),
-                f"{one.total_allocations:,}",
-                f"{one.total_deallocations:,}",
-                f"{one.avg_fragmentation:.1%}",
-                f"{one.duration_ms:,.2f}",
-            )
-        out.print(table)
+        out.print(_layer_table(order[:_SUMMARY_ROWS], has_reserve=has_reserve))
         if len(order) > _SUMMARY_ROWS:
             out.print(f"... and {len(order) - _SUMMARY_ROWS:,} more layers", markup=False)
+        if excess := max((one.peak_excess_bytes for one in order), default=0):
+            out.print(
+                f"≤: without the tracer, this peak may be lower, by {size_told(excess)} at most "
+                "(each layer's peak_excess_bytes)",
+                markup=False,
+            )
         for phase in result.phases[-_SUMMARY_ROWS:]:
             out.print(
                 f"phase {printable(phase.name)}: {size_told(phase.before_bytes)} -> "
@@ -340,6 +336,30 @@ class Tracing:
         self._end({"": model} if model is not None else {}, alive)
 
 
+def _layer_table(layers: Sequence[LayerMemoryStats], *, has_reserve: bool) -> Table:
+    """Return a table of layers; the allocator's reserve only if it keeps one, so that names have room."""
+    table = Table(Column("layer", overflow="fold"))
+    for header in (
+        "peak\nallocated",
+        *(("peak\nreserved", "frag.") if has_reserve else ()),
+        "allocs",
+        "frees",
+        "ms",
+    ):
+        table.add_column(header, justify="right", no_wrap=True)
+    for one in layers:
+        reserve = (size_told(one.peak_reserved), f"{one.avg_fragmentation:.1%}") if has_reserve else ()
+        table.add_row(
+            Text(printable(one.layer_name)),
+            ("≤ " if one.peak_excess_bytes else "") + size_told(one.peak_allocated),
+            *reserve,
+            f"{one.total_allocations:,}",
+            f"{one.total_deallocations:,}",
+            f"{one.duration_ms:,.2f}",
+        )
+    return table
+
+
 def _where_it_peaked(result: TracerResult) -> str:
     """Phase, layer and operator of the peak's last allocation; "" if the trace no longer holds the peak."""
     if not result.trace.devices:
@@ -347,7 +367,7 @@ def _where_it_peaked(result: TracerResult) -> str:
     state = peak(result.trace)
     if state.bytes != result.peak_allocated:
         return ""
-    told = [f"phase {state.phase.key}"] if state.phase != Phase.OTHER else []
-    told += [f"layer {state.module}"] if state.module in result.layers else []
-    told += [f"operator {state.operator}"] if state.operator else []
-    return printable(", ".join(told))
+    parts = [f"phase {state.phase.key}"] if state.phase != Phase.OTHER else []
+    parts += [f"layer {state.module}"] if state.module in result.layers else []
+    parts += [f"operator {state.operator}"] if state.operator else []
+    return printable(", ".join(parts))

@@ -101,26 +101,6 @@ def test_the_summary_goes_through_a_console(tracer):
     assert "phase [all]" in text.getvalue()
 
 
-def test_the_summary_says_where_the_peak_is_if_no_layer_reaches_it():
-    model, text, tracer = nn.Linear(256, 256, bias=False), io.StringIO(), MemoryTracer()
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    with tracer.trace(model, optimizer):
-        model(torch.ones(1, 256)).sum().backward()
-        optimizer.step()
-    tracer.print_summary(Console(file=text, width=120))
-    assert "The peak is in phase optimizer, operator aten::" in text.getvalue()
-
-
-def test_no_name_in_the_summary_steers_the_terminal():
-    model, text, tracer = nn.Module(), io.StringIO(), MemoryTracer()
-    model.register_module("\x1b[2J[red]", nn.Linear(4, 3))
-    with tracer.trace(model), tracer.track_phase("\x1b]0;title\x07"):
-        next(model.children())(torch.ones(2, 4))
-    tracer.print_summary(Console(file=text, width=120))
-    assert "\\x1b[2J[red]" in text.getvalue()
-    assert not {"\x1b", "\x07"} & set(text.getvalue())
-
-
 def test_the_flame_graph_is_speedscopes(tracer, tmp_path):
     tracer.export_flame_graph(tmp_path / "flame.json")
     document = json.loads((tmp_path / "flame.json").read_text())
@@ -278,7 +258,9 @@ def test_gradients_made_on_other_threads_count_when_they_are_noticed():
         in_threads(lambda: step(model), count=1)
     trace, size = tracer.trace_result(), sum(parameter.nbytes for parameter in model.parameters())
     assert int(trace.live(0)[-1]) - int(trace.live(0)[0]) == size
-    assert any(f"{size:,} bytes, were made on a thread that was not watched" in note for note in trace.notes)
+    assert any(
+        f"{size:,} bytes, were made without an operator, or on a thread" in note for note in trace.notes
+    )
 
 
 def test_ten_tracers_on_ten_threads_keep_apart():

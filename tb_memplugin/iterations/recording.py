@@ -21,6 +21,9 @@ class IterationRecording(StorageRecording):
         if row is not None:
             self.layers.here().enter(row)
 
+    def _take_in_unseen(self) -> None:
+        """Do not search: the start state of the next reported iteration counts it."""
+
     def tell_gradient(self, weight: torch.Tensor, name: str) -> None:
         """Name the storage of a weight's gradient."""
         if self.layers.on and weight.grad is not None:

@@ -42,7 +42,7 @@ class Watched(Protocol):
     peak_bytes: int
 
 
-class _Told:
+class _Memory:
     """The attributes of one piece of memory.
 
     `serial` counts allocations from 0 and is negative for memory that was alive before; `made_by` is the
@@ -64,7 +64,7 @@ class _Told:
     stack: int
 
 
-class Block(weakref.ref[torch.UntypedStorage], _Told):
+class Block(weakref.ref[torch.UntypedStorage], _Memory):
     """One lifetime of a storage at one size: a weak reference to the storage that fires when it is freed."""
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Block(weakref.ref[torch.UntypedStorage], _Told):
     )
 
 
-class Buffer(_Told):
+class Buffer(_Memory):
     """Memory that no operator returned in a tensor. It has the attributes of a `Block`, but no storage.
 
     If a tensor that holds the memory is found later, `holder` is a weak reference to its storage, which
@@ -163,7 +163,7 @@ class Ledger:
 
     def dead(self) -> list[tuple[int, Block | Buffer]]:
         """Return the blocks freed since the last call, with the times. The caller must pass each to `end`."""
-        deaths, found = self.deaths, []
+        deaths, freed = self.deaths, []
         while deaths:
             try:
                 died_ns, block = deaths.popleft()
@@ -171,12 +171,12 @@ class Ledger:
                 break
             if self.blocks.get(block.key) is block:
                 del self.blocks[block.key]
-                found.append((died_ns, block))
-        return found
+                freed.append((died_ns, block))
+        return freed
 
     def settle(self, row: int, phase: Phase) -> int:
         """Record the frees since the last call, in a module and phase. Return how many there were."""
-        deaths, blocks, settled = self.deaths, self.blocks, 0
+        deaths, blocks, frees = self.deaths, self.blocks, 0
         while deaths:
             try:
                 died_ns, block = deaths.popleft()
@@ -185,8 +185,8 @@ class Ledger:
             if blocks.get(block.key) is block:
                 del blocks[block.key]
                 self.end(block, row, phase, died_ns)
-                settled += 1
-        return settled
+                frees += 1
+        return frees
 
     def born(
         self,
@@ -271,7 +271,7 @@ class Ledger:
         Unknown storages become part of the start state. If `late`, they were allocated unobserved during
         the recording, and count as allocated now.
         """
-        found = []
+        blocks = []
         for storage in storages:
             block = self.blocks.get(storage._cdata)
             if block is None and late:
@@ -282,8 +282,8 @@ class Ledger:
                 block.made_by, block.phase, block.recomputing = None, Phase.BEFORE, False
                 block.serial = BEFORE
                 self._grow(block)
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def _buffer(self, size: int, row: int, device: int) -> Buffer:
         buffer = Buffer()

@@ -90,15 +90,15 @@ class AllocatorLog:
         else:
             mark = next(each[-1] for each in lists if each and each[-1].kind() == "mark")
             events = [event for each in lists for event in each]
-        found = [
+        reports = [
             (now - int(event.cpu_elapsed_us(mark) * 1000), size)
             for event in events
             if (size := event.cpu_memory_usage())
         ]
         if len(lists) > 1:
-            found.sort(key=lambda one: one[0])
+            reports.sort(key=lambda one: one[0])
         for reader in self._readers:
-            reader.extend(found)
+            reader.extend(reports)
 
 
 def _settings() -> tuple[Any, int] | None:
@@ -126,11 +126,11 @@ def allocator_log() -> AllocatorLog | None:
     """Return the log of the calling thread, None if this version of torch does not support it."""
     if _CONFIG is None:
         return None
-    found: AllocatorLog | None = getattr(_logs, "log", None)
-    if found is None:
+    log: AllocatorLog | None = getattr(_logs, "log", None)
+    if log is None:
         _step_aside_for_profilers()
-        found = _logs.log = AllocatorLog()
-    return found
+        log = _logs.log = AllocatorLog()
+    return log
 
 
 def _step_aside_for_profilers() -> None:

@@ -87,17 +87,16 @@ class Unseen:
 
     `operators` counts operators without reports, because another profiler recorded or torch does not
     support it. `frees` are bytes freed inside operators, of unknown blocks. `kept` are bytes that an operator
-    allocated but neither returned in a tensor nor freed: they count only during that operator.
-    `sparse_gradients` counts sparse tensors in backward: autograd copies them because a dispatch mode is on.
-    `second_block` is (peak, bytes) of the last peak in backward that was reached by a result which torch may
-    write over an input when no mode is on.
+    allocated but neither returned in a tensor nor freed: they count only during that operator. `excess` is (a
+    peak, how many of its bytes at most are there only because a dispatch mode is on); `higher_peak` is the
+    highest level that may be reached without one, -1 if none is known.
     """
 
     operators: int = 0
     frees: int = 0
     kept: int = 0
-    sparse_gradients: int = 0
-    second_block: tuple[int, int] = (-1, 0)
+    excess: tuple[int, int] = (-1, 0)
+    higher_peak: int = -1
 
 
 class KernelMemory:

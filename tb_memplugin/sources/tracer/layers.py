@@ -35,11 +35,13 @@ _NO_SEQUENCE = (1 << 64) - 1
 class LayerFigures:
     """The figures of one module without the modules inside it, except for `forward_ns` and `peak`.
 
-    `peak` is the highest live bytes while the module ran, -1 if it never ran.
+    `peak` is the highest live bytes while the module ran, -1 if it never ran. `excess` is (a peak, how many
+    of its bytes at most are there only because a dispatch mode is on): it holds while `peak` is that peak.
     """
 
     calls: int = 0
     peak: int = -1
+    excess: tuple[int, int] = (-1, 0)
     allocations: int = 0
     allocated_bytes: int = 0
     frees: int = 0
@@ -94,10 +96,10 @@ class Layers:
     def here(self) -> ThreadLayers:
         """Return the layers of the calling thread."""
         ident = threading.get_ident()
-        found = self.threads.get(ident)
-        if found is None:
-            found = self.threads.setdefault(ident, ThreadLayers(self))
-        return found
+        thread = self.threads.get(ident)
+        if thread is None:
+            thread = self.threads.setdefault(ident, ThreadLayers(self))
+        return thread
 
 
 class ThreadLayers:
@@ -105,6 +107,9 @@ class ThreadLayers:
 
     Attributes:
         last_ns: when the last operator of a backward ended, epoch nanoseconds.
+        node_name: the autograd node that the last operator of a backward ran for, "" between nodes.
+        node_level, node_peak: live bytes when that node began, and the highest since, if `ModeEffects`
+            needs it.
     """
 
     def __init__(self, layers: Layers) -> None:
@@ -117,6 +122,9 @@ class ThreadLayers:
         self.in_backward = False
         self._began_ns = self._layer_began_ns = 0
         self.last_ns = 0
+        self.node_name = ""
+        self.node_level = self.node_peak = 0
+        self._node_key = 0
         self._sequence = _sequence_number()
 
     def place(self) -> tuple[int, Phase]:
@@ -216,8 +224,11 @@ class ThreadLayers:
         if running.stack and running.stack[-1].in_backward:
             self._in_backward(began_ns, self.backward_row)
             return running.stack[-1].row, True
-        # Between nodes autograd sums gradients; this counts as part of the previous node.
-        row = self.backward_row if node is None else self._owner(node)
+        # Between nodes autograd sums gradients; this counts as part of the previous node's layer.
+        if node is None:
+            self.node_name, row = "", self.backward_row
+        else:
+            row = self._owner(node)
         if row != self.backward_row or not self.in_backward:
             self._in_backward(began_ns, row)
         return self.backward_row, False
@@ -226,8 +237,15 @@ class ThreadLayers:
         sequence = node._sequence_nr()
         if sequence == _NO_SEQUENCE:
             variable = getattr(node, "variable", None)
+            self._in_other_node(node, -id(variable))
             return self.layers.names.owner_of.get(id(variable), (-1, ""))[0] if variable is not None else -1
+        self._in_other_node(node, sequence)
         return self.node_rows[bisect_right(self.nodes_from, sequence) - 1]
+
+    def _in_other_node(self, node: Any, key: int) -> None:
+        if key != self._node_key or not self.node_name:
+            self._node_key, self.node_name = key, node.name()
+            self.node_level = self.node_peak = self.ledger.level
 
     def _in_backward(self, began_ns: int, row: int) -> None:
         if not self.in_backward:

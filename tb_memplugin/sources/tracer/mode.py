@@ -15,10 +15,11 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo, is_hidden
-from tb_memplugin.sources.storage_lifetimes import Block, Ledger
+from tb_memplugin.sources.storage_lifetimes import Ledger
 from tb_memplugin.sources.storages import storages
 from tb_memplugin.sources.tracer.kernels import KernelMemory, Made, Place
 from tb_memplugin.sources.tracer.layers import Layers, ThreadLayers
+from tb_memplugin.sources.tracer.mode_effects import ModeEffects
 from tb_memplugin.trace import Phase
 
 _current_task = torch._C._current_graph_task_id
@@ -27,10 +28,6 @@ _Tensor, _strided = torch.Tensor, torch.strided
 _BACKWARD, _OTHER = Phase.BACKWARD, Phase.OTHER
 _CALLERS = frozenset((KernelMemory.run.__code__.co_filename, torch._ops.__file__))
 """Files whose functions only pass on the arguments of an operator."""
-_OVERWRITES = frozenset(
-    f"aten::{name}" for name in ("add", "sub", "index_add", "index_put", "masked_fill", "scatter_add")
-)
-"""Operators that autograd and derivative formulas run in place when no dispatch mode is on."""
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -47,8 +44,8 @@ def _tensors(results: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(one)
 
 
-def _is_torchs(storage: torch.UntypedStorage) -> bool:
-    """Whether torch allocated the memory itself: unlike that of numpy arrays or of functorch's wrappers."""
+def allocated_by_torch(storage: torch.UntypedStorage) -> bool:
+    """Return whether torch allocated the memory: not that of numpy arrays or of functorch's wrappers."""
     if not storage.resizable() and not storage.is_shared():
         return False
     try:
@@ -78,11 +75,11 @@ class StorageMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._layers = layers
         self._ledger: Ledger = layers.ledger
-        self._is_told = False
-        self._overwritten: tuple[int, Block] | None = None
+        self._without_operator = False
         self._on_cpu = layers.ledger.device_type == "cpu"
         self._here: ThreadLayers = layers.here()
         self._kernels = KernelMemory(layers.ledger, layers.unseen, self._here.numbers)
+        self._effects = ModeEffects(layers, self._here)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -101,12 +98,11 @@ class StorageMode(TorchDispatchMode):
             _drop_soon()
             return func(*args, **kwargs) if kwargs else func(*args)
         here, ledger, kernels = self._here, self._ledger, self._kernels
-        if self._overwritten is not None:
-            self._tell_overwritten()
+        self._effects.settle()
         if ledger.deaths or here.numbers.waiting:
             with ledger.lock:
                 here.settle()
-        began, out, highest = time_ns(), None, ledger.peak
+        began, out = time_ns(), None
         try:
             out = kernels.run(func, args, kwargs)
         except BaseException as error:
@@ -116,34 +112,13 @@ class StorageMode(TorchDispatchMode):
         finally:  # an operator that raises may also have allocated memory
             try:
                 with ledger.lock:
+                    self._effects.args = args
                     self._note(out, func, began)
             except Exception as error:  # the training goes on, whatever happens to us
                 logger.debug("noting an operator failed", exc_info=error)
                 self._layers.failed(error)
-        if ledger.peak > highest and _current_task() != -1 and not torch.is_grad_enabled():
-            try:
-                self._suspect(func, args, out)
-            except Exception as error:  # see above
-                logger.debug("looking at a peak failed", exc_info=error)
+            self._effects.args = ()
         return out
-
-    def _suspect(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Note an input that backward may overwrite without a mode, after the operator reached the peak."""
-        schema = getattr(func, "_schema", None)
-        if schema is None or schema.name not in _OVERWRITES or not args:
-            return
-        if not (type(args[0]) is type(out) is _Tensor and args[0].layout is out.layout is _strided):
-            return
-        blocks = self._ledger.blocks
-        given, made = (blocks.get(one.untyped_storage()._cdata) for one in (args[0], out))
-        if isinstance(given, Block) and made is not None and made is not given and made.bytes == given.bytes:
-            self._overwritten = self._ledger.peak, given
-
-    def _tell_overwritten(self) -> None:
-        """Record the noted peak if the input was freed before the next operator."""
-        if self._overwritten is not None and self._overwritten[1]() is None:
-            self._layers.unseen.second_block = self._overwritten[0], self._overwritten[1].bytes
-        self._overwritten = None
 
     @property
     def is_on(self) -> bool:
@@ -159,11 +134,11 @@ class StorageMode(TorchDispatchMode):
         if self._layers.on:
             with self._ledger.lock:
                 self._here.settle()
-                self._is_told = True
+                self._without_operator = True
                 try:
                     self._note(made, None, time_ns())
                 finally:
-                    self._is_told = False
+                    self._without_operator = False
 
     def make_hidden_call(self, call: Callable[[], Any]) -> Any:
         """Make a call in which torch disables modes, and record what it allocates and frees."""
@@ -207,7 +182,10 @@ class StorageMode(TorchDispatchMode):
         elif isinstance(out, torch.UntypedStorage) and out.device.type == ledger.device_type:
             self._see_storage(out, made)
         if made or kernels.reports or kernels.dead or ledger.deaths:
-            here.count(row, kernels.write(Place(row, phase, func, recomputing), made))
+            counted = kernels.write(Place(row, phase, func, recomputing), made)
+            here.count(row, counted)
+            if in_backward and counted.top >= 0 and not torch.is_grad_enabled():
+                self._effects.note(func, out, row, counted)
         if in_backward:
             here.last_ns = time_ns()
         elif row < 0 and phase is _OTHER:
@@ -222,8 +200,6 @@ class StorageMode(TorchDispatchMode):
                     return  # functorch's wrappers: the tensor inside is seen separately
                 self._see_storage(storage, made)
             return
-        if tensor.layout is torch.sparse_coo and self._here.in_backward:
-            self._layers.unseen.sparse_gradients += 1
         if getattr(tensor, "fake_mode", None) is not None:
             return  # a FakeTensor holds no memory
         for storage, _ in storages(tensor):
@@ -237,7 +213,7 @@ class StorageMode(TorchDispatchMode):
             if (
                 size
                 and not (made and any(one.storage._cdata == storage._cdata for one in made))
-                and (self._is_told or _is_torchs(storage))
+                and (self._without_operator or allocated_by_torch(storage))
             ):
                 made.append(Made(storage, size))
         elif block.bytes != size and not any(one.was is block for one in made):
@@ -264,7 +240,7 @@ class StorageMode(TorchDispatchMode):
             dispatch._push_mode(mode)
         _drop_ended()
         FLAGS.down()
-        self._tell_overwritten()
+        self._effects.settle()
 
 
 def _drop_ended() -> None:

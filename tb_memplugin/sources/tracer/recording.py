@@ -23,7 +23,7 @@ from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages, storages
 from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
 from tb_memplugin.sources.tracer.layers import LayerHooks, Layers
-from tb_memplugin.sources.tracer.mode import StorageMode, modes_here, storage_mode
+from tb_memplugin.sources.tracer.mode import StorageMode, allocated_by_torch, modes_here, storage_mode
 from tb_memplugin.sources.tracer.results import (
     NamedPhase,
     PhaseMemoryStats,
@@ -110,6 +110,7 @@ class StorageRecording:
             self._name(model_storages(models, self.layers.names))
             for optimizer in optimizers:
                 self._name(optimizer_storages(optimizer, self.layers.names))
+            self._take_in_unseen()
             ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
             recorded.stop_ns = time_ns()
             recorded.notes += self._notes()
@@ -117,6 +118,13 @@ class StorageRecording:
             result = self._result(trace_from_ledger(recorded))
             ledger.blocks.clear()  # this also removes the weak references
         return result
+
+    def _take_in_unseen(self) -> None:
+        """Count what is alive at the end, and that neither an operator nor the start state has shown."""
+        if self.layers.problems or self._beside_others or others_may_run():
+            return  # what later events or other threads made would count, too
+        mine = (one for one in storages_alive() if self._is_mine(one) and allocated_by_torch(one))
+        self.recorded.ledger.take_in(mine, late=True)
 
     def _result(self, trace: MemoryTrace) -> TracerResult:
         ledger, names = self.recorded.ledger, self.layers.names
@@ -252,18 +260,7 @@ class StorageRecording:
                 f"Operators kept {unseen.kept:,} bytes that are in no tensor, which count only while "
                 f"they ran, and freed {unseen.frees:,} bytes whose allocation was not seen."
             )
-        if unseen.sparse_gradients:
-            yield (
-                f"{unseen.sparse_gradients:,} sparse tensors were made in backward. Autograd copies "
-                "sparse gradients while a dispatch mode is on; a training without the tracer has no "
-                "such copies."
-            )
-        if unseen.second_block[0] == ledger.peak:
-            yield (
-                "The peak was reached in backward, by a result that torch may write over an input "
-                "when no dispatch mode is on (sums of gradients, some derivative formulas). Without "
-                f"the tracer, the peak may be up to {unseen.second_block[1]:,} bytes lower."
-            )
+        yield from self._notes_of_the_mode()
         if ledger.dropped:
             yield (
                 f"{ledger.dropped:,} of {ledger.written:,} events were dropped, the oldest first, "
@@ -272,8 +269,9 @@ class StorageRecording:
             )
         if ledger.late:
             yield (
-                f"{len(ledger.late):,} gradients or optimizer states, {sum(ledger.late):,} bytes, were "
-                "made on a thread that was not watched; they count from when they were noticed."
+                f"{len(ledger.late):,} tensors, {sum(ledger.late):,} bytes, were made without an operator, "
+                "or on a thread that was not watched. They count from when they were noticed, so the peak "
+                "may be up to that much higher."
             )
         if self._beside_others:
             yield (
@@ -289,6 +287,22 @@ class StorageRecording:
             yield (
                 f"Layers were called {self._foreign_calls:,} times on other threads. There, memory is "
                 "seen only while a layer runs; what such a thread allocates between layers is not."
+            )
+
+    def _notes_of_the_mode(self) -> Iterator[str]:
+        """Yield what the dispatch mode itself may have added to peaks, or taken from them."""
+        unseen, highest = self.layers.unseen, self.recorded.ledger.peak
+        if unseen.excess[0] == highest:
+            yield (
+                "The peak was reached in backward, by a result that torch makes only while a dispatch mode "
+                "is on: alone, it writes over another tensor or uses another formula. Without the tracer, "
+                f"the peak may be up to {unseen.excess[1]:,} bytes lower."
+            )
+        if unseen.higher_peak > highest:
+            yield (
+                "The backward of max(), min() or median() of a whole tensor takes more when no dispatch mode "
+                f"is on. Without the tracer, the peak may be up to {unseen.higher_peak - highest:,} bytes "
+                "higher."
             )
 
 

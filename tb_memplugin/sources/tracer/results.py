@@ -32,6 +32,7 @@ class LayerMemoryStats:
         allocated_bytes: the sum of the bytes of its allocations.
         calls: forward calls.
         forward_ms, backward_ms: the parts of `duration_ms`.
+        peak_excess_bytes: without the tracer, `peak_allocated` may be up to this many bytes lower.
     """
 
     layer_name: str
@@ -45,6 +46,7 @@ class LayerMemoryStats:
     calls: int = 0
     forward_ms: float = 0.0
     backward_ms: float = 0.0
+    peak_excess_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -166,7 +168,8 @@ def layer_stats(
         if parent < 0:
             continue
         inner, outer = whole[row], whole[parent]
-        outer.peak = max(outer.peak, inner.peak)
+        if inner.peak >= outer.peak:
+            outer.peak, outer.excess = inner.peak, max(inner.excess, outer.excess)
         outer.allocations += inner.allocations
         outer.allocated_bytes += inner.allocated_bytes
         outer.frees += inner.frees
@@ -196,4 +199,5 @@ def _stats(name: str, one: LayerFigures, reserved: int, ratio: float) -> LayerMe
         calls=one.calls,
         forward_ms=one.forward_ns / 1e6,
         backward_ms=one.backward_ns / 1e6,
+        peak_excess_bytes=one.excess[1] if one.excess[0] == one.peak else 0,
     )

@@ -23,7 +23,7 @@ NUMBER_BYTES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
 Held = tuple[Buffer, int, int, Phase]
 """(buffer of the second tensor, time of its free in epoch nanoseconds, module's row or -1, phase)."""
 
-_places: dict[Any, tuple[int, ...]] = {}
+_tensor_positions: dict[Any, tuple[int, ...]] = {}
 _names: dict[type, tuple[str, ...]] = {}
 
 
@@ -31,13 +31,13 @@ def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
     """Return the bytes of each number that is passed for a tensor argument, if autograd may save it."""
     if not torch.is_grad_enabled():
         return []
-    places = _places.get(operator)
-    if places is None:
-        places = _places[operator] = _tensor_places(operator)
-    found = [
-        NUMBER_BYTES[type(args[at])] for at in places if at < len(args) and type(args[at]) in NUMBER_BYTES
+    positions = _tensor_positions.get(operator)
+    if positions is None:
+        positions = _tensor_positions[operator] = _positions_of_tensors(operator)
+    sizes = [
+        NUMBER_BYTES[type(args[at])] for at in positions if at < len(args) and type(args[at]) in NUMBER_BYTES
     ]
-    return found if found and any(map(_may_have_node, args)) else []
+    return sizes if sizes and any(map(_may_have_node, args)) else []
 
 
 def _may_have_node(given: Any) -> bool:
@@ -45,15 +45,15 @@ def _may_have_node(given: Any) -> bool:
     return given.requires_grad if isinstance(given, torch.Tensor) else isinstance(given, list | tuple)
 
 
-def _tensor_places(operator: Any) -> tuple[int, ...]:
+def _positions_of_tensors(operator: Any) -> tuple[int, ...]:
     """Return the positions of an operator's tensor arguments; none if it has fewer than two.
 
     Only in an operator with several tensor arguments is a number converted to a tensor.
     """
     schema = getattr(operator, "_schema", None)
     arguments = enumerate(schema.arguments) if schema is not None else ()
-    found = tuple(at for at, one in arguments if str(one.type) == "Tensor" and not one.kwarg_only)
-    return found if len(found) > 1 else ()
+    positions = tuple(at for at, one in arguments if str(one.type) == "Tensor" and not one.kwarg_only)
+    return positions if len(positions) > 1 else ()
 
 
 class SavedNumbers:

@@ -106,8 +106,8 @@ def _start(memory: Sequence[Entry], ledger: Ledger, tables: _Tables) -> StartSta
     """Return the blocks whose allocation is not in the kept entries, but that were alive during them."""
     born = {id(entry[2]) for entry in memory if entry[1] is Happened.ALLOC}
     ended = (entry[2] for entry in memory if entry[1] is Happened.FREE)
-    found = [block for block in (*ended, *ledger.blocks.values()) if block and id(block) not in born]
-    return _start_rows(found, tables)
+    blocks = [block for block in (*ended, *ledger.blocks.values()) if block and id(block) not in born]
+    return _start_rows(blocks, tables)
 
 
 def _start_rows(blocks: Sequence[Block | Buffer], tables: _Tables) -> StartState:

@@ -37,27 +37,27 @@ _text: Any = torch._tensor_str
 _print_original: Callable[..., Any] = _text._str
 
 
-def _tell(what: torch.Tensor | torch.UntypedStorage) -> None:
+def _report(what: torch.Tensor | torch.UntypedStorage) -> None:
     for listener in tuple(_listeners):
         listener.see_made(what)
 
 
 def _get_rng_state() -> torch.Tensor:
     state = _get_original()
-    _tell(state)
+    _report(state)
     return state
 
 
 def _resize(storage: torch.UntypedStorage, size: int) -> Any:
     result = _resize_original(storage, size)
-    _tell(storage)
+    _report(storage)
     return result
 
 
 def _read(reader: Any, *which: Any) -> torch.Tensor:
     assert _read_original is not None
     read = _read_original(reader, *which)
-    _tell(read.untyped_storage())  # the tensor itself has no elements
+    _report(read.untyped_storage())  # the tensor itself has no elements
     return read
 
 

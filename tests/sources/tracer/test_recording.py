@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from tb_memplugin.sources.profiler.window import WindowRecorder, watch
 from tb_memplugin.sources.tracer.results import ROOT
 from tb_memplugin.trace import Category, Kind, Phase
 from tests.sources.agreement import UNTUNED
-from tests.sources.tracer.truth import Both, both, train_step
+from tests.sources.tracer.truth import Both, both, profiled, train_step
 from tests.training import MODELS
 
 CPU = 0
@@ -283,3 +285,35 @@ def test_memory_that_processes_share_is_a_device_of_its_own():
         shared = torch.ones(4).share_memory_()
         shared * 2
     assert [device.name for device in tracer.trace_result().devices] == ["cpu", "shared"]
+
+
+def test_lbfgs_equals_a_profiler_that_is_on_from_its_first_step():
+    """One that starts later misses the frees of what the first step left, so its curve ends above 0."""
+    mark = 12_345
+
+    def second_step(tracer: MemoryTracer | None = None) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=3)
+        x = torch.randn(16, 8)
+
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            value = model(x).square().mean()
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        torch.empty(mark, dtype=torch.uint8)
+        with nullcontext() if tracer is None else tracer.trace(model, optimizer):
+            optimizer.step(loss)
+        torch.empty(mark, dtype=torch.uint8)
+
+    sizes = np.diff(profiled(second_step))
+    first, last = np.flatnonzero(np.abs(sizes) == mark)[1:3]
+    alone = np.cumsum([0, *sizes[first + 1 : last]])
+    tracer = MemoryTracer()
+    second_step(tracer)
+    window = tracer.trace_result().window(0)
+    assert (window.max(), window[-1]) == (alone.max(), alone[-1])
+    assert tracer.trace_result().notes == ()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import io
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.profiler import profile
 
 from tb_memplugin import MemoryTracer
 from tb_memplugin.sources.storages import storages
+from tests.sources.tracer.truth import profiled
 
 RESIZE = torch.UntypedStorage.resize_
 
@@ -39,13 +37,6 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-def below(events):
-    """The events and all those inside them."""
-    for event in events:
-        yield event
-        yield from below(event.children)
-
-
 def test_fsdp2s_gathered_parameters_come_and_go(alone):
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
     for layer in (model[0], model[2], model):
@@ -64,15 +55,8 @@ def test_fsdp2s_gathered_parameters_come_and_go(alone):
     tracer = MemoryTracer(device="cpu")
     with tracer.trace(model, optimizer):
         step()
-    with profile(profile_memory=True) as recorded:
-        step()
+    expected = profiled(step)
     levels = tracer.trace_result().window(0)
-    told = [
-        (event.start_time_ns, event.extra_fields.alloc_size)
-        for event in below(recorded.profiler.kineto_results.experimental_event_tree())
-        if isinstance(event.extra_fields, torch._C._profiler._ExtraFields_Allocation)
-    ]
-    expected = np.cumsum([0, *(size for _, size in sorted(told))])
     assert (levels.max(), levels[-1], len(levels)) == (expected.max(), expected[-1], len(expected))
 
 
@@ -105,19 +89,23 @@ def test_a_file_that_is_mapped_takes_no_memory_of_torchs(tmp_path):
 def test_what_a_tensors_text_takes_is_the_profilers_and_torchs_function_comes_back():
     held, before = torch.arange(5000.0) + 0.5, torch._tensor_str._str
     tracer = MemoryTracer()
-    gc.collect()
-    with profile(profile_memory=True) as recorded:
-        text = repr(held)
+    expected, text = profiled(lambda: repr(held)), repr(held)
     with tracer.trace(nn.Identity()):
         assert repr(held) == text
     assert torch._tensor_str._str is before
-    told = [
-        (event.start_time_ns, event.extra_fields.alloc_size)
-        for event in below(recorded.profiler.kineto_results.experimental_event_tree())
-        if isinstance(event.extra_fields, torch._C._profiler._ExtraFields_Allocation)
-    ]
-    assert (
-        tracer.trace_result().window(0).tolist()
-        == np.cumsum([0, *(size for _, size in sorted(told))]).tolist()
-    )
+    assert tracer.trace_result().window(0).tolist() == expected.tolist()
     assert tracer.trace_result().notes == ()
+
+
+def test_what_no_operator_made_counts_when_the_block_ends_and_is_noted():
+    """A generator's state is 5,056 bytes; the one that is gone by then is not known."""
+    generator, tracer = torch.Generator(), MemoryTracer()
+    kept = [generator.get_state()]
+    with tracer.trace(nn.Identity()):
+        kept = [generator.get_state() for _ in range(3)]
+        generator.get_state()
+    live = tracer.trace_result().live(0)
+    assert int(live[-1] - live[0]) == 2 * 5056
+    (note,) = tracer.trace_result().notes
+    assert note.startswith("3 tensors, 15,168 bytes, were made without an operator")
+    del kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,27 @@ class Both:
     def peak(self) -> int:
         """The profiler's highest running sum, kernels' buffers included."""
         return int(np.cumsum(self.bytes).max())
+
+
+def profiled(run: Callable[[], Any]) -> np.ndarray:
+    """Live bytes from 0 after each of the profiler's events in a run without a tracer."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    assert recorded.profiler is not None
+    assert recorded.profiler.kineto_results is not None
+    told = [
+        (event.start_time_ns, event.extra_fields.alloc_size)
+        for event in _below(recorded.profiler.kineto_results.experimental_event_tree())
+        if isinstance(event.extra_fields, torch._C._profiler._ExtraFields_Allocation)
+    ]
+    return np.cumsum([0, *(size for _, size in sorted(told))])
+
+
+def _below(events: Iterable[Any]) -> Iterator[Any]:
+    for event in events:
+        yield event
+        yield from _below(event.children)
 
 
 def both(
