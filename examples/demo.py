@@ -78,7 +78,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each with layer normalisation before it and a residual connection."""
+    """Attention and an MLP, each with layer normalization before it and a residual connection."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -174,6 +174,7 @@ def main(logdir: Path, steps: int) -> None:
             seconds = median(end - start for start, end in pairwise(times))
             results.add_row(config.name, f"{losses[0]:.3f}", f"{losses[-1]:.3f}", f"{seconds:.3f}")
     console.print(results)
+    console.print(f"Both are in the Memory tab: tensorboard --logdir {logdir}", soft_wrap=True)
 
 
 if __name__ == "__main__":
