@@ -32,8 +32,8 @@ ENCODER_DECODERS = ("SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM")
 OTHERS = ("MASKED_LM", "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION")
 """Tasks in order of preference: if a config names no architecture, the first with a model for it counts."""
 
-LOOP_OVER_TOKENS = ("mamba", "falcon_mamba", "jamba", "zamba", "rwkv")
-"""Model types that scan tokens in a Python loop where their fused kernel is not installed."""
+LOOP_OVER_TOKENS = ("mamba", "falcon_mamba", "jamba", "zamba", "rwkv", "recurrent_gemma")
+"""Model types that scan tokens in a Python loop, at least where no fused kernel is installed."""
 
 MOST_ROUNDS = 4096
 """The most iterations of that loop, over all layers: two steps take about a minute on one thread."""
@@ -81,7 +81,9 @@ class ConfigTarget:
         for mapping in (*(f"MODEL_FOR_{task}_MAPPING" for task in tasks), "MODEL_MAPPING"):
             if type(self.config) in getattr(transformers, mapping):
                 found = getattr(transformers, mapping)[type(self.config)]
-                return found[0] if isinstance(found, (tuple, list)) else found
+                found = found[0] if isinstance(found, (tuple, list)) else found
+                if isinstance(self.config, found.config_class):  # not, if it takes only a part of the config
+                    return found
         raise MemPluginError(
             f"transformers has no model for {type(self.config).__name__}.",
             where="TARGET",
@@ -138,20 +140,30 @@ class ConfigTarget:
         self._refuse_long_loops(workload.seq or 1)
         if not workload.inference and hasattr(self.config, "use_cache"):
             self.config.use_cache = False
+        notes = (*self._notes(workload.seq), *self._without_dropping_layers())
         model = self._model()
         inputs = self._inputs(workload.batch or 1, workload.seq or 1, labels=not workload.inference)
         if mesh is None:
-            return Built(model, keywords=inputs, notes=self._notes(workload.seq))
+            return Built(model, keywords=inputs, notes=notes)
         part, told = sharded(model, mesh)
-        return Built(part, keywords=inputs, notes=(*self._notes(workload.seq), told), is_part=True)
+        return Built(part, keywords=inputs, notes=(*notes, told), is_part=True)
+
+    def _without_dropping_layers(self) -> tuple[str, ...]:
+        """Keep all layers in training, which a config may drop at random; return a note where it does."""
+        rates = [name for name, rate in vars(self.config).items() if name.endswith("layerdrop") and rate]
+        for name in rates:
+            setattr(self.config, name, 0.0)
+        if not rates:
+            return ()
+        return (f"The config drops layers at random ({', '.join(rates)}): the estimate keeps all of them.",)
 
     def _refuse_long_loops(self, seq: int) -> None:
         layers = getattr(self.config, "num_hidden_layers", 1)
         if getattr(self.config, "model_type", "") in LOOP_OVER_TOKENS and layers * seq > MOST_ROUNDS:
             raise MemPluginError(
                 f"{self.model_class.__name__} loops over tokens in Python ({layers} layers x {seq:,} "
-                "tokens). The estimate would take many minutes, and would be of that loop instead of "
-                "a fused kernel.",
+                "tokens). The estimate would take many minutes, and would be of that loop, also where "
+                "a fused kernel exists.",
                 where="--seq",
                 fix=(
                     f"Use --seq {max(MOST_ROUNDS // layers, 1)} or less, and see how the memory grows with "
@@ -211,8 +223,13 @@ class ConfigTarget:
             image = getattr(config, "vision_config", config)
             side, channels = getattr(image, "image_size", IMAGE_SIDE), getattr(image, "num_channels", 3)
             sides = side if isinstance(side, (tuple, list)) else [side, side]
-            inputs = {name: torch.zeros(batch, channels, *sides)}
-        elif name == "input_features" and hasattr(config, "max_source_positions"):
+            frames = [count] if isinstance(count := getattr(image, "num_frames", None), int) else []
+            inputs = {name: torch.zeros(batch, *frames, channels, *sides)}
+        elif (
+            name == "input_features"
+            and hasattr(config, "max_source_positions")
+            and hasattr(config, "num_mel_bins")
+        ):
             inputs = {name: torch.zeros(batch, config.num_mel_bins, 2 * config.max_source_positions)}
         else:
             raise MemPluginError(

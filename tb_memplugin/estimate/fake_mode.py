@@ -36,6 +36,7 @@ _IN_PLACE_WITHOUT_MODES = frozenset(
         aten.add.Tensor,
         aten.index_put.default,
         aten.index_add.default,
+        aten.index_fill.int_Tensor,
         aten.scatter.src,
         aten.scatter_add.default,
         aten.masked_scatter.default,
@@ -249,6 +250,8 @@ class CountingFakeMode(FakeTensorMode):
                 ledger.lost(storage, place)
                 return
         elif not size or (self._pending is not None and self._pending[0]() is storage):
+            return
+        if life is None and tensor._is_zerotensor():  # a derivative that is zero: a shape without memory
             return
         count = self.created.setdefault(func, [0, 0])
         count[0] += 1

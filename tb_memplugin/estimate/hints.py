@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
 from tb_memplugin.errors import MemPluginError
 
-_NOT_THE_PROGRAM = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_TORCH = str(Path(torch.__file__).parent)
+_THIS_PACKAGE = str(Path(__file__).parents[1])
+_BETWEEN = re.compile(
+    r"tb_memplugin[/\\]estimate[/\\]|torch[/\\](_subclasses|_ops|_tensor|overrides|utils[/\\]_)"
+)
+"""Files of the frames between the line that reads a value and the estimate."""
+
 KINDS = ("number", "truth", "share", "count")
 
 Hints = Mapping[str, Any] | Callable[["Question"], Any] | None
@@ -127,8 +135,19 @@ def unanswered(asked: Question) -> MemPluginError:
     )
 
 
-def _program() -> tuple[str, int]:
+def asking_frame() -> FrameType:
+    """Return the frame of the line that reads a value now, in the program or in a library."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+    while frame.f_back is not None and _BETWEEN.search(frame.f_code.co_filename):
         frame = frame.f_back
+    return frame
+
+
+def _program() -> tuple[str, int]:
+    """Return the program's file and line; torch's own if no program called it, as in an optimizer's step."""
+    frame = asking = asking_frame()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    if frame.f_code.co_filename.startswith(_THIS_PACKAGE):
+        frame = asking
     return frame.f_code.co_filename, frame.f_lineno

@@ -263,7 +263,8 @@ def refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
     """Raise if an option would have no effect.
 
     Raises:
-        MemPluginError: the target has no parameter for a size, or inference does not use the option.
+        MemPluginError: the target has no parameter for a size, inference does not use the option, or two
+            options exclude each other.
     """
     for name in ("optimizer", "checkpointing"):
         if workload.inference and getattr(workload, name):
@@ -272,6 +273,12 @@ def refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
                 where=f"--{name}",
                 fix="Leave out this option or --inference.",
             )
+    if workload.autocast == "fp16" and workload.dtype == "fp16" and not workload.inference:
+        raise MemPluginError(
+            "A GradScaler, which fp16 autocast needs, does not take gradients in fp16.",
+            where="--autocast",
+            fix="Use --dtype fp32 with --autocast fp16: the parameters stay in fp32.",
+        )
     for name in ("batch", "seq"):
         if getattr(workload, name) is not None and name not in target.takes:
             raise MemPluginError(

@@ -344,6 +344,7 @@ def test_a_run_for_the_tab(tmp_path):
     [
         (("models:one", "--inference", "--optimizer", "adamw"), "Inference does not use optimizer"),
         (("models:one", "--inference", "--checkpointing"), "Inference does not use checkpointing"),
+        (("models:one", "--dtype", "fp16", "--autocast", "fp16"), "does not take gradients in fp16"),
         (("models:in_half", "--dtype", "bf16"), "No parameter of the model is bf16"),
         (("models:one", "--hint", "share"), "'share' is not a hint"),
         (("models:one", "--hint", "rows=3"), "The hint 'rows' does not match any kind of question"),

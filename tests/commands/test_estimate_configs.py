@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tb_memplugin.estimate.targets import read_target
 from tests.commands.files import refused, told
 from tests.commands.test_estimate import M, estimate, parts
 
@@ -84,6 +85,32 @@ def test_a_model_that_does_not_run_in_a_type_is_told_what_would(llama):
     message = refused("estimate", llama, "--dtype", "bf16", "--seq", 16)
     assert "does not run in this dtype" in message
     assert "--autocast bf16" in message
+
+
+def test_layers_that_a_config_drops_at_random_are_kept_with_a_note(llama):
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "vocab_size": 64}
+    (llama / "config.json").write_text(json.dumps({"model_type": "m2m_100", **sizes, "decoder_ffn_dim": 32}))
+    (note,) = (one for one in estimate(llama, "--seq", 8)["notes"] if "at random" in one)
+    assert "encoder_layerdrop, decoder_layerdrop" in note
+
+
+def test_a_model_that_takes_only_a_part_of_the_config_is_not_chosen():
+    """transformers maps Llama 4's config to Llama4ForCausalLM, too, which takes its text_config."""
+    target = read_target("Llama4Config")
+    assert target.name == "Llama4ForConditionalGeneration (Llama4Config)"
+
+
+def test_what_an_optimizer_reads_is_noted_with_its_line(llama):
+    notes = estimate(llama, "--optimizer", "adafactor")["notes"]
+    assert any("_adafactor.py:" in note and "is assumed to be 1.0" in note for note in notes)
+
+
+def test_a_model_of_videos_gets_frames(llama):
+    """One frame of three times 32 x 32 floats is 12 KiB; there are four."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    pictures = {"image_size": 32, "patch_size": 16, "num_frames": 4}
+    (llama / "config.json").write_text(json.dumps({"model_type": "timesformer", **sizes, **pictures}))
+    assert parts(estimate(llama, "--inference"))["input"] == 4 * 12 * 1024
 
 
 def test_a_mixture_in_fp32_and_tokens_alone_of_a_model_for_images(llama):
@@ -182,6 +209,8 @@ def test_replicas_hold_all_and_a_bucket_of_gradients(llama):
     ("name", "mesh", "what"),
     [
         (None, "dp=2,tp=2", "does not support a model with tensor parallelism"),
+        (None, "fsdp=2,dp=2", "cannot be divided over a mesh in this order: fsdp,dp"),
+        (None, "tp=3", "4 heads (num_attention_heads) cannot be divided over 3 ranks"),
         (None, "pp=2,ep=2", "LlamaForCausalLM has no plan for expert parallelism"),
         (None, "pp=2,dp=2", "fails in torch itself"),  # with two micro-batches: reducer.cpp asserts
         ("GPT2Config", "tp=2", "GPT2LMHeadModel has no plan for tensor parallelism"),

@@ -8,6 +8,7 @@ from tb_memplugin.estimate.corrections.attention import Attention
 from tb_memplugin.estimate.corrections.attention_masks import AttentionMasks
 from tb_memplugin.estimate.corrections.communication import Communication
 from tb_memplugin.estimate.corrections.compiled import Compiled
+from tb_memplugin.estimate.corrections.composed_kernels import ComposedKernels
 from tb_memplugin.estimate.corrections.constants import Constants
 from tb_memplugin.estimate.corrections.correction import Correction, Corrections, Target
 from tb_memplugin.estimate.corrections.data_loading import DataLoading
@@ -31,9 +32,11 @@ from tb_memplugin.estimate.corrections.optimizers import ForeachByDefault, Fused
 from tb_memplugin.estimate.corrections.packed_sequences import PackedSequences
 from tb_memplugin.estimate.corrections.printing import Printing
 from tb_memplugin.estimate.corrections.product_derivatives import ProductDerivatives
+from tb_memplugin.estimate.corrections.promotions import Promotions
 from tb_memplugin.estimate.corrections.random_states import RandomStates
 from tb_memplugin.estimate.corrections.recurrent import Recurrent
 from tb_memplugin.estimate.corrections.refusals import Refusals
+from tb_memplugin.estimate.corrections.same_dtypes import SameDtypes
 from tb_memplugin.estimate.corrections.sizes import Sizes
 from tb_memplugin.estimate.corrections.storage_resizing import StorageResizing
 from tb_memplugin.estimate.corrections.unknown import CpuKernels, Unknown
@@ -46,7 +49,7 @@ ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)
 ON_CUDA: tuple[type[Correction], ...] = (Attention, KernelBuffers, Recurrent, Unknown, Workspaces)
 """Corrections for CUDA kernels."""
 
-ON_CPU: tuple[type[Correction], ...] = (CpuKernels, MatrixCopies, RandomStates)
+ON_CPU: tuple[type[Correction], ...] = (CpuKernels, MatrixCopies, Promotions, RandomStates)
 """Corrections for CPU kernels."""
 
 EVERYWHERE: tuple[type[Correction], ...] = (
@@ -64,6 +67,8 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     FusedKernels,
     GroupedProducts,
     ContiguousCopies,
+    ComposedKernels,
+    SameDtypes,
     ProductDerivatives,
     OtherTypes,
     BiasInPlace,

@@ -38,16 +38,24 @@ class KernelBuffers(Correction):
 class OtherTypes(Correction):
     """Records copies in another dtype, on all devices.
 
-    They are inputs that are accumulated in another dtype (`cumsum`, ReduceOps.cpp), and results that are
-    computed in another dtype (`abs` of complex numbers, UnaryOps.cpp).
+    They are inputs that are accumulated in another dtype (`cumsum`, `sum` of a mask: ReduceOps.cpp, and
+    make_reduction in ReduceOpsUtils.h), results that are computed in another dtype (`abs` of complex numbers,
+    UnaryOps.cpp), and what `where` chooses from (TensorCompare.cpp).
     """
 
     def after(self) -> dict[Any, After]:
         """Return a function for each operator."""
-        summed = (aten.cumsum.default, aten.cumprod.default)
-        return dict.fromkeys(summed, _summed) | dict.fromkeys(
-            (aten.abs.default, aten.angle.default), _complex
+        running = (aten.cumsum.default, aten.cumprod.default)
+        reduced = (
+            *(aten.sum.default, aten.sum.dim_IntList, aten.nansum.default),
+            *(aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int),
         )
+        return {
+            **dict.fromkeys(running, _accumulated),
+            **dict.fromkeys(reduced, _reduced),
+            **dict.fromkeys((aten.abs.default, aten.angle.default), _complex),
+            aten.where.self: _chosen_from,
+        }
 
 
 class ContiguousCopies(Correction):
@@ -92,10 +100,28 @@ def _copy(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 
-def _summed(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    given = args[0]
-    if given.dtype is not out.dtype and given.dim() and _counts(mode, out):
-        mode.passing([out.numel() * out.element_size()], func, place, mode.ledger.device_row(out.fake_device))
+def _accumulated(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    if args[0].dim():
+        _converted(mode, func, args[:1], out, place)
+
+
+def _reduced(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record the copy, which a GPU does not need to sum half precision in float32."""
+    halves = (torch.float16, torch.bfloat16)
+    on_gpu = out.fake_device.type == "cuda"
+    if not (on_gpu and args[0].dtype in halves and out.dtype is torch.float32):
+        _accumulated(mode, func, args, out, place)
+
+
+def _chosen_from(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    _converted(mode, func, args[1:3], out, place)
+
+
+def _converted(mode: CountingFakeMode, func: Any, given: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record copies of tensors in the dtype of the result."""
+    if _counts(mode, out):
+        sizes = [one.numel() * out.element_size() for one in given if one.dtype is not out.dtype]
+        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
 
 
 def _complex(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:

@@ -30,11 +30,6 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Use DistributedDataParallel in estimate_ranks: docs/estimate_ranks.md.",
     ),
     ("no rule registered for HigherOrderOperator", "Control flow such as torch.cond", _FUNCTION),
-    (
-        "no fake impl registered",
-        "A custom operator without a fake implementation",
-        "Register one with torch.library.register_fake.",
-    ),
     ("Cannot get CUDA generator", "torch.Generator on the GPU", "Create the generator on the CPU."),
     (
         "Pinned memory requires CUDA",
@@ -68,7 +63,7 @@ def by_name(error: BaseException) -> MemPluginError | None:
     return None
 
 
-_MIXED = ("expected scalar type", "to have the same dtype", "Unsupported dtype")
+_MIXED = ("expected scalar type", "to have the same dtype", "type (c10::", "Unsupported dtype")
 """Parts of torch's messages where an operator gets two dtypes, or a dtype that it does not support."""
 
 
@@ -80,7 +75,10 @@ def mixes_types(error: BaseException) -> MemPluginError | None:
     return MemPluginError(
         f"The model does not run in this dtype: {said.splitlines()[0]}. Real tensors are expected to "
         "fail there too.",
-        fix="Use --dtype fp32; add --autocast bf16 for a forward in half precision.",
+        fix=(
+            "Use --dtype fp32; add --autocast bf16 for a forward in half precision. Or create the inputs in "
+            "the model's dtype, which a function gets by a parameter named dtype."
+        ),
     )
 
 

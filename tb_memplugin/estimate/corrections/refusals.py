@@ -45,7 +45,7 @@ class Refusals(Correction):
             return MemPluginError(
                 f"{func} depends on values, but fake tensors have no values.", where=str(func), fix=_DATA_FIX
             )
-        if isinstance(error, UnsupportedOperatorException):
+        if isinstance(error, UnsupportedOperatorException) or "no fake impl registered" in str(error):
             return MemPluginError(
                 f"{func} has no fake implementation, so what it allocates is not known.",
                 where=str(func),

@@ -84,4 +84,8 @@ class Sizes(Asking):
         return self._different(mode, func, tensor, inverse, counts)
 
     def _same(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-        return bool(self._asked("truth", func, args[0]))
+        asked = question("truth", func, args[0])
+        told = answer(self._hints, asked)
+        if told is None and (told := self._passing(asked)) is None:
+            raise unanswered(asked)
+        return bool(told)

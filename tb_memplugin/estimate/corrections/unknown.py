@@ -29,6 +29,12 @@ _SORTING = (
     "Sorting on a GPU: the buffers of sort, topk, unique and nonzero, and of sums at an index (the "
     "derivative of indexing), are not known and not counted."
 )
+_FOURIER = "Fourier transforms: cuFFT's workspaces are not known and not counted."
+_SOLVERS = (
+    "Factorizations and solvers of torch.linalg: the workspaces of cuSOLVER, cuBLAS and MAGMA are not known "
+    "and not counted."
+)
+_BILINEAR = "nn.Bilinear: the products of its inputs, which its kernel holds for a moment, are not counted."
 
 _MET: dict[str, tuple[Any, ...]] = {
     _CONVOLUTION: (aten.convolution.default, aten.convolution_backward.default),
@@ -42,6 +48,24 @@ _MET: dict[str, tuple[Any, ...]] = {
         aten.nonzero.default,
         aten.masked_select.default,
         aten.index_put.default,
+    ),
+    _BILINEAR: (aten._trilinear.default,),
+    _FOURIER: (aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default),
+    _SOLVERS: (
+        aten.linalg_cholesky_ex.default,
+        aten.cholesky_inverse.default,
+        aten.cholesky_solve.default,
+        aten._linalg_eigh.default,
+        aten.linalg_eig.default,
+        aten.linalg_inv_ex.default,
+        aten.linalg_lu_factor_ex.default,
+        aten.linalg_lu_solve.default,
+        aten._linalg_det.default,
+        aten._linalg_slogdet.default,
+        aten._linalg_solve_ex.default,
+        aten._linalg_svd.default,
+        aten.linalg_lstsq.default,
+        aten.linalg_qr.default,
     ),
 }
 

@@ -16,10 +16,11 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.corrections.checks import passing
 from tb_memplugin.estimate.corrections.correction import Correction, Target
 from tb_memplugin.estimate.fake_ledger import Place
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
-from tb_memplugin.estimate.hints import Hints, answer, checked, question, unanswered
+from tb_memplugin.estimate.hints import Hints, Question, answer, checked, question, unanswered
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -50,6 +51,16 @@ class Asking(Correction):
             )
             return mask.numel()
         return min(told, mask.numel()) if isinstance(told, int) else round(mask.numel() * told)
+
+    def _passing(self, asked: Question) -> bool | None:
+        """Return the truth with which a check of the program passes, with a note; None if it is no check."""
+        truth = passing()
+        if truth is not None:
+            self.target.note(
+                f"{asked.place} checks values: the check is assumed to pass, without an error and without "
+                "values that are not finite; a hint can change that."
+            )
+        return truth
 
     def _different(
         self, mode: CountingFakeMode, func: Any, tensor: torch.Tensor, inverse: bool, counts: bool
@@ -103,6 +114,8 @@ class Values(Asking):
                 "assumed, so it leaves the attention mask out; a hint can change that."
             )
             return True
+        if kind == "truth" and (checked_for := self._passing(asked)) is not None:
+            return checked_for
         if _asked_by_lbfgs():
             raise MemPluginError(
                 "torch.optim.LBFGS depends on values: when to stop, and how much of its history to keep.",

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -70,12 +71,31 @@ def by_tensors(model: Any, mesh: DeviceMesh) -> str:
             where="--mesh",
             fix="Use fsdp instead of tp, or a function with a parameter named mesh.",
         )
+    _refuse_parts_of_heads(model, plan, mesh["tp"].size())
     with refusing_old_transformers():
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         divided = model._expand_parallel_plan(plan)
     apply_tensor_parallelism(model, mesh["tp"], divided)
     return "tensor parallelism by transformers' plan"
+
+
+def _refuse_parts_of_heads(model: Any, plan: Mapping[str, str], count: int) -> None:
+    """Raise if ranks would get parts of attention heads, with which attention cannot run.
+
+    Raises:
+        MemPluginError: the number of heads that the plan divides is not a multiple of the number of ranks.
+    """
+    config = getattr(model.config, "get_text_config", lambda: model.config)()
+    for layer, name in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        heads = getattr(config, name, None)
+        divided = any(f".{layer}" in f".{key}" and "colwise" in how for key, how in plan.items())
+        if divided and heads and heads % count:
+            raise MemPluginError(
+                f"{heads} heads ({name}) cannot be divided over {count} ranks.",
+                where="--mesh",
+                fix=f"Use a tp that divides {heads}.",
+            )
 
 
 def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> int:
@@ -107,17 +127,18 @@ def refuse_other_dimensions(names: tuple[str, ...]) -> None:
     """
     fix = (
         "Use dp, fsdp, tp, fsdp with tp, or dp with fsdp; each of them also with pp. For experts use "
-        f"ep, also with the others in the order {','.join(ORDER)}. Or use a function with a parameter "
-        "named mesh."
+        f"ep, also with the others. Give them in the order {','.join(ORDER)}. Or use a function with a "
+        "parameter named mesh."
     )
     known = ORDER if EXPERTS in names else DIMENSIONS
     if others := [name for name in names if name not in known]:
         raise MemPluginError(
             f"A model cannot be divided along {', '.join(others)[:80]}.", where="--mesh", fix=fix
         )
-    if EXPERTS in names and sorted(names, key=ORDER.index) != list(names):
+    ordered = [name for name in names if EXPERTS in names or name in ("dp", "fsdp")]
+    if sorted(ordered, key=ORDER.index) != ordered:
         raise MemPluginError(
-            f"Experts cannot be divided over a mesh in this order: {','.join(names)}.",
+            f"A model cannot be divided over a mesh in this order: {','.join(names)}.",
             where="--mesh",
             fix=fix,
         )

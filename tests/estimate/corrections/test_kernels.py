@@ -266,3 +266,37 @@ def test_no_other_operator_has_a_formula_and_a_kernel_of_cudas() -> None:
     formulas = {name for name in names if has_kernel(name, "CompositeImplicitAutograd")}
     both = {name for name in formulas if has_kernel(name, "CUDA")}
     assert both <= {f"aten::{name}" for name in ON_CUDA}
+
+
+def test_a_gpu_sums_halves_in_float32_without_a_copy_and_a_mask_in_integers_with_one() -> None:
+    def run() -> None:
+        torch.ones(KIB, device="cuda", dtype=torch.bfloat16).sum(dtype=torch.float32)
+        torch.ones(KIB, device="cuda", dtype=torch.bool).sum()
+
+    assert sizes(estimated(run), "sum") == [4, 8, 8 * KIB]
+
+
+def test_a_gpu_reads_operands_of_two_types_without_copies() -> None:
+    def run() -> None:
+        torch.ones(KIB, device="cuda", dtype=torch.bool) * torch.ones(KIB, device="cuda")
+
+    assert sizes(estimated(run), "mul") == [4 * KIB]
+
+
+def test_a_loss_of_a_gpu_keeps_the_memory_of_the_losses_of_all_elements() -> None:
+    def run() -> torch.Tensor:
+        return nn.functional.mse_loss(torch.ones(KIB, device="cuda"), torch.ones(KIB, device="cuda"))
+
+    assert sizes(estimated(run), "mse_loss") == [4 * KIB, 4 * KIB]  # the result, and what is averaged
+
+
+@pytest.mark.parametrize(
+    ("program", "note"),
+    [
+        (lambda: torch.fft.rfft(torch.ones(8, device="cuda")), "cuFFT's workspaces"),
+        (lambda: torch.linalg.inv(torch.ones(2, 2, device="cuda")), "the workspaces of cuSOLVER"),
+        (lambda: nn.Bilinear(2, 2, 2, device="cuda")(*torch.ones(2, 1, 2, device="cuda")), "nn.Bilinear"),
+    ],
+)
+def test_libraries_whose_workspaces_are_not_known_are_named(program: Any, note: str) -> None:
+    assert any(note in one for one in estimated(program).estimate().notes)

@@ -36,6 +36,11 @@ def many_steps() -> None:
     optimizer.step(closure)
 
 
+@torch.library.custom_op("tb_memplugin_tests::without_a_fake", mutates_args=())
+def without_a_fake(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + 1
+
+
 class Plain(torch.Tensor):
     """A subclass that adds nothing."""
 
@@ -46,6 +51,10 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
     "a quantized tensor": (
         lambda: torch.quantize_per_tensor(ones(64, 64), 0.1, 0, torch.qint8),
         "creates a quantized tensor",
+    ),
+    "an operator of the program": (
+        lambda: without_a_fake(ones(4)),
+        "tb_memplugin_tests.without_a_fake.default has no fake implementation",
     ),
     "nested tensors": (
         lambda: torch.nested.nested_tensor([ones(3, 8), ones(5, 8)], layout=torch.jagged),
@@ -112,3 +121,18 @@ def test_batches_in_pinned_memory_arrive() -> None:
             batch.to("cuda", non_blocking=True)
 
     assert sizes(estimated(run), "_to_copy") == [KIB, KIB]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: nn.Linear(4, 4, dtype=torch.bfloat16, device="cuda")(ones(2, 4)),
+        lambda: ones(2, 2) @ ones(2, 2, dtype=torch.long),
+        lambda: nn.Conv1d(2, 2, 1, bias=False, dtype=torch.bfloat16, device="cuda")(ones(1, 2, 4)),
+        lambda: ones(4).index_add(0, ones(2, dtype=torch.long), ones(2, dtype=torch.float16)),
+    ],
+)
+def test_operands_of_two_types_raise_as_in_a_real_run(program: Callable[[], Any]) -> None:
+    """Fake tensors of a GPU alone would take them."""
+    with pytest.raises(RuntimeError, match="to have the same dtype"):
+        estimated(program)

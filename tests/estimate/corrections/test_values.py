@@ -36,6 +36,71 @@ def test_a_truth_is_refused_with_its_line_and_what_to_do() -> None:
         estimated(lambda: bool((ones(3) > 0).any()))
 
 
+def raises_if_negative(tensor: torch.Tensor) -> None:
+    if tensor.dim() and not (tensor > 0).all():
+        raise ValueError("negative")
+
+
+def refuses_one_of_two(tensor: torch.Tensor) -> None:
+    if tensor.dim() == 0:
+        return
+    if (tensor < 0).any() or (tensor > 9).any():
+        raise ValueError("outside")
+
+
+def asserts(tensor: torch.Tensor) -> None:
+    assert torch.equal(tensor, tensor + 0)
+
+
+def raise_no_matter_what() -> None:
+    raise ValueError("not finite")
+
+
+def skips_what_is_not_finite(tensor: torch.Tensor) -> None:
+    if not torch.isfinite(tensor).all():
+        raise_no_matter_what()
+
+
+def checks(tensor: torch.Tensor) -> None:
+    torch._check_tensor_all(tensor > 0)
+
+
+def draws(tensor: torch.Tensor) -> None:
+    torch.distributions.Normal(tensor, tensor).log_prob(tensor)
+    torch.nn.functional.gaussian_nll_loss(tensor, tensor, tensor)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [raises_if_negative, refuses_one_of_two, asserts, skips_what_is_not_finite, checks, draws],
+)
+def test_a_check_is_taken_to_pass_and_noted(check: Any) -> None:
+    done = estimated(lambda: check(ones(3)))
+    assert any("the check is assumed to pass" in note for note in done.estimate().notes)
+
+
+def test_a_hint_goes_before_a_check() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        estimated(lambda: raises_if_negative(ones(3)), hints={"truth": False})
+
+
+def chooses(tensor: torch.Tensor) -> torch.Tensor:
+    if (tensor > 0).all():
+        return tensor * 2
+    return tensor
+
+
+def compares_with_false(tensor: torch.Tensor) -> None:
+    if (tensor > 0).all().item() is False:
+        raise ValueError
+
+
+@pytest.mark.parametrize("choice", [chooses, compares_with_false])
+def test_what_is_no_check_is_still_refused(choice: Any) -> None:
+    with pytest.raises(MemPluginError, match="whether a condition holds"):
+        estimated(lambda: choice(ones(3)))
+
+
 def test_a_whole_number_is_refused() -> None:
     with pytest.raises(MemPluginError, match="a whole number"):
         estimated(lambda: ones(3).long().sum().item())

@@ -1,0 +1,95 @@
+"""Temporary tensors of operators whose kernel calls other operators, with the same code on all devices.
+
+Fake tensors know only the results of such an operator. What it holds besides was measured with torch.profiler
+on the CPU (torch 2.13.0), and follows from aten/src/ATen/native: Loss.cpp, ReduceOps.cpp,
+TensorTransformations.cpp, TensorCompare.cpp, Distance.cpp, and cuda/Loss.cu. Not measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.fake_ledger import Place
+from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
+
+aten = torch.ops.aten
+
+_MEAN = 1
+"""The default of `reduction`; 0 is no reduction (Reduction.h)."""
+
+
+class ComposedKernels(Correction):
+    """Records what these kernels hold besides inputs and results, and losses that keep a larger memory."""
+
+    def rules(self) -> dict[Any, Rule]:
+        """Return a rule for losses: their number stays in the memory of the losses of all elements."""
+        losses = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
+        return {loss.default: _loss for loss in losses}
+
+    def after(self) -> dict[Any, After]:
+        """Return a function for each operator."""
+        return {
+            aten.mse_loss.default: _losses,
+            aten.smooth_l1_loss.default: _losses,
+            aten.soft_margin_loss_backward.default: _exponentials,
+            aten.logsumexp.default: _logsumexp,
+            aten.roll.default: _roll,
+            aten.isinf.default: _like_the_first,
+            aten.dist.default: _like_the_first,
+        }
+
+
+def _loss(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the loss; if it is one number, as a tensor that was resized from one for all elements."""
+    out = mode.quietly(func, *args, **kwargs)
+    if not _is_reduced(func, args, kwargs):
+        return out
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    whole = mode.quietly(aten.empty.memory_format, shape, dtype=out.dtype, device=out.device)
+    return mode.quietly(aten.resize_.default, whole, out.shape)
+
+
+def _is_reduced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    position = next(row for row, one in enumerate(func._schema.arguments) if one.name == "reduction")
+    return bool(args[position] if len(args) > position else kwargs.get("reduction", _MEAN))
+
+
+def _losses(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record the losses of all elements, if they are reduced to one number."""
+    if not out.dim():
+        _hold(mode, func, out, place, [out.untyped_storage().nbytes()])
+
+
+def _exponentials(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record `-target` and its product with the input. The exponentials die before the result is made."""
+    _hold(mode, func, out, place, [out.numel() * out.element_size()] * 2)
+
+
+def _logsumexp(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record the largest element of each row, and the exponentials of all elements."""
+    _hold(mode, func, out, place, [out.numel() * out.element_size(), args[0].numel() * out.element_size()])
+
+
+def _roll(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record the results of all dimensions but the last: they are rolled one after the other.
+
+    A tensor without dimensions to roll is flattened, and a GPU copies one that is not contiguous.
+    """
+    dimensions = len(args[2]) if len(args) > 2 else 0
+    copied = not args[0].is_contiguous() and (not dimensions or out.fake_device.type == "cuda")
+    _hold(mode, func, out, place, [out.numel() * out.element_size()] * (max(dimensions - 1, 0) + copied))
+
+
+def _like_the_first(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record a tensor like the first argument: `abs` for `isinf`, the difference for `dist`."""
+    if args[0].is_floating_point():
+        _hold(mode, func, out, place, [args[0].numel() * args[0].element_size()])
+
+
+def _hold(mode: CountingFakeMode, func: Any, out: Any, place: Place, sizes: list[int]) -> None:
+    if out.fake_device.type == mode.ledger.device_type:
+        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
