@@ -71,7 +71,7 @@ class MadeAllocator:
         self._write("free_requested", block.address, block.requested, self._home(block).key, [], "")
 
     def free(self, block: Block) -> None:
-        """Give a block back, and join it with its free neighbours."""
+        """Give a block back, and join it with its free neighbors."""
         segment = self._home(block)
         if block.state == "active_allocated":
             self.let_go(block)

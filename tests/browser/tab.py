@@ -139,8 +139,8 @@ def assert_rounds(text: str, size: int) -> None:
     assert abs(size) >= 4 * unit or unit == 1, (text, size)
 
 
-def colours(canvas: Locator) -> dict[tuple[int, int, int], int]:
-    """How many pixels of a canvas have which colour; transparent ones not counted."""
+def colors(canvas: Locator) -> dict[tuple[int, int, int], int]:
+    """How many pixels of a canvas have which color; transparent ones not counted."""
     counts: dict[str, int] = canvas.evaluate(
         """(canvas) => {
             const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);

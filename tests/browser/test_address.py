@@ -111,6 +111,19 @@ def test_back_returns_from_view_to_view_and_pick_to_pick_but_not_through_every_z
     tab("view-timeline").wait_for()
 
 
+def test_a_frame_loaded_after_back_shows_what_the_address_says(tab):
+    """TensorBoard itself remembers the address as it was at the last Back."""
+    tab.open_anew("overview", run="baseline", worker="rank0", step=2)
+    tab("tab-timeline").click()
+    tab("view-timeline").wait_for()
+    tab.page.go_back()
+    tab("view-overview").wait_for()
+    tab.open_anew("modules", step=3)
+    tab.settle()
+    expect(tab("view-modules")).to_be_visible()
+    assert tab.picked()["step"] == "3"
+
+
 def test_another_tab_of_tensorboard_keeps_what_was_shown(open_tab, server):
     tab = open_tab(server.url).open("modules", run="checkpointed", step=5)
     tab.page.get_by_role("tab", name="Time Series").click()
@@ -164,3 +177,13 @@ def test_back_returns_to_where_the_view_was_scrolled_to(tab):
         tab.wait_until(lambda: tab.frame.locator("html").evaluate(height) == left, "the place that was left")
     finally:
         tab.page.set_viewport_size(SIZE)
+
+
+def test_a_run_at_the_top_goes_by_its_folder(logdir, start_tensorboard, open_tab):
+    server = start_tensorboard(logdir / "baseline")
+    server.wait_for("runs", lambda answer: len(answer["runs"]) == 1)
+    tab = open_tab(server.url).open("overview")
+    assert tab.picked()["run"] == "baseline"
+    tab("tab-modules").click()
+    tab("view-modules").wait_for()
+    assert "p.tb_memplugin.run=.&" in tab.page.url

@@ -16,7 +16,7 @@ from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.writer import RunWriter
 from tests.browser.conftest import count_steps, watched
 from tests.browser.made_stacks import stacked_snapshot
-from tests.browser.tab import assert_rounds, bytes_in, colours, exact
+from tests.browser.tab import SIZE, assert_rounds, bytes_in, colors, exact
 from tests.browser.test_appearance import pictures  # noqa: F401  # a fixture
 from tests.tensorboard.process import tensorboard
 from tests.traces import trace
@@ -30,11 +30,15 @@ MANY = 100_000
 
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory):
-    """A made snapshot, and a recording with so many allocations that no page could hold them."""
+    """A made snapshot, a recording with more allocations than a page could hold, and one with brief ones."""
     folder = tmp_path_factory.mktemp("allocations")
     RunWriter(str(folder / "made"), "rank0").write(tb_memplugin.load(stacked_snapshot()))
     RunWriter(str(folder / "many"), "rank0").write(
         trace(*(f"alloc {1000 + number} b{number} operator=aten::op{number % 7}" for number in range(MANY)))
+    )
+    passing = ("alloc 1000 large", "free large", "alloc 100 small", "free small")
+    RunWriter(str(folder / "brief"), "rank0").write(
+        trace("alloc 4096 kept", *passing, *(f"alloc 200 b{number}" for number in range(2900)))
     )
     return folder
 
@@ -42,7 +46,7 @@ def windows(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(windows, load_fast):
     with tensorboard(windows, load_fast) as running:
-        running.wait_for("runs", lambda answer: count_steps(answer) == 2)
+        running.wait_for("runs", lambda answer: count_steps(answer) == 3)
         yield running
 
 
@@ -82,12 +86,40 @@ def largest_first(made):
     return in_order(made, np.arange(len(made.allocations)), "bytes")
 
 
-def test_the_bands_are_drawn_in_the_colours_of_their_categories(tab):
+def test_the_bands_are_drawn_in_the_colors_of_their_categories(tab):
     ready(tab)
-    counts = colours(tab("bands-canvas"))
+    counts = colors(tab("bands-canvas"))
     assert len(counts) > 20
     expect(tab("bands-key")).to_contain_text("optimizer state")
     expect(tab("bands-sum")).to_contain_text("drawn one by one: these are all")
+
+
+def test_it_says_how_many_live_too_briefly_to_be_drawn(tab):
+    """`small` lives within the first column, which is drawn as it was while `large` was there."""
+    ready(tab, "brief")
+    expect(tab("bands-sum")).to_have_text(
+        "2,902 allocations are drawn one by one; 1 other lives too briefly to show here."
+    )
+
+
+def test_only_where_memory_is_reserved_a_segment_is_offered(tab):
+    ready(tab)
+    expect(tab("allocation-panel").get_by_role("link", name="in its segment")).to_be_visible()
+    ready(tab, "brief")
+    expect(tab("allocation-panel").get_by_role("link", name="in the Timeline")).to_be_visible()
+    expect(tab("allocation-panel").get_by_role("link", name="in its segment")).to_have_count(0)
+
+
+def test_a_narrow_table_shows_the_line_and_no_column_of_dashes(tab):
+    tab.page.set_viewport_size({"width": 800, "height": 600})
+    try:
+        ready(tab)
+        place = tab("allocation-row").first.locator(".place")
+        assert re.fullmatch(r"\w+\.py:\d+", place.inner_text())
+        assert place.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+        expect(tab("allocation-rows").get_by_role("columnheader", name="what")).to_have_count(0)
+    finally:
+        tab.page.set_viewport_size(SIZE)
 
 
 def test_it_says_how_many_make_half_of_the_peak(tab, made):
@@ -259,12 +291,12 @@ def test_the_keyboard_keeps_one_allocation_after_the_other(tab, made):
     expect(tab("allocation-panel")).to_have_attribute("data-row", str(first))
 
 
-def test_other_colours_tell_the_same_bytes(tab):
+def test_other_colors_tell_the_same_bytes(tab):
     ready(tab)
-    expect(tab("colour").locator("option")).to_contain_text(["Category", "Source line", "Stack"])
-    tab("colour").select_option("line")
+    expect(tab("color").locator("option")).to_contain_text(["Category", "Source line", "Stack"])
+    tab("color").select_option("line")
     expect(tab("bands-key")).to_contain_text("adamw optimizer.py:57")
-    tab.wait_until(lambda: "colour=line" in tab.page.url, "the colour in the address")
+    tab.wait_until(lambda: "colour=line" in tab.page.url, "the color in the address")
 
 
 def test_a_hundred_thousand_scroll_like_ten(tab):
@@ -277,7 +309,9 @@ def test_a_hundred_thousand_scroll_like_ten(tab):
     tab.wait_until(lambda: any(abs(size - middle) < 60 for _, size in listed(tab)), "the rows in the middle")
     tab("allocation-rows").evaluate("(box) => box.scrollTo(0, box.scrollHeight)")
     tab.wait_until(lambda: (listed(tab) or [(0, 0)])[-1][1] == 1000 + MANY - 1, "the last row")
-    expect(tab("bands-sum")).to_contain_text(f"3,000 allocations are drawn one by one; the {MANY - 3000:,}")
+    expect(tab("bands-sum")).to_contain_text(
+        f"3,000 allocations are drawn one by one; {MANY - 3000:,} others"
+    )
     tab.page.mouse.move(*point(tab, 0.9, 0.5))
     expect(tab("bands-tip")).to_contain_text("bytes) in small allocations")  # a pile goes by what it is of
     expect(tab("bands-tip")).to_contain_text("unknown: ")

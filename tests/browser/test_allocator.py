@@ -17,7 +17,7 @@ from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.writer import RunWriter
 from tests.browser.conftest import count_steps, watched
 from tests.browser.made_snapshot import K, made_snapshot
-from tests.browser.tab import assert_rounds, bytes_in, colours, exact
+from tests.browser.tab import assert_rounds, bytes_in, colors, exact
 from tests.browser.test_appearance import pictures  # noqa: F401  # a fixture
 from tests.sources.snapshot.test_real import path_of, real
 from tests.tensorboard.process import tensorboard
@@ -106,11 +106,16 @@ def place(tab, share):
     return left + (right - left) * share, box["y"] + 100
 
 
-def point_at_tape(tab, x, line):
-    """Move to a place on a line of the tape, once it is drawn; gives that place in the page's pixels."""
+def tape(tab):
+    """The canvas of segments and blocks, once they are loaded: before that it hears no key and no pointer."""
     tab("tape-legend").wait_for()
-    tab("tape-canvas").scroll_into_view_if_needed()
-    box = tab("tape-canvas").bounding_box()
+    return tab("tape-canvas")
+
+
+def point_at_tape(tab, x, line):
+    """Move to a place on a line of the tape; gives that place in the page's pixels."""
+    tape(tab).scroll_into_view_if_needed()
+    box = tape(tab).bounding_box()
     assert box is not None
     at = box["x"] + x, box["y"] + line * LINE + 9
     tab.page.mouse.move(*at)
@@ -222,12 +227,12 @@ def test_the_wheel_zooms_and_a_double_click_shows_all_again(tab):
     expect(canvas).to_have_attribute("data-t1", "1276")
 
 
-def test_the_tape_is_drawn_in_the_colours_of_the_categories(tab):
+def test_the_tape_is_drawn_in_the_colors_of_the_categories(tab):
     ready(tab)
-    tab("tape-legend").wait_for()
-    counts = colours(tab("tape-canvas"))
+    tab.wait_until(lambda: len(colors(tape(tab))) > 4, "the tape drawn")  # a frame after its legend
+    counts = colors(tape(tab))
     for name in ("--cat-parameter", "--cat-optimizer_state", "--cat-activation", "--free"):
-        wanted = tab("tape-canvas").evaluate(
+        wanted = tape(tab).evaluate(
             """(canvas, name) => {
                 const pen = document.createElement("canvas").getContext("2d");
                 pen.fillStyle = getComputedStyle(canvas).getPropertyValue(name).trim();
@@ -240,9 +245,8 @@ def test_the_tape_is_drawn_in_the_colours_of_the_categories(tab):
 
 
 def test_pointing_at_a_block_tells_all_of_it(tab, made):
-    event = oom_report(made).event
     ready(tab, order="address")
-    first = segments_at(made, 0, event)[0].blocks[0]
+    first = segments_at(made, 0, oom_report(made).event)[0].blocks[0]
     point_at_tape(tab, 12, 0)
     panel = tab("block-panel")
     expect(panel).to_have_attribute("data-address", hex(first.address))
@@ -251,7 +255,7 @@ def test_pointing_at_a_block_tells_all_of_it(tab, made):
     assert exact(tab("block-rounded")) == first.extent_bytes
     expect(tab("block-stack")).to_contain_text("model.py:31")
     expect(tab("block-stack")).not_to_contain_text("empty_cuda")
-    tab("block-panel").get_by_role("button", name="of C++").wait_for()
+    tab("block-panel").get_by_role("button", name="C++ frame").wait_for()
     tab.page.mouse.move(5, 5)
     expect(panel).to_have_attribute("data-kind", "none")
 
@@ -266,11 +270,10 @@ def test_a_click_keeps_a_block_through_a_reload_and_its_birth_is_a_link(tab, mad
     tab.wait_until(lambda: "block=" in tab.page.url, "the block in the address")
     (row,) = re.findall(r"block=(\d+)", tab.page.url)
     tab.open("allocator", run="made", block=row, order="address")
-    address = int(made.allocations.address[int(row)])
-    expect(tab("block-panel")).to_have_attribute("data-address", hex(address))
+    expect(tab("block-panel")).to_have_attribute("data-address", hex(made.allocations.address[int(row)]))
     tab("block-panel").get_by_role("button", name=re.compile("event ")).first.click()
     expect(tab("allocator-panel")).to_have_attribute("data-event", str(made.allocations.born[int(row)]))
-    tab("tape-canvas").focus()
+    tape(tab).focus()
     tab.page.keyboard.press("Escape")
     expect(tab("block-panel")).to_have_attribute("data-kind", "none")
 
@@ -278,17 +281,17 @@ def test_a_click_keeps_a_block_through_a_reload_and_its_birth_is_a_link(tab, mad
 def test_the_keyboard_goes_from_block_to_block(tab, made):
     ready(tab, order="address")
     blocks = segments_at(made, 0, oom_report(made).event)[0].blocks
-    tab("tape-canvas").focus()
+    tape(tab).focus()
     tab.page.keyboard.press("ArrowRight")
     expect(tab("block-panel")).to_have_attribute("data-address", hex(blocks[0].address))
     tab.page.keyboard.press("Enter")
     tab.wait_until(lambda: "block=" in tab.page.url, "the block in the address")
 
 
-def test_colour_order_and_scale_are_in_the_address(tab):
+def test_color_order_and_scale_are_in_the_address(tab):
     ready(tab)
-    lines = int(tab("tape-canvas").get_attribute("data-lines"))
-    tab("colour-line").click()
+    lines = int(tape(tab).get_attribute("data-lines"))
+    tab("color-line").click()
     tab("order-free").click()
     for _ in range(3):
         tab("tape-in").click()
@@ -297,22 +300,21 @@ def test_colour_order_and_scale_are_in_the_address(tab):
     assert "order=free" in tab.page.url
     tab.page.reload()
     tab("view-allocator").wait_for()
-    expect(tab("colour-line")).to_have_attribute("aria-pressed", "true")
+    expect(tab("color-line")).to_have_attribute("aria-pressed", "true")
     expect(tab("order-free")).to_have_attribute("aria-pressed", "true")
     expect(tab("tape-legend")).to_contain_text("optimizer.py:57 (adamw)")
-    assert int(tab("tape-canvas").get_attribute("data-lines")) > 2 * lines
+    assert int(tape(tab).get_attribute("data-lines")) > 2 * lines
 
 
 def test_the_legends_bytes_are_what_is_live(tab, made):
     ready(tab)
     active = levels(made, 0).active[oom_report(made).event + 1]
     for by in ("category", "module", "line", "pool", "stream"):
-        tab(f"colour-{by}").click()
-        expect(tab(f"colour-{by}")).to_have_attribute("aria-pressed", "true")
+        tab(f"color-{by}").click()
+        expect(tab(f"color-{by}")).to_have_attribute("aria-pressed", "true")
         tab.settle()
-        titles = (
-            tab("tape-legend").locator("li[data-key]").evaluate_all("rows => rows.map((row) => row.title)")
-        )
+        rows = tab("tape-legend").locator("li[data-key]")
+        titles = rows.evaluate_all("rows => rows.map((row) => row.title)")
         told = re.findall(r": ([0-9,]+) bytes", "\n".join(titles))
         assert sum(int(number.replace(",", "")) for number in told) == active, by
 
@@ -380,8 +382,7 @@ def test_real_snapshots_show_their_true_reserve(strangers, open_tab, number, dev
     tab = open_tab(strangers.url).open("allocator", run=number, device=device)
     expect(tab("allocator-panel")).to_have_attribute("data-exact", "true")
     assert sum(parts(tab).values()) == exact(tab("allocator-panel").locator(".big")) == reserved
-    tab.settle()
-    assert len(colours(tab("tape-canvas"))) > 2
+    tab.wait_until(lambda: len(colors(tape(tab))) > 2, "the tape drawn")
     assert tab("oom-report").count() == (1 if number == "01" else 0)
 
 

@@ -17,8 +17,8 @@ PAIR = {**CHOSEN, "run": "checkpointed", "base_run": "baseline", "base_worker": 
 
 def ground(tab):
     """The brightness of the page behind everything, 0 to 255."""
-    colour = tab.frame.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor")
-    red, green, blue = (int(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3])
+    color = tab.frame.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor")
+    red, green, blue = (int(part) for part in color.partition("(")[2].rstrip(")").split(",")[:3])
     return (red + green + blue) / 3
 
 

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from tb_memplugin.analysis.compare import compare_parts
 from tests.browser.recorded import recorded
-from tests.browser.tab import bytes_in, colours, exact
+from tests.browser.tab import bytes_in, colors, exact
 
 
 def shown(tab):
@@ -74,10 +74,10 @@ def test_the_curves_stand_side_by_side_or_one_over_the_other(tab):
     ready(tab)
     expect(tab("curve-side")).to_have_count(2)
     for side in tab("curve-side").all():
-        tab.wait_until(lambda canvas=side: len(colours(canvas)) > 4, "both curves")
+        tab.wait_until(lambda canvas=side: len(colors(canvas)) > 4, "both curves")
     tab("curves-over").click()
     over = tab.frame.locator("canvas[data-testid=curves-over]")
-    tab.wait_until(lambda: len(colours(over)) > 2, "the curves over one another")
+    tab.wait_until(lambda: len(colors(over)) > 2, "the curves over one another")
     expect(tab("curve-side")).to_have_count(0)
 
 

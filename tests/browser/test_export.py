@@ -142,3 +142,13 @@ def test_what_cannot_be_saved_says_why_and_what_can_is_saved_below_a_path_prefix
     expect(tab("export-csv")).to_be_disabled()
     assert len(downloads) == 1
     tab.wrong = [told for told in tab.wrong if "status of 404" not in told]
+
+
+def test_the_menu_closes_where_the_address_changes_under_it(tab):
+    tab.open_anew("overview", **CHOSEN)
+    tab("tab-modules").click()
+    tab("view-modules").wait_for()
+    menu(tab)
+    tab.page.go_back()
+    tab("view-overview").wait_for()
+    expect(tab("export-panel")).to_have_count(0)

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.trace import Category
 from tests.browser.recorded import recorded
-from tests.browser.tab import bytes_in, colours
+from tests.browser.tab import bytes_in, colors
 
 LEVEL = 28
 """Pixels of a level."""
@@ -67,7 +67,7 @@ def test_every_bar_stands_where_the_recording_puts_it_and_tells_its_bytes(tab, t
         size = sum(there[key])
         assert told(hover(tab, (at + size / 2) / whole, 3, key)) == (size, by_category(there[key]))
         at += size
-    canvas = colours(tab("icicle-canvas"))
+    canvas = colors(tab("icicle-canvas"))
     assert max(canvas.values()) > 10_000
 
 
@@ -123,10 +123,10 @@ def _middle(there, part):
 
 def test_a_filter_marks_what_it_finds_and_dims_the_rest(tab):
     ready(tab, fold="off")
-    before = colours(tab("icicle-canvas")).get(_match(tab), 0)
+    before = colors(tab("icicle-canvas")).get(_match(tab), 0)
     tab("module-filter").fill("blocks.*.attn")
     expect(tab("modules-sum")).to_contain_text("4 rows match")
-    tab.wait_until(lambda: colours(tab("icicle-canvas")).get(_match(tab), 0) > before + 100, "the marks")
+    tab.wait_until(lambda: colors(tab("icicle-canvas")).get(_match(tab), 0) > before + 100, "the marks")
 
 
 def _match(tab):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 import torch
@@ -14,6 +15,16 @@ from tests.browser.conftest import watched
 from tests.browser.made_snapshot import K, made_snapshot
 from tests.browser.tab import exact
 from tests.tensorboard.process import tensorboard
+
+RED_NEAR_THE_FLOOR = """(canvas) => {
+    const { width, height } = canvas;
+    const { data } = canvas.getContext("2d").getImageData(0, height - 50, width, 20);
+    let red = 0;
+    for (let i = 0; i < data.length; i += 4)
+        red += data[i] === 200 && data[i + 1] === 71 && data[i + 2] === 43;
+    return red;
+}"""
+"""How many pixels have the peak's color where only the words of a failed request stand."""
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +90,14 @@ def test_the_overview_begins_with_the_request_that_failed(tab):
     expect(tab("to-oom")).to_be_disabled()  # that moment is shown
 
 
+def test_the_timeline_marks_the_request_that_failed(tab):
+    tab.open_anew("timeline", run="snapshot")
+    canvas = tab("timeline-canvas")
+    expect(canvas).to_have_attribute("aria-label", re.compile(r"A request of 292\.97 MiB failed at "))
+    tab.settle()
+    assert canvas.evaluate(RED_NEAR_THE_FLOOR) > 100
+
+
 def test_allocations_without_names_go_by_the_code_that_asked(tab):
     tab.open_anew("overview", run="stacks")
     tab.settle()
@@ -87,7 +106,7 @@ def test_allocations_without_names_go_by_the_code_that_asked(tab):
 
 def test_modules_say_why_there_are_none(tab):
     tab.open_anew("modules", run="snapshot")
-    expect(tab("no-modules")).to_contain_text("names no modules")
+    expect(tab("no-modules")).to_contain_text("names no modules and no operators")
     tab.open_anew("modules", run="traced")
     tab.settle()
     expect(tab("no-modules")).to_have_count(0)

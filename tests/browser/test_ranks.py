@@ -58,7 +58,7 @@ def recording(rank):
             f"alloc {GIB // 4} t{step} {device} category=temporary phase=backward module=head"
             f" reserved={peak(rank, step) + GIB}",
             f"free t{step} {device}",
-            f"free a{step} {device}",
+            f"free a{step} {device} reserved={7 * GIB}",  # and the cache is emptied
         ]
         lines += [f"free u {device}"] if uneven else []
     made = trace(*lines)
@@ -170,7 +170,7 @@ def test_a_cell_tells_its_bytes_and_is_picked_by_pointer_and_by_keyboard(tab):
     assert exact(tab("headline").locator(".amount")) == peak(6, 33)
 
 
-def test_what_is_coloured_and_the_order_are_in_the_address(tab):
+def test_what_is_colored_and_the_order_are_in_the_address(tab):
     ready(tab, run="pipeline")
     tab("measure-reserved").click()
     expect(tab("headline")).to_contain_text("rank3 reserves most: 13.50 GiB at step 47")

@@ -14,7 +14,7 @@ from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.store.reader import load_window
 from tests.browser.conftest import count_steps, watched
 from tests.browser.stacked_runs import SCRIPT, SIDE, write_runs
-from tests.browser.tab import assert_rounds, bytes_in, colours, exact
+from tests.browser.tab import assert_rounds, bytes_in, colors, exact
 from tests.browser.test_appearance import pictures  # noqa: F401  # a fixture
 from tests.tensorboard.process import tensorboard
 
@@ -83,23 +83,23 @@ def test_it_opens_at_the_peak_and_says_what_made_it(tab, made):
     assert top.key == "/home/made/optimizer.py:57 (adamw)"
 
 
-def test_the_graph_has_the_colours_of_whose_code_it_is(tab):
+def test_the_graph_has_the_colors_of_whose_code_it_is(tab):
     ready(tab)
-    counts = colours(tab("flame-canvas"))
-    assert counts.get(colour(tab, "--flame-root"), 0) > 5_000
+    counts = colors(tab("flame-canvas"))
+    assert counts.get(color(tab, "--flame-root"), 0) > 5_000
     assert painted(tab, counts, "user", 4) > 10_000
     tab("frames-all").click()
     tab.settle()
-    counts = colours(tab("flame-canvas"))
+    counts = colors(tab("flame-canvas"))
     assert painted(tab, counts, "library", 3) > 5_000
     assert painted(tab, counts, "native", 2) > 5_000
 
 
 def painted(tab, counts, kind, tones):
-    return sum(counts.get(colour(tab, f"--flame-{kind}-{tone}"), 0) for tone in range(tones))
+    return sum(counts.get(color(tab, f"--flame-{kind}-{tone}"), 0) for tone in range(tones))
 
 
-def colour(tab, name):
+def color(tab, name):
     return tuple(
         tab("flame-canvas").evaluate(
             """(canvas, name) => {

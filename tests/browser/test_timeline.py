@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.recorded import recorded
-from tests.browser.tab import assert_rounds, bytes_in, colours, exact
+from tests.browser.tab import assert_rounds, bytes_in, colors, exact
 
 
 def moment_shown(tab):
@@ -46,11 +46,11 @@ def ready(tab, **route):
     return tab
 
 
-def test_the_curve_is_drawn_in_the_colours_of_its_categories(tab, logdir):
+def test_the_curve_is_drawn_in_the_colors_of_its_categories(tab, logdir):
     ready(tab)
     for canvas in ("timeline-canvas", "lanes-canvas", "overview-strip"):  # drawn a frame after the panel
-        tab.wait_until(lambda canvas=canvas: len(colours(tab(canvas))) > 4, f"{canvas} drawn")
-    counts = colours(tab("timeline-canvas"))
+        tab.wait_until(lambda canvas=canvas: len(colors(tab(canvas))) > 4, f"{canvas} drawn")
+    counts = colors(tab("timeline-canvas"))
     parts = recorded(logdir).parts("category")
     for key, size in parts.items():
         if size < 0.02 * sum(parts.values()):
@@ -197,7 +197,7 @@ def test_a_zoomed_curve_shows_what_is_highest_there(tab, logdir):
 
 
 @pytest.mark.parametrize("by", ["category", "module", "phase"])
-def test_colouring_by_another_division_divides_the_same_bytes(each_tab, logdir, by):
+def test_coloring_by_another_division_divides_the_same_bytes(each_tab, logdir, by):
     there = recorded(logdir)
     ready(each_tab, fold="off")
     each_tab(f"by-{by}").click()

@@ -1,9 +1,9 @@
 /** The answers of the Allocator's routes, as docs/http_api.md tells them. Bytes, and nanoseconds since the window's start. */
-import type { Allocation, Over, Part } from "./types";
+import type { Allocation, LabeledPart, Over, Part } from "./types";
 
 export type { Over };
 
-export type ColourBy = "category" | "module" | "line" | "pool" | "stream";
+export type ColorBy = "category" | "module" | "line" | "pool" | "stream";
 export type Order = "pool" | "size" | "free" | "address";
 
 export interface Mark {
@@ -89,13 +89,6 @@ export interface Home {
   bytes: number;
 }
 
-export interface Labelled {
-  key: string;
-  label: string;
-  bytes: number;
-  count: number;
-}
-
 export const ALLOCATED = 0;
 export const PENDING = 1;
 export const FREE = 2;
@@ -114,11 +107,11 @@ export interface Pieces {
 
 export interface SegmentsAnswer {
   event: number;
-  by: ColourBy;
+  by: ColorBy;
   order: Order;
   segments: { address: string[]; bytes: number[]; free: number[]; home: number[]; expandable: number[] };
   homes: Home[];
-  keys: Labelled[];
+  keys: LabeledPart[];
   first: number;
   last: number;
   finest: number;

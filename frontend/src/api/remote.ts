@@ -1,7 +1,7 @@
 /** A server's answer inside a component: kept while the next one loads, aborted when nobody waits for it. */
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { type Failure, request, RequestFailed } from "./request";
+import { type Failure, failureOf, request, RequestFailed, without } from "./request";
 
 export interface Remote<T> {
   /** The newest answer; it belongs to another path while `stale`. */
@@ -17,7 +17,7 @@ const LARGEST_CACHE = 60;
 const cache = new Map<string, unknown>();
 
 /** Rises whenever the runs changed on disk: every shown answer is asked for anew. */
-export const generation = signal(0);
+const generation = signal(0);
 
 export function forgetAnswers(): void {
   cache.clear();
@@ -39,9 +39,9 @@ interface Settled<T> {
 
 /**
  * Fetches `path` (nothing where it is null) after `wait` milliseconds of quiet.
- * `keep` says how much of the path may differ for an old answer to stay on show while the new one loads.
+ * An old answer stays on show while the new one loads, where only `mayDiffer` of the path's query differs.
  */
-export function useRemote<T>(path: string | null, wait = 0, keep: (path: string) => string = (p) => p): Remote<T> {
+export function useRemote<T>(path: string | null, wait = 0, mayDiffer: readonly string[] = []): Remote<T> {
   const [settled, settle] = useState<Settled<T>>({ path: null, data: undefined, failure: undefined, status: 200 });
   const [attempt, setAttempt] = useState(0);
   const last = useRef<Settled<T>>(settled);
@@ -58,9 +58,8 @@ export function useRemote<T>(path: string | null, wait = 0, keep: (path: string)
         settle({ path, data, failure: undefined, status: 200 });
       } catch (error) {
         if (abort.signal.aborted) return;
-        const known = error instanceof RequestFailed;
-        const failure = known ? error.failure : { what: String(error), where: path, fix: "Try again." };
-        settle({ path, data: undefined, failure, status: known ? error.status : 0 });
+        const status = error instanceof RequestFailed ? error.status : 0;
+        settle({ path, data: undefined, failure: failureOf(error, path), status });
       }
     };
     const timer = setTimeout(() => void start(), wait);
@@ -80,7 +79,7 @@ export function useRemote<T>(path: string | null, wait = 0, keep: (path: string)
   if (cached !== undefined)
     return { data: cached, stale: false, failure: undefined, status: 200, loading: false, retry };
   const current = settled.path === path;
-  const related = path !== null && settled.path !== null && keep(path) === keep(settled.path);
+  const related = path !== null && settled.path !== null && without(mayDiffer, path) === without(mayDiffer, settled.path);
   return {
     data: current || related ? settled.data : undefined,
     stale: !current,

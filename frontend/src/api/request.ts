@@ -19,7 +19,12 @@ export class RequestFailed extends Error {
   }
 }
 
-type Query = Record<string, string | number | undefined>;
+/** What to tell of anything that was thrown. */
+export function failureOf(error: unknown, where: string): Failure {
+  return error instanceof RequestFailed ? error.failure : { what: String(error), where, fix: "Try again." };
+}
+
+export type Query = Record<string, string | number | undefined>;
 
 /** The route's address below the document's base, data/plugin/tb_memplugin/. */
 export function address(route: string, query: Query = {}): string {
@@ -27,6 +32,12 @@ export function address(route: string, query: Query = {}): string {
     .filter(([, value]) => value !== undefined)
     .map(([key, value]) => `${encodeURIComponent(key)}=${encodeURIComponent(String(value))}`);
   return pairs.length > 0 ? `${route}?${pairs.join("&")}` : route;
+}
+
+/** A path without some keys of its query. */
+export function without(keys: readonly string[], path: string): string {
+  const [route, ...pairs] = path.split(/[?&]/);
+  return [route, ...pairs.filter((pair) => !keys.includes(pair.split("=", 1)[0]!))].join("&");
 }
 
 export async function request<T>(path: string, signal?: AbortSignal): Promise<T> {

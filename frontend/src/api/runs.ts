@@ -26,8 +26,8 @@ function unpackedSteps({ step, window, devices }: PackedSteps): StepEntry[] {
     const { at, ...peaks } = columns;
     const names = Object.keys(peaks) as (keyof StepPeaks)[];
     at.forEach((place, row) => {
-      const told = Object.fromEntries(names.map((name) => [name, peaks[name][row]]));
-      Object.defineProperty(entries[place]!.devices, device, { value: told, enumerable: true }); // also "__proto__"
+      const stats = Object.fromEntries(names.map((name) => [name, peaks[name][row]]));
+      Object.defineProperty(entries[place]!.devices, device, { value: stats, enumerable: true }); // also "__proto__"
     });
   }
   return entries;

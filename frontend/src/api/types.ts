@@ -168,13 +168,12 @@ export interface MomentAnswer {
   by_category: Part[];
   by_phase: Part[];
   /** By the division that was asked for. */
-  parts?: LabelledPart[];
-  /** `row`: as in `allocations`. */
-  /** `line`: the source line that asked for it, where stacks were recorded. */
+  parts?: LabeledPart[];
+  /** `row`: as in `allocations`. `line`: the source line that asked for it, where stacks were recorded. */
   largest: (Allocation & { row: number; line: string | null })[];
 }
 
-export interface LabelledPart {
+export interface LabeledPart {
   key: string;
   label: string;
   bytes: number;

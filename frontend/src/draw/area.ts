@@ -1,5 +1,6 @@
 /** Draws a stacked curve: filled layers, the outline of allocated, reserved dashed above, the peak as one red mark. */
 import type { CurveAnswer } from "../api/types";
+import { withUnit } from "../state/bytes";
 import type { Palette } from "./palette";
 import type { Scale } from "./scale";
 import { columnStart, layerTops } from "./stack";
@@ -14,16 +15,9 @@ type Context = CanvasRenderingContext2D;
 /** Layers from the bottom; each column is a flat step from its start to its end, so nothing is invented between. */
 export function drawLayers(context: Context, curve: CurveAnswer, by: string, frame: Frame, palette: Palette): void {
   const edges = columnEdges(curve, frame.x);
-  const tops = layerTops(curve.stacks, curve.px);
-  let below: number[] | null = null;
-  tops.forEach((top, k) => {
-    context.beginPath();
-    steps(context, edges, top, frame.y, false);
-    if (below) stepsBack(context, edges, below, frame.y);
-    else base(context, edges, frame.y);
-    context.closePath();
-    context.fillStyle = palette.fill(by, curve.keys[k]!, k);
-    context.fill();
+  let below = new Array<number>(curve.px).fill(0);
+  layerTops(curve.stacks, curve.px).forEach((top, k) => {
+    fillBetween(context, edges, top, below, frame.y, palette.fill(by, curve.keys[k]!, k));
     below = top;
   });
 }
@@ -31,15 +25,8 @@ export function drawLayers(context: Context, curve: CurveAnswer, by: string, fra
 /** The line along the top, and a veil between each column's lowest and highest where they differ. */
 export function drawOutline(context: Context, curve: CurveAnswer, frame: Frame, palette: Palette, veil = true): void {
   const edges = columnEdges(curve, frame.x);
-  if (veil) {
-    context.beginPath();
-    steps(context, edges, curve.max, frame.y, false);
-    stepsBack(context, edges, curve.min, frame.y);
-    context.closePath();
-    context.globalAlpha = 0.13;
-    context.fillStyle = palette.outline;
-    context.fill();
-  }
+  context.globalAlpha = 0.13;
+  if (veil) fillBetween(context, edges, curve.max, curve.min, frame.y, palette.outline);
   context.globalAlpha = 0.75;
   strokeSteps(context, edges, curve.max, frame.y, palette.outline, 1);
   context.globalAlpha = 1;
@@ -58,11 +45,11 @@ export function drawLine(
   curve: CurveAnswer,
   x: Scale,
   y: Scale,
-  colour: string,
+  color: string,
   dash: number[],
 ): void {
   context.setLineDash(dash);
-  strokeSteps(context, columnEdges(curve, x), curve.max, y, colour, 1.8);
+  strokeSteps(context, columnEdges(curve, x), curve.max, y, color, 1.8);
   context.setLineDash([]);
 }
 
@@ -92,51 +79,99 @@ export function drawPeak(
   const width = context.measureText(label).width;
   const left = at.x + 9 + width > right ? at.x - 9 - width : at.x + 9;
   const y = Math.max(16, at.y - 9);
-  context.lineJoin = "round";
-  context.strokeStyle = palette.ground;
-  context.lineWidth = 6;
-  context.strokeText(label, left, y);
-  context.fillStyle = palette.peak;
-  context.fillText(label, left, y);
+  outlinedText(context, label, left, y, palette.peak, palette, "left");
 }
 
-function columnEdges(curve: CurveAnswer, x: Scale): number[] {
+/** A request that failed: a line across the picture, with words at the height of `at.y`. */
+export function drawFailed(
+  context: Context,
+  at: { x: number; y: number },
+  [top, bottom]: readonly [number, number],
+  bytes: number,
+  palette: Palette,
+  right: number,
+): void {
+  context.strokeStyle = palette.peak;
+  context.lineWidth = 2;
+  context.setLineDash([3, 2]);
+  context.beginPath();
+  context.moveTo(at.x, top);
+  context.lineTo(at.x, bottom);
+  context.stroke();
+  context.setLineDash([]);
+  context.font = "600 12px system-ui, sans-serif";
+  const text = `out of memory: ${withUnit(bytes)} requested`;
+  const before = at.x + 8 + context.measureText(text).width > right;
+  outlinedText(context, text, before ? at.x - 8 : at.x + 8, at.y, palette.peak, palette, before ? "right" : "left");
+}
+
+/** Words that stay readable across lines and areas. */
+export function outlinedText(
+  context: Context,
+  text: string,
+  x: number,
+  y: number,
+  color: string,
+  palette: Pick<Palette, "ground">,
+  align: CanvasTextAlign,
+): void {
+  context.textAlign = align;
+  context.lineJoin = "round";
+  context.strokeStyle = palette.ground;
+  context.lineWidth = 5;
+  context.strokeText(text, x, y);
+  context.fillStyle = color;
+  context.fillText(text, x, y);
+  context.textAlign = "left";
+}
+
+/** Where the columns of an answer begin, and where the last one ends. */
+export function columnEdges(curve: Pick<CurveAnswer, "t0" | "t1" | "px">, x: Scale): number[] {
   return Array.from({ length: curve.px + 1 }, (_, c) => x(columnStart(curve, c)));
 }
 
-function steps(context: Context, edges: number[], values: number[], y: Scale, join: boolean): void {
-  for (let c = 0; c < values.length; c++) {
-    const height = y(values[c]!);
-    if (c === 0 && !join) context.moveTo(edges[0]!, height);
+/** A flat step for each column, from its beginning to its end. */
+function steps(context: Context, edges: number[], values: number[], y: Scale): void {
+  values.forEach((value, c) => {
+    const height = y(value);
+    if (c === 0) context.moveTo(edges[0]!, height);
     else context.lineTo(edges[c]!, height);
     context.lineTo(edges[c + 1]!, height);
-  }
+  });
 }
 
-function stepsBack(context: Context, edges: number[], values: number[], y: Scale): void {
-  for (let c = values.length - 1; c >= 0; c--) {
-    const height = y(values[c]!);
+/** Fills what lies between two rows of steps. */
+export function fillBetween(
+  context: Context,
+  edges: number[],
+  upper: number[],
+  lower: number[],
+  y: Scale,
+  fill: string | CanvasPattern,
+): void {
+  context.beginPath();
+  steps(context, edges, upper, y);
+  for (let c = lower.length - 1; c >= 0; c--) {
+    const height = y(lower[c]!);
     context.lineTo(edges[c + 1]!, height);
     context.lineTo(edges[c]!, height);
   }
+  context.closePath();
+  context.fillStyle = fill;
+  context.fill();
 }
 
-function base(context: Context, edges: number[], y: Scale): void {
-  context.lineTo(edges.at(-1)!, y(0));
-  context.lineTo(edges[0]!, y(0));
-}
-
-function strokeSteps(
+export function strokeSteps(
   context: Context,
   edges: number[],
   values: number[],
   y: Scale,
-  colour: string,
+  color: string,
   width: number,
 ): void {
   context.beginPath();
-  steps(context, edges, values, y, false);
-  context.strokeStyle = colour;
+  steps(context, edges, values, y);
+  context.strokeStyle = color;
   context.lineWidth = width;
   context.lineJoin = "round";
   context.stroke();

@@ -1,11 +1,30 @@
 /** Grid lines with bytes at the left, times along the bottom. */
 import { inUnit, type Unit } from "../state/bytes";
-import { decimals, grouped } from "../state/numbers";
+import { counted, decimals, grouped } from "../state/numbers";
 import { duration, inTimeUnit, timeUnitFor } from "../state/time";
 import type { Palette } from "./palette";
-import { roundStep, type Scale, tickDecimals, ticks } from "./scale";
+import { linear, roundStep, type Scale, tickDecimals, ticks } from "./scale";
+import { sharpness } from "./surface";
 
 type Context = CanvasRenderingContext2D;
+
+/** CSS pixels beside a plot: at its left for the labels of bytes. */
+const MARGIN = { left: 78, right: 12 };
+
+/** How wide the plot in a box is. */
+export function plotWidth(width: number): number {
+  return Math.max(1, width - MARGIN.left - MARGIN.right);
+}
+
+/** As many columns as the plot has pixels on this screen. */
+export function columnsIn(width: number, most = 4000): number {
+  return Math.min(most, Math.max(1, Math.round(plotWidth(width) * sharpness())));
+}
+
+/** The horizontal scale of the plot in a box. */
+export function across(window: readonly [number, number], width: number): Scale {
+  return linear(window, [MARGIN.left, MARGIN.left + plotWidth(width)]);
+}
 
 export function drawByteAxis(
   context: Context,
@@ -38,37 +57,35 @@ export function drawByteAxis(
 export function drawTimeAxis(context: Context, x: Scale, top: number, origin: number, palette: Palette): void {
   const [from, to] = [x.domain[0] - origin, x.domain[1] - origin];
   if (to - from <= 1) return; // a recording without events, which has no length
-  const unit = timeUnitFor(Math.max(Math.abs(to - from), 1));
-  const most = Math.max(2, Math.floor((x.range[1] - x.range[0]) / 110));
-  const digits = tickDecimals(roundStep((to - from) / unit.ns, most));
-  context.font = "11px system-ui, sans-serif";
-  context.textBaseline = "top";
-  for (const value of ticks(from, to, most, unit.ns)) {
-    const at = Math.round(x(value + origin)) + 0.5;
-    context.strokeStyle = palette.rule;
-    line(context, at, top, at, top + 4);
-    context.fillStyle = palette.muted;
-    context.textAlign = at - x.range[0] < 20 ? "left" : x.range[1] - at < 30 ? "right" : "center";
-    context.fillText(`${inTimeUnit(value, unit, digits)} ${unit.name}`, at, top + 6);
-  }
-  context.textAlign = "left";
-  context.textBaseline = "alphabetic";
+  const unit = timeUnitFor(to - from);
+  const digits = tickDecimals(roundStep((to - from) / unit.ns, mostTicks(x)));
+  for (const value of ticks(from, to, mostTicks(x), unit.ns))
+    drawTick(context, x, value + origin, top, `${inTimeUnit(value, unit, digits)} ${unit.name}`, palette);
 }
 
 /** Event indices count from the trace's first event, whatever is shown. */
-export function drawEventAxis(context: Context, x: Scale, top: number, _origin: number, palette: Palette): void {
+function drawEventAxis(context: Context, x: Scale, top: number, _origin: number, palette: Palette): void {
   const [from, to] = x.domain;
-  const most = Math.max(2, Math.floor((x.range[1] - x.range[0]) / 110));
+  for (const value of ticks(from, to, Math.min(mostTicks(x), Math.max(1, Math.floor(to - from)))))
+    drawTick(context, x, value, top, `event ${grouped(value)}`, palette);
+}
+
+function mostTicks(x: Scale): number {
+  return Math.max(2, Math.floor((x.range[1] - x.range[0]) / 110));
+}
+
+/** A short line with its label below, which stays between the plot's ends. */
+function drawTick(context: Context, x: Scale, value: number, top: number, label: string, palette: Palette): void {
+  const [left, right] = x.range;
+  const at = Math.round(x(value)) + 0.5;
+  context.strokeStyle = palette.rule;
+  line(context, at, top, at, top + 4);
   context.font = "11px system-ui, sans-serif";
+  context.textAlign = "center";
   context.textBaseline = "top";
-  for (const value of ticks(from, to, Math.min(most, Math.max(1, Math.floor(to - from))))) {
-    const at = Math.round(x(value)) + 0.5;
-    context.strokeStyle = palette.rule;
-    line(context, at, top, at, top + 4);
-    context.fillStyle = palette.muted;
-    context.textAlign = at - x.range[0] < 30 ? "left" : x.range[1] - at < 60 ? "right" : "center";
-    context.fillText(`event ${decimals(value, 0)}`, at, top + 6);
-  }
+  context.fillStyle = palette.muted;
+  const half = context.measureText(label).width / 2;
+  context.fillText(label, Math.min(Math.max(at, left + half), right - half), top + 6);
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
 }
@@ -85,7 +102,7 @@ export interface Axis {
 export const TIME_AXIS: Axis = { draw: drawTimeAxis, words: duration, place: (at, origin) => duration(at - origin), least: 100 };
 export const EVENT_AXIS: Axis = {
   draw: drawEventAxis,
-  words: (count) => `${grouped(Math.round(count))} ${Math.round(count) === 1 ? "event" : "events"}`,
+  words: (count) => counted(Math.round(count), "event"),
   place: (at) => `event ${grouped(Math.max(0, Math.floor(at)))}`,
   least: 8,
 };

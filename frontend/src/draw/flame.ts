@@ -66,8 +66,8 @@ export function nodeAt(flame: Flame, depth: number, share: number): number {
   return -1;
 }
 
-/** Where an arrow key leads from a node: to its caller, its first callee, its neighbours at the same depth. */
-export function neighbour(flame: Flame, nodes: Tree, from: number, key: string): number {
+/** Where an arrow key leads from a node: to its caller, its first callee, its neighbors at the same depth. */
+export function neighbor(flame: Flame, nodes: Tree, from: number, key: string): number {
   if (from < 0) return 0;
   const level = flame.levels[flame.depth[from]!] ?? [];
   if (key === "ArrowUp") return Math.max(0, nodes.parent[from]!);

@@ -1,4 +1,4 @@
-/** A map of cells: where each lies, and its colour. Pure numbers and pixels. */
+/** A map of cells: where each lies, and its color. Pure numbers and pixels. */
 
 export interface HeatLayout {
   left: number;
@@ -34,14 +34,14 @@ export function cellAt(layout: HeatLayout, x: number, y: number): { row: number;
   return inside ? { row, column } : null;
 }
 
-/** 256 colours between stops like "#1c2f6b", as 32 bits a pixel. */
+/** 256 colors between stops like "#1c2f6b", as 32 bits a pixel. */
 export function ramp(stops: readonly string[]): Uint32Array {
-  const colours = stops.map((stop) => [1, 3, 5].map((at) => parseInt(stop.slice(at, at + 2), 16)));
+  const colors = stops.map((stop) => [1, 3, 5].map((at) => parseInt(stop.slice(at, at + 2), 16)));
   return Uint32Array.from({ length: 256 }, (_, i) => {
-    const place = (i / 255) * (colours.length - 1);
-    const from = Math.min(Math.floor(place), colours.length - 2);
+    const place = (i / 255) * (colors.length - 1);
+    const from = Math.min(Math.floor(place), colors.length - 2);
     const mixed = (part: number): number =>
-      Math.round(colours[from]![part]! + (place - from) * (colours[from + 1]![part]! - colours[from]![part]!));
+      Math.round(colors[from]![part]! + (place - from) * (colors[from + 1]![part]! - colors[from]![part]!));
     return ((255 << 24) | (mixed(2) << 16) | (mixed(1) << 8) | mixed(0)) >>> 0;
   });
 }
@@ -51,7 +51,7 @@ export function cellPixels(
   rows: readonly (readonly (number | null)[])[],
   columns: number,
   [low, high]: readonly [number, number],
-  colours: Uint32Array,
+  colors: Uint32Array,
 ): Uint8ClampedArray<ArrayBuffer> {
   const pixels = new Uint32Array(rows.length * columns);
   const scale = 255 / Math.max(high - low, Number.MIN_VALUE);
@@ -59,7 +59,7 @@ export function cellPixels(
     for (let c = 0; c < columns; c++) {
       const value = row[c];
       if (value === null || value === undefined) continue;
-      pixels[r * columns + c] = colours[Math.max(0, Math.min(255, Math.round((value - low) * scale)))]!;
+      pixels[r * columns + c] = colors[Math.max(0, Math.min(255, Math.round((value - low) * scale)))]!;
     }
   });
   return new Uint8ClampedArray(pixels.buffer);

@@ -1,10 +1,10 @@
-/** Colours the pixels of bands, and frames those that are pointed at. */
+/** Colors the pixels of bands, and frames those that are pointed at. */
 import type { BandsAnswer } from "../api/stacks";
 import { isEdge, NOTHING, type Owners } from "./bands";
 
 export type Rgb = readonly [number, number, number];
 
-export interface BandColours {
+export interface BandColors {
   /** Of each key; null is drawn hatched: unknown. */
   keys: (Rgb | null)[];
   unknown: Rgb;
@@ -12,7 +12,7 @@ export interface BandColours {
   edge: Rgb;
 }
 
-/** Bands of one key alternate between three tones, so that neighbours can be told apart where they are thick enough. */
+/** Bands of one key alternate between three tones, so that neighbors can be told apart where they are thick enough. */
 const TONES = [0, 0.1, 0.2];
 const THIN = 2;
 const EDGE = 0.28;
@@ -21,27 +21,27 @@ const PILE = 0.38;
 const SHEET = 0.62;
 const SHEETS_APART = 4;
 
-export function paintOwners(owners: Owners, answer: BandsAnswer, colours: BandColours): ImageData {
+export function paintOwners(owners: Owners, answer: BandsAnswer, colors: BandColors): ImageData {
   const image = new ImageData(owners.width, owners.height);
   const pixels = new Uint32Array(image.data.buffer);
   const count = answer.bands.row.length;
   const fills = answer.bands.key.map((key, band) => {
     const thin = (answer.bands.bytes[band]! / owners.top) * owners.height < THIN;
     const tone = thin ? TONES[1]! : TONES[band % TONES.length]!;
-    return packed(mixed(colours.keys[key] ?? colours.unknown, colours.ground, tone));
+    return packed(mixed(colors.keys[key] ?? colors.unknown, colors.ground, tone));
   });
-  const edges = answer.bands.key.map((key) => packed(mixed(colours.keys[key] ?? colours.unknown, colours.edge, EDGE)));
-  const hatched = answer.bands.key.map((key) => (colours.keys[key] ?? null) === null);
-  const ground = packed(colours.ground);
-  const piles = colours.keys.map((key) => packed(mixed(key ?? colours.unknown, colours.ground, PILE)));
-  const sheets = colours.keys.map((key) => packed(mixed(key ?? colours.unknown, colours.ground, SHEET)));
+  const edges = answer.bands.key.map((key) => packed(mixed(colors.keys[key] ?? colors.unknown, colors.edge, EDGE)));
+  const hatched = answer.bands.key.map((key) => (colors.keys[key] ?? null) === null);
+  const ground = packed(colors.ground);
+  const piles = colors.keys.map((key) => packed(mixed(key ?? colors.unknown, colors.ground, PILE)));
+  const sheets = colors.keys.map((key) => packed(mixed(key ?? colors.unknown, colors.ground, SHEET)));
   let at = 0;
   for (let row = 0; row < owners.height; row++) {
     for (let column = 0; column < owners.width; column++, at++) {
       const owner = owners.of[at]!;
       if (owner === NOTHING) continue;
       if (owner >= count) {
-        const hatch = colours.keys[owner - count] === null && (column + row) % 7 > 2;
+        const hatch = colors.keys[owner - count] === null && (column + row) % 7 > 2;
         pixels[at] = hatch ? ground : (row % SHEETS_APART === 0 ? sheets : piles)[owner - count]!;
       } else if (isEdge(owners, at, column)) pixels[at] = edges[owner]!;
       else if (hatched[owner] && (column + row) % 7 > 2) pixels[at] = ground;
@@ -51,7 +51,7 @@ export function paintOwners(owners: Owners, answer: BandsAnswer, colours: BandCo
   return image;
 }
 
-/** One band alone, in one colour with its opacity (0 to 255). */
+/** One band alone, in one color with its opacity (0 to 255). */
 export function paintOne(owners: Owners, band: number, [r, g, b]: Rgb, opacity: number): ImageData {
   const image = new ImageData(owners.width, owners.height);
   const pixels = new Uint32Array(image.data.buffer);
@@ -86,7 +86,7 @@ function packed([r, g, b]: Rgb, opacity = 255): number {
 
 const known = new Map<string, Rgb>();
 
-/** The red, green and blue of a CSS colour, as the browser reads it: once, for reading pixels back is slow. */
+/** The red, green and blue of a CSS color, as the browser reads it: once, for reading pixels back is slow. */
 export function rgbOf(css: string): Rgb {
   const found = known.get(css) ?? read(css);
   known.set(css, found);

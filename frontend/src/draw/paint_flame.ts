@@ -23,7 +23,7 @@ export interface FlamePicture {
   focused: number;
 }
 
-/** The stylesheet's colours by the names of its variables, and the categories', of which one is hatched. */
+/** The stylesheet's colors by the names of its variables, and the categories', of which one is hatched. */
 export interface Paints {
   read: (variable: string) => string;
   category: (key: string) => Fill;
@@ -33,7 +33,7 @@ export interface Bar {
   fill: Fill;
   /** How strongly it is filled; the rest is the ground. */
   tint?: number;
-  /** Along its lower edge: colours, and the shares that they have of it. */
+  /** Along its lower edge: colors, and the shares that they have of it. */
   split?: [Fill, number][];
   name: string;
   more: string;
@@ -91,23 +91,23 @@ function drawNode(context: Context, picture: FlamePicture, place: number, bar: B
   drawLabel(context, x + (bar.plate ? 8 : 5), middle, w - (bar.plate ? 14 : 9), dim ? read("--muted") : bar.ink, bar);
 }
 
-function fill(context: Context, colour: Fill, x: number, y: number, width: number, height: number, tint = 1): void {
+function fill(context: Context, color: Fill, x: number, y: number, width: number, height: number, tint = 1): void {
   context.globalAlpha = tint;
-  context.fillStyle = colour;
+  context.fillStyle = color;
   context.fillRect(x, y, width, height);
   context.globalAlpha = 1;
 }
 
 function drawSplit(context: Context, split: [Fill, number][], x: number, y: number, width: number): void {
   let from = 0;
-  for (const [colour, share] of split) {
-    fill(context, colour, x + from * width, y, share * width, SPLIT);
+  for (const [color, share] of split) {
+    fill(context, color, x + from * width, y, share * width, SPLIT);
     from += share;
   }
 }
 
-function drawLabel(context: Context, x: number, y: number, width: number, colour: string, words: Bar): void {
-  context.fillStyle = colour;
+function drawLabel(context: Context, x: number, y: number, width: number, color: string, words: Bar): void {
+  context.fillStyle = color;
   context.font = words.strong ? `600 ${NAME}` : NAME;
   const name = fitted(context, words.name, width);
   context.fillText(name, x, y);

@@ -1,7 +1,7 @@
-/** Draws the lines of a tape that are in sight: free space, blocks in their colours, pending ones hatched. */
+/** Draws the lines of a tape that are in sight: free space, blocks in their colors, pending ones hatched. */
 import { ALLOCATED, FREE, type Home, PENDING, type SegmentsAnswer } from "../api/allocator";
 import { boxes, pieceAt, segmentsBetween, type Tape } from "./tape";
-import { colourVariable, type Palette } from "./palette";
+import { colorVariable, diagonals, type Palette } from "./palette";
 import { fitted } from "./surface";
 
 type Context = CanvasRenderingContext2D;
@@ -30,7 +30,7 @@ export function drawTape(context: Context, picture: TapePicture, palette: Palett
   if (!range) return;
   const unknown = dense(context, picture.unknown, palette.ground);
   const fills = answer.keys.map((part, k) =>
-    isUnknown(picture.by, part.key) ? unknown : palette.fill(colouredBy(picture.by), part.key, k),
+    isUnknown(picture.by, part.key) ? unknown : palette.fill(coloredBy(picture.by), part.key, k),
   );
   const veil = striped(context, palette.ground);
   for (let segment = range[0]; segment <= range[1]; segment++) {
@@ -41,14 +41,14 @@ export function drawTape(context: Context, picture: TapePicture, palette: Palett
   }
 }
 
-/** Source lines, pools and streams take the colours of series, as modules do. */
-export function colouredBy(by: string): string {
+/** Source lines, pools and streams take the colors of series, as modules do. */
+function coloredBy(by: string): string {
   return by === "category" ? "category" : "module";
 }
 
 /** Keys that stand for a want of knowledge. */
 export function isUnknown(by: string, key: string): boolean {
-  if (by === "category") return colourVariable("category", key, 0) === "--cat-unknown";
+  if (by === "category") return colorVariable("category", key, 0) === "--cat-unknown";
   return ["(no stack)", "(not known)", "(not named)"].includes(key);
 }
 
@@ -123,53 +123,26 @@ export function drawFrame(
   context: Context,
   picture: Pick<TapePicture, "tape" | "top" | "height">,
   place: { segment: number; offset: number; bytes: number },
-  colours: { line: string; halo: string },
+  colors: { line: string; halo: string },
 ): void {
   const lines = [Math.floor(picture.top / LINE), Math.ceil((picture.top + picture.height) / LINE)] as const;
   for (const [line, a, b] of boxes(picture.tape, place.segment, place.offset, place.bytes, lines)) {
     const [y, width] = [line * LINE - picture.top + 2, Math.max(2, b - a)];
-    context.strokeStyle = colours.halo;
+    context.strokeStyle = colors.halo;
     context.lineWidth = 4;
     context.strokeRect(a, y, width, BAR);
-    context.strokeStyle = colours.line;
+    context.strokeStyle = colors.line;
     context.lineWidth = 2;
     context.strokeRect(a, y, width, BAR);
   }
 }
 
 /** The hatching of what is unknown, but without see-through: blocks must stand out from what is free. */
-function dense(context: Context, colour: string, ground: string): CanvasPattern | string {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 5;
-  const ink = tile.getContext("2d");
-  if (!ink) return colour;
-  ink.fillStyle = ground;
-  ink.fillRect(0, 0, 5, 5);
-  ink.fillStyle = ink.strokeStyle = colour;
-  ink.globalAlpha = 0.62;
-  ink.fillRect(0, 0, 5, 5);
-  ink.globalAlpha = 1;
-  ink.lineWidth = 1;
-  for (const offset of [-5, 0, 5]) {
-    ink.moveTo(offset - 1, 6);
-    ink.lineTo(offset + 6, -1);
-  }
-  ink.stroke();
-  return context.createPattern(tile, "repeat") ?? colour;
+function dense(context: Context, color: string, ground: string): CanvasPattern | string {
+  return diagonals(context, 5, color, 1, [[ground, 1], [color, 0.62]]) ?? color;
 }
 
-/** Stripes of the ground over a colour: let go of, and not yet free. */
+/** Stripes of the ground over a color: let go of, and not yet free. */
 export function striped(context: Context, ground: string): CanvasPattern | null {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 6;
-  const ink = tile.getContext("2d");
-  if (!ink) return null;
-  ink.strokeStyle = ground;
-  ink.lineWidth = 2;
-  for (const offset of [-6, 0, 6]) {
-    ink.moveTo(offset - 1, 7);
-    ink.lineTo(offset + 7, -1);
-  }
-  ink.stroke();
-  return context.createPattern(tile, "repeat");
+  return diagonals(context, 6, ground, 2);
 }

@@ -1,4 +1,4 @@
-/** Colours for canvases, read from the stylesheet, so that a category has one colour everywhere. */
+/** Colors for canvases, read from the stylesheet, so that a category has one color everywhere. */
 import { CATEGORIES } from "../state/categories";
 
 export interface Palette {
@@ -17,17 +17,17 @@ export interface Palette {
   call: (index: number) => string;
 }
 
-/** Told apart with every kind of colour blindness; a curve has 11 of them and the others. */
-export const SERIES_COLOURS = 12;
+/** Chosen to differ under every kind of color blindness. A curve uses 11, and one color for all other keys. */
+const SERIES_COLORS = 12;
 
-/** The CSS variable that holds a key's colour. */
-export function colourVariable(by: string, key: string, index: number): string {
+/** The CSS variable that holds a key's color. */
+export function colorVariable(by: string, key: string, index: number): string {
   if (by === "category") return (CATEGORIES as readonly string[]).includes(key) ? `--cat-${key}` : "--cat-unknown";
   if (by === "phase")
     return ["forward", "backward", "optimizer", "before"].includes(key) ? `--phase-${key}` : "--phase-other";
   if (key === "(other modules)" || key === "(others)") return "--series-other";
   if (key === "unknown" || key === "(no stack)") return "--cat-unknown";
-  return `--series-${index % SERIES_COLOURS}`;
+  return `--series-${index % SERIES_COLORS}`;
 }
 
 export function readPalette(element: HTMLElement, context: CanvasRenderingContext2D): Palette {
@@ -46,28 +46,43 @@ export function readPalette(element: HTMLElement, context: CanvasRenderingContex
     lane: read("--lane"),
     laneText: read("--lane-text"),
     fill: (by, key, index) => {
-      const name = colourVariable(by, key, index);
+      const name = colorVariable(by, key, index);
       return name === "--cat-unknown" ? hatch : read(name);
     },
-    phase: (phase) => read(colourVariable("phase", phase ?? "other", 0).replace("--phase", "--lane")),
+    phase: (phase) => read(colorVariable("phase", phase ?? "other", 0).replace("--phase", "--lane")),
     call: (index) => read(index % 2 === 0 ? "--call-even" : "--call-odd"),
   };
 }
 
 /** Diagonal lines on the ground: what is unknown must not look like a category of its own. */
 function hatched(context: CanvasRenderingContext2D, line: string, ground: string): CanvasPattern | string {
+  return diagonals(context, 8, line, 2, [[ground, 1]]) ?? line;
+}
+
+/** Lines from corner to corner of a tile that repeats, over fills of these colors and opacities. */
+export function diagonals(
+  context: CanvasRenderingContext2D,
+  size: number,
+  line: string,
+  width: number,
+  fills: [color: string, opacity: number][] = [],
+): CanvasPattern | null {
   const tile = document.createElement("canvas");
-  tile.width = tile.height = 8;
+  tile.width = tile.height = size;
   const ink = tile.getContext("2d");
-  if (!ink) return line;
-  ink.fillStyle = ground;
-  ink.fillRect(0, 0, 8, 8);
+  if (!ink) return null;
+  for (const [color, opacity] of fills) {
+    ink.fillStyle = color;
+    ink.globalAlpha = opacity;
+    ink.fillRect(0, 0, size, size);
+  }
+  ink.globalAlpha = 1;
   ink.strokeStyle = line;
-  ink.lineWidth = 2;
-  for (const offset of [-8, 0, 8]) {
-    ink.moveTo(offset - 2, 10);
-    ink.lineTo(offset + 10, -2);
+  ink.lineWidth = width;
+  for (const offset of [-size, 0, size]) {
+    ink.moveTo(offset - 2, size + 2);
+    ink.lineTo(offset + size + 2, -2);
   }
   ink.stroke();
-  return context.createPattern(tile, "repeat") ?? line;
+  return context.createPattern(tile, "repeat");
 }

@@ -1,11 +1,10 @@
 /** Draws what the allocator held: allocated, pending, what it reserved beyond, and the share of no use below. */
 import type { Over, ReserveCurve } from "../api/allocator";
 import { unitFor, withUnit } from "../state/bytes";
-import { drawPeak } from "./area";
+import { columnEdges, drawFailed, drawPeak, fillBetween, strokeSteps } from "./area";
 import { drawByteAxis, EVENT_AXIS, TIME_AXIS } from "./axes";
 import { readPalette, type Palette } from "./palette";
 import { linear, type Scale } from "./scale";
-import { columnStart } from "./stack";
 import { striped } from "./paint_tape";
 import { prepare } from "./surface";
 
@@ -32,11 +31,11 @@ export function paintReserve(canvas: HTMLCanvasElement, picture: ReservePicture)
   if (!context) return;
   const palette = readPalette(canvas, context);
   const style = getComputedStyle(canvas);
-  const colour = (name: string): string => style.getPropertyValue(name).trim();
+  const color = (name: string): string => style.getPropertyValue(name).trim();
   const y = linear([0, Math.max(1, picture.highest) * 1.14], [LEVELS[1], LEVELS[0]]);
   const share = linear([0, 1], [SHARES[1], SHARES[0]]);
   const [left, right] = x.range;
-  const edges = Array.from({ length: curve.px + 1 }, (_, c) => x(columnStart(curve, c)));
+  const edges = columnEdges(curve, x);
   drawByteAxis(context, y, left, right, unitFor(picture.highest), palette);
   drawShareAxis(context, share, left, right, palette);
   (picture.over === "event" ? EVENT_AXIS : TIME_AXIS).draw(context, x, SHARES[1] + 4, picture.origin, palette);
@@ -44,8 +43,8 @@ export function paintReserve(canvas: HTMLCanvasElement, picture: ReservePicture)
   context.beginPath();
   context.rect(left, 0, right - left, CHART_HEIGHT);
   context.clip();
-  drawLevels(context, curve, edges, y, colour, palette);
-  drawShares(context, picture, edges, share, colour, palette);
+  drawLevels(context, curve, edges, y, color, palette);
+  drawShares(context, picture, edges, share, color, palette);
   context.restore();
   drawMarks(context, picture, y, palette);
 }
@@ -55,15 +54,15 @@ function drawLevels(
   curve: ReserveCurve,
   edges: number[],
   y: Scale,
-  colour: (name: string) => string,
+  color: (name: string) => string,
   palette: Palette,
 ): void {
   const active = curve.allocated.map((bytes, c) => bytes + curve.pending[c]!);
   const zero = new Array<number>(curve.px).fill(0);
-  if (curve.reserved) fillBetween(context, edges, curve.reserved, active, y, colour("--level-unused"));
-  fillBetween(context, edges, curve.allocated, zero, y, colour("--level-allocated"));
+  if (curve.reserved) fillBetween(context, edges, curve.reserved, active, y, color("--level-unused"));
+  fillBetween(context, edges, curve.allocated, zero, y, color("--level-allocated"));
   if (curve.pending.some((bytes) => bytes > 0)) {
-    fillBetween(context, edges, active, curve.allocated, y, colour("--level-pending"));
+    fillBetween(context, edges, active, curve.allocated, y, color("--level-pending"));
     const stripes = striped(context, palette.ground);
     if (stripes) fillBetween(context, edges, active, curve.allocated, y, stripes);
   }
@@ -83,13 +82,13 @@ function drawShares(
   { curve, over, x }: ReservePicture,
   edges: number[],
   y: Scale,
-  colour: (name: string) => string,
+  color: (name: string) => string,
   palette: Palette,
 ): void {
   if (curve.unused) {
     const shares = curve.unused.map((ratio) => Math.min(1, Math.max(0, ratio ?? 0)));
-    fillBetween(context, edges, shares, new Array<number>(curve.px).fill(0), y, colour("--level-unused"));
-    strokeSteps(context, edges, shares, y, colour("--warning"), 1.3);
+    fillBetween(context, edges, shares, new Array<number>(curve.px).fill(0), y, color("--level-unused"));
+    strokeSteps(context, edges, shares, y, color("--warning"), 1.3);
   }
   context.fillStyle = palette.muted;
   for (const [event, time, ratio] of curve.split) {
@@ -107,27 +106,9 @@ function drawMarks(context: Context, { curve, over, x }: ReservePicture, y: Scal
   const shown = curve.ooms.filter((failed) => place(failed) >= left - 1 && place(failed) <= right + 1);
   if (at.x >= left - 1 && at.x <= right + 1)
     drawPeak(context, at, LEVELS[1], shown.length ? "" : `peak ${withUnit(peak.bytes)}`, palette, right);
-  context.font = "600 12px system-ui, sans-serif";
   for (const failed of shown) {
     const px = Math.min(Math.max(place(failed), left + 1), right - 1);
-    context.strokeStyle = palette.peak;
-    context.lineWidth = 2;
-    context.setLineDash([3, 2]);
-    context.beginPath();
-    context.moveTo(px, LEVELS[0]);
-    context.lineTo(px, SHARES[1]);
-    context.stroke();
-    context.setLineDash([]);
-    const text = `out of memory: ${withUnit(failed.requested_bytes)} requested`;
-    const before = px + 8 + context.measureText(text).width > right;
-    context.textAlign = before ? "right" : "left";
-    context.lineJoin = "round";
-    context.strokeStyle = palette.ground;
-    context.lineWidth = 4;
-    context.strokeText(text, px + (before ? -8 : 8), LEVELS[0] + 12);
-    context.fillStyle = palette.peak;
-    context.fillText(text, px + (before ? -8 : 8), LEVELS[0] + 12);
-    context.textAlign = "left";
+    drawFailed(context, { x: px, y: LEVELS[0] + 12 }, [LEVELS[0], SHARES[1]], failed.requested_bytes, palette, right);
   }
 }
 
@@ -148,47 +129,4 @@ function drawShareAxis(context: Context, y: Scale, left: number, right: number, 
   }
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
-}
-
-function fillBetween(
-  context: Context,
-  edges: number[],
-  upper: number[],
-  lower: number[],
-  y: Scale,
-  fill: string | CanvasPattern,
-): void {
-  context.beginPath();
-  for (let c = 0; c < upper.length; c++) {
-    if (c === 0) context.moveTo(edges[0]!, y(upper[0]!));
-    else context.lineTo(edges[c]!, y(upper[c]!));
-    context.lineTo(edges[c + 1]!, y(upper[c]!));
-  }
-  for (let c = upper.length - 1; c >= 0; c--) {
-    context.lineTo(edges[c + 1]!, y(lower[c]!));
-    context.lineTo(edges[c]!, y(lower[c]!));
-  }
-  context.closePath();
-  context.fillStyle = fill;
-  context.fill();
-}
-
-function strokeSteps(
-  context: Context,
-  edges: number[],
-  values: number[],
-  y: Scale,
-  colour: string,
-  width: number,
-): void {
-  context.beginPath();
-  for (let c = 0; c < values.length; c++) {
-    if (c === 0) context.moveTo(edges[0]!, y(values[0]!));
-    else context.lineTo(edges[c]!, y(values[c]!));
-    context.lineTo(edges[c + 1]!, y(values[c]!));
-  }
-  context.strokeStyle = colour;
-  context.lineWidth = width;
-  context.lineJoin = "round";
-  context.stroke();
 }

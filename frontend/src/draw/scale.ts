@@ -37,7 +37,7 @@ export function ticks(from: number, to: number, most: number, size = 1): number[
   return Array.from({ length: Math.max(0, count) }, (_, i) => (first + i) * step);
 }
 
-/** Decimals that tell neighbouring ticks apart. */
+/** Decimals that tell neighboring ticks apart. */
 export function tickDecimals(step: number): number {
   if (!(step > 0)) return 0;
   return Math.min(6, Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)));

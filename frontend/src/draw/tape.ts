@@ -86,8 +86,8 @@ export function boxes(
   const end = tape.left[segment]! + (whole > 0 ? ((offset + bytes) / whole) * extent : 0);
   const found: [number, number, number][] = [];
   const line = tape.line[segment]!;
-  const end_k = Math.min(last - line, Math.ceil(end / tape.width));
-  for (let k = Math.max(first - line, Math.floor(start / tape.width)); k <= end_k; k++) {
+  const until = Math.min(last - line, Math.ceil(end / tape.width));
+  for (let k = Math.max(first - line, Math.floor(start / tape.width)); k <= until; k++) {
     const from = Math.max(start - k * tape.width, 0);
     const to = Math.min(end - k * tape.width, tape.width);
     if (to > from) found.push([line + k, from, to]);

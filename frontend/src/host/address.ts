@@ -3,9 +3,9 @@
  * (it can be shared). TensorBoard's hash is `#tab&key=value…`; we touch no key but ours and never change the tab.
  * pushState and replaceState fire no hashchange, so TensorBoard's own routing does not run; Back does.
  */
-import { formatRoute, parseRoute, type Route, routeFrom } from "../state/route";
+import { formatRoute, parseRoute, type Route } from "../state/route";
 
-export const PLUGIN = "tb_memplugin";
+const PLUGIN = "tb_memplugin";
 const PREFIX = `p.${PLUGIN}.`;
 
 /** The hash with our keys replaced; null where another tab is open and the address is not ours to write. */
@@ -42,20 +42,15 @@ function shared(): Window | null {
   }
 }
 
+/** Never from TensorBoard's message GetURLPluginData: it answers with the address as of the last hashchange. */
 export function readAddress(): Route {
   const parent = shared();
   return (parent && ourKeys(parent.location.hash)) ?? parseRoute(window.location.hash);
 }
 
-/** What GetURLPluginData answers, where the parent's address cannot be read directly. */
-export function routeFromHost(answer: unknown): Route | null {
-  if (typeof answer !== "object" || answer === null || Object.keys(answer).length === 0) return null;
-  return routeFrom(answer as Record<string, string>);
-}
-
 /**
  * Writes both places; `lasting` makes a step that Back returns from, in the window that people see alone.
- * The frame's document has a <base>, so the address must be spelt out in full.
+ * The frame's document has a <base>, so the address must be written in full.
  */
 export function writeAddress(route: Route, lasting = false): void {
   const parent = shared();

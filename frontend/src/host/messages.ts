@@ -26,7 +26,6 @@ export interface Host {
 export const RUNS_CHANGED = "experimental.RunsChanged";
 export const DATA_RELOADED = "experimental.DataReloaded";
 export const GET_RUNS = "experimental.GetRuns";
-export const GET_URL_DATA = "experimental.GetURLPluginData";
 
 /** Opens the channel; null where there is no page above this one. */
 export function connect(): Host | null {

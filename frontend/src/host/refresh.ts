@@ -1,9 +1,9 @@
 /** Says when the data may have changed: TensorBoard's messages, or every 30 seconds where it sends none. */
-import { connect, DATA_RELOADED, GET_RUNS, type Host, RUNS_CHANGED } from "./messages";
+import { connect, DATA_RELOADED, GET_RUNS, RUNS_CHANGED } from "./messages";
 
 const EVERY = 30_000;
 
-export function onDataChanged(callback: () => void): Host | null {
+export function onDataChanged(callback: () => void): void {
   const host = connect();
   const gathered = later(callback, 200);
   host?.on(RUNS_CHANGED, gathered);
@@ -11,7 +11,6 @@ export function onDataChanged(callback: () => void): Host | null {
   const poll = (): void => void setInterval(() => isShown() && callback(), EVERY);
   if (host) host.ask(GET_RUNS).catch(poll);
   else poll();
-  return host;
 }
 
 /** A hidden tab keeps its frame, with a height (sometimes also a width) of 0. */
@@ -19,7 +18,7 @@ function isShown(): boolean {
   return document.visibilityState === "visible" && frameHasSize();
 }
 
-export function frameHasSize(): boolean {
+function frameHasSize(): boolean {
   return window.innerWidth > 0 && window.innerHeight > 0;
 }
 

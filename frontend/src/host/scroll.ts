@@ -19,7 +19,7 @@ export function comeBack(place: string): void {
   returning = place;
 }
 
-/** Called as a place was drawn for the first time: to where it was left, else to its beginning. Gives the way to stop. */
+/** Called once a view is drawn: scrolls to where it was left, else to its top. Returns how to stop. */
 export function arrive(): () => void {
   const wanted = returning === null ? 0 : (places.get(returning) ?? 0);
   returning = null;

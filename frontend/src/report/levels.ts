@@ -145,7 +145,7 @@ export function stateAfter(levels: Levels, axis: AxisName, count: number): State
 }
 
 /** The count of changes one event further (+1) or back (-1): an event's changes belong together. */
-export function neighbour(device: Device, count: number, by: 1 | -1): number {
+export function neighbor(device: Device, count: number, by: 1 | -1): number {
   const { event } = device;
   let next = Math.min(Math.max(count + by, 0), event.length);
   while (next > 0 && next < event.length && event[next] === event[next - 1]) next += by;

@@ -3,6 +3,7 @@ import { exactBytes, inUnit, type Unit, unitFor, withUnit } from "../state/bytes
 import { grouped } from "../state/numbers";
 import { duration } from "../state/time";
 import { Delta } from "../views/amount";
+import { EventButtons } from "../views/event_buttons";
 import type { State } from "./levels";
 import { PartName } from "./part_name";
 import type { AxisName, Device } from "./recording";
@@ -52,31 +53,12 @@ export function Moment({ device, by, label, state, peak, axis, origin, onStep, o
         )}
       </p>
       <Parts by={by} label={label} state={state} peak={peak} unit={unit} atPeak={atPeak} />
-      <div class="buttons">
-        <button
-          type="button"
-          class="small"
-          data-testid="event-previous"
-          disabled={state.count === 0}
-          onClick={() => onStep(-1)}
-        >
-          ← event
-        </button>
-        <button
-          type="button"
-          class="small"
-          data-testid="event-next"
-          disabled={state.count === device.event.length}
-          onClick={() => onStep(1)}
-        >
-          event →
-        </button>
-        {!atPeak && (
-          <button type="button" class="small" data-testid="to-peak" onClick={onPeak}>
-            to the peak
-          </button>
-        )}
-      </div>
+      <EventButtons
+        before={state.count > 0}
+        after={state.count < device.event.length}
+        onStep={onStep}
+        onPeak={!atPeak && onPeak}
+      />
     </aside>
   );
 }

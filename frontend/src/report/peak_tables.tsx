@@ -1,10 +1,11 @@
 import { useState } from "preact/hooks";
 import { exactBytes, inUnit, percent, unitFor, unitWithin } from "../state/bytes";
 import { categoryLabel } from "../state/categories";
-import { visible } from "../state/names";
+import { allocationName, NOT_NAMED, visible } from "../state/names";
 import { grouped } from "../state/numbers";
 import { duration } from "../state/time";
 import { Swatch } from "../views/category";
+import { Fold } from "../views/fold";
 import { Name } from "../views/name";
 import { PartName } from "./part_name";
 import type { Device, Division, Largest } from "./recording";
@@ -49,10 +50,9 @@ function Parts({ device, division }: { device: Device; division: Division }) {
                   <span class="flexed">
                     <Swatch by={division.by} of={swatchOf(division, key)} index={division.keys.indexOf(key)} />
                     {division.by === "stack" && key.includes("\n") ? (
-                      <button type="button" class="fold flexed" onClick={() => setOpen(open === key ? null : key)}>
-                        <span class="caret">{open === key ? "▾" : "▸"}</span>
+                      <Fold open={open === key} onFlip={() => setOpen(open === key ? null : key)}>
                         <PartName by="stack" name={key} />
-                      </button>
+                      </Fold>
                     ) : (
                       <PartName by={division.by} name={key} />
                     )}
@@ -144,11 +144,11 @@ function LargestAlive({ device, timed }: { device: Device; timed: boolean }) {
   );
 }
 
-/** The best name that there is: a parameter's, its module's, the line that made it. */
+/** The best name that there is: its own, its module's, the line that made it. */
 function What({ item }: { item: Largest }) {
-  const known = item.name ?? item.module;
-  if (known === null && item.line !== null) return <PartName by="line" name={item.line} />;
-  return <Name text={known ?? item.operator ?? item.address ?? "(not named)"} />;
+  const name = allocationName({ ...item, operator: null });
+  if (name === null && item.line !== null) return <PartName by="line" name={item.line} />;
+  return <Name text={name ?? item.operator ?? item.address ?? NOT_NAMED} />;
 }
 
 function lifetime(item: Largest, timed: boolean): string {

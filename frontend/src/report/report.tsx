@@ -1,20 +1,16 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import type { LanesAnswer, Span } from "../api/types";
-import { EVENT_AXIS, TIME_AXIS } from "../draw/axes";
-import { sharpness } from "../draw/surface";
+import { columnsIn, EVENT_AXIS, TIME_AXIS } from "../draw/axes";
 import { dark } from "../host/theme";
 import { unitFor, withUnit } from "../state/bytes";
 import { titleText, visible } from "../state/names";
 import { grouped } from "../state/numbers";
 import { Segmented } from "../views/segmented";
 import { Chart } from "../views/timeline/chart";
-import { countTo, curveOf, Levels, neighbour, stateAfter, stateAt } from "./levels";
+import { countTo, curveOf, Levels, neighbor, stateAfter, stateAt } from "./levels";
 import { Moment } from "./moment";
 import { PeakTables } from "./peak_tables";
 import { type AxisName, type Device, openDevice, type ReportData, wholeOf } from "./recording";
-
-const MARGIN = { left: 78, right: 12 };
-const MOST_COLUMNS = 4000;
 
 /** The page: which device, and under it the curve with the state at the cursor. */
 export function Report({ data }: { data: ReportData }) {
@@ -77,7 +73,7 @@ function DeviceView({ data, device }: { data: ReportData; device: Device }) {
   const levels = useMemo(() => new Levels(device, division), [device, division]);
   const whole = useMemo(() => wholeOf(data, device, axis), [device, axis]);
   const window = shown ?? whole;
-  const px = Math.min(MOST_COLUMNS, Math.max(1, Math.round((width - MARGIN.left - MARGIN.right) * sharpness())));
+  const px = columnsIn(width);
   const curve = useMemo(
     () => (width > 0 ? curveOf(levels, axis, ...window, px) : undefined),
     [levels, axis, window[0], window[1], px, width > 0],
@@ -91,7 +87,7 @@ function DeviceView({ data, device }: { data: ReportData; device: Device }) {
     setPinned(place === undefined ? undefined : countTo(device[axis], place));
   const step = (by: 1 | -1): void => {
     setHovered(undefined);
-    setPinned(neighbour(device, state.count, by));
+    setPinned(neighbor(device, state.count, by));
   };
   const zoom = ([t0, t1]: [number, number]): void =>
     setShown(t0 <= whole[0] && t1 >= whole[1] ? undefined : [t0, Math.max(t1, t0 + 1)]);
@@ -106,7 +102,7 @@ function DeviceView({ data, device }: { data: ReportData; device: Device }) {
       <div class="tools">
         {device.divisions.length > 1 && (
           <Segmented
-            label="Colour by"
+            label="Color by"
             testid="by"
             options={device.divisions.map((item, row) => [String(row), item.label] as const)}
             value={by}
@@ -147,7 +143,6 @@ function DeviceView({ data, device }: { data: ReportData; device: Device }) {
             lanes={lanes ?? undefined}
             window={window}
             whole={whole}
-            margin={MARGIN}
             cursor={{ place: hovered ?? state.place, atPeak: state.event === peak.event, hover: setHovered, pin, step }}
             peakBytes={device.peak.bytes}
             peakPlace={peak.place}

@@ -24,9 +24,9 @@ export function adviceHeadline(answer: AdviceAnswer, alone = false): Piece[] {
   const options = answer.findings.length - problems;
   const where = ` in ${alone ? stepName(answer.steps[0] ?? 0, true) : stepsOf(answer.steps)}.`;
   const price = `${options === 1 ? "option that has" : "options that have"} a price`;
-  const told = (verdict: Verdict): number => answer.judgements.filter((one) => one.verdict === verdict).length;
-  const few = told("not judged") > told("fine");
-  if (problems === 0 && options === 0 && few) return ["Not enough is known for most rules", where];
+  const rules = (verdict: Verdict): number => answer.judgements.filter((one) => one.verdict === verdict).length;
+  const few = rules("not judged") > rules("fine");
+  if (problems === 0 && options === 0 && few) return ["The recording lacks what most rules need."];
   if (problems === 0 && options === 0) return ["Nothing to fix", where];
   if (problems === 0) return ["Nothing to fix", ", and ", { strong: grouped(options) }, ` ${price},`, where];
   const fix: Piece[] = [{ strong: grouped(problems) }, ` ${problems === 1 ? "problem" : "problems"} to fix`];
@@ -67,13 +67,9 @@ export function linkTo(where: Where): RoutePatch | null {
   return patch;
 }
 
-export function viewName(view: string): string {
-  return view.charAt(0).toUpperCase() + view.slice(1);
-}
-
 const ORDER: readonly Verdict[] = ["fine", "not judged"];
 
 /** What the rules without a finding came to: what is fine first, then what could not be judged. */
 export function unfound(answer: AdviceAnswer): AdviceAnswer["judgements"] {
-  return ORDER.flatMap((verdict) => answer.judgements.filter((told) => told.verdict === verdict));
+  return ORDER.flatMap((verdict) => answer.judgements.filter((one) => one.verdict === verdict));
 }

@@ -2,13 +2,13 @@
 import { computed, signal } from "@preact/signals";
 import type { RunsAnswer } from "../api/types";
 import { forgetAnswers } from "../api/remote";
-import { type Failure, request, RequestFailed } from "../api/request";
+import { type Failure, failureOf, request } from "../api/request";
 import { type PackedRuns, unpackedRuns } from "../api/runs";
-import { onAddressEdited, readAddress, routeFromHost, writeAddress } from "../host/address";
-import { GET_URL_DATA, type Host } from "../host/messages";
+import { onAddressEdited, readAddress, writeAddress } from "../host/address";
 import { onDataChanged, onShown } from "../host/refresh";
 import { comeBack, leave } from "../host/scroll";
 import { patched, type Route, type RoutePatch } from "./route";
+import { logdir } from "./run_name";
 import { type Pick, resolveBase, resolveSelection, stepsOf } from "./selection";
 import { type Stretch, stretchOf } from "./stretch";
 
@@ -49,7 +49,7 @@ export const stretch = computed<Stretch | null>(() =>
   selection.value ? stretchOf(selection.value, route.value, alone.value) : null,
 );
 
-/** Changes the route. What was picked for want of a word is spelt out, so that the address means the same tomorrow. */
+/** Changes the route. What the page picked by itself is spelled out, so that the address means the same tomorrow. */
 export function navigate(patch: RoutePatch): void {
   const left = spelledOut(route.value);
   route.value = patched(left, patch);
@@ -107,10 +107,10 @@ export async function loadRuns(): Promise<void> {
     if (text === lastText) return;
     if (lastText !== "") forgetAnswers();
     lastText = text;
+    logdir.value = answer.logdir;
     runs.value = unpackedRuns(answer);
   } catch (error) {
-    runsFailure.value =
-      error instanceof RequestFailed ? error.failure : { what: String(error), where: "runs", fix: "Try again." };
+    runsFailure.value = failureOf(error, "runs");
   }
 }
 
@@ -124,14 +124,6 @@ export function start(): void {
     route.value = edited;
   });
   onShown(() => route.value.run !== undefined && writeSoon());
-  const host = onDataChanged(() => void loadRuns());
-  if (host && route.value.run === undefined) void askHostForRoute(host);
+  onDataChanged(() => void loadRuns());
   void loadRuns();
-}
-
-async function askHostForRoute(host: Host): Promise<void> {
-  const before = route.value;
-  const answer = await host.ask(GET_URL_DATA).catch(() => null);
-  const fromHost = routeFromHost(answer);
-  if (fromHost && route.value === before) route.value = fromHost;
 }

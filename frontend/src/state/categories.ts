@@ -21,7 +21,7 @@ export type Category = (typeof CATEGORIES)[number];
 const KNOWN = new Set<string>(CATEGORIES);
 
 /** A name that a newer writer may add falls back to unknown's look, never to no look. */
-export function categoryLook(key: string): Category {
+function categoryLook(key: string): Category {
   return KNOWN.has(key) ? (key as Category) : "unknown";
 }
 
@@ -36,7 +36,7 @@ export function inStackingOrder(categories: Categories): [string, number][] {
   return [...known, ...foreign];
 }
 
-export interface CategoryGroup {
+interface CategoryGroup {
   id: string;
   label: string;
   members: readonly Category[];

@@ -39,11 +39,6 @@ export function lineParts(line: string): { place: string; name: string; folder: 
   };
 }
 
-/** A stack for the clipboard, innermost first, one frame a line. */
-export function stackText(frames: readonly Frame[], rows: readonly number[]): string {
-  return rows.map((row) => visible(frames[row]?.text ?? "")).join("\n");
-}
-
 /** Of stacks that go by the same line, by key: what ran in the innermost frame that not all of them have. */
 export function toldApart(parts: readonly { key: string; label?: string }[]): Map<string, string> {
   const alike = new Map<string, string[]>();

@@ -12,8 +12,8 @@ export interface Icicle {
   parent: number[];
   /** What it is drawn as wide as: its own bytes, or what is inside it where that is more. */
   bytes: number[];
-  /** What it tells: at one moment these are its bytes. */
-  told: Categories[];
+  /** What it is made of; at one moment these sum to its bytes. */
+  categories: Categories[];
   node: (ModuleNode | null)[];
   /** What it goes by in the address; each once. */
   key: string[];
@@ -21,14 +21,14 @@ export interface Icicle {
   name: string[];
 }
 
-export const ALL = "all memory";
+const ALL = "all memory";
 const ROOT = "(root)";
 
 /** Lays out a tree. At the highest, each category has its own moment, so that parts may be more than their whole. */
 export function icicleOf(roots: readonly ModuleNode[], at: At): Icicle {
-  const told = (node: ModuleNode): Categories => (at === "highest" ? node.highest : node.atPeak);
-  const all = roots.reduce<Categories>((sum, node) => added(sum, told(node)), {});
-  const found: Icicle = { id: [0], parent: [-1], bytes: [0], told: [all], node: [null], key: [""], name: [ALL] };
+  const madeOf = (node: ModuleNode): Categories => (at === "highest" ? node.highest : node.atPeak);
+  const all = roots.reduce<Categories>((sum, node) => added(sum, madeOf(node)), {});
+  const found: Icicle = { id: [0], parent: [-1], bytes: [0], categories: [all], node: [null], key: [""], name: [ALL] };
   const taken = new Set([""]);
   const place = (node: ModuleNode, parent: number): number => {
     const at = found.id.length;
@@ -36,12 +36,12 @@ export function icicleOf(roots: readonly ModuleNode[], at: At): Icicle {
     found.id.push(at);
     found.parent.push(parent);
     found.bytes.push(0);
-    found.told.push(told(node));
+    found.categories.push(madeOf(node));
     found.node.push(node);
     found.key.push(unique(node, taken));
     found.name.push(barName(node, above));
     const inside = node.children.reduce((sum, child) => sum + place(child, at), 0);
-    return (found.bytes[at] = Math.max(total(told(node)), inside));
+    return (found.bytes[at] = Math.max(total(madeOf(node)), inside));
   };
   found.bytes[0] = roots.reduce((sum, node) => sum + place(node, 0), 0);
   return found;

@@ -16,6 +16,10 @@ export function shortened(name: string, longest: number): string {
   return `${name.slice(0, longest - 1 - tail)}…${name.slice(name.length - tail)}`;
 }
 
+export function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 /** What a cell prints: visible and at most 160 characters. */
 export function cellText(name: string): string {
   return shortened(visible(name), 160);
@@ -52,9 +56,20 @@ export function placeName(module: string | null, operator: string | null): strin
   return name === "" || name === NO_OPERATOR ? null : name;
 }
 
+/** What an allocation goes by: its own name, else its module, else the operator that made it; null where all are unknown. */
+export function allocationName(a: { name: string | null; module: string | null; operator: string | null }): string | null {
+  const module = a.module === null || a.module === NOT_NAMED ? null : moduleLabel(a.module);
+  return (a.name ?? module ?? a.operator) || null;
+}
+
+/** Whether a key is a module's: not an operator that no module owns, and not what nobody named. */
+export function isModule(key: string): boolean {
+  return !key.startsWith(OUTSIDE) && key !== NOT_NAMED;
+}
+
 /** A module key in words: the root's own, what no module owns, what was there before. */
 export function moduleLabel(key: string): string {
   if (key === "") return "(root)";
-  if (key.startsWith("outside:")) return `outside · ${key.slice("outside:".length) || "no operator"}`;
+  if (key.startsWith(OUTSIDE)) return `outside · ${key.slice(OUTSIDE.length) || "no operator"}`;
   return key;
 }

@@ -14,3 +14,8 @@ export function decimals(value: number, digits: number): string {
 export function grouped(count: number): string {
   return decimals(Math.round(count), 0);
 }
+
+/** "1 row", "2,000 rows". */
+export function counted(count: number, one: string, many = `${one}s`): string {
+  return `${grouped(count)} ${count === 1 ? one : many}`;
+}

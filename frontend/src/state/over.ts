@@ -15,9 +15,17 @@ export function overOf({ over }: Route): Over {
 
 /** What the address zooms to on an axis, in whole nanoseconds or events; undefined where all is shown. */
 export function zoomOf({ t0, t1, e0, e1 }: Route, over: Over): Stretch | undefined {
-  const [from, to] = over === "event" ? [e0, e1] : [t0, t1];
+  return over === "event" ? rangeOf(e0, e1) : rangeOf(t0, t1);
+}
+
+/** The steps that a chart over steps is zoomed to, from the first to the last. */
+export function stepsZoom({ s0, s1 }: Route): Stretch | undefined {
+  return rangeOf(s0, s1);
+}
+
+function rangeOf(from: string | undefined, to: string | undefined): Stretch | undefined {
   const [a, b] = [Math.round(Number(from)), Math.round(Number(to))];
-  return from !== undefined && to !== undefined && b > a ? [a, b] : undefined;
+  return Number.isSafeInteger(a) && Number.isSafeInteger(b) && b > a ? [a, b] : undefined;
 }
 
 /** The same for the address; null for everything. */
@@ -26,14 +34,14 @@ export function zoomPatch(over: Over, zoom: Stretch | null): RoutePatch {
   return over === "event" ? { e0: a, e1: b } : { t0: a, t1: b };
 }
 
-/** All of a step or window; over events not known until the server has told which are its first and last. */
+/** All of a step or window; over events not known until an answer says which are its first and last. */
 export function wholeOf(
   over: Over,
   from: number,
   to: number,
-  told: { t0: number; t1: number; first_event?: number; last_event?: number } | undefined,
+  answer: { t0: number; t1: number; first_event?: number; last_event?: number } | undefined,
 ): Stretch | undefined {
   if (over === "time") return [from, to];
-  if (told?.first_event === undefined || told.last_event === undefined) return undefined;
-  return told.first_event < 0 ? [told.t0, told.t1] : [told.first_event, told.last_event + 1];
+  if (answer?.first_event === undefined || answer.last_event === undefined) return undefined;
+  return answer.first_event < 0 ? [answer.t0, answer.t1] : [answer.first_event, answer.last_event + 1];
 }

@@ -1,5 +1,5 @@
 /** How far each part of a moment is from another moment's: exact, and silent where it is not known. */
-import type { LabelledPart } from "../api/types";
+import type { LabeledPart } from "../api/types";
 
 export interface PartChanges {
   /** Bytes that a part has more than it had; undefined where that is not known. */
@@ -7,7 +7,7 @@ export interface PartChanges {
   /** What all parts but these have more together. */
   rest: (shown: readonly { key: string }[]) => number;
   /** Parts that were there and are not in these, with no bytes. */
-  gone: (parts: readonly LabelledPart[]) => LabelledPart[];
+  gone: (parts: readonly LabeledPart[]) => LabeledPart[];
 }
 
 /** The server's sum of the parts that it does not list: what is in there cannot be told apart. */

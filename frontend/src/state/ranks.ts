@@ -111,8 +111,8 @@ export function figuresOf(answer: RanksAnswer, { row, column }: Cell): CellFigur
   };
 }
 
-/** From which value to which the colours run; a change of a thousandth must not look like a cliff. */
-export function colourRange(answer: RanksAnswer, shares: boolean): [number, number] {
+/** From which value to which the colors run; a change of a thousandth must not look like a cliff. */
+export function colorRange(answer: RanksAnswer, shares: boolean): [number, number] {
   if (shares) return [0, 1];
   let [low, high] = [Infinity, 0];
   for (const { bytes } of answer.rows)

@@ -46,7 +46,7 @@ export const KEYS = [
   "over", // allocator: time | event
   "e0",
   "e1", // allocator: zoom over events
-  "colour", // allocator: category | module | line | pool | stream
+  "colour", // allocator, allocations: a division; spelled as in addresses that people have shared
   "order", // allocator: pool | size | free | address
   "scale", // allocator: how often the segments were magnified twofold
   "block", // allocator, allocations: row of the selected allocation
@@ -88,7 +88,7 @@ export function routeFrom(pairs: Record<string, string>): Route {
   return route;
 }
 
-export function routePairs(route: Route): [string, string][] {
+function routePairs(route: Route): [string, string][] {
   const pairs: [string, string][] = [["view", route.view]];
   for (const key of KEYS) {
     const value = route[key];

@@ -1,10 +1,11 @@
 /** The sentences that open each view, as pieces, so that names and numbers get their own look. */
 import type { CompareAnswer, CompareRow, CompareSide, Part, StepAnswer } from "../api/types";
 import { deltaWithUnit, type Unit, unitFor, withUnit } from "./bytes";
-import { grouped } from "./numbers";
+import { counted, grouped } from "./numbers";
 import { CATEGORIES, categoryLabel } from "./categories";
 import { foldChanges } from "./change_folding";
-import { cellText, moduleLabel, NOT_NAMED, placeName } from "./names";
+import { capital, cellText, isModule, moduleLabel, placeName } from "./names";
+import { runName } from "./run_name";
 
 export type Piece = string | { strong: string; exact?: number } | { name: string };
 
@@ -70,8 +71,7 @@ export function comparison(answer: CompareAnswer, unit: Unit): Piece[] {
 
 /** "All of it in `loss`, as temporary memory. 6,769 allocations against 6,768." */
 export function comparisonDetail(answer: CompareAnswer): Piece[] {
-  const made = answer.other.allocations === 1 ? "allocation" : "allocations";
-  const counts = `${grouped(answer.other.allocations)} ${made} against ${grouped(answer.base.allocations)}.`;
+  const counts = `${counted(answer.other.allocations, "allocation")} against ${grouped(answer.base.allocations)}.`;
   if (answer.delta_bytes === 0) return [...sameDetail(answer), ` ${counts}`];
   const where = whereItIs(answer, "");
   const [first, ...rest] = where;
@@ -87,7 +87,7 @@ function sameAs(base: string, answer: CompareAnswer): Piece[] {
 function sameDetail(answer: CompareAnswer): Piece[] {
   const changed = answer.rows.filter((row) => row.delta_bytes !== 0).length;
   if (changed === 0) return ["No row differs by a byte."];
-  return [`${grouped(changed)} ${changed === 1 ? "row differs" : "rows differ"}, and the differences cancel.`];
+  return [`${counted(changed, "row differs", "rows differ")}, and the differences cancel.`];
 }
 
 /** Which row explains the change: all of it, most of it, or the largest part with its own size. */
@@ -112,7 +112,7 @@ function rowName(row: CompareRow): string {
 
 /** Whether the rows by module name any on this side. */
 export function namesModules(rows: CompareRow[], side: "base_bytes" | "other_bytes"): boolean {
-  return rows.some((row) => row[side] > 0 && row.key !== NOT_NAMED && !row.key.startsWith("outside:"));
+  return rows.some((row) => row[side] > 0 && isModule(row.key));
 }
 
 function asCategory(row: CompareRow): string {
@@ -125,8 +125,8 @@ type Side = Omit<CompareSide, "peak_bytes" | "allocations">;
 /** "step 41", with the worker or run where the two sides differ in it; "recording x" where no steps are told apart. */
 export function sideName(side: Side, against: Omit<Side, "step">): string {
   const step = stepName(side.step, side.alone === true);
-  if (side.run !== against.run && side.alone) return `recording ${cellText(side.run)}`;
-  if (side.run !== against.run) return `${step} of ${cellText(side.run)}`;
+  if (side.run !== against.run && side.alone) return `recording ${cellText(runName(side.run))}`;
+  if (side.run !== against.run) return `${step} of ${cellText(runName(side.run))}`;
   if (side.worker !== against.worker) return `${step} of ${cellText(side.worker)}`;
   return side.device === against.device ? step : `${step} on ${cellText(side.device)}`;
 }
@@ -134,10 +134,6 @@ export function sideName(side: Side, against: Omit<Side, "step">): string {
 function sized(bytes: number, unit: Unit): string {
   const size = Math.abs(bytes);
   return withUnit(size, size / unit.size < 0.005 ? unitFor(size) : unit);
-}
-
-function capital(text: string): string {
-  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 /** The sentence as plain text, for labels and tests. */

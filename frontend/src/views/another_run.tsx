@@ -1,5 +1,6 @@
 import { picked, runs } from "../state/app";
 import { shortened, titleText, visible } from "../state/names";
+import { runName } from "../state/run_name";
 import { runBefore } from "../state/selection";
 import { RouteLink } from "./route_link";
 
@@ -15,7 +16,7 @@ export function AnotherRun({ lead = "" }: { lead?: string }) {
         title={titleText(run)}
         testid="another-run"
       >
-        Compare with run {shortened(visible(run), 40)}
+        Compare with run {shortened(visible(runName(run)), 40)}
       </RouteLink>
     </>
   );

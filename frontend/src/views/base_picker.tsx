@@ -1,8 +1,9 @@
 import { base, isAlone, navigate, runs, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
+import { runName } from "../state/run_name";
 import { inOrder, stepsOf, type Pick } from "../state/selection";
 import { useOpened, usePanel } from "./panel";
-import { Picker } from "./pickers";
+import { Picker } from "./picker";
 import { RouteLink } from "./route_link";
 import { MOST_LISTED, nearestStep, TypedStep } from "./typed_step";
 
@@ -33,8 +34,8 @@ export function BasePicker() {
 function baseLabel(b: Pick): string {
   const s = selection.value;
   const step = `step ${b.step}`;
-  if (s && b.run !== s.run && isAlone(b)) return shortened(visible(b.run), 28);
-  if (!s || b.run !== s.run) return `${step} of ${shortened(visible(b.run), 28)}`;
+  if (s && b.run !== s.run && isAlone(b)) return shortened(visible(runName(b.run)), 28);
+  if (!s || b.run !== s.run) return `${step} of ${shortened(visible(runName(b.run)), 28)}`;
   return b.worker === s.worker ? step : `${step} of ${shortened(visible(b.worker), 20)}`;
 }
 
@@ -69,6 +70,7 @@ function BasePanel({ b, onDone }: { b: Pick; onDone: () => void }) {
         value={b.run}
         options={all.map((r) => r.run).sort(inOrder)}
         onPick={(v) => pick({ run: v })}
+        name={runName}
       />
       <Picker
         label="Worker"

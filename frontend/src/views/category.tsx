@@ -1,11 +1,11 @@
 import type { Categories } from "../api/types";
-import { colourVariable } from "../draw/palette";
+import { colorVariable } from "../draw/palette";
 import { type Unit, withUnit } from "../state/bytes";
 import { categoryLabel, inStackingOrder, total } from "../state/categories";
 
-/** The colour of a key as a style; unknown is hatched. */
+/** The color of a key as a style; unknown is hatched. */
 export function paint(by: string, key: string, index = 0): { background: string } {
-  const name = colourVariable(by, key, index);
+  const name = colorVariable(by, key, index);
   return { background: name === "--cat-unknown" ? "var(--hatch)" : `var(${name})` };
 }
 

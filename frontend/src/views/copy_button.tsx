@@ -10,17 +10,17 @@ interface Props {
 
 /** Copies a text. Where the browser keeps the clipboard shut, it says so. */
 export function CopyButton({ label, text, testid, title }: Props) {
-  const [told, tell] = useState(label);
+  const [shown, show] = useState(label);
   const copy = (): void => {
     copyText(text()).then(
-      () => tell("copied"),
-      () => tell("the browser does not allow it"),
+      () => show("copied"),
+      () => show("the browser does not allow it"),
     );
-    setTimeout(() => tell(label), 2500);
+    setTimeout(() => show(label), 2500);
   };
   return (
     <button type="button" class="quiet" data-testid={testid} title={title} onClick={copy}>
-      {told}
+      {shown}
     </button>
   );
 }

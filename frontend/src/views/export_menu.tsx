@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import type { ExportAbout } from "../api/exports";
 import { useRemote } from "../api/remote";
-import { address, type Failure, request, RequestFailed } from "../api/request";
+import { address, type Failure, failureOf, request } from "../api/request";
 import type { StepAnswer } from "../api/types";
 import { addressOf } from "../host/address";
 import { picked, route, runs, selection, stretch } from "../state/app";
@@ -20,7 +20,7 @@ type Job =
 
 /** Right of the pickers: the window that is looked at, as a file that other programs read. */
 export function ExportMenu() {
-  const { open, flip, box, button } = usePanel();
+  const { open, flip, box, button } = usePanel(JSON.stringify(route.value));
   const [job, setJob] = useState<Job | null>(null);
   const pick = picked.value!;
   const window = JSON.stringify(pick);
@@ -29,7 +29,7 @@ export function ExportMenu() {
     setJob({ is: "writing", format });
     written(format.id, pick).then(
       (about) => setJob({ is: "written", about }),
-      (error: unknown) => setJob({ is: "failed", format, failure: failureOf(error) }),
+      (error: unknown) => setJob({ is: "failed", format, failure: failureOf(error, "export") }),
     );
   };
   return (
@@ -60,10 +60,6 @@ async function written(to: string, pick: object): Promise<ExportAbout> {
   link.download = about.name;
   link.click();
   return about;
-}
-
-function failureOf(error: unknown): Failure {
-  return error instanceof RequestFailed ? error.failure : { what: String(error), where: "export", fix: "Try again." };
 }
 
 interface Props {
@@ -176,7 +172,7 @@ function CopyCommand({ sideFile }: { sideFile: string | undefined }) {
   return <CopyButton label="Copy command" testid="copy-command" title={visible(command)} text={() => command} />;
 }
 
-/** The whole address of what is in sight, with what was picked for want of a word spelt out. */
+/** The whole address of what is in sight, with what the page picked by itself spelled out. */
 function linkToThis(): string {
   const { run, worker, device, step } = picked.value!;
   return `${window.location.origin}${addressOf({ ...route.value, run, worker, device, step: String(step) })}`;

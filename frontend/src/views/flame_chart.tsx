@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type Flame, layFlame, neighbour, nodeAt, type Tree } from "../draw/flame";
+import { type Flame, layFlame, neighbor, nodeAt, type Tree } from "../draw/flame";
 import { type Bar, drawFlame, type Paints } from "../draw/paint_flame";
 import { readPalette } from "../draw/palette";
 import { prepare, watchWidth } from "../draw/surface";
@@ -24,7 +24,7 @@ interface Props {
   /** What the pointer or the keyboard is on, in words. */
   tip: (place: number) => ComponentChildren;
   tipKey: (place: number) => string | number;
-  /** Whatever, if it changes, leaves no frame where it was. */
+  /** When any of these changes, hover and focus are dropped: no bar is where it was. */
   fresh: readonly unknown[];
   onZoom: (place: number) => void;
 }
@@ -60,7 +60,7 @@ export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey
     nodeAt(flame, Math.floor((event.offsetY + top) / level), event.offsetX / Math.max(1, width));
   const keys = (event: KeyboardEvent): void => {
     if (event.key.startsWith("Arrow")) {
-      const at = neighbour(flame, tree, shownNode, event.key);
+      const at = neighbor(flame, tree, shownNode, event.key);
       setFocused(at);
       setHover(null);
       scrollTo(box.current, flame.depth[at]! * level, level);
@@ -134,9 +134,9 @@ function paintsOf(canvas: HTMLCanvasElement, context: CanvasRenderingContext2D):
   const style = getComputedStyle(canvas);
   const known = new Map<string, string>();
   const read = (name: string): string => {
-    let colour = known.get(name);
-    if (colour === undefined) known.set(name, (colour = style.getPropertyValue(name).trim() || "#888"));
-    return colour;
+    let color = known.get(name);
+    if (color === undefined) known.set(name, (color = style.getPropertyValue(name).trim() || "#888"));
+    return color;
   };
   const { fill } = readPalette(canvas, context);
   return { read, category: (key) => fill("category", key, 0) };

@@ -1,10 +1,10 @@
 import { useState } from "preact/hooks";
 import type { ComponentChildren } from "preact";
 import type { Note, Problem } from "../api/types";
-import { grouped } from "../state/numbers";
+import { counted, grouped } from "../state/numbers";
 import { titleText } from "../state/names";
 
-/** One remark about what is shown: its kind as a word and a colour, then the text. */
+/** One remark about what is shown: its kind as a word and a color, then the text. */
 export function Notice({
   level,
   children,
@@ -41,7 +41,7 @@ export function Problems({ problems }: { problems: Problem[] }) {
   const [dismissed, setDismissed] = useState("");
   const identity = JSON.stringify(problems);
   if (problems.length === 0 || dismissed === identity) return null;
-  const count = `${grouped(problems.length)} ${problems.length === 1 ? "file" : "files"} could not be read`;
+  const count = `${counted(problems.length, "file")} could not be read`;
   return (
     <section class="problems" data-testid="problems" aria-label="Files that could not be read">
       <div class="row">

@@ -1,4 +1,4 @@
-/** A button and the small panel that it opens: one behaviour for all of them. */
+/** A button and the small panel that it opens: one behavior for all of them. */
 import type { RefObject } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
@@ -11,12 +11,13 @@ export interface Panel {
   button: RefObject<HTMLButtonElement | null>;
 }
 
-/** Esc closes it, and so does a click or the keyboard's focus anywhere else. `box` is around both. */
-export function usePanel(): Panel {
+/** Esc closes it, and so does a click or the keyboard's focus anywhere else, and a change of `place`. `box` is around both. */
+export function usePanel(place?: string): Panel {
   const [open, setOpen] = useState(false);
   const box = useRef<HTMLDivElement>(null);
   const button = useRef<HTMLButtonElement>(null);
   const close = (): void => (setOpen(false), button.current?.focus());
+  useEffect(() => setOpen(false), [place]);
   useEffect(() => {
     if (!open) return;
     const outside = (event: Event): void => void (!box.current?.contains(event.target as Node) && setOpen(false));

@@ -1,10 +1,12 @@
 import { withUnit } from "../state/bytes";
 import { navigate, pick, route, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
+import { runName } from "../state/run_name";
 import type { Selection } from "../state/selection";
 import { showsWindows } from "../state/stretch";
 import { BasePicker } from "./base_picker";
 import { ExportMenu } from "./export_menu";
+import { Picker } from "./picker";
 import { MOST_LISTED, nearestStep, TypedStep } from "./typed_step";
 
 /** Run, worker, device, step and what to compare with: always here, in this order; picking keeps the view. */
@@ -13,7 +15,14 @@ export function Pickers() {
   if (!s) return null;
   return (
     <nav class="pickers" aria-label="What is shown">
-      <Picker label="Run" testid="picker-run" value={s.run} options={s.runs} onPick={(run) => pick({ run })} />
+      <Picker
+        label="Run"
+        testid="picker-run"
+        value={s.run}
+        options={s.runs}
+        onPick={(run) => pick({ run })}
+        name={runName}
+      />
       <Picker
         label="Worker"
         testid="picker-worker"
@@ -41,37 +50,6 @@ function deviceName(device: string, s: Selection): string {
   return device === s.device && capacity ? `${device} · ${withUnit(capacity)}` : device;
 }
 
-interface Props {
-  label: string;
-  testid: string;
-  value: string;
-  options: string[];
-  onPick: (value: string) => void;
-  name?: (value: string) => string;
-}
-
-/** A native select: quick, reachable by keyboard, and never longer than it may be. */
-export function Picker({ label, testid, value, options, onPick, name = (v) => v }: Props) {
-  const shown = (option: string): string => shortened(visible(name(option)), 60);
-  return (
-    <label class="picker">
-      <span>{label}</span>
-      <select
-        data-testid={testid}
-        title={visible(value)}
-        value={String(options.indexOf(value))}
-        onChange={(event) => onPick(options[Number(event.currentTarget.value)] ?? value)}
-      >
-        {options.map((option, i) => (
-          <option key={option} value={String(i)}>
-            {shown(option)}
-          </option>
-        ))}
-      </select>
-    </label>
-  );
-}
-
 const WINDOW = "window";
 /** Another stretch of time: what was zoomed to and pinned within the old one is left behind. */
 const ANEW = { t0: undefined, t1: undefined, e0: undefined, e1: undefined, t: undefined, event: undefined } as const;
@@ -83,7 +61,7 @@ function showWindow(): void {
 function StepPicker({ s }: { s: Selection }) {
   const recorded = s.steps.map((choice) => choice.step);
   const at = recorded.indexOf(s.step);
-  const [before, after] = s.stats ? [recorded[at - 1], recorded[at + 1]] : neighbours(s);
+  const [before, after] = s.stats ? [recorded[at - 1], recorded[at + 1]] : neighbors(s);
   return (
     <div class="picker">
       <label for="step-select">Step</label>
@@ -174,7 +152,7 @@ function Watched({ s: { step, monitored, steps } }: { s: Selection }) {
 }
 
 /** Of a step that a monitor alone saw: the numbers below and above. */
-function neighbours({ step, monitored }: Selection): [number | undefined, number | undefined] {
+function neighbors({ step, monitored }: Selection): [number | undefined, number | undefined] {
   if (!monitored) return [undefined, undefined];
   return [step > monitored.first ? step - 1 : undefined, step < monitored.last ? step + 1 : undefined];
 }

@@ -3,6 +3,7 @@ import type { Failure } from "../api/request";
 import type { RunsAnswer } from "../api/types";
 import { arrive } from "../host/scroll";
 import { loadRuns, route, runs, runsFailure, selection } from "../state/app";
+import { capital } from "../state/names";
 import { VIEWS, type View } from "../state/route";
 import { Advice } from "./advice/advice";
 import { Allocations } from "./allocations/allocations";
@@ -97,7 +98,7 @@ function Tabs({ current }: { current: View }) {
       {VIEWS.map((view) => (
         <RouteLink key={view} to={{ view }} class={view === current ? "tab current" : "tab"} testid={`tab-${view}`}>
           <span aria-current={view === current ? "page" : undefined}>
-            {view.charAt(0).toUpperCase() + view.slice(1)}
+            {capital(view)}
           </span>
         </RouteLink>
       ))}

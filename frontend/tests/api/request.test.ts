@@ -1,5 +1,5 @@
 import { afterEach, describe, expect, it, vi } from "vitest";
-import { address, request, RequestFailed } from "../../src/api/request";
+import { address, request, RequestFailed, without } from "../../src/api/request";
 
 afterEach(() => vi.unstubAllGlobals());
 const answering = (status: number, body: string) => vi.stubGlobal("fetch", async () => new Response(body, { status }));
@@ -8,6 +8,11 @@ const failure = async () => (await request("step?run=a").catch((e: unknown) => e
 it("addresses are relative, escaped, and leave out what is not set", () => {
   expect(address("step", { run: "a&b/ü", step: 3, t0: undefined })).toBe("step?run=a%26b%2F%C3%BC&step=3");
   expect(address("runs")).toBe("runs");
+});
+
+it("addresses that differ in some keys alone are one without these", () => {
+  expect(without(["step", "t"], "step?step=3&run=a&t0=1&t=5")).toBe("step&run=a&t0=1");
+  expect(without(["step"], "runs")).toBe("runs");
 });
 
 describe("a request", () => {

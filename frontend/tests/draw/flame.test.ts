@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Nodes } from "../../src/api/stacks";
-import { layFlame, neighbour, nodeAt, toneOf } from "../../src/draw/flame";
+import { layFlame, neighbor, nodeAt, toneOf } from "../../src/draw/flame";
 
 /** all 100: a 60 (c 45, d 15), b 40. */
 const nodes: Nodes = {
@@ -34,7 +34,7 @@ describe("a flame graph", () => {
   });
   it("is walked by the arrow keys", () => {
     const flame = layFlame(nodes, 0);
-    const walk = (from: number, ...keys: string[]): number => keys.reduce((at, key) => neighbour(flame, nodes, at, key), from);
+    const walk = (from: number, ...keys: string[]): number => keys.reduce((at, key) => neighbor(flame, nodes, at, key), from);
     expect(walk(-1, "ArrowDown", "ArrowDown")).toBe(1);
     expect(walk(0, "ArrowDown", "ArrowDown", "ArrowRight")).toBe(3);
     expect(walk(3, "ArrowRight", "ArrowUp", "ArrowRight")).toBe(4);

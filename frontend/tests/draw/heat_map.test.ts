@@ -24,18 +24,18 @@ describe("the cells of a heat map", () => {
   });
 });
 
-describe("their colours", () => {
+describe("their colors", () => {
   it("run from the first stop to the last, and what is missing stays clear", () => {
     const pixels = cellPixels([[0, 10, null]], 3, [0, 10], ramp(["#102030", "#405060"]));
     expect([...pixels]).toEqual([0x10, 0x20, 0x30, 255, 0x40, 0x50, 0x60, 255, 0, 0, 0, 0]);
   });
   it("do not leave the ramp where values do", () => {
-    const colours = ramp(["#000000", "#ffffff"]);
-    expect([...cellPixels([[-5, 99]], 2, [0, 10], colours)]).toEqual([0, 0, 0, 255, 255, 255, 255, 255]);
+    const colors = ramp(["#000000", "#ffffff"]);
+    expect([...cellPixels([[-5, 99]], 2, [0, 10], colors)]).toEqual([0, 0, 0, 255, 255, 255, 255, 255]);
   });
 });
 
-/** How people see a colour that lack one kind of cone (Machado, Oliveira and Fernandes 2009), on linear sRGB. */
+/** How people see a color that lack one kind of cone (Machado, Oliveira and Fernandes 2009), on linear sRGB. */
 const SIGHTS: Record<string, number[][]> = {
   usual: [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
   protanopia: [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -43,8 +43,8 @@ const SIGHTS: Record<string, number[][]> = {
   tritanopia: [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
 };
 
-function lightness(colour: string, sight: number[][]): number {
-  const linear = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16) / 255).map((c) => ((c + 0.055) / 1.055) ** 2.4);
+function lightness(color: string, sight: number[][]): number {
+  const linear = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16) / 255).map((c) => ((c + 0.055) / 1.055) ** 2.4);
   const seen = sight.map((row) => Math.min(1, Math.max(0, row.reduce((sum, part, i) => sum + part * linear[i]!, 0))));
   return 116 * Math.cbrt(0.2126 * seen[0]! + 0.7152 * seen[1]! + 0.0722 * seen[2]!) - 16;
 }

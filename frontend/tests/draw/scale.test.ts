@@ -25,7 +25,7 @@ it("ticks are round in the axis's unit", () => {
   expect(ticks(13, 47, 4)).toEqual([20, 30, 40]);
 });
 
-it("decimals tell neighbouring ticks apart", () => {
+it("decimals tell neighboring ticks apart", () => {
   expect(tickDecimals(20)).toBe(0);
   expect(tickDecimals(0.5)).toBe(1);
   expect(tickDecimals(0.02)).toBe(2);

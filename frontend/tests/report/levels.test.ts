@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { countTo, curveOf, Levels, neighbour, stateAfter, stateAt } from "../../src/report/levels";
+import { countTo, curveOf, Levels, neighbor, stateAfter, stateAt } from "../../src/report/levels";
 import type { Device } from "../../src/report/recording";
 
 /** 100 bytes of `a` from the start; +50 b at 10, −100 a and +70 b at 20 (one event), −50 b at 30. */
@@ -32,8 +32,8 @@ describe("a state", () => {
 
 describe("stepping", () => {
   it("takes the changes of one event together", () => {
-    expect([0, 1, 3].map((count) => neighbour(device, count, 1))).toEqual([1, 3, 4]);
-    expect([4, 3, 1].map((count) => neighbour(device, count, -1))).toEqual([3, 1, 0]);
+    expect([0, 1, 3].map((count) => neighbor(device, count, 1))).toEqual([1, 3, 4]);
+    expect([4, 3, 1].map((count) => neighbor(device, count, -1))).toEqual([3, 1, 0]);
   });
 });
 

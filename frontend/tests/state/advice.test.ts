@@ -20,7 +20,7 @@ describe("the headline", () => {
   it("does not call well what could hardly be judged", () => {
     const judgements = [{ verdict: "fine" }, { verdict: "not judged" }, { verdict: "not judged" }] as AdviceAnswer["judgements"];
     const told = { ...answer([], [0]), judgements };
-    expect(plain(adviceHeadline(told, true))).toBe("Not enough is known for most rules in the recording.");
+    expect(plain(adviceHeadline(told, true))).toBe("The recording lacks what most rules need.");
   });
 
   it.each([

@@ -112,7 +112,7 @@ describe("the icicle of modules", () => {
     const given = { "": { own: 0, highest: 50 }, a: { own: 40, highest: 40 }, b: { own: 10, highest: 30 } };
     const icicle = icicleOf(buildTree(rows(given), false), "highest");
     expect(icicle.bytes).toEqual([70, 70, 40, 30]);
-    expect(icicle.told[1]).toEqual({ activation: 50 });
+    expect(icicle.categories[1]).toEqual({ activation: 50 });
   });
 
   it("sums to the whole at every bar: its own and what is inside", () => {

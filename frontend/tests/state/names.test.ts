@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { cellText, headAndTail, moduleLabel, shortened, visible } from "../../src/state/names";
+import { allocationName, cellText, headAndTail, moduleLabel, shortened, visible } from "../../src/state/names";
 
 describe("a hostile name", () => {
   it("stays on one line", () => expect(visible("a\nb\tc")).toBe("a⏎b⇥c"));
@@ -20,6 +20,15 @@ it("a cell cuts before the part that tells names apart", () => {
   expect(headAndTail("short")).toEqual(["short", ""]);
   expect(headAndTail(`${"x".repeat(60)}.layers.3`)).toEqual(["x".repeat(60), ".layers.3"]);
   expect(headAndTail("x".repeat(30))).toEqual(["x".repeat(15), "x".repeat(15)]);
+});
+
+it("an allocation goes by its own name, else its module, else its operator", () => {
+  const known = { name: "fc.weight", module: "fc", operator: "aten::linear" };
+  expect(allocationName(known)).toBe("fc.weight");
+  expect(allocationName({ ...known, name: null })).toBe("fc");
+  expect(allocationName({ ...known, name: null, module: "" })).toBe("(root)");
+  expect(allocationName({ ...known, name: null, module: "(not named)" })).toBe("aten::linear");
+  expect(allocationName({ name: null, module: "(not named)", operator: null })).toBeNull();
 });
 
 it("module keys that are no modules are words", () => {

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { overOf, wholeOf, zoomOf, zoomPatch } from "../../src/state/over";
+import { overOf, stepsZoom, wholeOf, zoomOf, zoomPatch } from "../../src/state/over";
 
 describe("charts over time or over events", () => {
   it("run over time where the address does not say events", () => {
@@ -14,6 +14,11 @@ describe("charts over time or over events", () => {
     expect(zoomOf(route, "event")).toEqual([3, 9]);
     expect(zoomPatch("event", [3, 9])).toEqual({ e0: "3", e1: "9" });
     expect(zoomPatch("time", null)).toEqual({ t0: undefined, t1: undefined });
+  });
+
+  it("have one over steps", () => {
+    expect(stepsZoom({ view: "ranks", s0: "3", s1: "9" })).toEqual([3, 9]);
+    expect(stepsZoom({ view: "ranks", s0: "3", s1: "1e999" })).toBeUndefined();
   });
 
   it("show everything where the address makes no sense", () => {

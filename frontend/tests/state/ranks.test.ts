@@ -3,7 +3,7 @@ import type { Rank, RanksAnswer } from "../../src/api/ranks";
 import { unitFor } from "../../src/state/bytes";
 import {
   cellOf,
-  colourRange,
+  colorRange,
   figuresOf,
   ordered,
   overMedian,
@@ -105,10 +105,10 @@ describe("a cell of the map", () => {
     expect(figuresOf(binned, { row: 0, column: 0 })).toMatchObject({ step: 17, first: 10, last: 19 });
     expect(cellOf(binned, { worker: "b", device: "cuda:0", step: 13 })).toEqual({ row: 1, column: 0 });
   });
-  it("is coloured so that a thousandth is no cliff", () => {
-    expect(colourRange(answer([rank("a", [100, 99.9])]), false)).toEqual([92 * GIB, 100 * GIB]);
-    expect(colourRange(answer([rank("a", [10, 100, null])]), false)).toEqual([10 * GIB, 100 * GIB]);
-    expect(colourRange(answer([rank("a", [10])]), true)).toEqual([0, 1]);
+  it("is colored so that a thousandth is no cliff", () => {
+    expect(colorRange(answer([rank("a", [100, 99.9])]), false)).toEqual([92 * GIB, 100 * GIB]);
+    expect(colorRange(answer([rank("a", [10, 100, null])]), false)).toEqual([10 * GIB, 100 * GIB]);
+    expect(colorRange(answer([rank("a", [10])]), true)).toEqual([0, 1]);
   });
 });
 

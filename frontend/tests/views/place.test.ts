@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { eventUnder, placeOf, toldBy } from "../../src/views/timeline/place";
+import { eventUnder, placeOf, momentIn } from "../../src/views/timeline/place";
 
 describe("a moment on an axis", () => {
   it("stands at its time, or in the middle of its event", () => {
@@ -16,7 +16,7 @@ describe("a moment on an axis", () => {
   });
 
   it("is told by the address, if that holds numbers", () => {
-    expect(toldBy({ t: "12.6", event: "3" })).toEqual({ t: 13, event: 3 });
-    expect(toldBy({ t: "soon" })).toEqual({ t: undefined, event: undefined });
+    expect(momentIn({ t: "12.6", event: "3" })).toEqual({ t: 13, event: 3 });
+    expect(momentIn({ t: "soon" })).toEqual({ t: undefined, event: undefined });
   });
 });

@@ -3,7 +3,7 @@ import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import { alone, picked } from "../../state/app";
 import { adviceHeadline, unfound } from "../../state/advice";
-import { grouped } from "../../state/numbers";
+import { counted } from "../../state/numbers";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { FindingCard } from "./finding_card";
@@ -12,7 +12,7 @@ import { Judgements } from "./judgements";
 /** What of the memory could be saved, each with its evidence; then what was looked at and found fine, or not judged. */
 export function Advice() {
   const pick = picked.value!;
-  const answer = useRemote<AdviceAnswer>(address("advice", pick), 0, (p) => p.replace(/([?&])step=[^&]*/, "$1"));
+  const answer = useRemote<AdviceAnswer>(address("advice", pick), 0, ["step"]);
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
   const data = answer.data;
   if (!data) return <Loading what="the advice" />;
@@ -27,7 +27,7 @@ export function Advice() {
       {data.findings.map((finding) => (
         <FindingCard key={finding.kind} finding={finding} />
       ))}
-      <Judgements told={unfound(data)} alone={data.findings.length === 0} />
+      <Judgements judgements={unfound(data)} alone={data.findings.length === 0} />
     </div>
   );
 }
@@ -38,13 +38,9 @@ function lead(data: AdviceAnswer): string {
     ...(levels.has("problem") ? ["A problem wastes memory."] : []),
     ...(levels.has("option") ? ["An option saves memory at a price: time, numerics or a code change."] : []),
   ];
-  const fine = data.judgements.filter((told) => told.verdict === "fine").length;
-  const open = data.judgements.filter((told) => told.verdict === "not judged").length;
-  if (said.length === 0) said.push(`${rules(fine)} found nothing to fix.`);
-  if (open > 0) said.push(`${rules(open)} could not be judged: this recording lacks what ${open === 1 ? "it needs" : "they need"}.`);
+  const fine = data.judgements.filter((one) => one.verdict === "fine").length;
+  const open = data.judgements.filter((one) => one.verdict === "not judged").length;
+  if (said.length === 0) said.push(`${counted(fine, "rule")} found nothing to fix.`);
+  if (open > 0) said.push(`${counted(open, "rule")} could not be judged: this recording lacks what ${open === 1 ? "it needs" : "they need"}.`);
   return said.join(" ");
-}
-
-function rules(count: number): string {
-  return `${grouped(count)} ${count === 1 ? "rule" : "rules"}`;
 }

@@ -1,7 +1,7 @@
 import type { Evidence, Finding, Where } from "../../api/advice";
-import { linkTo, ruleName, titleOf, viewName } from "../../state/advice";
+import { linkTo, ruleName, titleOf } from "../../state/advice";
 import { exactBytes, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
-import { titleText } from "../../state/names";
+import { capital, titleText } from "../../state/names";
 import { Bytes } from "../amount";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
@@ -56,7 +56,7 @@ function Show({ where }: { where: Where }) {
   if (!to) return null;
   return (
     <RouteLink to={to} class="action" testid="finding-link">
-      Show it in {viewName(where.view)}
+      Show it in {capital(where.view)}
     </RouteLink>
   );
 }

@@ -1,6 +1,6 @@
 import type { Remote } from "../../api/remote";
 import type { AllocationAnswer } from "../../api/stacks";
-import { navigate } from "../../state/app";
+import { navigate, selection } from "../../state/app";
 import { exactBytes, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { moduleLabel, NOT_NAMED, titleText } from "../../state/names";
@@ -99,8 +99,8 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
             </dd>
           </>
         )}
-        {one.annotation !== null && <Fact name="in" value={one.annotation} />}
-        {one.context !== null && <Fact name="compiled" value={one.context} />}
+        {one.annotation !== null && <Fact name="annotation" value={one.annotation} />}
+        {one.context !== null && <Fact name="compiled graph" value={one.context} />}
       </dl>
       <div class="buttons">
         {one.born_ns !== null && (
@@ -108,9 +108,11 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
             in the Timeline
           </RouteLink>
         )}
-        <RouteLink to={{ view: "allocator", block: String(one.row), ...bornAt(one) }} class="small">
-          in its segment
-        </RouteLink>
+        {selection.value?.stats?.peak_reserved_bytes != null && (
+          <RouteLink to={{ view: "allocator", block: String(one.row), ...bornAt(one) }} class="small">
+            in its segment
+          </RouteLink>
+        )}
       </div>
       <FrameList title="Call stack" frames={one.stack.map((row) => one.frames[row]!)} />
       {one.forward.length > 0 && (

@@ -3,7 +3,7 @@ import type { Listed } from "../../api/stacks";
 import { navigate, route, stretch } from "../../state/app";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
-import { titleText } from "../../state/names";
+import { allocationName, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import type { Stretch } from "../../state/stretch";
 import { duration, exactTime } from "../../state/time";
@@ -12,8 +12,7 @@ import { Name } from "../name";
 import { SortedHead } from "../sorted_head";
 import { FailureState } from "../states";
 import { Line } from "../stacks/ranked";
-import { reusedKey, useRowsInSight } from "../windowed";
-import { allocationTitle } from "./allocations";
+import { reusedKey, Spacer, useRowsInSight } from "../windowed";
 import { usePages } from "./pages";
 import { walkRows } from "../row_keys";
 
@@ -36,12 +35,16 @@ interface Props {
   selected: number | null;
   /** Whether lines of code are known that tell allocations apart. */
   withCode: boolean;
+  /** Whether anything is known that names them. */
+  withNames: boolean;
   /** Bytes of the largest that is drawn: the table's unit. */
   largest: number;
+  /** Told how many there are in all; null while that is not known. */
+  onAlive: (count: number | null) => void;
 }
 
 /** Every allocation that lived in what is shown; the server sorts, searches and hands out pages. */
-export function AllocationTable({ pick, over, range, zoomed, selected, withCode, largest }: Props) {
+export function AllocationTable({ pick, over, range, zoomed, selected, withCode, largest, ...props }: Props) {
   const { search = "", listed = "bytes" } = route.value;
   const [count, setCount] = useState(0);
   const { box, sight } = useRowsInSight(Math.min(count, MOST), ROW);
@@ -50,6 +53,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
   const { data, stale, failure } = pages.any;
   useEffect(() => {
     if (data && !stale) setCount(data.rows_found);
+    props.onAlive(data && !stale ? data.rows_all : null);
   }, [data, stale]);
   useEffect(() => {
     if (box.current) box.current.scrollTop = 0;
@@ -57,11 +61,13 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
   if (failure) return <FailureState failure={failure} onRetry={pages.any.retry} />;
   const { peak, from, whole } = stretch.value!;
   const unit = unitWithin(unitFor(peak.bytes), largest);
+  const withWhat = props.withNames || !withCode;
+  const columns = 5 + Number(withCode) + Number(withWhat);
   const shown = Math.min(sight.last, Math.min(count, MOST));
   return (
     <section class={stale ? "card allocation-table stale" : "card allocation-table"} aria-busy={stale}>
       <div class="tools">
-        <h2 style={{ margin: 0 }}>{zoomed ? "Alive in this view" : `Alive in the ${whole ? "window" : "step"}`}</h2>
+        <h2>{zoomed ? "Alive in this view" : `Alive in the ${whole ? "window" : "step"}`}</h2>
         <input
           class="search"
           type="search"
@@ -86,7 +92,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
           <colgroup>
             <col style={{ width: "96px" }} />
             {withCode && <col />}
-            <col style={withCode ? { width: "17%" } : undefined} />
+            {withWhat && <col style={withCode ? { width: "17%" } : undefined} />}
             <col style={{ width: "128px" }} />
             <col style={{ width: "100px" }} />
             <col style={{ width: "100px" }} />
@@ -96,7 +102,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
             <tr>
               <Sorts column={COLUMNS[0]} now={listed} label={unit.name} />
               {withCode && <th scope="col">code</th>}
-              <th scope="col">what</th>
+              {withWhat && <th scope="col">what</th>}
               <th scope="col">category</th>
               {COLUMNS.slice(1).map((column) => (
                 <Sorts key={column[0]} column={column} now={listed} label={column[1]} />
@@ -104,11 +110,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
             </tr>
           </thead>
           <tbody onKeyDown={walkRows}>
-            {sight.above > 0 && (
-              <tr class="spacer" aria-hidden="true">
-                <td colSpan={withCode ? 7 : 6} style={{ height: `${sight.above}px` }} />
-              </tr>
-            )}
+            <Spacer height={sight.above} columns={columns} />
             {Array.from({ length: Math.max(0, shown - sight.first) }, (_, i) => (
               <Row
                 key={reusedKey(sight.first + i, sight)}
@@ -116,15 +118,13 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
                 index={sight.first + i}
                 unit={unit}
                 withCode={withCode}
+                withWhat={withWhat}
+                columns={columns}
                 origin={from}
                 selected={selected}
               />
             ))}
-            {sight.below > 0 && (
-              <tr class="spacer" aria-hidden="true">
-                <td colSpan={withCode ? 7 : 6} style={{ height: `${sight.below}px` }} />
-              </tr>
-            )}
+            <Spacer height={sight.below} columns={columns} />
           </tbody>
         </table>
         {data && !stale && data.rows_found === 0 && (
@@ -152,21 +152,23 @@ interface RowProps {
   index: number;
   unit: Unit;
   withCode: boolean;
+  withWhat: boolean;
+  columns: number;
   origin: number;
   selected: number | null;
 }
 
-function Row({ one, index, unit, withCode, origin, selected }: RowProps) {
+function Row({ one, index, unit, withCode, withWhat, columns, origin, selected }: RowProps) {
   if (!one)
     return (
       <tr aria-rowindex={index + 2}>
-        <td colSpan={withCode ? 7 : 6} class="muted">
+        <td colSpan={columns} class="muted">
           …
         </td>
       </tr>
     );
   const chosen = one.row === selected;
-  const what = allocationTitle(one);
+  const what = allocationName(one);
   const own = unitWithin(unit, one.bytes);
   return (
     <tr
@@ -192,7 +194,7 @@ function Row({ one, index, unit, withCode, origin, selected }: RowProps) {
           )}
         </button>
       </th>
-      {withCode && (
+      {withCode && withWhat && (
         <td>
           <What name={what} />
         </td>

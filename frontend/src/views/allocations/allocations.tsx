@@ -2,11 +2,10 @@ import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
+import { columnsIn } from "../../draw/axes";
 import { halfOf } from "../../draw/bands";
-import { sharpness } from "../../draw/surface";
 import { navigate, route, stretch } from "../../state/app";
 import { asPartOf, withUnit } from "../../state/bytes";
-import { cellText, moduleLabel, NOT_NAMED } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import type { Piece } from "../../state/sentences";
@@ -16,7 +15,7 @@ import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { AllocationPanel } from "./allocation_panel";
 import { AllocationTable } from "./allocation_table";
-import { BandsChart, MARGIN } from "./bands_chart";
+import { BandsChart } from "./bands_chart";
 import { BandsKey } from "./bands_key";
 
 /** Bands: the paint takes them all, a screen has fewer pixels than that from top to bottom. */
@@ -28,17 +27,18 @@ export function Allocations() {
   const pick = shown.query;
   const [width, setWidth] = useState(0);
   const [hovered, setHovered] = useState<number | null>(null);
+  const [alive, setAlive] = useState<number | null>(null);
   const over = overOf(route.value);
   const divisions = useDivisions(pick, ["category"]);
-  const colour = divisions.find((by) => by === route.value.colour) ?? "category";
+  const color = divisions.find((by) => by === route.value.colour) ?? "category";
   const zoom = zoomOf(route.value, over);
   const range = zoom ? { t0: zoom[0], t1: zoom[1] } : {};
-  const folding = colour === "module" && route.value.fold !== "off" ? { fold: "1", open: route.value.opened } : {}; // as in Timeline
-  const px = Math.min(2400, Math.max(1, Math.round((width - MARGIN.left - MARGIN.right) * sharpness())));
+  const folding = color === "module" && route.value.fold !== "off" ? { fold: "1", open: route.value.opened } : {}; // as in Timeline
+  const px = columnsIn(width, 2400);
   const answer = useRemote<BandsAnswer>(
-    width > 0 ? address("allocation_bands", { ...pick, over, ...range, px, colour, ...folding, most: MOST }) : null,
+    width > 0 ? address("allocation_bands", { ...pick, over, ...range, px, colour: color, ...folding, most: MOST }) : null,
     zoom ? 40 : 0,
-    sameStep,
+    ["t0", "t1", "px", "colour"],
   );
   const block = rowOf(route.value.block);
   const largest = answer.data && !answer.stale ? largestAtPeak(answer.data) : null;
@@ -46,7 +46,7 @@ export function Allocations() {
   const one = useRemote<AllocationAnswer>(
     row === null ? null : address("allocation", { ...pick, row }),
     hovered === null ? 0 : 40,
-    (p) => p.replace(/&row=[^&]*/, ""),
+    ["row"],
   );
   const data = answer.data;
   const whole = wholeOf(over, shown.from, shown.to, data);
@@ -65,10 +65,10 @@ export function Allocations() {
       <div class="tools">
         <Segmented label="Over" testid="over" options={OVERS} value={over} onPick={(to) => navigate({ over: to })} />
         <label class="choose">
-          <span>Colour by</span>
+          <span>Color by</span>
           <select
-            data-testid="colour"
-            value={colour}
+            data-testid="color"
+            value={color}
             onChange={(e) => navigate({ colour: e.currentTarget.value === "category" ? undefined : e.currentTarget.value })}
           >
             {divisions.map((by) => (
@@ -89,7 +89,7 @@ export function Allocations() {
         <section class="card chart-card" aria-busy={answer.loading}>
           <BandsChart
             answer={data?.over === over ? data : undefined}
-            colour={colour}
+            color={color}
             window={zoom ?? whole}
             whole={whole}
             origin={shown.from}
@@ -101,11 +101,21 @@ export function Allocations() {
             onZoom={zoomTo}
           />
           {!data && <Loading what="the allocations" />}
-          {data && <BandsKey answer={data} colour={colour} />}
+          {data && <BandsKey answer={data} color={color} alive={answer.stale ? null : alive} />}
         </section>
         <AllocationPanel one={one} row={row} shown={hovered !== null ? "pointed at" : block !== null ? "kept" : "largest"} origin={shown.from} />
       </div>
-      <AllocationTable pick={pick} over={over} range={range} zoomed={zoom !== undefined} selected={block} withCode={divisions.includes("line")} largest={Math.max(0, ...(data?.bands.bytes ?? []))} />
+      <AllocationTable
+        pick={pick}
+        over={over}
+        range={range}
+        zoomed={zoom !== undefined}
+        selected={block}
+        withCode={divisions.includes("line")}
+        withNames={divisions.includes("module") || divisions.includes("operator")}
+        largest={Math.max(0, ...(data?.bands.bytes ?? []))}
+        onAlive={setAlive}
+      />
     </>
   );
 }
@@ -140,15 +150,4 @@ function largestAtPeak({ bands, peak }: BandsAnswer): number | null {
 function rowOf(text: string | undefined): number | null {
   const row = Number(text);
   return text !== undefined && Number.isSafeInteger(row) && row >= 0 ? row : null;
-}
-
-function sameStep(path: string): string {
-  return path.replace(/&(t0|t1|px|colour)=[^&]*/g, "");
-}
-
-/** What an allocation goes by: the name of a parameter, its module, its operator, else its source line. */
-export function allocationTitle(a: { name: string | null; module: string | null; operator: string | null }): string | null {
-  const module = a.module === null || a.module === NOT_NAMED ? null : moduleLabel(a.module);
-  const name = a.name ?? module ?? a.operator;
-  return name === null || name === "" ? null : cellText(name);
 }

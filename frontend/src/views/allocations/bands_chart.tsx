@@ -1,8 +1,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
-import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
+import { across, EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { NOTHING, ownerAt, ownersOf } from "../../draw/bands";
-import { linear } from "../../draw/scale";
 import { kept, panned, turned, zoomed } from "../../draw/stack";
 import { sharpness, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
@@ -16,11 +15,10 @@ import { bottomOf, paintBands, paintMarks, ROOM, TOP } from "./paint";
 
 /** Pickers, sentence and tools above the plot, its key below. */
 const OTHERS = 330;
-export const MARGIN = { left: 78, right: 12 };
 
 interface Props {
   answer: BandsAnswer | undefined;
-  colour: string;
+  color: string;
   window: [number, number] | undefined;
   whole: [number, number] | undefined;
   origin: number;
@@ -50,13 +48,13 @@ export function BandsChart(props: Props) {
   const shown: [number, number] = answer ? [answer.t0, answer.t1] : (window ?? [0, 1]);
   // The old bands stand where they belong in the new window, until its own are there.
   const drawn = window ?? shown;
-  const x = linear(drawn, [MARGIN.left, Math.max(MARGIN.left + 1, width - MARGIN.right)]);
+  const x = across(drawn, width);
   const top = useMemo(() => (answer ? Math.max(1, ...answer.max) * ROOM : 1), [answer]);
   const owners = useMemo(
     () => (answer ? ownersOf(answer, Math.round((bottom - TOP) * sharpness()), top) : undefined),
     [answer, top, bottom],
   );
-  const picture = answer && owners && width > 0 ? { answer, owners, top, x, width, height, axis, origin, colour: props.colour } : undefined;
+  const picture = answer && owners && width > 0 ? { answer, owners, top, x, width, height, axis, origin, color: props.color } : undefined;
   const band = answer && selected !== null ? answer.bands.row.indexOf(selected) : NOTHING;
 
   useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
@@ -71,7 +69,7 @@ export function BandsChart(props: Props) {
   const shareAt = (px: number): number => (x.invert(px) - shown[0]) / Math.max(1, shown[1] - shown[0]);
   const point = (px: number, py: number): void => {
     if (!answer || !owners) return;
-    const inside = px >= MARGIN.left && px < width - MARGIN.right;
+    const inside = px >= x.range[0] && px < x.range[1];
     const found = inside ? ownerAt(owners, shareAt(px), (py - TOP) / (bottom - TOP)) : NOTHING;
     setAt({ x: px, y: py });
     if (found === hovered) return;
@@ -79,7 +77,7 @@ export function BandsChart(props: Props) {
     props.onHover(answer.bands.row[found] ?? null);
   };
   const leave = (): void => (setHovered(NOTHING), props.onHover(null));
-  const drag = useDrag(x, width, MARGIN, {
+  const drag = useDrag(x, width, {
     onHover: () => undefined,
     onClick: () => props.onPick(answer?.bands.row[hovered] ?? null),
     onRange: (t0, t1) => whole && onZoom(kept([t0, t1], whole)),
@@ -137,7 +135,7 @@ export function BandsChart(props: Props) {
       )}
       {answer && hovered !== NOTHING && !drag.box && (
         <span class="tip" data-testid="bands-tip" style={{ left: `${Math.min(at.x + 14, Math.max(0, width - 380))}px`, top: `${at.y + 18}px` }}>
-          {tip(answer, hovered, column, props.colour)}
+          {tip(answer, hovered, column, props.color)}
         </span>
       )}
     </div>
@@ -145,11 +143,11 @@ export function BandsChart(props: Props) {
 }
 
 /** What is pointed at: one allocation, or in this column the small ones of a key. It may be of the answer before. */
-function tip({ bands, keys, parts }: BandsAnswer, hovered: number, column: number, colour: string): string {
+function tip({ bands, keys, parts }: BandsAnswer, hovered: number, column: number, color: string): string {
   const pile = hovered - bands.row.length;
   const size = (pile < 0 ? bands.bytes[hovered] : parts?.[pile]?.[column]) ?? 0;
-  const told = `${withUnit(size)} (${exactBytes(size)})`;
-  return pile < 0 ? told : `${partLabel(colour, keys[pile]?.label ?? "")}: ${told} in small allocations`;
+  const words = `${withUnit(size)} (${exactBytes(size)})`;
+  return pile < 0 ? words : `${partLabel(color, keys[pile]?.label ?? "")}: ${words} in small allocations`;
 }
 
 function largestOf({ bands }: BandsAnswer): number {

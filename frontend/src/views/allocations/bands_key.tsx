@@ -1,13 +1,20 @@
 import type { BandsAnswer } from "../../api/stacks";
 import { exactBytes, percent, withUnit } from "../../state/bytes";
-import { grouped } from "../../state/numbers";
+import { counted, grouped } from "../../state/numbers";
 import { Swatch } from "../category";
 import { divisionLabel, partLabel } from "../divisions";
 import { Name } from "../name";
 
-/** The colours, and what share of the highest moment the small ones are. */
-export function BandsKey({ answer, colour }: { answer: BandsAnswer; colour: string }) {
-  const { rest, peak, bands } = answer;
+interface Props {
+  answer: BandsAnswer;
+  color: string;
+  /** How many allocations were alive in what is drawn; null while that is not known. */
+  alive: number | null;
+}
+
+/** The colors, what share of the highest moment the small ones are, and how many are not drawn. */
+export function BandsKey({ answer, color, alive }: Props) {
+  const { rest, peak, bands, others } = answer;
   const small = rest[peak.column] ?? 0;
   return (
     <>
@@ -16,19 +23,27 @@ export function BandsKey({ answer, colour }: { answer: BandsAnswer; colour: stri
           (part, i) =>
             part.count > 0 && (
               <li key={part.key} title={`${exactBytes(part.bytes)} in ${grouped(part.count)} of the allocations shown`}>
-                <Swatch by={colour} of={part.key} index={i} />
-                <Name text={partLabel(colour, part.label)} prose />
+                <Swatch by={color} of={part.key} index={i} />
+                <Name text={partLabel(color, part.label)} prose />
               </li>
             ),
         )}
       </ul>
-      <p class="foot" data-testid="bands-sum" title={answer.others > 0 ? `${exactBytes(small)} in the smaller ones` : undefined}>
-        {grouped(bands.row.length)} {bands.row.length === 1 ? "allocation is" : "allocations are"} drawn one by one
-        {answer.others > 0
-          ? `; the ${grouped(answer.others)} others, none of them larger, lie on top in paler piles by ${divisionLabel(colour).toLowerCase()}: ${withUnit(small)}, ${percent(small, peak.bytes)} of the highest moment shown`
-          : ": these are all"}
+      <p class="foot" data-testid="bands-sum" title={others > 0 ? `${exactBytes(small)} in the smaller ones` : undefined}>
+        {counted(bands.row.length, "allocation is", "allocations are")} drawn one by one
+        {others > 0
+          ? `; ${grouped(others)} others, none of them larger, lie on top in paler piles by ${divisionLabel(color).toLowerCase()}: ${withUnit(small)}, ${percent(small, peak.bytes)} of the highest moment shown`
+          : ""}
+        {alive !== null && absent(alive - bands.row.length - others, others > 0)}
         .
       </p>
     </>
   );
+}
+
+/** Of what lives between the highest moments of two columns, no column shows anything. */
+function absent(count: number, piles: boolean): string {
+  if (count <= 0) return piles ? "" : ": these are all";
+  const which = piles ? counted(count, "more lives", "more live") : counted(count, "other lives", "others live");
+  return `; ${which} too briefly to show here`;
 }

@@ -1,11 +1,12 @@
 /** Puts the canvases of the Allocations view together. */
 import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
-import { drawPeak } from "../../draw/area";
+import { columnEdges, drawPeak, strokeSteps } from "../../draw/area";
 import { type Axis, drawByteAxis } from "../../draw/axes";
 import { NOTHING, type Owners } from "../../draw/bands";
-import { type BandColours, paintOne, paintOwners, type Rgb, rgbOf } from "../../draw/paint_bands";
-import { colourVariable, type Palette, readPalette } from "../../draw/palette";
+import { type BandColors, paintOne, paintOwners, type Rgb, rgbOf } from "../../draw/paint_bands";
+import { colorVariable, type Palette, readPalette } from "../../draw/palette";
 import { linear, type Scale } from "../../draw/scale";
+import { columnStart } from "../../draw/stack";
 import { prepare } from "../../draw/surface";
 import { unitFor, withUnit } from "../../state/bytes";
 
@@ -30,7 +31,7 @@ export interface Picture {
   height: number;
   axis: Axis;
   origin: number;
-  colour: string;
+  color: string;
 }
 
 export function paintBands(canvas: HTMLCanvasElement, picture: Picture): void {
@@ -45,10 +46,10 @@ export function paintBands(canvas: HTMLCanvasElement, picture: Picture): void {
   drawByteAxis(context, y, left, right, unit, palette);
   picture.axis.draw(context, x, bottom + LIFE + 3, answer.over === "event" ? answer.t0 : picture.origin, palette);
   within(context, picture, () => {
-    draw(context, sheetOf(owners, answer, coloursOf(canvas, picture)), picture, bottom);
+    draw(context, sheetOf(owners, answer, colorsOf(canvas, picture)), picture, bottom);
     drawTop(context, answer, x, y, palette);
   });
-  const at = { x: x(middleOf(answer)), y: y(answer.peak.bytes) };
+  const at = { x: x(peakOf(answer)), y: y(answer.peak.bytes) };
   if (at.x >= left - 1 && at.x <= right + 1) drawPeak(context, at, bottom, withUnit(answer.peak.bytes, unit), palette, right);
 }
 
@@ -100,15 +101,15 @@ function draw(context: CanvasRenderingContext2D, bands: HTMLCanvasElement, { ans
   context.drawImage(bands, from, TOP, to - from, bottom - TOP);
 }
 
-const painted = new WeakMap<Owners, { colours: string; bands: HTMLCanvasElement }>();
+const painted = new WeakMap<Owners, { colors: string; bands: HTMLCanvasElement }>();
 
 /** Painted once for every answer and theme: zooming and dragging only move it. */
-function sheetOf(owners: Owners, answer: BandsAnswer, colours: BandColours): HTMLCanvasElement {
-  const key = JSON.stringify(colours);
+function sheetOf(owners: Owners, answer: BandsAnswer, colors: BandColors): HTMLCanvasElement {
+  const key = JSON.stringify(colors);
   const known = painted.get(owners);
-  if (known?.colours === key) return known.bands;
-  const bands = sheet(paintOwners(owners, answer, colours));
-  painted.set(owners, { colours: key, bands });
+  if (known?.colors === key) return known.bands;
+  const bands = sheet(paintOwners(owners, answer, colors));
+  painted.set(owners, { colors: key, bands });
   return bands;
 }
 
@@ -121,28 +122,19 @@ function sheet(image: ImageData): HTMLCanvasElement {
 }
 
 function drawTop(context: CanvasRenderingContext2D, answer: BandsAnswer, x: Scale, y: Scale, palette: Palette): void {
-  const [left, right] = [x(answer.t0), x(answer.t1)];
-  const each = (right - left) / answer.px;
-  context.beginPath();
-  answer.max.forEach((bytes, column) => {
-    if (column === 0) context.moveTo(left, y(bytes));
-    else context.lineTo(left + column * each, y(bytes));
-    context.lineTo(left + (column + 1) * each, y(bytes));
-  });
   context.globalAlpha = 0.7;
-  context.strokeStyle = palette.outline;
-  context.lineWidth = 1;
-  context.stroke();
+  strokeSteps(context, columnEdges(answer, x), answer.max, y, palette.outline, 1);
   context.globalAlpha = 1;
 }
 
-function middleOf({ over, peak, t0, t1, px }: BandsAnswer): number {
+/** Where the peak is, within its column. */
+function peakOf(answer: BandsAnswer): number {
+  const { over, peak } = answer;
   const at = over === "event" ? peak.event : peak.time_ns;
-  const start = t0 + ((t1 - t0) * peak.column) / px;
-  return Math.max(start, Math.min(at, t0 + ((t1 - t0) * (peak.column + 1)) / px));
+  return Math.max(columnStart(answer, peak.column), Math.min(at, columnStart(answer, peak.column + 1)));
 }
 
-function coloursOf(canvas: HTMLCanvasElement, { answer, colour }: Picture): BandColours {
+function colorsOf(canvas: HTMLCanvasElement, { answer, color }: Picture): BandColors {
   const style = getComputedStyle(canvas);
   const known = new Map<string, Rgb>();
   const read = (name: string): Rgb => {
@@ -152,7 +144,7 @@ function coloursOf(canvas: HTMLCanvasElement, { answer, colour }: Picture): Band
   };
   return {
     keys: answer.keys.map((part, i) => {
-      const name = colourVariable(colour, part.key, i);
+      const name = colorVariable(color, part.key, i);
       return name === "--cat-unknown" ? null : read(name);
     }),
     unknown: read("--cat-unknown"),

@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { OomReport, ReserveCurve } from "../../api/allocator";
-import { sharpness } from "../../draw/surface";
+import { columnsIn } from "../../draw/axes";
 import { navigate, route, stretch } from "../../state/app";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import { Segmented } from "../segmented";
@@ -10,11 +10,11 @@ import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { FreeBlocks } from "./free_blocks";
 import { Key } from "./key";
-import { sameWindow, useMoment } from "./moment";
+import { SAME_WINDOW, useMoment } from "./moment";
 import { NotRecorded } from "./not_recorded";
 import { Oom } from "./oom";
 import { Pools } from "./pools";
-import { MARGIN, ReserveChart } from "./reserve_chart";
+import { ReserveChart } from "./reserve_chart";
 import { Segments } from "./segments";
 import { atMoment, headline } from "./sentences";
 import { Settings } from "./settings";
@@ -27,15 +27,16 @@ export function Allocator() {
   const [width, setWidth] = useState(0);
   const over = overOf(route.value);
   const window = zoomOf(route.value, over);
-  const px = Math.min(4000, Math.max(1, Math.round((width - MARGIN.left - MARGIN.right) * sharpness())));
+  const px = columnsIn(width);
   const range = window ? { t0: window[0], t1: window[1] } : {};
   const ready = width > 0;
   const curve = useRemote<ReserveCurve>(
     ready ? address("allocator_curve", { ...pick, over, ...range, px }) : null,
     window ? 70 : 0,
-    sameWindow,
+    SAME_WINDOW,
   );
-  const oom = useRemote<{ reports: OomReport[] }>(address("allocator_oom", { ...pick }), 0, sameDevice);
+  // The reports are those of the whole recording: another step has the same.
+  const oom = useRemote<{ reports: OomReport[] }>(address("allocator_oom", { ...pick }), 0, ["step"]);
   const shown = oom.loading && !oom.data ? undefined : curve.data; // a report stands above the curve and would push it down
   const moment = useMoment(pick, shown);
   const state = moment.state.data;
@@ -131,9 +132,4 @@ export function Allocator() {
       )}
     </>
   );
-}
-
-/** The reports are those of the whole recording: another step has the same. */
-function sameDevice(path: string): string {
-  return path.replace(/([?&])step=[^&]*/, "$1");
 }

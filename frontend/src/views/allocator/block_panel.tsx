@@ -10,7 +10,7 @@ import type { Pick } from "../../state/selection";
 import { duration, exactTime } from "../../state/time";
 import { Swatch } from "../category";
 import { Name } from "../name";
-import { type ShownMoment, sameWindow } from "./moment";
+import { SAME_WINDOW, type ShownMoment } from "./moment";
 import type { Place } from "./tape_view";
 
 interface Props {
@@ -27,7 +27,7 @@ export function BlockPanel({ pick, moment, answer, hovered, selected, origin }: 
   const piece = hovered && answer && hovered.piece < answer.pieces.bytes.length ? hovered.piece : -1;
   const row = piece >= 0 ? answer!.pieces.row[piece]! : (selected ?? -1);
   const path = row >= 0 && moment.query ? address("allocator_block", { ...pick, ...moment.query, row }) : null;
-  const block = useRemote<BlockAnswer>(path, piece >= 0 ? 60 : 0, (p) => sameWindow(p));
+  const block = useRemote<BlockAnswer>(path, piece >= 0 ? 60 : 0, SAME_WINDOW);
   if (piece >= 0 && row < 0) return <Stretch answer={answer!} piece={piece} />;
   if (row < 0)
     return (
@@ -172,7 +172,7 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
         </dd>
         {block.context !== null && (
           <>
-            <dt>compiled</dt>
+            <dt>compiled graph</dt>
             <dd class="breaking">{titleText(block.context)}</dd>
           </>
         )}
@@ -216,7 +216,7 @@ function Stack({ frames }: { frames: string[] }) {
         Call stack, innermost first{" "}
         {hidden > 0 && (
           <button type="button" class="quiet" onClick={() => setAll(!all)}>
-            {all ? "Python only" : `with ${grouped(hidden)} of C++`}
+            {all ? "Python only" : `show ${grouped(hidden)} C++ ${hidden === 1 ? "frame" : "frames"}`}
           </button>
         )}
       </h3>

@@ -1,6 +1,6 @@
 import type { AllocatorState } from "../../api/allocator";
 import { exactBytes, unitFor, withUnit } from "../../state/bytes";
-import { grouped } from "../../state/numbers";
+import { counted, grouped } from "../../state/numbers";
 
 /** Free blocks by size: many small ones serve no large request. */
 export function FreeBlocks({ state }: { state: AllocatorState }) {
@@ -13,7 +13,7 @@ export function FreeBlocks({ state }: { state: AllocatorState }) {
       <h2 title={exactBytes(total)}>
         {count === 0
           ? "Nothing is free in the reserve"
-          : `${grouped(count)} free ${count === 1 ? "block" : "blocks"}, ${withUnit(total)}`}
+          : `${counted(count, "free block")}, ${withUnit(total)}`}
       </h2>
       {count > 0 && (
         <table class="plain free-blocks">

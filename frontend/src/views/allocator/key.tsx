@@ -1,37 +1,27 @@
 import type { ReserveCurve } from "../../api/allocator";
+import { KeyEntry } from "../key_entry";
 
-/** What the chart's colours and lines mean. */
+/** What the chart's colors and lines mean. */
 export function Key({ curve }: { curve: ReserveCurve | undefined }) {
   const pending = curve?.pending.some((bytes) => bytes > 0);
   return (
     <span class="keys" aria-hidden="true">
-      <span class="key">
-        <span class="swatch level-allocated" />
-        allocated
-      </span>
+      <KeyEntry look="swatch level-allocated">allocated</KeyEntry>
       {pending && (
-        <span class="key">
-          <span class="swatch level-pending" />
-          pending
-        </span>
+        <KeyEntry look="swatch level-pending">pending</KeyEntry>
       )}
       {curve?.reserved && (
         <>
-          <span class="key">
-            <span class="line dashes" />
-            reserved
-          </span>
-          <span class="key" title="(reserved − allocated) / reserved">
-            <span class="swatch level-unused" />
+          <KeyEntry look="line dashes">reserved</KeyEntry>
+          <KeyEntry look="swatch level-unused" title="(reserved − allocated) / reserved">
             unused, below as a share
-          </span>
+          </KeyEntry>
         </>
       )}
       {curve !== undefined && curve.split.length > 0 && (
-        <span class="key" title="1 − largest free block / all free memory">
-          <span class="dots" />
+        <KeyEntry look="dots" title="1 − largest free block / all free memory">
           free, but in pieces
-        </span>
+        </KeyEntry>
       )}
     </span>
   );

@@ -24,7 +24,7 @@ export function useMoment(pick: Stretch["query"], curve: ReserveCurve | undefine
   const chosen = event !== undefined ? { event: whole(event) } : t !== undefined ? { t: whole(t) } : null;
   const first = failed?.event ?? curve?.peak.event;
   const query = chosen ?? (first === undefined ? null : { event: first });
-  const state = useRemote<AllocatorState>(query && address("allocator", { ...pick, ...query }), 0, sameWindow);
+  const state = useRemote<AllocatorState>(query && address("allocator", { ...pick, ...query }), 0, SAME_WINDOW);
   const show = (at: number, time: number): void => navigate({ t: String(time), event: String(at) });
   return {
     query,
@@ -48,10 +48,8 @@ export function useMoment(pick: Stretch["query"], curve: ReserveCurve | undefine
   };
 }
 
-/** What of a path may differ for an old answer to stay on show: the moment, and how finely it is drawn. */
-export function sameWindow(path: string): string {
-  return path.replace(/&(t|event|t0|t1|px|first|last|finest|over|by|order)=[^&]*/g, "");
-}
+/** What of a query may differ for an old answer to stay on show: the moment, and how it is drawn. */
+export const SAME_WINDOW = ["t", "event", "t0", "t1", "px", "first", "last", "finest", "over", "by", "order"];
 
 function whole(text: string): number {
   const number = Math.round(Number(text));

@@ -1,7 +1,7 @@
 import type { OomReport } from "../../api/allocator";
 import { exactBytes, inUnit, unitFor, withUnit } from "../../state/bytes";
 import { titleText } from "../../state/names";
-import { grouped } from "../../state/numbers";
+import { counted, grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { shortLine } from "./state_panel";
 
@@ -105,7 +105,7 @@ function Biggest({ report }: { report: OomReport }) {
         {others > 0 && (
           <tr data-testid="oom-rest">
             <th scope="row" class="muted">
-              {grouped(others)} other {others === 1 ? "line" : "lines"}
+              {counted(others, "other line")}
             </th>
             <td class="number muted">
               {grouped(report.other_lines.count + hidden.reduce((sum, line) => sum + line.count, 0))}

@@ -1,8 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Over, ReserveCurve } from "../../api/allocator";
-import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
+import { across, EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { CHART_HEIGHT, paintReserve } from "../../draw/reserve";
-import { linear } from "../../draw/scale";
 import { columnAt, panned, turned, zoomed } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
@@ -27,8 +26,6 @@ interface Props {
   onReset: () => void;
 }
 
-export const MARGIN = { left: 78, right: 12 };
-
 /** Levels over time or events. Pointing tells, clicking and dragging choose the moment, the wheel zooms. */
 export function ReserveChart(props: Props) {
   const { curve, over, window, whole, origin, highest, at } = props;
@@ -38,7 +35,7 @@ export function ReserveChart(props: Props) {
   const [width, setWidth] = useState(0);
   const [hovered, setHovered] = useState<number | null>(null);
   const theme = dark.value;
-  const x = linear(window ?? [0, 1], [MARGIN.left, Math.max(MARGIN.left + 1, width - MARGIN.right)]);
+  const x = across(window ?? [0, 1], width);
   const drawn = curve && window && curve.over === over ? curve : undefined;
 
   useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
@@ -50,7 +47,8 @@ export function ReserveChart(props: Props) {
     const least = over === "event" ? 8 : 1000;
     props.onZoom(turned(event, window, x.invert(event.offsetX), whole, least));
   });
-  const inside = (px: number): number => Math.min(Math.max(px, MARGIN.left), width - MARGIN.right);
+  const [left, right] = x.range;
+  const inside = (px: number): number => Math.min(Math.max(px, left), right);
   const scrub = useThrottled(props.onScrub);
   const choose = (event: PointerEvent): void => {
     const [from, to] = whole ?? [0, 0];
@@ -69,7 +67,7 @@ export function ReserveChart(props: Props) {
     event.preventDefault();
   };
   const place = at === undefined ? undefined : x(over === "event" ? at + 0.5 : at);
-  const visible = place !== undefined && place >= MARGIN.left - 1 && place <= width - MARGIN.right + 1;
+  const visible = place !== undefined && place >= left - 1 && place <= right + 1;
   return (
     <div ref={stage} class="stage">
       <canvas

@@ -1,7 +1,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import { type ColourBy, type Home, PENDING, type SegmentsAnswer } from "../../api/allocator";
+import { type ColorBy, type Home, PENDING, type SegmentsAnswer } from "../../api/allocator";
 import { isUnknown, LINE } from "../../draw/paint_tape";
 import { layTape, segmentsBetween, type Tape } from "../../draw/tape";
 import { sharpness } from "../../draw/surface";
@@ -9,13 +9,13 @@ import { navigate, route } from "../../state/app";
 import { inUnit, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { cellText, moduleLabel, titleText } from "../../state/names";
-import { grouped } from "../../state/numbers";
+import { counted, grouped } from "../../state/numbers";
 import type { Pick } from "../../state/selection";
 import { Swatch } from "../category";
 import { Segmented } from "../segmented";
 import { FailureState } from "../states";
 import { BlockPanel } from "./block_panel";
-import { type ShownMoment, sameWindow } from "./moment";
+import { SAME_WINDOW, type ShownMoment } from "./moment";
 import { shortLine } from "./state_panel";
 import { type Place, TapeView } from "./tape_view";
 
@@ -66,7 +66,7 @@ export function Segments({ pick, moment, highest, origin }: Props) {
     width > 0 && moment.query
       ? address("allocator_segments", { ...pick, ...moment.query, by, order, finest, ...wanted })
       : null;
-  const remote = useRemote<SegmentsAnswer>(path, 0, sameWindow);
+  const remote = useRemote<SegmentsAnswer>(path, 0, SAME_WINDOW);
   const answer = remote.data;
   const tape = useMemo(() => answer && laidOut(answer, scale, width), [answer?.segments, answer?.order, scale, width]);
   const height = Math.min(tape ? tape.lines : FIT_LINES, MOST_LINES) * LINE + 6;
@@ -98,8 +98,8 @@ export function Segments({ pick, moment, highest, origin }: Props) {
       </div>
       <div class="tools">
         <Segmented
-          label="Colour by"
-          testid="colour"
+          label="Color by"
+          testid="color"
           options={BYS}
           value={by}
           onPick={(value) => navigate({ colour: value })}
@@ -149,16 +149,16 @@ function summary(answer: SegmentsAnswer, unit: Unit): string {
   const { bytes, free } = answer.segments;
   const whole = bytes.reduce((sum, size) => sum + size, 0);
   const empty = bytes.filter((size, i) => size === free[i]).length;
-  const told = `${grouped(bytes.length)} ${bytes.length === 1 ? "segment" : "segments"}, ${withUnit(whole, unit)}`;
-  return empty === 0 ? told : `${told}, ${grouped(empty)} of them empty`;
+  const all = `${counted(bytes.length, "segment")}, ${withUnit(whole, unit)}`;
+  return empty === 0 ? all : `${all}, ${grouped(empty)} of them empty`;
 }
 
 function headingOf(home: Home, unit: Unit): string {
-  const count = `${grouped(home.segments)} ${home.segments === 1 ? "segment" : "segments"}`;
+  const count = counted(home.segments, "segment");
   return `${cellText(home.pool)} pool · ${cellText(home.stream)} · ${withUnit(home.bytes, unit)} in ${count}`;
 }
 
-/** The colours, with the bytes of each in all segments; what is free and pending by its look. */
+/** The colors, with the bytes of each in all segments; what is free and pending by its look. */
 function Legend({ answer, unit }: { answer: SegmentsAnswer; unit: Unit }) {
   const free = answer.segments.free.reduce((sum, bytes) => sum + bytes, 0);
   const by = answer.by === "category" ? "category" : "module";
@@ -194,10 +194,10 @@ function Legend({ answer, unit }: { answer: SegmentsAnswer; unit: Unit }) {
   );
 }
 
-function labelOf(by: ColourBy, label: string): string {
+function labelOf(by: ColorBy, label: string): string {
   return by === "category" ? categoryLabel(label) : by === "module" ? moduleLabel(label) : label;
 }
 
-function shown(by: ColourBy, label: string): string {
+function shown(by: ColorBy, label: string): string {
   return by === "line" ? shortLine(label) : cellText(labelOf(by, label));
 }

@@ -22,9 +22,9 @@ export function headline(device: string, curve: ReserveCurve, report: OomReport 
   const reserved = curve.reserved_peak;
   if (!reserved) return [{ name: device }, " used up to ", peak, "."];
   const most = { strong: withUnit(reserved.bytes), exact: reserved.bytes };
-  const told: Piece[] = ["PyTorch reserved up to ", most, " on ", { name: device }, " and used up to ", peak];
+  const start: Piece[] = ["PyTorch reserved up to ", most, " on ", { name: device }, " and used up to ", peak];
   return [
-    ...told,
+    ...start,
     curve.peak.bytes > reserved.bytes ? ": more than it reserved, so the file contradicts itself." : " of it.",
   ];
 }

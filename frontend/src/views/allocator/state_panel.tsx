@@ -3,6 +3,7 @@ import { asPartOf, exactBytes, inUnit, percent, unitFor, withUnit } from "../../
 import { cellText, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
+import { EventButtons } from "../event_buttons";
 import type { ShownMoment } from "./moment";
 
 interface Props {
@@ -72,35 +73,12 @@ export function StatePanel({ moment, peak, origin }: Props) {
         </tbody>
       </table>
       <Waste state={state} of={of} />
-      <div class="buttons">
-        <button
-          type="button"
-          class="small"
-          data-testid="previous-event"
-          disabled={state.previous_event === null}
-          onClick={() => moment.step(-1)}
-        >
-          ← event
-        </button>
-        <button
-          type="button"
-          class="small"
-          data-testid="next-event"
-          disabled={state.next_event === null}
-          onClick={() => moment.step(1)}
-        >
-          event →
-        </button>
-        <button
-          type="button"
-          class="small"
-          data-testid="to-peak"
-          disabled={!peak || moment.atPeak}
-          onClick={() => peak && moment.show(peak.event, peak.time_ns)}
-        >
-          to the peak
-        </button>
-      </div>
+      <EventButtons
+        before={state.previous_event !== null}
+        after={state.next_event !== null}
+        onStep={moment.step}
+        onPeak={peak && !moment.atPeak && (() => moment.show(peak.event, peak.time_ns))}
+      />
     </aside>
   );
 }

@@ -13,10 +13,11 @@ import { sideName } from "../../state/sentences";
 import { Delta } from "../amount";
 import { Swatch } from "../category";
 import { divisionLabel, isOurs, partLabel } from "../divisions";
+import { Fold } from "../fold";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Segmented, Toggle } from "../segmented";
-import { reusedKey, useRowsInSight } from "../windowed";
+import { reusedKey, Spacer, useRowsInSight } from "../windowed";
 import { walkRows } from "../row_keys";
 
 const ROW = 31;
@@ -52,7 +53,7 @@ export function Changes({
   return (
     <section class={stale ? "card stale" : "card"} style={{ marginTop: "14px" }}>
       <div class="tools">
-        <h2 style={{ margin: 0 }}>What changed</h2>
+        <h2>What changed</h2>
         <Segmented
           label="Rows"
           testid="what"
@@ -109,11 +110,7 @@ export function Changes({
             </tr>
           </thead>
           <tbody onKeyDown={walkRows}>
-            {sight.above > 0 && (
-              <tr class="spacer" aria-hidden="true">
-                <td colSpan={7} style={{ height: `${sight.above}px` }} />
-              </tr>
-            )}
+            <Spacer height={sight.above} columns={7} />
             {rows.slice(sight.first, sight.last).map((line, i) => (
               <ChangeRow
                 key={reusedKey(sight.first + i, sight)}
@@ -127,11 +124,7 @@ export function Changes({
                 index={sight.first + i}
               />
             ))}
-            {sight.below > 0 && (
-              <tr class="spacer" aria-hidden="true">
-                <td colSpan={7} style={{ height: `${sight.below}px` }} />
-              </tr>
-            )}
+            <Spacer height={sight.below} columns={7} />
           </tbody>
         </table>
         {rows.length === 0 && <p class="nothing">No row differs by a byte.</p>}
@@ -208,13 +201,10 @@ function ChangeRow({ line, open, own, onFlip, by, unit, widest, index }: RowProp
             {categoryLabel(row.key)}
           </>
         ) : row.members.length > 0 ? (
-          <button type="button" class="fold" style={inner(0)} aria-expanded={open} onClick={() => onFlip(row.key)}>
-            <span class="caret" aria-hidden="true">
-              {open ? "▾" : "▸"}
-            </span>
+          <Fold open={open} style={inner(0)} onFlip={() => onFlip(row.key)}>
             {module}
             <span class="times">×{grouped(row.members.length)}</span>
-          </button>
+          </Fold>
         ) : (
           <span class="leaf" style={inner(16)}>
             {by === "module" && !row.key.startsWith("(") ? (

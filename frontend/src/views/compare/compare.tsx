@@ -30,17 +30,16 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
     base_step: basis.step,
     base_device: basis.device,
   };
-  const sameSides = (path: string): string => path.replace(/([?&])by=[^&]*/, "$1");
   const byModule = useRemote<CompareAnswer>(address("compare", { by: "module", ...sides }));
   const rows = byModule.data?.rows;
   const usual = rows && !(namesModules(rows, "base_bytes") && namesModules(rows, "other_bytes")) ? "category" : "module";
   const by: CompareBy = whats.find((what) => what === route.value.what) ?? usual;
   const byUsual = useRemote<CompareAnswer>(rows ? address("compare", { by: usual, ...sides }) : null);
-  const table = useRemote<CompareAnswer>(address("compare", { by, ...sides }), 0, sameSides);
+  const table = useRemote<CompareAnswer>(address("compare", { by, ...sides }), 0, ["by"]);
   if (table.failure) return <FailureState failure={table.failure} onRetry={table.retry} />;
-  const told = byUsual.data ?? byModule.data ?? table.data;
-  if (!told || !table.data) return <Loading what="both steps" />;
-  const answer = withNames(told);
+  const summary = byUsual.data ?? byModule.data ?? table.data;
+  if (!summary || !table.data) return <Loading what="both steps" />;
+  const answer = withNames(summary);
   const unit = unitFor(answer.base.peak_bytes, answer.other.peak_bytes);
   const over = route.value.curves === "over";
   return (

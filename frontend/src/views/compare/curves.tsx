@@ -7,6 +7,7 @@ import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { type Unit, withUnit } from "../../state/bytes";
 import { CATEGORIES, categoryLabel } from "../../state/categories";
+import { capital } from "../../state/names";
 import type { Pick } from "../../state/selection";
 import { sideName } from "../../state/sentences";
 import { Name } from "../name";
@@ -15,6 +16,7 @@ import { RouteLink } from "../route_link";
 import { Loading } from "../states";
 import { Swatch } from "../category";
 import { paintOver, paintSide, SIDE_HEIGHT } from "./paint";
+import { KeyEntry } from "../key_entry";
 
 interface Props {
   pick: Pick;
@@ -56,14 +58,12 @@ export function Curves({ pick, basis, answer, unit, over }: Props) {
       {over ? (
         <section class="card">
           <div class="row">
-            <span class="key">
-              <span class="line dashes" />
+            <KeyEntry look="line dashes">
               <Name text={names.base} prose /> {withUnit(answer.base.peak_bytes, unit)}
-            </span>
-            <span class="key">
-              <span class="line solid" />
+            </KeyEntry>
+            <KeyEntry look="line solid">
               <Name text={names.other} prose /> {withUnit(answer.other.peak_bytes, unit)}
-            </span>
+            </KeyEntry>
             <span class="key muted grow">time since each step began</span>
           </div>
           <Picture
@@ -91,7 +91,7 @@ export function Curves({ pick, basis, answer, unit, over }: Props) {
   );
 }
 
-/** What the colours of both pictures are, from the bottom. */
+/** What the colors of both pictures are, from the bottom. */
 function Legend({ curves }: { curves: CurveAnswer[] }) {
   const drawn = CATEGORIES.filter((key) =>
     curves.some((curve) => curve.stacks[curve.keys.indexOf(key)]?.some((bytes) => bytes > 0)),
@@ -139,7 +139,7 @@ function Side({
     <section class="card">
       <h2 class="row">
         <RouteLink to={link}>
-          <Name text={name.charAt(0).toUpperCase() + name.slice(1)} prose />
+          <Name text={capital(name)} prose />
         </RouteLink>
         <span class="amount">{withUnit(bytes, unit)}</span>
       </h2>

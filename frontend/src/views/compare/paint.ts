@@ -73,7 +73,7 @@ export function paintOver(
   );
 }
 
-export function sinceStart(curve: CurveAnswer): CurveAnswer {
+function sinceStart(curve: CurveAnswer): CurveAnswer {
   return { ...curve, t0: 0, t1: curve.t1 - curve.t0, peak: { ...curve.peak, time_ns: curve.peak.time_ns - curve.t0 } };
 }
 

@@ -22,7 +22,7 @@ export function IcicleView({ roots, at, filter }: Props) {
   const look = useMemo(() => moduleBars(icicle, filter), [icicle, filter]);
   const zoom = Math.max(0, icicle.key.indexOf(route.value.inside ?? ""));
   const zoomTo = (place: number): void => navigate({ inside: icicle.key[place] || undefined });
-  const all = icicle.told[0]!;
+  const all = icicle.categories[0]!;
   if (total(all) === 0)
     return (
       <p class="card nothing" data-testid="icicle-nothing">
@@ -49,7 +49,7 @@ export function IcicleView({ roots, at, filter }: Props) {
         zoom={zoom}
         look={look}
         label={spoken(icicle, at)}
-        tip={(place) => <Told icicle={icicle} place={place} zoom={zoom} at={at} />}
+        tip={(place) => <BarTip icicle={icicle} place={place} zoom={zoom} at={at} />}
         tipKey={(place) => icicle.key[place]!}
         fresh={[icicle, zoom]}
         onZoom={zoomTo}
@@ -69,7 +69,7 @@ function Way({ icicle, zoom, onZoom }: { icicle: Icicle; zoom: number; onZoom: (
     <nav class="way grow" aria-label="Zoomed to">
       {wayTo(icicle.parent, zoom).map((place) => {
         const name = shortened(visible(icicle.name[place]!), 40);
-        const bytes = total(icicle.told[place]!);
+        const bytes = total(icicle.categories[place]!);
         return (
           <span key={place}>
             {place > 0 && <span class="muted"> › </span>}
@@ -94,19 +94,19 @@ function Way({ icicle, zoom, onZoom }: { icicle: Icicle; zoom: number; onZoom: (
 }
 
 /** A bar in words: its exact bytes, its shares, and what they are. */
-function Told({ icicle, place, zoom, at }: { icicle: Icicle; place: number; zoom: number; at: At }) {
+function BarTip({ icicle, place, zoom, at }: { icicle: Icicle; place: number; zoom: number; at: At }) {
   const node = icicle.node[place];
-  const bytes = total(icicle.told[place]!);
+  const bytes = total(icicle.categories[place]!);
   const inside = icicle.bytes.reduce((sum, size, one) => (icicle.parent[one] === place ? sum + size : sum), 0);
-  const parts = inStackingOrder(icicle.told[place]!).sort((a, b) => b[1] - a[1]);
+  const parts = inStackingOrder(icicle.categories[place]!).sort((a, b) => b[1] - a[1]);
   return (
     <>
       <div class="tip-bytes">
         <strong>{withUnit(bytes)}</strong> · {exactBytes(bytes)}
       </div>
       <div>
-        {percent(bytes, total(icicle.told[0]!))} of all
-        {zoom > 0 && place > 0 && `, ${percent(bytes, total(icicle.told[zoom]!))} of what is zoomed to`}
+        {percent(bytes, total(icicle.categories[0]!))} of all
+        {zoom > 0 && place > 0 && `, ${percent(bytes, total(icicle.categories[zoom]!))} of what is zoomed to`}
       </div>
       {at === "peak" && inside > 0 && inside < bytes && <div>{exactBytes(bytes - inside)} its own</div>}
       {node && (
@@ -132,13 +132,13 @@ function Told({ icicle, place, zoom, at }: { icicle: Icicle; place: number; zoom
 
 /** The picture in words: the widest modules. */
 function spoken(icicle: Icicle, at: At): string {
-  const all = total(icicle.told[0]!);
+  const all = total(icicle.categories[0]!);
   const widest = icicle.id
     .filter((place) => icicle.node[place]?.key)
     .slice(0, 400)
     .sort((a, b) => icicle.bytes[b]! - icicle.bytes[a]!)
     .slice(0, 6)
-    .map((place) => `${visible(icicle.node[place]!.label).slice(0, 60)} ${percent(total(icicle.told[place]!), all)}`);
+    .map((place) => `${visible(icicle.node[place]!.label).slice(0, 60)} ${percent(total(icicle.categories[place]!), all)}`);
   const when = at === "highest" ? "highest" : "at the peak";
   return `Modules, ${withUnit(all)} (${exactBytes(all)}) ${when}. ${widest.join(", ")}. Arrow keys walk, Enter zooms.`;
 }

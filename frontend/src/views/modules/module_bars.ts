@@ -12,7 +12,7 @@ type Filter = ((node: ModuleNode) => boolean) | null;
 
 export function moduleBars(icicle: Icicle, filter: Filter): (paints: Paints) => (place: number) => Bar {
   // Once, not on every movement of the pointer.
-  const all = icicle.told.map(sharesOf);
+  const all = icicle.categories.map(sharesOf);
   const words = icicle.node.map((node, place) => ({
     name: cellText(icicle.name[place]!),
     more: node && node.key !== "" ? cellText(node.className ?? "") : "",
@@ -33,8 +33,8 @@ export function moduleBars(icicle: Icicle, filter: Filter): (paints: Paints) => 
     };
 }
 
-function sharesOf(told: Categories): { shares: [string, number][]; largest: string } {
-  const parts = inStackingOrder(told);
+function sharesOf(categories: Categories): { shares: [string, number][]; largest: string } {
+  const parts = inStackingOrder(categories);
   const whole = parts.reduce((sum, [, bytes]) => sum + bytes, 0);
   const [largest] = parts.reduce((top, part) => (part[1] > top[1] ? part : top), ["unknown", 0]);
   return { shares: parts.map(([key, bytes]) => [key, bytes / whole]), largest };

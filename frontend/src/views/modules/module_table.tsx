@@ -6,8 +6,9 @@ import type { ModuleNode } from "../../state/module_tree";
 import { exactTime, inTimeUnit, type TimeUnit, timeUnitFor } from "../../state/time";
 import { titleText } from "../../state/names";
 import { CategoryBar } from "../category";
+import { Fold } from "../fold";
 import { Name } from "../name";
-import { reusedKey, useRowsInSight } from "../windowed";
+import { reusedKey, Spacer, useRowsInSight } from "../windowed";
 import { type At, categoriesAt, type Column, COLUMNS, type Sorting } from "./columns";
 import { walkRows } from "../row_keys";
 
@@ -57,11 +58,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
             </tr>
           </thead>
           <tbody onKeyDown={walkRows}>
-            {sight.above > 0 && (
-              <tr class="spacer" aria-hidden="true">
-                <td colSpan={COLUMNS.length + 2} style={{ height: `${sight.above}px` }} />
-              </tr>
-            )}
+            <Spacer height={sight.above} columns={COLUMNS.length + 2} />
             {rows.slice(sight.first, sight.last).map((row, i) => (
               <tr
                 key={reusedKey(sight.first + i, sight)}
@@ -87,11 +84,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
                 ))}
               </tr>
             ))}
-            {sight.below > 0 && (
-              <tr class="spacer" aria-hidden="true">
-                <td colSpan={COLUMNS.length + 2} style={{ height: `${sight.below}px` }} />
-              </tr>
-            )}
+            <Spacer height={sight.below} columns={COLUMNS.length + 2} />
           </tbody>
         </table>
         {rows.length === 0 && (
@@ -173,12 +166,9 @@ function NameCell({ row, onFlip }: { row: VisibleRow; onFlip: (node: ModuleNode)
     <th scope="row">
       <div style={indent}>
         {node.children.length > 0 ? (
-          <button type="button" class="fold" aria-expanded={open} onClick={() => onFlip(node)}>
-            <span class="caret" aria-hidden="true">
-              {open ? "▾" : "▸"}
-            </span>
+          <Fold open={open} onFlip={() => onFlip(node)}>
             {inside}
-          </button>
+          </Fold>
         ) : (
           <span class="leaf">{inside}</span>
         )}

@@ -4,7 +4,7 @@ import { useRemote } from "../../api/remote";
 import type { ModulesAnswer, StepAnswer } from "../../api/types";
 import { alone, navigate, picked, route } from "../../state/app";
 import { exactBytes, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
-import { grouped } from "../../state/numbers";
+import { counted } from "../../state/numbers";
 import { layersAsOne } from "../../state/module_icicle";
 import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
 import { matcher, matches, type Order, visibleRows } from "../../state/module_rows";
@@ -30,13 +30,15 @@ const MOST_FLIPPED = 300;
 /** The tree of modules at the step's peak. */
 export function Modules() {
   const pick = picked.value!;
-  const answer = useRemote<ModulesAnswer>(address("modules", pick), 0, (p) => p.replace(/([?&])step=[^&]*/, "$1"));
+  const answer = useRemote<ModulesAnswer>(address("modules", pick), 0, ["step"]);
   const step = useRemote<StepAnswer>(address("step", pick));
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
   if (!answer.data) return <Loading what="the modules" />;
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
-      {!answer.data.rows.some((row) => row.kind === "module") && <NoModules kind={step.data?.source.kind} />}
+      {!answer.data.rows.some((row) => row.kind === "module") && (
+        <NoModules kind={step.data?.source.kind} operators={answer.data.rows.some((row) => row.kind === "outside")} />
+      )}
       <Table answer={answer.data} step={pick.step} times={aboutTimes(step.data)} />
     </div>
   );
@@ -123,7 +125,7 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
       )}
       <p class="foot" data-testid="modules-sum" title={exactBytes(roots.reduce((s, n) => s + n.bytes, 0))}>
         {filter && found(matches(roots, filter), unit)}
-        {grouped(answer.rows.length)} {answer.rows.length === 1 ? "row" : "rows"} · {flat ? "all rows" : "the outermost rows"} sum to{" "}
+        {counted(answer.rows.length, "row")} · {flat ? "all rows" : "the outermost rows"} sum to{" "}
         {withUnit(
           roots.reduce((s, n) => s + n.bytes, 0),
           whole,
@@ -141,7 +143,7 @@ function rootsOf(answer: ModulesAnswer, shape: Shape, fold: boolean): ModuleNode
 }
 
 function found({ count, bytes }: { count: number; bytes: number }, unit: Unit): string {
-  return `${grouped(count)} ${count === 1 ? "row matches" : "rows match"}, ${withUnit(bytes, unit)} together · `;
+  return `${counted(count, "row matches", "rows match")}, ${withUnit(bytes, unit)} together · `;
 }
 
 function caption(unit: string, step: string, at: At, flat: boolean): string {

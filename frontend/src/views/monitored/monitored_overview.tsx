@@ -19,9 +19,7 @@ import { Phases } from "./phases";
 /** A step of which there are figures alone: what peaked, and how it stands among all steps. */
 export function MonitoredOverview() {
   const { run, worker, device, step } = picked.value!;
-  const figures = useRemote<StepFiguresAnswer>(address("step_figures", { run, worker, device, step }), 0, (path) =>
-    path.replace(/([?&])step=[^&]*/, "$1"),
-  );
+  const figures = useRemote<StepFiguresAnswer>(address("step_figures", { run, worker, device, step }), 0, ["step"]);
   const answer = figures.data;
   if (figures.failure)
     return (

@@ -8,19 +8,21 @@ import { dark } from "../../host/theme";
 import { navigate, picked, route } from "../../state/app";
 import { withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
+import { stepsZoom } from "../../state/over";
 import type { Selection } from "../../state/selection";
 import { HEIGHT, type Marks, plotOf } from "./step_chart";
+import { KeyEntry } from "../key_entry";
 
 const COLUMNS = 1000;
 
 /** Peaks of all steps that a monitor saw, the recorded ones marked; a click picks a step, a drag zooms. */
 export function PeakOfAllSteps({ selection, bytes }: { selection: Selection; bytes: number | undefined }) {
   const { run, worker, device } = picked.value!;
-  const zoom = zoomed();
+  const zoom = stepsZoom(route.value);
   const steps = useRemote<StepsAnswer>(
     address("steps", { run, worker, device, px: COLUMNS, ...(zoom ? { first: zoom[0], last: zoom[1] } : {}) }),
     0,
-    (path) => path.replace(/&(first|last)=[^&]*/g, ""),
+    ["first", "last"],
   );
   const data = steps.data;
   const marks: Marks = {
@@ -64,33 +66,18 @@ function Key({ data, selection }: { data: StepsAnswer | undefined; selection: Se
   const process = selection.monitored?.kind === "process";
   return (
     <>
-      <span class="key">
-        <span class="line solid" />
-        {process ? "resident memory" : "allocated"}
-      </span>
+      <KeyEntry look="line solid">{process ? "resident memory" : "allocated"}</KeyEntry>
       {data?.reserved && (
-        <span class="key">
-          <span class="line dashes" />
-          reserved
-        </span>
+        <KeyEntry look="line dashes">reserved</KeyEntry>
       )}
       {selection.steps.length > 0 && (
-        <span class="key">
-          <span class="dot" />
-          recorded steps
-        </span>
+        <KeyEntry look="dot">recorded steps</KeyEntry>
       )}
       {data && data.retries.length > 0 && (
-        <span class="key">
-          <span class="count-mark" />
-          retries
-        </span>
+        <KeyEntry look="count-mark">retries</KeyEntry>
       )}
       {data && data.ooms.length > 0 && (
-        <span class="key">
-          <span class="count-mark oom" />
-          out of memory
-        </span>
+        <KeyEntry look="count-mark oom">out of memory</KeyEntry>
       )}
       <span class="key muted">click picks a step · drag zooms</span>
     </>
@@ -125,9 +112,4 @@ function pickStep(step: number): void {
 
 function zoomTo(first: number, last: number): void {
   navigate({ s0: String(first), s1: String(last) });
-}
-
-function zoomed(): [number, number] | undefined {
-  const [first, last] = [Number(route.value.s0), Number(route.value.s1)];
-  return Number.isSafeInteger(first) && Number.isSafeInteger(last) && last > first ? [first, last] : undefined;
 }

@@ -3,6 +3,7 @@ import { exactBytes, inUnit, unitFor } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { Name } from "../name";
+import { ShareBar } from "../share_bar";
 
 /** The step's named phases, in the order in which they first ended. */
 export function Phases({ answer }: { answer: StepFiguresAnswer }) {
@@ -40,9 +41,7 @@ export function Phases({ answer }: { answer: StepFiguresAnswer }) {
                 <Name text={phase.name} />
               </th>
               <td>
-                <span class="share-bar" aria-hidden="true">
-                  <i class="flame-library" style={{ width: `${(100 * phase.peak_bytes) / Math.max(1, peak_bytes)}%` }} />
-                </span>
+                <ShareBar share={phase.peak_bytes / peak_bytes} />
               </td>
               <td class="number strong" title={exactBytes(phase.peak_bytes)}>
                 {phase.at_least && "≥ "}

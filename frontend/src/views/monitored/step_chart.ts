@@ -25,7 +25,7 @@ export function plotOf(
   onZoom: (first: number, last: number) => void,
 ): uPlot {
   const style = getComputedStyle(element);
-  const colour = (name: string): string => style.getPropertyValue(name).trim();
+  const color = (name: string): string => style.getPropertyValue(name).trim();
   const unit = unitFor(...data.high.slice(0, 1), Math.max(...data.high));
   const reserved = data.reserved ?? data.high.map(() => null);
   const few = data.high.length <= 200;
@@ -38,29 +38,29 @@ export function plotOf(
       cursor: {
         y: false,
         drag: { x: true, y: false, dist: 6, setScale: false },
-        points: { size: 9, fill: colour("--accent"), stroke: colour("--card") },
+        points: { size: 9, fill: color("--accent"), stroke: color("--card") },
       },
       scales: { x: { time: false }, y: { range: (_, low, high) => around(low, high) } },
-      axes: [stepAxis(colour("--muted")), byteAxis(unit, colour("--muted"), colour("--rule"))],
+      axes: [stepAxis(color("--muted")), byteAxis(unit, color("--muted"), color("--rule"))],
       series: [
         {},
-        { stroke: colour("--accent"), width: 1.5, points: { show: few, size: 5, fill: colour("--accent") } },
+        { stroke: color("--accent"), width: 1.5, points: { show: few, size: 5, fill: color("--accent") } },
         { stroke: "transparent", width: 0, points: { show: false } },
-        { stroke: colour("--reserved"), width: 1.3, dash: [5, 4], points: { show: false } },
+        { stroke: color("--reserved"), width: 1.3, dash: [5, 4], points: { show: false } },
       ],
-      bands: [{ series: [1, 2], fill: colour("--accent-soft") }],
+      bands: [{ series: [1, 2], fill: color("--accent-soft") }],
       hooks: {
         draw: [
           (u) => {
-            markCounts(u, data.retries, colour("--warning"));
-            markCounts(u, data.ooms, colour("--peak"));
-            markRecorded(u, marks.recorded, colour("--text"), colour("--card"));
+            markCounts(u, data.retries, color("--warning"));
+            markCounts(u, data.ooms, color("--peak"));
+            markRecorded(u, marks.recorded, color("--text"), color("--card"));
             const at = u.scales["x"]!;
             const shown = marks.bytes !== undefined && marks.step >= at.min! && marks.step <= at.max!;
-            if (shown) markPicked(u, marks.step, marks.bytes!, colour("--peak"), colour("--card"));
+            if (shown) markPicked(u, marks.step, marks.bytes!, color("--peak"), color("--card"));
           },
         ],
-        setCursor: [(u) => (element.title = told(u, data))],
+        setCursor: [(u) => (element.title = tooltip(u, data))],
         setSelect: [(u) => select(u, onZoom)],
       },
     },
@@ -92,7 +92,7 @@ function nearest(u: uPlot, recorded: [number, number][], x: number, y: number): 
   return within[0]?.[0];
 }
 
-function told(u: uPlot, data: StepsAnswer): string {
+function tooltip(u: uPlot, data: StepsAnswer): string {
   const column = u.cursor.idx;
   if (column == null || data.high[column] === undefined) return "";
   const [first, last] = [data.first[column]!, data.last[column]!];
@@ -103,10 +103,10 @@ function told(u: uPlot, data: StepsAnswer): string {
   return `steps ${first} to ${last}: highest ${peak} in step ${data.high_step[column]}, lowest ${lowest}${kept}`;
 }
 
-function markCounts(u: uPlot, counts: [number, number][], colour: string): void {
+function markCounts(u: uPlot, counts: [number, number][], color: string): void {
   const ratio = uPlot.pxRatio;
   u.ctx.save();
-  u.ctx.fillStyle = colour;
+  u.ctx.fillStyle = color;
   for (const [step] of counts) {
     const x = u.valToPos(step, "x", true);
     if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) continue;
@@ -115,10 +115,10 @@ function markCounts(u: uPlot, counts: [number, number][], colour: string): void 
   u.ctx.restore();
 }
 
-function markRecorded(u: uPlot, recorded: [number, number][], colour: string, ground: string): void {
+function markRecorded(u: uPlot, recorded: [number, number][], color: string, ground: string): void {
   const ratio = uPlot.pxRatio;
   u.ctx.save();
-  u.ctx.fillStyle = colour;
+  u.ctx.fillStyle = color;
   u.ctx.strokeStyle = ground;
   u.ctx.lineWidth = 1.5 * ratio;
   for (const [step, bytes] of recorded) {

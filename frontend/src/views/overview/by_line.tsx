@@ -1,23 +1,25 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { LineTableAnswer } from "../../api/stacks";
-import type { Part, StepAnswer } from "../../api/types";
+import type { StepAnswer } from "../../api/types";
 import { picked } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
 import { NOT_NAMED } from "../../state/names";
 import { RouteLink } from "../route_link";
-import { Bar, Line } from "../stacks/ranked";
+import { ShareBar } from "../share_bar";
+import { Line } from "../stacks/ranked";
 import { ByModule } from "./by_module";
 
 const FEW = 10;
 
-/** A trace that names no module is told by the lines of code that allocated, where it has call stacks. */
+/** A trace that names no module is divided by the lines of code that allocated, else by operators; nothing where neither is known. */
 export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
   const pick = picked.value!;
   const answer = useRemote<LineTableAnswer>(address("line_table", { ...pick, event: peak.event, count: FEW }));
   const data = answer.data;
   const known = data?.rows.some((row) => row.kind !== "none");
-  if (answer.failure || (data && !known)) return <ByModule peak={peak} />;
+  const named = peak.by_module.some((part) => part.key !== NOT_NAMED);
+  if (answer.failure || (data && !known)) return named ? <ByModule peak={peak} /> : null;
   if (!data) return <section class="card" aria-busy="true" />;
   const unit = unitFor(peak.bytes);
   const full = data.rows[0]?.bytes ?? 0;
@@ -45,7 +47,7 @@ export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
                 <Line line={row.line} kind={row.kind} />
               </th>
               <td class="wide">
-                <Bar share={full > 0 ? row.bytes / full : 0} kind={row.kind} />
+                <ShareBar share={row.bytes / full} kind={row.kind} />
               </td>
               <td class="number" title={exactBytes(row.bytes)}>
                 {inUnit(row.bytes, unit)}
@@ -70,9 +72,4 @@ export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
       </p>
     </section>
   );
-}
-
-/** Whether any byte belongs to a module. */
-export function namesModules(parts: Part[]): boolean {
-  return parts.some((part) => !part.key.startsWith("outside:") && part.key !== NOT_NAMED);
 }

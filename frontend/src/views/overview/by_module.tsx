@@ -2,8 +2,10 @@ import { useMemo, useState } from "preact/hooks";
 import type { Part, StepAnswer } from "../../api/types";
 import { exactBytes, inUnit, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { type FoldedPart, foldParts, layerOf, opened } from "../../state/folding";
-import { grouped } from "../../state/numbers";
+import { isModule } from "../../state/names";
+import { counted, grouped } from "../../state/numbers";
 import { CategoryBar } from "../category";
+import { Fold } from "../fold";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { walkRows } from "../row_keys";
@@ -16,7 +18,7 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
   const rows = useMemo(() => foldParts(peak.by_module), [peak.by_module]);
   const whole = unitFor(peak.bytes);
   const unit = unitWithin(whole, rows[0]?.bytes ?? 0);
-  const sum = rows.reduce((s, row) => s + row.bytes, 0);
+  const sum = together(rows);
   const shown = all ? rows.slice(0, 300) : rows.slice(0, FEW);
   const rest = rows.slice(shown.length);
   const full = rows[0]?.bytes ?? 0;
@@ -46,7 +48,7 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
                   <RouteLink to={{ view: "modules" }}>{grouped(rest.length)} more in Modules</RouteLink>
                 ) : (
                   <button type="button" class="quiet" onClick={() => setAll(true)}>
-                    {grouped(rest.length)} more {rest.length === 1 ? "row" : "rows"}
+                    {counted(rest.length, "more row")}
                   </button>
                 )}
               </td>
@@ -65,11 +67,11 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
   );
 }
 
-/** Of a folded row, layers that are listed here. */
+/** How many layers of an opened row are listed here. */
 const MOST_INNER = 200;
 
 function named(parts: Part[]): number {
-  return parts.filter((p) => !p.key.startsWith("outside:") && p.key !== "(not named)").reduce((s, p) => s + p.bytes, 0);
+  return together(parts.filter((part) => isModule(part.key)));
 }
 
 const INDENT = 20;
@@ -96,12 +98,9 @@ function ModuleLine({ row, unit, full, depth = 0, within }: LineProps) {
       <tr class={depth > 0 ? "inner" : undefined} data-testid="module-row" data-key={row.key}>
         <th scope="row" style={indented(depth)}>
           {folded ? (
-            <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
-              <span class="caret" aria-hidden="true">
-                {open ? "▾" : "▸"}
-              </span>
+            <Fold open={open} onFlip={() => setOpen(!open)}>
               {name} <span class="times">×{grouped(row.members.length)}</span>
-            </button>
+            </Fold>
           ) : (
             <RouteLink
               to={{ view: "modules", find: row.key.startsWith("outside:") ? row.key : row.key || undefined }}

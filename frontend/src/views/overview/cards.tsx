@@ -81,7 +81,7 @@ function WindowPeak({ stats, unit, profiler }: { stats: StepStats; unit: Unit; p
 /** What the step leaves behind, against what the first one left; of the first itself, against what it found. */
 function Left({ stats, first, unit }: { stats: StepStats; first: StepAnswer["first_end"]; unit: Unit }) {
   const growth = stats.end_bytes - (first ? first.end_bytes : stats.start_bytes);
-  const since = first ? `since step ${first.step}` : "since the window began";
+  const since = first ? `since step ${first.step}` : "since recording began";
   return (
     <Card
       id="left"

@@ -2,7 +2,8 @@ import type { AdviceAnswer, Finding } from "../../api/advice";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import { alone } from "../../state/app";
-import { adviceHeadline, linkTo, titleOf, viewName } from "../../state/advice";
+import { adviceHeadline, linkTo, titleOf } from "../../state/advice";
+import { capital } from "../../state/names";
 import { plain } from "../../state/sentences";
 import { exactBytes, percent, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import type { Pick } from "../../state/selection";
@@ -47,7 +48,7 @@ function Line({ finding }: { finding: Finding }) {
           {measure}, {percent(bytes, of_bytes)} of {withUnit(of_bytes)}
         </span>
       </td>
-      <td class="number">{to && <RouteLink to={to}>{viewName(where.view)}</RouteLink>}</td>
+      <td class="number">{to && <RouteLink to={to}>{capital(where.view)}</RouteLink>}</td>
     </tr>
   );
 }

@@ -4,7 +4,7 @@ import type { AllocationsAnswer, Listed } from "../../api/stacks";
 import type { Allocation, StepAnswer } from "../../api/types";
 import { exactBytes, inUnit, unitFor, unitWithin } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
-import { moduleLabel, NOT_NAMED } from "../../state/names";
+import { allocationName, NOT_NAMED } from "../../state/names";
 import type { Pick } from "../../state/selection";
 import { duration } from "../../state/time";
 import { Swatch } from "../category";
@@ -46,7 +46,7 @@ export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }
               <td class="number strong" title={exactBytes(a.bytes)}>
                 {inUnit(a.bytes, unit)}
               </td>
-              <td class="cut">{listed?.[i]?.line ? <Code one={listed[i]} /> : <Name text={allocationName(a)} />}</td>
+              <td class="cut">{listed?.[i]?.line ? <Code one={listed[i]} /> : <Name text={allocationName(a) ?? NOT_NAMED} />}</td>
               <td>
                 <Swatch of={a.category} />
                 {categoryLabel(a.category)}
@@ -65,7 +65,7 @@ export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }
 
 /** Where no allocation has a name, they go by the code that asked for them, where that is known. */
 function useWithCode(pick: Pick, peak: StepAnswer["peak"]): Listed[] | undefined {
-  const named = peak.largest.some((a) => allocationName(a) !== NOT_NAMED);
+  const named = peak.largest.some((a) => allocationName(a) !== null);
   const event = Math.max(0, peak.event); // before the first event the list may hold what that one makes
   const at = { over: "event", t0: event, t1: event + 1, sort: "bytes", first: 0, count: MOST };
   const asks = !named && peak.largest.length > 0;
@@ -76,10 +76,6 @@ function useWithCode(pick: Pick, peak: StepAnswer["peak"]): Listed[] | undefined
 
 function Code({ one }: { one: Listed }) {
   return <Line line={one.line ?? ""} kind={one.kind} />;
-}
-
-export function allocationName(a: Allocation): string {
-  return a.name ?? (a.module === null ? null : moduleLabel(a.module)) ?? a.operator ?? NOT_NAMED;
 }
 
 function lifetime(a: Allocation) {

@@ -1,6 +1,4 @@
-import { address } from "../../api/request";
 import type { OomReport } from "../../api/allocator";
-import { useRemote } from "../../api/remote";
 import type { Note, StepStats } from "../../api/types";
 import type { Pick } from "../../state/selection";
 import { exactBytes, withUnit } from "../../state/bytes";
@@ -9,14 +7,7 @@ import { CAUSES } from "../allocator/sentences";
 import { Notice } from "../notices";
 import { RouteLink } from "../route_link";
 
-/** The requests that failed in this step. Devices without a reserve are not asked. */
-export function useFailed(pick: Pick, stats: StepStats | undefined): OomReport[] {
-  const asks = stats !== undefined && stats.peak_reserved_bytes !== null;
-  const answer = useRemote<{ reports: OomReport[] }>(asks ? address("allocator_oom", { ...pick }) : null);
-  return answer.data?.reports.filter((report) => report.step === pick.step) ?? [];
-}
-
-/** What the source said of them, which is then told already; of other devices it is still news. */
+/** Without the notes that say the same of this device; those of other devices stay. */
 export function withoutFailures(notes: Note[], { device }: Pick, failed: OomReport[]): Note[] {
   return failed.length === 0 ? notes : notes.filter((note) => !note.text.startsWith(`${device}: out of memory `));
 }

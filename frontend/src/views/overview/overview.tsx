@@ -2,8 +2,9 @@ import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { StepAnswer } from "../../api/types";
 import { alone, picked, runs, selection } from "../../state/app";
-import { cellText, titleText } from "../../state/names";
+import { cellText, isModule, titleText } from "../../state/names";
 import { headline } from "../../state/sentences";
+import { useFailed } from "../failed";
 import { Notes } from "../notices";
 import { PeakOfAllSteps } from "../monitored/peak_of_all_steps";
 import { Sentence } from "../sentence";
@@ -11,18 +12,18 @@ import { FailureState, Loading } from "../states";
 import { Cards } from "./cards";
 import { Change } from "./change";
 import { ByCategory } from "./by_category";
-import { ByLine, namesModules } from "./by_line";
+import { ByLine } from "./by_line";
 import { ByModule } from "./by_module";
 import { Findings } from "./findings";
 import { Largest } from "./largest";
-import { OutOfMemory, useFailed, withoutFailures } from "./out_of_memory";
+import { OutOfMemory, withoutFailures } from "./out_of_memory";
 import { PeakOfEachStep } from "./peak_of_each_step";
 
 /** What peaked, where, and what changed; below it the numbers that prove it. */
 export function Overview() {
   const pick = picked.value!;
-  const step = useRemote<StepAnswer>(address("step", pick), 0, sameRun);
-  const failed = useFailed(pick, step.data?.stats);
+  const step = useRemote<StepAnswer>(address("step", pick), 0, ["step"]);
+  const failed = useFailed(pick, step.data?.stats, [pick.step]);
   if (step.failure) return <FailureState failure={step.failure} onRetry={step.retry} />;
   const answer = step.data;
   if (!answer) return <Loading what={`step ${pick.step}`} />;
@@ -44,7 +45,7 @@ export function Overview() {
           <ByCategory peak={answer.peak} />
           {isReadable(answer.source) && <Findings pick={pick} />}
         </div>
-        {namesModules(answer.peak.by_module) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
+        {answer.peak.by_module.some((part) => isModule(part.key)) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
       </div>
       <Largest pick={pick} peak={answer.peak} />
       <Notes notes={withoutFailures(answer.notes, pick, failed)} />
@@ -53,14 +54,9 @@ export function Overview() {
   );
 }
 
-/** Whether the events are there, as far as a look at the file told. */
+/** Whether the events can be read: the side file is there, and is none of those with problems. */
 function isReadable({ side_file, side_file_present }: StepAnswer["source"]): boolean {
   return side_file_present && !runs.value?.problems.some((problem) => problem.file.replaceAll("\\", "/").endsWith(side_file));
-}
-
-/** The old step stays on show, dimmed, while another step of the same run loads. */
-function sameRun(path: string): string {
-  return path.replace(/([?&])step=[^&]*/, "$1");
 }
 
 const IMPORTED: Record<string, string> = {

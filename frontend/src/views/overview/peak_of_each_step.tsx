@@ -6,6 +6,7 @@ import { navigate } from "../../state/app";
 import { unitFor, withUnit } from "../../state/bytes";
 import type { Selection } from "../../state/selection";
 import { byteAxis, highest, markPicked, rangeOf, reserveIsNear, stepAxis } from "./step_plot";
+import { KeyEntry } from "../key_entry";
 
 const HEIGHT = 170;
 
@@ -34,10 +35,7 @@ export function PeakOfEachStep({ selection }: { selection: Selection }) {
     <section class="card" data-testid="peak-of-each-step">
       <div class="row">
         <h2 class="grow">Peak of each step</h2>
-        <span class="key">
-          <span class="line solid" />
-          allocated
-        </span>
+        <KeyEntry look="line solid">allocated</KeyEntry>
         {reserved > 0 && (
           <span class="key">
             {near && <span class="line dashes" />}
@@ -54,7 +52,7 @@ export function PeakOfEachStep({ selection }: { selection: Selection }) {
 function makePlot(element: HTMLElement, width: number, selection: Selection): uPlot {
   const { steps } = selection;
   const style = getComputedStyle(element);
-  const colour = (name: string): string => style.getPropertyValue(name).trim();
+  const color = (name: string): string => style.getPropertyValue(name).trim();
   const xs = steps.map((s) => s.step);
   const allocated = steps.map((s) => s.stats.peak_bytes);
   const reserved = steps.map((s) => s.stats.peak_reserved_bytes);
@@ -68,32 +66,32 @@ function makePlot(element: HTMLElement, width: number, selection: Selection): uP
       cursor: {
         y: false,
         drag: { x: false, y: false },
-        points: { size: 9, fill: colour("--accent"), stroke: colour("--card") },
+        points: { size: 9, fill: color("--accent"), stroke: color("--card") },
       },
       scales: { x: { time: false }, y: { range: () => rangeOf(allocated, reserved) } },
       axes: [
-        stepAxis(colour("--muted")),
-        byteAxis(unit, colour("--muted"), colour("--rule")),
+        stepAxis(color("--muted")),
+        byteAxis(unit, color("--muted"), color("--rule")),
       ],
       series: [
         {},
         {
           label: "allocated",
-          stroke: colour("--accent"),
+          stroke: color("--accent"),
           width: 1.5,
-          points: { show: steps.length <= 200, size: 6, fill: colour("--accent") },
+          points: { show: steps.length <= 200, size: 6, fill: color("--accent") },
         },
         {
           label: "reserved",
-          stroke: colour("--reserved"),
+          stroke: color("--reserved"),
           width: 1.3,
           dash: [5, 4],
           points: { show: false },
         },
       ],
       hooks: {
-        draw: [(u) => markPicked(u, selection.step, selection.stats!.peak_bytes, colour("--peak"), colour("--card"))],
-        setCursor: [(u) => tell(u, element, selection)],
+        draw: [(u) => markPicked(u, selection.step, selection.stats!.peak_bytes, color("--peak"), color("--card"))],
+        setCursor: [(u) => showTooltip(u, element, selection)],
       },
     },
     [xs, allocated, reserved],
@@ -106,7 +104,7 @@ function makePlot(element: HTMLElement, width: number, selection: Selection): uP
   return plot;
 }
 
-function tell(u: uPlot, element: HTMLElement, { steps }: Selection): void {
+function showTooltip(u: uPlot, element: HTMLElement, { steps }: Selection): void {
   const choice = u.cursor.idx == null ? undefined : steps[u.cursor.idx];
   const reserved = choice?.stats.peak_reserved_bytes;
   element.title = choice

@@ -57,13 +57,13 @@ export function highest(values: readonly number[]): number {
   return values.reduce((high, value) => Math.max(high, value), 0);
 }
 
-export function markPicked(u: uPlot, step: number, bytes: number, colour: string, ground: string): void {
+export function markPicked(u: uPlot, step: number, bytes: number, color: string, ground: string): void {
   const ratio = uPlot.pxRatio;
   const x = Math.round(u.valToPos(step, "x", true));
   const y = u.valToPos(bytes, "y", true);
   u.ctx.save();
   u.ctx.setLineDash([]);
-  u.ctx.strokeStyle = u.ctx.fillStyle = colour;
+  u.ctx.strokeStyle = u.ctx.fillStyle = color;
   u.ctx.lineWidth = ratio;
   u.ctx.beginPath();
   u.ctx.moveTo(x + 0.5, u.bbox.top);

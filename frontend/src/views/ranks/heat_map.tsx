@@ -5,14 +5,14 @@ import { readPalette } from "../../draw/palette";
 import { prepare, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { shortened, visible } from "../../state/names";
-import { grouped } from "../../state/numbers";
-import { type Cell, cellOf, colourRange, highestRank, rankName } from "../../state/ranks";
+import { counted, grouped } from "../../state/numbers";
+import { type Cell, cellOf, colorRange, highestRank, rankName } from "../../state/ranks";
 import { drawCell, drawHeatMap, type Picture } from "./paint";
 import { CellTip } from "./cell_tip";
 
 interface Props {
   answer: RanksAnswer;
-  /** Whether colours are shares of each device's memory instead of bytes. */
+  /** Whether colors are shares of each device's memory instead of bytes. */
   shares: boolean;
   /** The picked cell. */
   kept: Cell | null;
@@ -25,9 +25,9 @@ const AXIS = 24;
 const ROOM = 460;
 const HIGHEST = 560;
 const LEAST_DRAG = 6;
-export const STOPS = ["--ramp-0", "--ramp-1", "--ramp-2", "--ramp-3", "--ramp-4"] as const;
+const STOPS = ["--ramp-0", "--ramp-1", "--ramp-2", "--ramp-3", "--ramp-4"] as const;
 
-/** A row a rank, a column a step, the colour its peak. Only what is in sight is drawn. */
+/** A row a rank, a column a step, the color its peak. Only what is in sight is drawn. */
 export function HeatMap({ answer, shares, kept, onPick, onZoom }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
@@ -54,13 +54,13 @@ export function HeatMap({ answer, shares, kept, onPick, onZoom }: Props) {
     if (!canvas.current || width === 0 || first.length === 0) return;
     const context = prepare(canvas.current, { width, height: TOP + shown + AXIS });
     if (!context) return;
-    const colours = readPalette(canvas.current, context);
-    const missing = colours.fill("category", "unknown", 0);
-    const picture: Picture = { layout, cells, names, first, last: answer.last, scrolled, shown, colours, missing };
+    const colors = readPalette(canvas.current, context);
+    const missing = colors.fill("category", "unknown", 0);
+    const picture: Picture = { layout, cells, names, first, last: answer.last, scrolled, shown, colors, missing };
     drawHeatMap(context, picture);
-    if (kept) drawCell(context, picture, kept, colours.text, 3);
-    if (top) drawCell(context, picture, top, colours.peak, 0);
-    if (at) drawCell(context, picture, at, colours.accent, 0);
+    if (kept) drawCell(context, picture, kept, colors.text, 3);
+    if (top) drawCell(context, picture, top, colors.peak, 0);
+    if (at) drawCell(context, picture, at, colors.accent, 0);
   }, [answer, cells, width, scrolled, kept?.row, kept?.column, at?.row, at?.column, theme]);
 
   const under = (event: PointerEvent): Cell | null => cellAt(layout, event.offsetX, event.offsetY + scrolled);
@@ -153,11 +153,11 @@ function cellCanvas(answer: RanksAnswer, shares: boolean): HTMLCanvasElement {
   const columns = (cells.width = Math.max(1, answer.first.length));
   cells.height = Math.max(1, answer.rows.length);
   const style = getComputedStyle(document.documentElement);
-  const colours = ramp(STOPS.map((name) => style.getPropertyValue(name).trim()));
+  const colors = ramp(STOPS.map((name) => style.getPropertyValue(name).trim()));
   const values = answer.rows.map(({ bytes, capacity_bytes }) =>
     shares ? bytes.map((value) => (value === null || !capacity_bytes ? null : value / capacity_bytes)) : bytes,
   );
-  const pixels = cellPixels(values, columns, colourRange(answer, shares), colours);
+  const pixels = cellPixels(values, columns, colorRange(answer, shares), colors);
   cells.getContext("2d")?.putImageData(new ImageData(pixels, columns, cells.height), 0, 0);
   return cells;
 }
@@ -170,7 +170,7 @@ function spoken(answer: RanksAnswer): string {
   const { rows, count } = answer;
   const top = highestRank(rows);
   return (
-    `${grouped(rows.length)} ranks over ${grouped(count)} ${count === 1 ? "step" : "steps"}; ` +
+    `${grouped(rows.length)} ranks over ${counted(count, "step")}; ` +
     `highest is ${visible(rankName(top, rows))} at step ${top.highest_step}. ` +
     "Arrow keys go from cell to cell, Enter picks one."
   );

@@ -17,7 +17,7 @@ export interface Picture {
   /** Pixels that are scrolled out above, and the height that cells have on show. */
   scrolled: number;
   shown: number;
-  colours: Palette;
+  colors: Palette;
   missing: CanvasPattern | string;
 }
 
@@ -52,8 +52,8 @@ function drawCells(context: Context, picture: Picture): void {
 }
 
 /** Where cells are large enough, the ground shows between them. */
-function drawGaps(context: Context, { layout, colours }: Picture): void {
-  context.fillStyle = colours.ground;
+function drawGaps(context: Context, { layout, colors }: Picture): void {
+  context.fillStyle = colors.ground;
   if (layout.rowHeight >= ROOMY)
     for (let row = 1; row < layout.rows; row++)
       context.fillRect(layout.left, layout.top + row * layout.rowHeight - 1, layout.width, 1);
@@ -62,12 +62,12 @@ function drawGaps(context: Context, { layout, colours }: Picture): void {
       context.fillRect(columnLeft(layout, column) - 1, layout.top, 1, layout.height);
 }
 
-function drawNames(context: Context, { layout, names, colours }: Picture): void {
+function drawNames(context: Context, { layout, names, colors }: Picture): void {
   const every = Math.ceil(LABEL / layout.rowHeight);
   context.font = '11.5px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
   context.textBaseline = "middle";
   context.textAlign = "right";
-  context.fillStyle = colours.muted;
+  context.fillStyle = colors.muted;
   for (let row = 0; row < layout.rows; row += every) {
     const y = layout.top + (row + 0.5) * layout.rowHeight;
     context.fillText(fitted(context, names[row] ?? "", layout.left - 16), layout.left - 8, y);
@@ -76,13 +76,13 @@ function drawNames(context: Context, { layout, names, colours }: Picture): void 
 }
 
 /** Round steps, each under the column that holds it. */
-function drawSteps(context: Context, { layout, first, last, shown, colours }: Picture): void {
+function drawSteps(context: Context, { layout, first, last, shown, colors }: Picture): void {
   const [from, to] = [first[0]!, last.at(-1)!];
   const every = Math.max(1, roundStep(to - from, Math.max(1, Math.floor(layout.width / 64))));
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "top";
   context.textAlign = "center";
-  context.fillStyle = colours.muted;
+  context.fillStyle = colors.muted;
   const y = layout.top + shown + 6;
   const right = layout.left + layout.width;
   for (let step = Math.ceil(from / every) * every; step <= to; step += every) {
@@ -96,10 +96,10 @@ function drawSteps(context: Context, { layout, first, last, shown, colours }: Pi
   context.textAlign = "left";
 }
 
-/** Around one cell, `out` pixels outside of it, with a halo, so that it stands out on every colour. */
+/** Around one cell, `out` pixels outside of it, with a halo, so that it stands out on every color. */
 export function drawCell(
   context: Context,
-  { layout, scrolled, shown, colours }: Picture,
+  { layout, scrolled, shown, colors }: Picture,
   { row, column }: { row: number; column: number },
   line: string,
   out: number,
@@ -110,11 +110,11 @@ export function drawCell(
   const high = Math.max(5, layout.rowHeight);
   const top = layout.top + (row + 0.5) * layout.rowHeight - high / 2 - scrolled;
   if (top + high < layout.top || top > layout.top + shown) return;
-  for (const [colour, width] of [
-    [colours.ground, 4],
+  for (const [color, width] of [
+    [colors.ground, 4],
     [line, 2],
   ] as const) {
-    context.strokeStyle = colour;
+    context.strokeStyle = color;
     context.lineWidth = width;
     context.strokeRect(left - 0.5 - out, top - 0.5 - out, wide + 2 * out, high + 2 * out);
   }

@@ -11,8 +11,9 @@ import { CategoryBar } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { walkRows } from "../row_keys";
+import { ShareBar } from "../share_bar";
 import { SortedHead } from "../sorted_head";
-import { useRowsInSight } from "../windowed";
+import { Spacer, useRowsInSight } from "../windowed";
 import { canCompare, comparing } from "./why";
 
 const ROW = 31;
@@ -31,12 +32,6 @@ export function RankTable({ answer, run, unit }: Props) {
   const top = highestRank(answer.rows);
   const { box, sight } = useRowsInSight(rows.length, ROW);
   const steps = Math.max(...answer.rows.map((row) => row.count));
-  const spacer = (height: number) =>
-    height > 0 && (
-      <tr class="spacer" aria-hidden="true">
-        <td colSpan={8} style={{ height: `${height}px` }} />
-      </tr>
-    );
   return (
     <section class="card">
       <div class="tools">
@@ -48,7 +43,7 @@ export function RankTable({ answer, run, unit }: Props) {
       <div class="scroller" ref={box} tabIndex={0} role="region" aria-label="Ranks">
         <table class="grid ranks-table" aria-rowcount={rows.length + 1}>
           <colgroup>
-            <col style={{ width: "20%" }} />
+            <col style={{ width: "26%" }} />
             <col />
             {WIDTHS.slice(0, steps > 1 ? 6 : 5).map((width, i) => (
               <col key={i} style={{ width: `${width}px` }} />
@@ -77,7 +72,7 @@ export function RankTable({ answer, run, unit }: Props) {
             </tr>
           </thead>
           <tbody onKeyDown={walkRows}>
-            {spacer(sight.above)}
+            <Spacer height={sight.above} columns={8} />
             {rows.slice(sight.first, sight.last).map((row, i) => (
               <Row
                 key={JSON.stringify([row.worker, row.device])}
@@ -91,7 +86,7 @@ export function RankTable({ answer, run, unit }: Props) {
                 index={sight.first + i}
               />
             ))}
-            {spacer(sight.below)}
+            <Spacer height={sight.below} columns={8} />
           </tbody>
         </table>
       </div>
@@ -192,9 +187,5 @@ function AtPeak({ row, run, unit, full, bars }: { row: Rank; run: string; unit: 
   const parts = step.data?.peak.by_category;
   if (parts)
     return <CategoryBar categories={Object.fromEntries(parts.map((part) => [part.key, part.bytes]))} full={full} unit={unit} />;
-  return (
-    <span class="share-bar" aria-hidden="true">
-      <i class="flame-library" style={{ width: `${(100 * highest_bytes) / Math.max(1, full)}%` }} />
-    </span>
-  );
+  return <ShareBar share={highest_bytes / full} />;
 }

@@ -5,7 +5,8 @@ import type { Rank, RanksAnswer } from "../../api/ranks";
 import { navigate, picked, route, selection } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
-import { cellOf, colourRange, figuresOf, highestRank, oneStep, rankName, ranksSentence } from "../../state/ranks";
+import { stepsZoom } from "../../state/over";
+import { cellOf, colorRange, figuresOf, highestRank, oneStep, rankName, ranksSentence } from "../../state/ranks";
 import { HowToRecord } from "../monitored/only_figures";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
@@ -17,15 +18,16 @@ import { HeatMap } from "./heat_map";
 import { OneRank } from "./one_rank";
 import { RankTable } from "./rank_table";
 import { Why } from "./why";
+import { KeyEntry } from "../key_entry";
 
 /** Which rank peaks highest, when, how far from the others, and why: all workers of the picked run side by side. */
 export function Ranks() {
   const { run, device } = picked.value!;
   const [px] = useState(() => Math.min(1000, Math.max(100, Math.floor((window.innerWidth - 220) / 200) * 100)));
   const of = route.value.measure === "reserved" ? "reserved" : "allocated";
-  const [first, last] = zoomed() ?? [];
+  const [first, last] = stepsZoom(route.value) ?? [];
   const kind = device.split(":")[0];
-  const answer = useRemote<RanksAnswer>(address("ranks", { run, device: kind, of, px, first, last }), 0, sameRun);
+  const answer = useRemote<RanksAnswer>(address("ranks", { run, device: kind, of, px, first, last }), 0, ["of", "px", "first", "last"]);
   const data = answer.data;
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
   if (!data) return <Loading what="all ranks" />;
@@ -44,16 +46,6 @@ export function Ranks() {
   );
 }
 
-/** What is on show stays, dimmed, while a zoom or another measure of the same run loads. */
-function sameRun(path: string): string {
-  return path.replace(/&(of|px|first|last)=[^&]*/g, "");
-}
-
-function zoomed(): [number, number] | undefined {
-  const [first, last] = [Number(route.value.s0), Number(route.value.s1)];
-  return Number.isSafeInteger(first) && Number.isSafeInteger(last) && last > first ? [first, last] : undefined;
-}
-
 const LABELS = { allocated: "Allocated", reserved: "Reserved", capacity: "Of capacity" } as const;
 
 function Map({ answer }: { answer: RanksAnswer }) {
@@ -68,14 +60,14 @@ function Map({ answer }: { answer: RanksAnswer }) {
         <h2>Peak of each rank{oneStep(answer.rows) ? "" : " in each step"}</h2>
         {options.length > 1 && (
           <Segmented
-            label="Colour"
+            label="Color"
             testid="measure"
             options={options.map((option) => [option, LABELS[option]] as const)}
             value={shares ? "capacity" : answer.of}
             onPick={(measure) => navigate({ measure: measure === "allocated" ? undefined : measure })}
           />
         )}
-        {zoomed() && (
+        {stepsZoom(route.value) && (
           <button type="button" class="quiet" data-testid="all-steps" onClick={() => navigate({ s0: undefined, s1: undefined })}>
             All steps
           </button>
@@ -107,17 +99,14 @@ function Map({ answer }: { answer: RanksAnswer }) {
   );
 }
 
-/** The colours with their numbers, and the marks. */
+/** The colors with their numbers, and the marks. */
 function Legend({ answer, shares }: { answer: RanksAnswer; shares: boolean }) {
-  const [low, high] = colourRange(answer, shares);
+  const [low, high] = colorRange(answer, shares);
   const unit = unitFor(high);
   const gaps = answer.rows.some((row) => row.bytes.includes(null) || (shares && row.capacity_bytes === null));
   return (
     <span class="ranks-legend" data-testid="ranks-legend">
-      <span class="key">
-        <span class="frame-mark" />
-        highest
-      </span>
+      <KeyEntry look="frame-mark">highest</KeyEntry>
       {gaps && (
         <span class="key">
           <span class="swatch" style={{ background: "var(--hatch)" }} />

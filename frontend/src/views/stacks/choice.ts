@@ -22,7 +22,5 @@ function whole(text: string): string | null {
   return Number.isSafeInteger(number) ? String(number) : null;
 }
 
-/** The parts of a path that may differ for an old answer to stay on show. */
-export function sameRun(path: string): string {
-  return path.replace(/&(step|t|event|of|px|node|frames|find|sort|first|count)=[^&]*/g, "");
-}
+/** What of a query may differ for an old answer to stay on show: everything but whose stacks these are. */
+export const SAME_RUN = ["step", "t", "event", "of", "px", "node", "frames", "find", "sort", "first", "count", "rules"];

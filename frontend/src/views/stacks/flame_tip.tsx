@@ -1,7 +1,7 @@
 import { type Frame, ROOT, type StacksAnswer, WITHOUT } from "../../api/stacks";
 import { exactBytes, percent, withUnit } from "../../state/bytes";
 import { titleText } from "../../state/names";
-import { grouped } from "../../state/numbers";
+import { counted, grouped } from "../../state/numbers";
 
 const MOST = 9;
 
@@ -26,8 +26,7 @@ export function FlameTip({ answer, place }: Props) {
       </div>
       <div>
         {percent(bytes, answer.bytes)} of {answer.of === "step" ? "all allocated" : "all alive"}
-        {answer.node !== 0 && `, ${percent(bytes, zoom)} of the zoomed frame`} · {grouped(nodes.count[place]!)}{" "}
-        {nodes.count[place] === 1 ? "allocation" : "allocations"}
+        {answer.node !== 0 && `, ${percent(bytes, zoom)} of the zoomed frame`} · {counted(nodes.count[place]!, "allocation")}
       </div>
       {nodes.own[place]! > 0 && nodes.own[place] !== bytes && <div>{exactBytes(nodes.own[place]!)} end in this frame</div>}
       {label === ROOT && <div class="tip-frame">all allocations</div>}

@@ -7,12 +7,19 @@ import { grouped } from "../../state/numbers";
 import { FlameChart } from "../flame_chart";
 import { FlameTip } from "./flame_tip";
 import { frameBars } from "./frame_bars";
-import type { Frames } from "./stacks";
+import { KeyEntry } from "../key_entry";
+
+/** Which frames the graph shows. */
+export const FRAMES = [
+  ["folded", "Folded"],
+  ["all", "Every frame"],
+  ["user", "Your code"],
+] as const;
 
 interface Props {
   answer: StacksAnswer;
   searching: boolean;
-  frames: Frames;
+  frames: (typeof FRAMES)[number][0];
 }
 
 /** Calls from the outermost frame at the top; as wide as the bytes that they allocated. */
@@ -55,23 +62,11 @@ export function FlameView({ answer, searching, frames }: Props) {
 function FlameKey({ without }: { without: boolean }) {
   return (
     <span class="keys" aria-hidden="true">
-      <span class="key">
-        <span class="swatch flame-user" />
-        your code
-      </span>
-      <span class="key">
-        <span class="swatch flame-library" />
-        libraries
-      </span>
-      <span class="key">
-        <span class="swatch flame-native" />
-        C++
-      </span>
+      <KeyEntry look="swatch flame-user">your code</KeyEntry>
+      <KeyEntry look="swatch flame-library">libraries</KeyEntry>
+      <KeyEntry look="swatch flame-native">C++</KeyEntry>
       {without && (
-        <span class="key">
-          <span class="swatch flame-none" />
-          no stack
-        </span>
+        <KeyEntry look="swatch flame-none">no stack</KeyEntry>
       )}
     </span>
   );

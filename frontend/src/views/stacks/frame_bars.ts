@@ -1,4 +1,4 @@
-/** How frames look in the flame graph: the user's code warm, libraries cool, C++ grey. */
+/** How frames look in the flame graph: the user's code warm, libraries cool, C++ gray. */
 import { type Frame, ROOT, type StacksAnswer, WITHOUT } from "../../api/stacks";
 import { toneOf } from "../../draw/flame";
 import type { Bar, Paints } from "../../draw/paint_flame";

@@ -20,7 +20,7 @@ export function FrameList({ title, frames }: { title: string; frames: Frame[] })
         <span class="grow">{title}</span>
         {hidden > 0 && (
           <button type="button" class="quiet" data-testid="native-frames" onClick={() => setAll(!all)}>
-            {all ? "without C++" : `with ${grouped(hidden)} of C++`}
+            {all ? "hide C++" : `show ${grouped(hidden)} C++ ${hidden === 1 ? "frame" : "frames"}`}
           </button>
         )}
         <CopyButton

@@ -25,9 +25,7 @@ export function MomentStrip({ pick, event, time }: { pick: Pick; event: number |
   const { from, to, peak } = stretch.value!;
   const px = Math.min(4000, Math.max(1, Math.round(width * sharpness())));
   const curve = useRemote<CurveAnswer>(width > 0 ? address("curve", { ...pick, by: "category", px }) : null);
-  const near = useRemote<MomentAnswer>(event === null ? null : address("moment", { ...pick, event, by: "category" }), 120, (p) =>
-    p.replace(/&event=[^&]*/, ""),
-  );
+  const near = useRemote<MomentAnswer>(event === null ? null : address("moment", { ...pick, event, by: "category" }), 120, ["event"]);
   const theme = dark.value;
   const x = linear([from, to], [0, Math.max(1, width)]);
   useEffect(() => watchWidth(stage.current!, setWidth), []);

@@ -14,6 +14,7 @@ import { divisionLabel } from "../divisions";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Segmented } from "../segmented";
+import { ShareBar } from "../share_bar";
 import { ESTIMATOR } from "../times";
 import { choice } from "./choice";
 
@@ -54,19 +55,20 @@ tracer.save("runs/lines")`}
 function WithProfiler() {
   return (
     <>
-        <p>
-          To see which code allocated what, pass <span class="mono">with_stack=True</span> to the profiler. On a GPU
-          the handler can also record the allocator's history, whose stacks show the very line that allocated:
-        </p>
-        <pre class="code" data-testid="stacks-code">
-          {`handler = memory_trace_handler("runs/first", model=model, optimizer=optimizer, snapshot=True)
+      <p>
+        To see which code allocated what, pass <span class="mono">with_stack=True</span> to the profiler. On a GPU
+        the handler can also record the allocator's history, whose stacks show the very line that allocated:
+      </p>
+      <pre class="code" data-testid="stacks-code">
+        {`handler = memory_trace_handler("runs/first", model=model, optimizer=optimizer, snapshot=True)
 with torch.profiler.profile(profile_memory=True, with_stack=True, on_trace_ready=handler):
     train()`}
-        </pre>
-        <p>
-          Afterwards: a trace that torch.profiler exported with stacks, and a snapshot that <span class="mono">torch.cuda.memory._dump_snapshot()</span> wrote, have them too.
-        </p>
-        <pre class="code">{`tb-memplugin import trace.json --logdir LOGDIR
+      </pre>
+      <p>
+        Afterwards: a trace that torch.profiler exported with stacks, and a snapshot that{" "}
+        <span class="mono">torch.cuda.memory._dump_snapshot()</span> wrote, have them too.
+      </p>
+      <pre class="code">{`tb-memplugin import trace.json --logdir LOGDIR
 tb-memplugin import snapshot.pickle --logdir LOGDIR`}</pre>
     </>
   );
@@ -84,7 +86,7 @@ function Division({ pick }: { pick: Pick }) {
   const chosen = choice();
   const event = chosen.query["event"] ?? (chosen.query["t"] === undefined ? undefined : null);
   const at = event === null ? { t: chosen.query["t"] } : event === undefined ? { t: selection.value!.stats!.peak_time_ns } : { event };
-  const moment = useRemote<MomentAnswer>(by ? address("moment", { ...pick, ...at, by }) : null, 0, (p) => p.replace(/&by=[^&]*/, ""));
+  const moment = useRemote<MomentAnswer>(by ? address("moment", { ...pick, ...at, by }) : null, 0, ["by"]);
   const parts = moment.data?.parts;
   if (!by || !parts || !moment.data) return null;
   const { bytes } = moment.data;
@@ -94,7 +96,7 @@ function Division({ pick }: { pick: Pick }) {
   return (
     <section class={moment.stale ? "card stale" : "card"} data-testid="division">
       <div class="tools">
-        <h2 style={{ margin: 0 }}>What is known without stacks, by</h2>
+        <h2>What is known without stacks, by</h2>
         <Segmented
           label="Divide by"
           testid="division-by"
@@ -107,47 +109,45 @@ function Division({ pick }: { pick: Pick }) {
         </span>
       </div>
       <div class="sideways">
-      <table class="plain ranked">
-        <thead>
-          <tr>
-            <th scope="col">{divisionLabel(by).toLowerCase()}</th>
-            <th scope="col">
-              <span class="unseen">share</span>
-            </th>
-            <th scope="col" class="number">
-              {unit.name}
-            </th>
-            <th scope="col" class="number">
-              %
-            </th>
-            <th scope="col" class="number">
-              allocations
-            </th>
-          </tr>
-        </thead>
-        <tbody>
-          {shown.map((part, i) => (
-            <tr key={part.key} data-testid="division-row" data-key={part.key}>
-              <th scope="row">
-                <span class="flexed">
-                  <Swatch by={by} of={part.key} index={i} />
-                  {by === "category" || by === "phase" ? categoryLabel(part.label) : <Name text={part.label} module={by === "module"} />}
-                </span>
+        <table class="plain ranked">
+          <thead>
+            <tr>
+              <th scope="col">{divisionLabel(by).toLowerCase()}</th>
+              <th scope="col">
+                <span class="unseen">share</span>
               </th>
-              <td>
-                <span class="share-bar" aria-hidden="true">
-                  <i class="flame-library" style={{ width: `${(100 * part.bytes) / Math.max(1, shown[0]!.bytes)}%` }} />
-                </span>
-              </td>
-              <td class="number strong" title={exactBytes(part.bytes)}>
-                {inUnit(part.bytes, unit)}
-              </td>
-              <td class="number muted">{percent(part.bytes, bytes)}</td>
-              <td class="number muted">{grouped(part.count)}</td>
+              <th scope="col" class="number">
+                {unit.name}
+              </th>
+              <th scope="col" class="number">
+                %
+              </th>
+              <th scope="col" class="number">
+                allocations
+              </th>
             </tr>
-          ))}
-        </tbody>
-      </table>
+          </thead>
+          <tbody>
+            {shown.map((part, i) => (
+              <tr key={part.key} data-testid="division-row" data-key={part.key}>
+                <th scope="row">
+                  <span class="flexed">
+                    <Swatch by={by} of={part.key} index={i} />
+                    {by === "category" || by === "phase" ? categoryLabel(part.label) : <Name text={part.label} module={by === "module"} />}
+                  </span>
+                </th>
+                <td>
+                  <ShareBar share={part.bytes / shown[0]!.bytes} />
+                </td>
+                <td class="number strong" title={exactBytes(part.bytes)}>
+                  {inUnit(part.bytes, unit)}
+                </td>
+                <td class="number muted">{percent(part.bytes, bytes)}</td>
+                <td class="number muted">{grouped(part.count)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
       </div>
       {rest > 0 && (
         <p class="foot" data-testid="division-rest" title={exactBytes(rest)}>

@@ -1,11 +1,130 @@
 import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { useRemote } from "../../api/remote";
+import { address, type Query } from "../../api/request";
+import type { Kind, Whole } from "../../api/stacks";
 import { route } from "../../state/app";
+import { exactBytes, inUnit, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { lineParts } from "../../state/frames";
 import { cellText, titleText } from "../../state/names";
-import { grouped } from "../../state/numbers";
+import { counted, grouped } from "../../state/numbers";
+import { walkRows } from "../row_keys";
+import { ShareBar } from "../share_bar";
 import { SortedHead } from "../sorted_head";
+import { choice, SAME_RUN } from "./choice";
 
-export const PAGE = 100;
+const PAGE = 100;
+
+interface RankedRow {
+  kind: Kind;
+  bytes: number;
+  count: number;
+}
+
+interface RankedAnswer<Row> extends Whole {
+  rows_found: number;
+  first: number;
+  rows: Row[];
+}
+
+/** What the numbers of a table are measured by. */
+export interface Scale {
+  /** All bytes that the rows are of, and those of the largest row. */
+  bytes: number;
+  widest: number;
+  unit: Unit;
+  /** Of the last column. */
+  sizeUnit: Unit;
+}
+
+interface Props<Row, Answer> {
+  what: "line" | "stack";
+  query: Query;
+  search: string;
+  picker: ComponentChildren;
+  /** Label and title of the first column. */
+  name: readonly [string, string];
+  /** The last column, the size of one allocation: label, title, and a row's value. */
+  size: readonly [string, string, (row: Row) => number];
+  noMatch: string;
+  row: (row: Row, scale: Scale, answer: Answer, at: number) => ComponentChildren;
+}
+
+/** Rows by their bytes, page by page; the server sorts and searches. */
+export function Ranked<Row extends RankedRow, Answer extends RankedAnswer<Row> = RankedAnswer<Row>>(
+  props: Props<Row, Answer>,
+) {
+  const { what, query, search, picker, name, size } = props;
+  const [first, setFirst] = useState(0);
+  const sort = route.value.ranked ?? "bytes";
+  useEffect(() => setFirst(0), [search, sort]);
+  const path = address(`${what}_table`, { ...query, find: search || undefined, sort, first, count: PAGE });
+  const answer = useRemote<Answer>(path, search ? 80 : 0, SAME_RUN);
+  const data = answer.data;
+  if (answer.failure) return <p class="nothing">{titleText(answer.failure.what)}</p>;
+  if (!data) return <p class="loading">Reading the {what}s …</p>;
+  const unit = unitFor(data.bytes);
+  const sizeUnit = unitWithin(unit, largest(data.rows.map(size[2])));
+  const scale = { bytes: data.bytes, widest: largest(data.rows.map((row) => row.bytes)), unit, sizeUnit };
+  return (
+    <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
+      <Tools picker={picker}>
+        <Pages first={data.first} count={data.rows.length} all={data.rows_found} onGo={setFirst} />
+        <span class="hint" data-testid={`${what}s-sum`} title={exactBytes((data.found ?? data).bytes)}>
+          {unit.name} · {counted(data.rows_found, what)}
+          {data.found ? " found" : ""} sum to {withUnit((data.found ?? data).bytes, unit)}
+        </span>
+      </Tools>
+      <div class="sideways">
+        <table class="plain ranked">
+          <thead>
+            <tr>
+              <Head id="line" label={name[0]} title={name[1]} number={false} />
+              <th scope="col">
+                <span class="unseen">share</span>
+              </th>
+              <Head id="bytes" label={choice().of === "step" ? "allocated" : "alive"} title="Bytes" />
+              <th scope="col" class="number">
+                %
+              </th>
+              <Head id="count" label="allocations" title="How many allocations" />
+              <Head id="per_call" label={sizeUnit === unit ? size[0] : `${size[0]}, ${sizeUnit.name}`} title={size[1]} />
+            </tr>
+          </thead>
+          <tbody onKeyDown={walkRows}>{data.rows.map((row, i) => props.row(row, scale, data, data.first + i))}</tbody>
+        </table>
+      </div>
+      {data.rows.length === 0 && (
+        <p class="nothing" data-testid="no-match">
+          {search ? props.noMatch : "Nothing was allocated."}
+        </p>
+      )}
+    </div>
+  );
+}
+
+function largest(values: number[]): number {
+  return values.reduce((top, value) => Math.max(top, value), 0);
+}
+
+/** All cells of a row but its name. */
+export function RankedCells({ row, size, scale }: { row: RankedRow; size: number; scale: Scale }) {
+  return (
+    <>
+      <td>
+        <ShareBar share={row.bytes / scale.widest} kind={row.kind} />
+      </td>
+      <td class="number strong" title={exactBytes(row.bytes)}>
+        {inUnit(row.bytes, scale.unit)}
+      </td>
+      <td class="number muted">{percent(row.bytes, scale.bytes)}</td>
+      <td class="number muted">{grouped(row.count)}</td>
+      <td class="number muted" title={exactBytes(size)}>
+        {inUnit(size, scale.sizeUnit)}
+      </td>
+    </>
+  );
+}
 
 interface HeadProps {
   id: string;
@@ -15,7 +134,7 @@ interface HeadProps {
 }
 
 /** A column's head. Lines begin at A. */
-export function Head({ id, label, title, number = true }: HeadProps) {
+function Head({ id, label, title, number = true }: HeadProps) {
   const now = route.value.ranked ?? "bytes";
   return (
     <SortedHead
@@ -45,7 +164,7 @@ export function Line({ line, kind, by = "" }: { line: string; kind: string; by?:
 }
 
 /** Which rows are on show, and the way to the next ones. */
-export function Pages({ first, count, all, onGo }: { first: number; count: number; all: number; onGo: (first: number) => void }) {
+function Pages({ first, count, all, onGo }: { first: number; count: number; all: number; onGo: (first: number) => void }) {
   if (all <= PAGE && first === 0) return null;
   return (
     <span class="pages">
@@ -58,14 +177,6 @@ export function Pages({ first, count, all, onGo }: { first: number; count: numbe
       <button type="button" class="small" disabled={first + count >= all} onClick={() => onGo(first + PAGE)}>
         next ›
       </button>
-    </span>
-  );
-}
-
-export function Bar({ share, kind }: { share: number; kind: string }) {
-  return (
-    <span class="share-bar" aria-hidden="true">
-      <i class={`flame-${kind}`} style={{ width: `${(100 * share).toFixed(2)}%` }} />
     </span>
   );
 }

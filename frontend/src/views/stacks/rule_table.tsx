@@ -1,24 +1,24 @@
 import type { ComponentChildren } from "preact";
-import { address } from "../../api/request";
+import { address, type Query } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { RuleTableAnswer } from "../../api/stacks";
-import { colourVariable } from "../../draw/palette";
+import { colorVariable } from "../../draw/palette";
 import { navigate, route } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor } from "../../state/bytes";
 import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { Swatch } from "../category";
 import { Name } from "../name";
-import { sameRun } from "./choice";
+import { ShareBar } from "../share_bar";
+import { SAME_RUN } from "./choice";
 import { Tools } from "./ranked";
-import type { Query } from "./tables";
 
 const EXAMPLE = "attention=attn|sdpa\nmlp=mlp|feed_forward\nloss=cross_entropy|loss\noptimizer=optim/";
 
 /** Names that people give to stacks by patterns; what they type stays in the address. */
 export function RuleTable({ query, picker }: { query: Query; picker: ComponentChildren }) {
   const { rules = "" } = route.value;
-  const answer = useRemote<RuleTableAnswer>(address("rule_table", { ...query, rules }), 250, sameRun);
+  const answer = useRemote<RuleTableAnswer>(address("rule_table", { ...query, rules }), 250, SAME_RUN);
   const { data, failure } = answer;
   const unit = unitFor(data?.bytes ?? 0);
   const rows = data?.rows ?? [];
@@ -82,14 +82,10 @@ export function RuleTable({ query, picker }: { query: Query; picker: ComponentCh
                   </span>
                 </th>
                 <td>
-                  <span class="share-bar" aria-hidden="true">
-                    <i
-                      style={{
-                        width: `${widest > 0 ? (100 * row.bytes) / widest : 0}%`,
-                        background: i === rows.length - 1 ? "var(--hatch)" : `var(${colourVariable("rule", row.key, i)})`,
-                      }}
-                    />
-                  </span>
+                  <ShareBar
+                    share={row.bytes / widest}
+                    background={i === rows.length - 1 ? "var(--hatch)" : `var(${colorVariable("rule", row.key, i)})`}
+                  />
                 </td>
                 <td class="number strong" title={exactBytes(row.bytes)}>
                   {inUnit(row.bytes, unit)}

@@ -4,14 +4,15 @@ import type { LineTableAnswer, SourceLine, StacksAnswer } from "../../api/stacks
 import { navigate, route, stretch } from "../../state/app";
 import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { lineParts } from "../../state/frames";
-import { grouped } from "../../state/numbers";
+import { capital } from "../../state/names";
+import { counted } from "../../state/numbers";
 import type { Piece } from "../../state/sentences";
 import { duration } from "../../state/time";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
-import { choice, sameRun } from "./choice";
-import { FlameView } from "./flame_view";
+import { choice, SAME_RUN } from "./choice";
+import { FlameView, FRAMES } from "./flame_view";
 import { MomentStrip } from "./moment_strip";
 import { NoStacks } from "./no_stacks";
 import { Tables } from "./tables";
@@ -24,13 +25,6 @@ const WHENS = (whole: boolean) =>
   ] as const;
 type When = ReturnType<typeof WHENS>[number][0];
 
-const FRAMES = [
-  ["folded", "Folded"],
-  ["all", "Every frame"],
-  ["user", "Your code"],
-] as const;
-export type Frames = (typeof FRAMES)[number][0];
-
 /** Which code allocated what: a flame graph, and tables of stacks, source lines and custom rules. */
 export function Stacks() {
   const shown = stretch.value!;
@@ -42,9 +36,9 @@ export function Stacks() {
   const answer = useRemote<StacksAnswer>(
     address("stacks", { ...query, frames, node, find: search || undefined, px: 1600 }),
     60,
-    sameRun,
+    SAME_RUN,
   );
-  const top = useRemote<LineTableAnswer>(address("line_table", { ...query, count: 2 }), 0, sameRun);
+  const top = useRemote<LineTableAnswer>(address("line_table", { ...query, count: 2 }), 0, SAME_RUN);
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
   const data = answer.data;
   if (!data) return <Loading what="the call stacks" />;
@@ -82,8 +76,8 @@ export function Stacks() {
         />
         {data.found && search !== "" && (
           <span class="found" role="status" data-testid="stack-found" title={exactBytes(data.found.bytes)}>
-            {asPartOf(data.bytes, data.found.bytes)} ({percent(data.found.bytes, data.bytes)}) in {grouped(data.found.count)}{" "}
-            {data.found.count === 1 ? "allocation" : "allocations"}
+            {asPartOf(data.bytes, data.found.bytes)} ({percent(data.found.bytes, data.bytes)}) in{" "}
+            {counted(data.found.count, "allocation")}
           </span>
         )}
       </div>
@@ -108,7 +102,7 @@ function headline(
   const at = data.time_ns === null ? "" : duration(data.time_ns - origin);
   const start: Piece[] =
     when === "step"
-      ? [`${step.charAt(0).toUpperCase()}${step.slice(1)} allocated `, size, ` in ${grouped(data.count)} allocations`]
+      ? [`${capital(step)} allocated `, size, ` in ${counted(data.count, "allocation")}`]
       : [when === "peak" ? `At the peak of ${step}, ` : `At ${at} of ${step}, `, size, " were alive"];
   const matching = lines?.bytes === data.bytes && lines.event === data.event;
   if (!lines || !matching || data.bytes === 0) return [...start, "."];

@@ -1,3 +1,4 @@
+import type { Query } from "../../api/request";
 import { navigate, route } from "../../state/app";
 import { Segmented } from "../segmented";
 import { LineTable } from "./line_table";
@@ -9,8 +10,6 @@ const TABLES = [
   ["lines", "Source lines"],
   ["rules", "By rule"],
 ] as const;
-
-export type Query = Record<string, string | number>;
 
 /** The same bytes as rows: by stack, by source line, by rules that people write themselves. */
 export function Tables({ query, search }: { query: Query; search: string }) {

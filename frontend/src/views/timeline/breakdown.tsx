@@ -1,4 +1,4 @@
-import type { LabelledPart } from "../../api/types";
+import type { LabeledPart } from "../../api/types";
 import { navigate, route } from "../../state/app";
 import { exactBytes, inUnit, percent, type Unit } from "../../state/bytes";
 import { CATEGORIES, categoryLabel } from "../../state/categories";
@@ -9,6 +9,7 @@ import { grouped } from "../../state/numbers";
 import { Delta } from "../amount";
 import { Swatch } from "../category";
 import { divisionLabel, isOurs, partLabel } from "../divisions";
+import { Fold } from "../fold";
 import { Name } from "../name";
 import { useChange } from "./change";
 import type { Cursor } from "./cursor";
@@ -19,7 +20,7 @@ const OTHERS = ["(other modules)", "(others)"];
 
 interface Props {
   by: string;
-  parts: LabelledPart[];
+  parts: LabeledPart[];
   /** Whether the parts are the server's, not yet the curve's column. */
   exact: boolean;
   unit: Unit;
@@ -52,7 +53,7 @@ export function Breakdown({ by, parts, exact, unit, cursor, alone }: Props) {
   const restBytes = rest.reduce((s, p) => s + p.bytes, 0);
   const restDelta = change?.rest(shown) ?? 0;
   return (
-    <table class={`plain ${folded ? "tight " : ""}${change ? "compared" : ""}`}>
+    <table class={change ? "plain compared" : "plain"}>
       <thead>
         <tr>
           <th scope="col">{divisionLabel(by).toLowerCase()}</th>
@@ -78,7 +79,7 @@ export function Breakdown({ by, parts, exact, unit, cursor, alone }: Props) {
                 {cursor.groups.has(part.key) ? (
                   <Group part={part} {...cursor.groups.get(part.key)!} />
                 ) : isOurs(by) ? (
-                  categoryLabel(part.key)
+                  <span class="ending">{categoryLabel(part.key)}</span>
                 ) : (
                   <Name text={partLabel(by, part.label, own?.get(part.key))} title={by === "stack" ? part.key : undefined} />
                 )}
@@ -123,7 +124,7 @@ function Change({ bytes, unit }: { bytes: number | undefined; unit: Unit }) {
 }
 
 /** A group of modules: a click opens it into what is inside, or into its layers. */
-function Group({ part, modules, opens }: { part: LabelledPart; modules: number; opens: boolean }) {
+function Group({ part, modules, opens }: { part: LabeledPart; modules: number; opens: boolean }) {
   const name = <Name text={partLabel("module", part.label)} module />;
   if (!opens) return name;
   const open = (): void => {
@@ -131,18 +132,14 @@ function Group({ part, modules, opens }: { part: LabelledPart; modules: number; 
     navigate({ opened: withOpened(route.value.opened, part.key) });
   };
   return (
-    <button
-      type="button"
-      class="fold"
-      data-testid="open-group"
+    <Fold
+      open={false}
+      testid="open-group"
       title={`${titleText(part.key)}: ${grouped(modules)} modules. Click to see them apart.`}
-      onClick={open}
+      onFlip={open}
     >
-      <span class="caret" aria-hidden="true">
-        ▸
-      </span>
       {name}
-    </button>
+    </Fold>
   );
 }
 

@@ -1,9 +1,10 @@
 /** What the moment at the cursor is held against: at the peak the base's peak, elsewhere the step's own. */
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { CompareAnswer, LabelledPart, MomentAnswer } from "../../api/types";
+import type { CompareAnswer, LabeledPart, MomentAnswer } from "../../api/types";
 import { base, isAlone, picked, route } from "../../state/app";
 import { deltasTo, type PartChanges, partChanges } from "../../state/part_changes";
+import { runName } from "../../state/run_name";
 import type { Pick } from "../../state/selection";
 import { sideName } from "../../state/sentences";
 import type { Cursor } from "./cursor";
@@ -17,7 +18,7 @@ export interface Change extends PartChanges {
 /** Null where there is nothing to hold it against; without numbers until all parts (not null) and theirs are known. */
 export function useChange(
   by: string,
-  parts: LabelledPart[] | null,
+  parts: LabeledPart[] | null,
   cursor: Cursor,
   alone: boolean,
 ): Change | null {
@@ -44,8 +45,8 @@ export function useChange(
 
 /** A run's own name, without the folders that it shares with the other. */
 function lastPart(run: string, other: string): string {
-  const [own, others] = [run.split("/").at(-1)!, other.split("/").at(-1)!];
-  return own === others ? run : own;
+  const [own, others] = [runName(run).split("/").at(-1)!, other.split("/").at(-1)!];
+  return own === others ? runName(run) : own;
 }
 
 function changesOf(deltas: ReadonlyMap<string, number> | undefined): PartChanges {
@@ -53,7 +54,7 @@ function changesOf(deltas: ReadonlyMap<string, number> | undefined): PartChanges
 }
 
 /** A moment divided as it was asked for. */
-export function partsOf(moment: MomentAnswer, by: string): LabelledPart[] {
+export function partsOf(moment: MomentAnswer, by: string): LabeledPart[] {
   if (moment.parts) return moment.parts;
   const parts = by === "phase" ? moment.by_phase : moment.by_category;
   return parts.map((part) => ({ ...part, label: part.key }));

@@ -1,8 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { CurveAnswer, LanesAnswer } from "../../api/types";
-import { type Axis, TIME_AXIS } from "../../draw/axes";
+import { across, type Axis, TIME_AXIS } from "../../draw/axes";
 import { type Lane, laneRows, lanesHeight, spanAt, spanLabel } from "../../draw/lanes";
-import { linear } from "../../draw/scale";
 import { kept, panned, turned, zoomed } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
@@ -10,26 +9,27 @@ import { unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { moduleLabel, shortened, visible } from "../../state/names";
 import type { Cursor } from "./cursor";
-import { paintCurve, paintLanes } from "./paint";
+import { type Failed, paintCurve, paintLanes } from "./paint";
 import { Strip } from "./strip";
 import { useDrag } from "./drag";
 import { usePlotHeight } from "../plot_height";
 
-export interface ChartProps {
+interface ChartProps {
   by: string;
   curve: CurveAnswer | undefined;
   strip: CurveAnswer | undefined;
   lanes: LanesAnswer | undefined;
   window: [number, number];
   whole: [number, number];
-  margin: { left: number; right: number };
   cursor: Pick<Cursor, "place" | "atPeak" | "hover" | "pin" | "step">;
   peakBytes: number;
   /** Where on the axis; undefined while that is not known. */
   peakPlace: number | undefined;
+  /** Requests that failed. */
+  failed?: Failed[];
   canZoom: boolean;
   axis?: Axis;
-  /** What the strip is coloured by; the tab's is always by category. */
+  /** What the strip is colored by; the tab's is always by category. */
   stripBy?: string;
   /** Whether the picture is high enough for the reserve. */
   reserve?: boolean;
@@ -42,7 +42,7 @@ const OTHERS = 424;
 
 /** The curve, the lanes under it and the strip below, on one axis. */
 export function Chart(props: ChartProps) {
-  const { curve, lanes, window, whole, margin, cursor, onZoom } = props;
+  const { curve, lanes, window, whole, cursor, onZoom } = props;
   const { words, place, least } = props.axis ?? TIME_AXIS;
   const stage = useRef<HTMLDivElement>(null);
   const main = useRef<HTMLCanvasElement>(null);
@@ -53,18 +53,18 @@ export function Chart(props: ChartProps) {
   const height = usePlotHeight(OTHERS, 280, 640);
   const reserve = props.reserve ?? true;
   const rows: Lane[] = lanes ? laneRows(lanes) : [];
-  const lower_height = lanesHeight(rows);
-  const x = linear(window, [margin.left, Math.max(margin.left + 1, width - margin.right)]);
+  const lowerHeight = lanesHeight(rows);
+  const x = across(window, width);
 
   useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
   useEffect(() => {
     if (main.current && curve) paintCurve(main.current, { ...props, curve, x, width, height, reserve });
-  }, [curve, props.strip, width, height, theme, reserve, props.by, props.axis, window[0], window[1]]);
+  }, [curve, props.strip, width, height, theme, reserve, props.by, props.axis, props.failed, window[0], window[1]]);
   useEffect(() => {
     if (lower.current) paintLanes(lower.current, rows, x, width);
   }, [lanes, width, theme, window[0], window[1]]);
 
-  const drag = useDrag(x, width, margin, {
+  const drag = useDrag(x, width, {
     onHover: cursor.hover,
     onClick: cursor.pin,
     onRange: (t0, t1) => props.canZoom && onZoom(zoomed([t0, t1], middle([t0, t1]), 1, whole, least)),
@@ -101,7 +101,7 @@ export function Chart(props: ChartProps) {
     if (hit && props.canZoom) onZoom(kept([hit.span.start_ns, hit.span.end_ns], whole));
   };
   const at = cursor.place === undefined ? undefined : x(cursor.place);
-  const visible = at !== undefined && at >= margin.left && at <= width - margin.right;
+  const visible = at !== undefined && at >= x.range[0] && at <= x.range[1];
   return (
     <div ref={stage} class="stage">
       <canvas
@@ -124,13 +124,13 @@ export function Chart(props: ChartProps) {
         data-testid="lanes-canvas"
         role="img"
         aria-label={spokenLanes(rows, words)}
-        style={{ height: `${lower_height}px` }}
+        style={{ height: `${lowerHeight}px` }}
         onPointerMove={overLane}
         onPointerLeave={() => setTip(null)}
         onClick={intoLane}
       />
       {visible && !cursor.atPeak && (
-        <span class="cursor-line" style={{ left: `${at}px`, height: `${height + lower_height}px` }} />
+        <span class="cursor-line" style={{ left: `${at}px`, height: `${height + lowerHeight}px` }} />
       )}
       {drag.box && (
         <span
@@ -152,7 +152,6 @@ export function Chart(props: ChartProps) {
         window={window}
         whole={whole}
         width={width}
-        margin={margin}
         onZoom={onZoom}
         enabled={props.canZoom}
         least={least}
@@ -167,7 +166,7 @@ function middle([from, to]: [number, number]): number {
 }
 
 /** The picture in words. */
-function spoken({ curve, by, window, whole, peakBytes, peakPlace, axis }: ChartProps): string {
+function spoken({ curve, by, window, whole, peakBytes, peakPlace, axis, failed = [] }: ChartProps): string {
   if (!curve) return "The curve is loading.";
   const { words, place } = axis ?? TIME_AXIS;
   const unit = unitFor(peakBytes);
@@ -177,8 +176,9 @@ function spoken({ curve, by, window, whole, peakBytes, peakPlace, axis }: ChartP
     (key, k) =>
       `${shortened(visible(by === "module" ? moduleLabel(key) : categoryLabel(curve.labels?.[k] ?? key)), 60)} ${withUnit(curve.stacks[k]?.[column] ?? 0, unit)}`,
   );
+  const lost = failed.map((one) => ` A request of ${withUnit(one.bytes)} failed at ${place(one.place, whole[0])}.`);
   const keys = "Left and right step through events, plus and minus zoom, with Shift left and right move, Home goes to the peak, Escape shows everything.";
-  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)}${when}. At the highest moment shown: ${parts.join(", ")}. ${keys}`;
+  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)}${when}. At the highest moment shown: ${parts.join(", ")}.${lost.join("")} ${keys}`;
 }
 
 function spokenLanes(rows: Lane[], words: Axis["words"]): string {

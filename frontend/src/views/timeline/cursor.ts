@@ -6,7 +6,7 @@ import type { CurveAnswer, MomentAnswer, Over } from "../../api/types";
 import { columnAt, columnParts } from "../../draw/stack";
 import { navigate, route } from "../../state/app";
 import type { Pick } from "../../state/selection";
-import { eventUnder, placeOf, type Told, toldBy } from "./place";
+import { eventUnder, type Moment, momentIn, placeOf } from "./place";
 
 export interface Cursor {
   /** Place on the axis under the cursor; undefined until it is known. */
@@ -30,6 +30,9 @@ export interface Cursor {
   step: (by: 1 | -1) => void;
 }
 
+/** What of a query may differ for an old moment to stay on show. */
+const SAME_STEP = ["t", "event", "open", "fold"];
+
 interface Drawn {
   pick: Pick;
   /** What the peak is one of: a step, or all of a window. */
@@ -44,29 +47,27 @@ interface Drawn {
   coarse: boolean;
 }
 
-function labelled(curve: CurveAnswer, column: number): Cursor["approximate"] {
+function labeled(curve: CurveAnswer, column: number): Cursor["approximate"] {
   return columnParts(curve, column).map((part, k) => ({ ...part, label: curve.labels?.[k] ?? part.key }));
 }
 
 export function useCursor(drawn: Drawn, onReached: (place: number) => void): Cursor {
   const { pick, of, over, by, folding, curve, whole, coarse } = drawn;
   const [hovered, setHovered] = useState<number | undefined>(undefined);
-  const peak = useRef<({ of: string } & Told) | undefined>(undefined);
+  const peak = useRef<({ of: string } & Moment) | undefined>(undefined);
   if (whole && peak.current?.of !== of) peak.current = { of, t: whole.peak.time_ns, event: whole.peak.event };
   const top = peak.current?.of === of ? peak.current : undefined;
 
-  const pinned = toldBy(route.value);
+  const pinned = momentIn(route.value);
   const isTop = top && (pinned.event === undefined ? pinned.t === undefined || pinned.t === top.t : pinned.event === top.event);
   const onPeak = hovered === undefined && (isTop ?? (pinned.t === undefined && pinned.event === undefined));
   const pointed = hovered === undefined ? undefined : over === "event" ? { event: eventUnder(hovered, whole) } : { t: hovered };
-  const told: Told | undefined = pointed ?? (onPeak ? top : pinned);
-  const queryOf = ({ t, event }: Told): string =>
+  const wanted: Moment | undefined = pointed ?? (onPeak ? top : pinned);
+  const queryOf = ({ t, event }: Moment): string =>
     address("moment", { ...pick, ...(event !== undefined ? { event } : { t: Math.round(t ?? 0) }), by, ...folding });
-  const moment = useRemote<MomentAnswer>(told && !coarse ? queryOf(told) : null, hovered === undefined ? 0 : 90, (p) =>
-    p.replace(/&(t|event|open|fold)=[^&]*/g, ""),
-  );
+  const moment = useRemote<MomentAnswer>(wanted && !coarse ? queryOf(wanted) : null, hovered === undefined ? 0 : 90, SAME_STEP);
   const found = moment.data && { t: moment.data.time_ns, event: moment.data.event };
-  const place = hovered ?? (told && (placeOf(told, over) ?? (found && placeOf(found, over))));
+  const place = hovered ?? (wanted && (placeOf(wanted, over) ?? (found && placeOf(found, over))));
 
   return {
     place,
@@ -77,7 +78,7 @@ export function useCursor(drawn: Drawn, onReached: (place: number) => void): Cur
     folding,
     peakPath: top && !coarse ? queryOf(top) : null,
     groups: new Map(curve?.groups?.map((group, k) => [curve.keys[k]!, group])),
-    approximate: curve && place !== undefined ? labelled(curve, columnAt(curve, place)) : [],
+    approximate: curve && place !== undefined ? labeled(curve, columnAt(curve, place)) : [],
     hover: setHovered,
     pin: (at) =>
       navigate(

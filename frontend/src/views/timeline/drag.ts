@@ -10,10 +10,10 @@ interface Callbacks {
 
 const LEAST_DRAG = 5;
 
-export function useDrag(x: Scale, width: number, margin: { left: number; right: number }, on: Callbacks) {
+export function useDrag(x: Scale, width: number, on: Callbacks) {
   const from = useRef<number | null>(null);
   const [box, setBox] = useState<[number, number] | null>(null);
-  const inside = (px: number): number => Math.min(Math.max(px, margin.left), width - margin.right);
+  const inside = (px: number): number => Math.min(Math.max(px, x.range[0]), x.range[1]);
   const range = (px: number): [number, number] => {
     const [a, b] = [from.current ?? px, inside(px)];
     return a < b ? [a, b] : [b, a];

@@ -1,14 +1,14 @@
-import type { LabelledPart, MomentAnswer, Over } from "../../api/types";
+import type { LabeledPart, MomentAnswer, Over } from "../../api/types";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { lineParts } from "../../state/frames";
-import { NOT_NAMED } from "../../state/names";
+import { allocationName, NOT_NAMED } from "../../state/names";
 import { knownPhase } from "../../state/sentences";
 import { duration, exactTime } from "../../state/time";
 import { Swatch } from "../category";
+import { EventButtons } from "../event_buttons";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
-import { allocationName } from "../overview/largest";
 import type { RecordedWindow } from "../../state/selection";
 import { Breakdown } from "./breakdown";
 import { partsOf } from "./change";
@@ -28,7 +28,7 @@ interface Props {
 export function MomentPanel({ by, over, cursor, origin, peakBytes, within }: Props) {
   const { moment, place } = cursor;
   const exact = moment.data && !moment.stale && isOfTheCurve(moment.data, cursor) ? moment.data : undefined;
-  const parts: LabelledPart[] = exact ? partsOf(exact, by) : cursor.approximate.map((p) => ({ ...p, count: 0 }));
+  const parts: LabeledPart[] = exact ? partsOf(exact, by) : cursor.approximate.map((p) => ({ ...p, count: 0 }));
   const waiting = !exact && parts.length === 0;
   const bytes = exact ? exact.bytes : waiting ? peakBytes : parts.reduce((s, p) => s + p.bytes, 0);
   const unit = unitFor(peakBytes);
@@ -70,31 +70,12 @@ export function MomentPanel({ by, over, cursor, origin, peakBytes, within }: Pro
         {exact && cursor.pinned && !cursor.hovering && `${withUnit(bytes, unit)} after event ${grouped(exact.event)}`}
       </p>
       {exact && <Alive moment={exact} page={unit} />}
-      <div class="buttons">
-        <button
-          type="button"
-          class="small"
-          data-testid="event-previous"
-          disabled={!exact || exact.previous_event_ns === null}
-          onClick={() => cursor.step(-1)}
-        >
-          ← event
-        </button>
-        <button
-          type="button"
-          class="small"
-          data-testid="event-next"
-          disabled={!exact || exact.next_event_ns === null}
-          onClick={() => cursor.step(1)}
-        >
-          event →
-        </button>
-        {!cursor.atPeak && !waiting && (
-          <button type="button" class="small" data-testid="to-peak" onClick={() => cursor.pin(undefined)}>
-            to the peak
-          </button>
-        )}
-      </div>
+      <EventButtons
+        before={exact !== undefined && exact.previous_event_ns !== null}
+        after={exact !== undefined && exact.next_event_ns !== null}
+        onStep={cursor.step}
+        onPeak={!cursor.atPeak && !waiting && (() => cursor.pin(undefined))}
+      />
     </aside>
   );
 }
@@ -108,8 +89,8 @@ function Where({ moment }: { moment: MomentAnswer }) {
   const known = knownPhase(moment.phase, moment.by_phase);
   const phase = known === "before" ? "before the first event" : known;
   const { operator } = moment;
-  const told = moment.module === NOT_NAMED || moment.module === `outside:${operator}`; // the operator says it
-  const module = told ? null : moment.module;
+  const saysNothingMore = moment.module === NOT_NAMED || moment.module === `outside:${operator}`;
+  const module = saysNothingMore ? null : moment.module;
   return (
     <>
       {phase ?? (module === null && !operator ? "phase and module not known" : "phase not known")}
@@ -137,8 +118,7 @@ function Where({ moment }: { moment: MomentAnswer }) {
 
 /** What an allocation is called; where nothing names it, the code that asked for it. */
 function nameOrLine(a: MomentAnswer["largest"][number]): string {
-  const name = allocationName(a);
-  return name === NOT_NAMED && a.line !== null ? lineParts(a.line).place : name;
+  return allocationName(a) ?? (a.line === null ? NOT_NAMED : lineParts(a.line).place);
 }
 
 function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {

@@ -1,13 +1,19 @@
 /** Puts the timeline's canvases together from the drawing parts. */
 import type { CurveAnswer } from "../../api/types";
-import { drawLayers, drawOutline, drawPeak, drawReserved } from "../../draw/area";
+import { drawFailed, drawLayers, drawOutline, drawPeak, drawReserved, outlinedText } from "../../draw/area";
 import { type Axis, drawByteAxis, TIME_AXIS } from "../../draw/axes";
 import { drawLanes, type Lane, lanesHeight } from "../../draw/lanes";
-import { readPalette } from "../../draw/palette";
+import { type Palette, readPalette } from "../../draw/palette";
 import { linear, type Scale } from "../../draw/scale";
 import { ceiling, highestReserve } from "../../draw/stack";
 import { prepare } from "../../draw/surface";
 import { unitFor, withUnit } from "../../state/bytes";
+
+/** A request that failed, and where on the axis. */
+export interface Failed {
+  place: number;
+  bytes: number;
+}
 
 interface Picture {
   by: string;
@@ -22,6 +28,7 @@ interface Picture {
   peakBytes: number;
   peakPlace: number | undefined;
   axis?: Axis;
+  failed?: Failed[];
 }
 
 const AXIS = 26;
@@ -53,6 +60,10 @@ export function paintCurve(canvas: HTMLCanvasElement, picture: Picture): void {
   else labelAbove(context, highestReserve(both), x.range, at.x, palette);
   if (at.x >= left && at.x <= right)
     drawPeak(context, at, bottom, `peak ${withUnit(picture.peakBytes, unit)}`, palette, right);
+  for (const one of picture.failed ?? []) {
+    const px = Math.min(Math.max(x(one.place), left + 1), right - 1);
+    if (Math.abs(px - x(one.place)) <= 2) drawFailed(context, { x: px, y: bottom - 10 }, [6, bottom], one.bytes, palette, right);
+  }
 }
 
 function labelReserved(
@@ -61,7 +72,7 @@ function labelReserved(
   y: Scale,
   [left, right]: Scale["range"],
   peak: number,
-  palette: { muted: string },
+  palette: Palette,
 ): void {
   const atLeft = peak > right - 240; // the peak's own label stands at the right
   const reserved = curve.reserved ?? [];
@@ -69,10 +80,8 @@ function labelReserved(
   if (level === undefined || reserved.length === 0) return;
   const words = atLeft && reserved[0] !== level ? "reserved up to" : "reserved";
   context.font = "11px system-ui, sans-serif";
-  context.textAlign = atLeft ? "left" : "right";
-  context.fillStyle = palette.muted;
-  context.fillText(`${words} ${withUnit(level)}`, atLeft ? left + 4 : right - 4, Math.max(12, y(level) - 6));
-  context.textAlign = "left";
+  const align = atLeft ? "left" : "right";
+  outlinedText(context, `${words} ${withUnit(level)}`, atLeft ? left + 4 : right - 4, Math.max(12, y(level) - 6), palette.muted, palette, align);
 }
 
 /** The reserve as a number where it would leave no room for what is allocated. */

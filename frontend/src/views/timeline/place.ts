@@ -2,13 +2,13 @@
 import type { CurveAnswer, Over } from "../../api/types";
 
 /** A moment by its time, by its event, or both. */
-export interface Told {
+export interface Moment {
   t?: number | undefined;
   event?: number | undefined;
 }
 
-/** What the address tells of a moment; what is no number tells nothing. */
-export function toldBy({ t, event }: { t?: string; event?: string }): Told {
+/** The moment that an address names; what is no number names nothing. */
+export function momentIn({ t, event }: { t?: string; event?: string }): Moment {
   return { t: numberIn(t), event: numberIn(event) };
 }
 
@@ -17,8 +17,8 @@ function numberIn(text: string | undefined): number | undefined {
   return text !== undefined && Number.isFinite(number) ? Math.round(number) : undefined;
 }
 
-/** What follows event e is drawn from e to e + 1, so it stands between; undefined where the axis needs what is not told. */
-export function placeOf({ t, event }: Told, over: Over): number | undefined {
+/** What follows event e is drawn from e to e + 1, so it stands between; undefined where the axis needs the one that is absent. */
+export function placeOf({ t, event }: Moment, over: Over): number | undefined {
   return over === "time" ? t : event === undefined ? undefined : event + 0.5;
 }
 

@@ -1,6 +1,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import type { CurveAnswer } from "../../api/types";
 import { drawLayers, drawOutline, drawReserved } from "../../draw/area";
+import { across } from "../../draw/axes";
 import { readPalette } from "../../draw/palette";
 import { linear } from "../../draw/scale";
 import { ceiling, kept, panned, zoomed } from "../../draw/stack";
@@ -12,7 +13,6 @@ interface Props {
   window: [number, number];
   whole: [number, number];
   width: number;
-  margin: { left: number; right: number };
   enabled: boolean;
   /** The least that it zooms to. */
   least: number;
@@ -27,11 +27,11 @@ const HANDLE = 6;
 type Grip = { kind: "move" | "left" | "right" | "new"; time: number; window: [number, number] };
 
 /** The whole step in a strip, with the shown window as a frame that can be moved and pulled. */
-export function Strip({ curve, window, whole, width, margin, enabled, least, by = "category", reserve, onZoom }: Props) {
+export function Strip({ curve, window, whole, width, enabled, least, by = "category", reserve, onZoom }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const grip = useRef<Grip | null>(null);
   const theme = dark.value;
-  const x = linear(whole, [margin.left, Math.max(margin.left + 1, width - margin.right)]);
+  const x = across(whole, width);
   useEffect(() => {
     const drawn = curve && !reserve ? { ...curve, reserved: null } : curve;
     if (canvas.current && drawn) paintStrip(canvas.current, drawn, by, window, x, width);
@@ -65,11 +65,11 @@ export function Strip({ curve, window, whole, width, margin, enabled, least, by 
     }
   };
   const keys = (event: KeyboardEvent): void => {
-    const centre = (window[0] + window[1]) / 2;
+    const center = (window[0] + window[1]) / 2;
     if (event.key === "ArrowLeft") onZoom(panned(window, -0.1, whole));
     else if (event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));
-    else if (event.key === "+" || event.key === "=") onZoom(zoomed(window, centre, 0.5, whole, least));
-    else if (event.key === "-") onZoom(zoomed(window, centre, 2, whole, least));
+    else if (event.key === "+" || event.key === "=") onZoom(zoomed(window, center, 0.5, whole, least));
+    else if (event.key === "-") onZoom(zoomed(window, center, 2, whole, least));
     else if (event.key === "Escape") onZoom(whole);
     else return;
     event.preventDefault();

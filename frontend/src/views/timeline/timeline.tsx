@@ -1,17 +1,17 @@
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CurveAnswer, CurveBy, LanesAnswer, Over, StepAnswer } from "../../api/types";
-import { EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
+import { columnsIn, EVENT_AXIS, plotWidth, TIME_AXIS } from "../../draw/axes";
 import { kept, reserveFits } from "../../draw/stack";
-import { sharpness } from "../../draw/surface";
 import { alone, navigate, picked, route, selection } from "../../state/app";
 import { openedGroups, withClosed } from "../../state/module_groups";
 import { shortened, titleText, visible } from "../../state/names";
-import { grouped } from "../../state/numbers";
+import { counted } from "../../state/numbers";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import { stepName } from "../../state/sentences";
 import { divisionLabel, useDivisions } from "../divisions";
+import { useFailed } from "../failed";
 import { Notice } from "../notices";
 import { Segmented, Toggle } from "../segmented";
 import { FailureState, Loading } from "../states";
@@ -20,11 +20,10 @@ import { Chart } from "./chart";
 import { useCursor } from "./cursor";
 import { wantFocus } from "./group_focus";
 import { MomentPanel } from "./moment_panel";
-import { placeOf, type Told } from "./place";
+import { type Moment, placeOf } from "./place";
 
 /** Offered until it is known what the window can be divided by. */
 const FEW = ["category", "module", "phase"];
-const MARGIN = { left: 78, right: 12 };
 
 /** The curve of one step or of a whole recorded window, its lanes, and beside it the state at the cursor. */
 export function Timeline() {
@@ -39,8 +38,7 @@ export function Timeline() {
   const folds = by === "module" && route.value.fold !== "off";
   const folding = folds ? { fold: "1", open: route.value.opened } : {};
   const [from, to] = all ? [recorded.from, recorded.to] : [stats.step_start_ns, stats.step_end_ns];
-  const inner = Math.max(1, width - MARGIN.left - MARGIN.right);
-  const px = Math.min(4000, Math.max(1, Math.round(inner * sharpness())));
+  const px = columnsIn(width);
   const asked = overOf(route.value);
   const zoomTo = zoomOf(route.value, asked);
   const range = zoomTo ? { t0: zoomTo[0], t1: zoomTo[1] } : {};
@@ -50,7 +48,7 @@ export function Timeline() {
   const curve = useRemote<CurveAnswer>(
     ready ? address("curve", { ...drawn, by, ...folding, ...axis, ...range, px }) : null,
     wait,
-    sameStep,
+    SAME_STEP,
   );
   const plain = by === "category" && !zoomTo; // then the curve and the strip are one request
   const rest = useRemote<CurveAnswer>(ready && !plain ? address("curve", { ...drawn, by: "category", ...axis, px }) : null);
@@ -61,9 +59,9 @@ export function Timeline() {
   const window = within(over === asked ? zoomTo : undefined, whole);
   const zoomed = whole !== undefined && (window[0] !== whole[0] || window[1] !== whole[1]);
   const lanes = useRemote<LanesAnswer>(
-    ready && whole ? address("lanes", { ...drawn, ...(over === asked ? { ...axis, ...range } : {}), px: inner }) : null,
+    ready && whole ? address("lanes", { ...drawn, ...(over === asked ? { ...axis, ...range } : {}), px: plotWidth(width) }) : null,
     wait,
-    sameStep,
+    SAME_STEP,
   );
   const step = useRemote<StepAnswer>(address("step", pick));
   const times = aboutTimes(step.data);
@@ -83,6 +81,11 @@ export function Timeline() {
   };
   const cursor = useCursor({ pick, of: JSON.stringify(drawn), over, by, folding, curve: shown, whole: strip, coarse }, follow);
   const peak = strip?.peak ?? (all ? undefined : { bytes: stats.peak_bytes, time_ns: stats.peak_time_ns, event: undefined });
+  const reports = useFailed(pick, stats, all ? recorded.steps.map((one) => one.step) : [pick.step]);
+  const failed = useMemo(
+    () => reports.map((one) => ({ place: placeOf({ t: one.time_ns, event: one.event }, over)!, bytes: one.requested_bytes })),
+    [JSON.stringify(reports.map((one) => one.event)), over],
+  );
   const { words } = over === "event" ? EVENT_AXIS : TIME_AXIS;
   const reserves = strip?.reserved ? reserveFits([strip]) : true;
   const reserve = route.value.reserve === undefined ? reserves : route.value.reserve === "on";
@@ -93,7 +96,7 @@ export function Timeline() {
       <h1 class="unseen">Memory over time, {what}</h1>
       <div class="tools">
         <Segmented
-          label="Colour by"
+          label="Color by"
           testid="by"
           options={divisions.map((one) => [one, divisionLabel(one)] as const)}
           value={by}
@@ -151,10 +154,10 @@ export function Timeline() {
             window={window}
             whole={whole ?? window}
             axis={over === "event" ? EVENT_AXIS : TIME_AXIS}
-            margin={MARGIN}
             cursor={cursor}
             peakBytes={peak?.bytes ?? stats.peak_bytes}
             peakPlace={peak && whole && placeWithin({ t: peak.time_ns, event: peak.event }, over, whole)}
+            failed={failed}
             reserve={reserve}
             canZoom={!coarse && whole !== undefined}
             onWidth={setWidth}
@@ -165,8 +168,7 @@ export function Timeline() {
           {lanes.failure && <p class="foot">The lanes could not be read: {lanes.failure.what}</p>}
           {lanes.data && lanes.data.omitted > 0 && (
             <p class="foot">
-              {lanes.data.omitted === 1 ? "1 module call is" : `${grouped(lanes.data.omitted)} module calls are`} narrower
-              than a pixel here; zoom in to see them.
+              {counted(lanes.data.omitted, "module call is", "module calls are")} narrower than a pixel here; zoom in to see them.
             </p>
           )}
         </section>
@@ -203,9 +205,8 @@ function Opened({ name }: { name: string }) {
   );
 }
 
-function sameStep(path: string): string {
-  return path.replace(/&(t0|t1|px|open|fold)=[^&]*/g, "");
-}
+/** What of a query may differ for an old answer to stay on show. */
+const SAME_STEP = ["t0", "t1", "px", "open", "fold"];
 
 /** What the address zooms to, as far as that exists; else everything, once that is known. */
 function within(zoom: [number, number] | undefined, whole: [number, number] | undefined): [number, number] {
@@ -215,7 +216,7 @@ function within(zoom: [number, number] | undefined, whole: [number, number] | un
 }
 
 /** A peak that was there before the first event is drawn at the beginning. */
-function placeWithin(told: Told, over: Over, whole: [number, number]): number | undefined {
-  const place = placeOf(told, over);
+function placeWithin(peak: Moment, over: Over, whole: [number, number]): number | undefined {
+  const place = placeOf(peak, over);
   return place === undefined ? undefined : Math.max(whole[0], place);
 }

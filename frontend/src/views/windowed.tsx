@@ -46,3 +46,13 @@ export function useRowsInSight(count: number, rowHeight: number) {
   }, [rowHeight]);
   return { box, sight: rowsInSight(count, rowHeight, place.top, place.height) };
 }
+
+/** A row as high as those that are out of sight. */
+export function Spacer({ height, columns }: { height: number; columns: number }) {
+  if (height === 0) return null;
+  return (
+    <tr class="spacer" aria-hidden="true">
+      <td colSpan={columns} style={{ height: `${height}px` }} />
+    </tr>
+  );
+}
