@@ -34,10 +34,10 @@ def checked_optimizers(given: Any) -> list[torch.optim.Optimizer]:
     """
     single = given is None or isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable)
     several = [] if given is None else [given] if single else list(given)
-    for one in several:
-        if not isinstance(one, torch.optim.Optimizer):
+    for optimizer in several:
+        if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
-                f"optimizer is a {type(one).__name__}; give torch.optim.Optimizer or a list of them"
+                f"optimizer is a {type(optimizer).__name__}; give torch.optim.Optimizer or a list of them"
             )
     return several
 
@@ -48,16 +48,16 @@ def with_inner(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.
     A wrapper keeps another optimizer in an attribute, and only the inner one steps and has state. Examples
     are accelerate's wrapper, `ZeroRedundancyOptimizer`, mixed precision with master weights, and chains.
     """
-    found: dict[int, torch.optim.Optimizer] = {}
+    optimizers_by_id: dict[int, torch.optim.Optimizer] = {}
     pending = list(optimizers)
     while pending:
-        one = pending.pop(0)
-        if id(one) not in found:
-            found[id(one)] = one
-            for value in vars(one).values():
+        optimizer = pending.pop(0)
+        if id(optimizer) not in optimizers_by_id:
+            optimizers_by_id[id(optimizer)] = optimizer
+            for value in vars(optimizer).values():
                 held = value if isinstance(value, list | tuple) else (value,)
                 pending += [inner for inner in held if isinstance(inner, torch.optim.Optimizer)]
-    return list(found.values())
+    return list(optimizers_by_id.values())
 
 
 def at_least_one(name: str, number: Any, where: str) -> int:

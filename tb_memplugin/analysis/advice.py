@@ -63,7 +63,7 @@ def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None
             judgements.append(_judgement(kind, trace.devices[row].name, result))
             if isinstance(result, Finding):
                 findings.append(result)
-    findings.sort(key=lambda found: (found.level != "problem", -found.bytes))
+    findings.sort(key=lambda finding: (finding.level != "problem", -finding.bytes))
     return Advice(tuple(findings), tuple(judgements))
 
 

@@ -103,30 +103,7 @@ def levels(trace: MemoryTrace, device: int) -> Levels:
     change = sums(since[waits] + 1, blocks.bytes[waits], count + 2)
     change -= sums(blocks.freed[waits] + 1, blocks.bytes[waits], count + 2)
     active, pending = trace.live(device), np.cumsum(change)[: count + 1]
-    return Levels(active, pending, active - pending, reserved_levels(trace, device))
-
-
-def reserved_levels(trace: MemoryTrace, device: int) -> Int64 | None:
-    """Return the reserved bytes of a device over time: int64, shape (events + 1,); None if not reported.
-
-    The level before the first event is `reserved_at_start`. If that is not known, it is the sum of the
-    segments at the start; if there are none, the value that the first event reports.
-    """
-    known = np.flatnonzero((trace.events.device == device) & (trace.events.reserved >= 0))
-    start = _reserved_at_start(trace, device)
-    if not trace.devices[device].has_reserved or (start is None and not len(known)):
-        return None
-    told = trace.events.reserved[known]
-    told = np.concatenate((told[:1] if start is None else [start], told)).astype(np.int64)
-    held = np.diff(known, prepend=-1, append=len(trace.events))
-    level: Int64 = np.repeat(told, held)
-    return level
-
-
-def _reserved_at_start(trace: MemoryTrace, device: int) -> int | None:
-    told = trace.devices[device].reserved_at_start
-    here = trace.segments.device == device
-    return int(trace.segments.bytes[here].sum()) if told is None and here.any() else told
+    return Levels(active, pending, active - pending, trace.reserved(device))
 
 
 def fragmentation(trace: MemoryTrace, device: int, event: int) -> Fragmentation:
@@ -135,10 +112,15 @@ def fragmentation(trace: MemoryTrace, device: int, event: int) -> Fragmentation:
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    now = levels(trace, device)
-    reserved = None if now.reserved is None else int(now.reserved[event + 1])
-    allocated = int(now.allocated[event + 1])
-    free = layout(trace, device, event).free_bytes if knows_segments(trace, device) else None
+    placed = layout(trace, device, event) if knows_segments(trace, device) else None
+    return fragmentation_of(levels(trace, device), placed, event)
+
+
+def fragmentation_of(memory: Levels, placed: Layout | None, event: int) -> Fragmentation:
+    """Return `fragmentation` of known levels and a known layout, None if the segments are not known."""
+    reserved = None if memory.reserved is None else int(memory.reserved[event + 1])
+    allocated = int(memory.allocated[event + 1])
+    free = None if placed is None else placed.free_bytes
     total, largest = (None, None) if free is None else (int(free.sum()), int(free.max(initial=0)))
     return Fragmentation(
         reserved_bytes=reserved,
@@ -153,9 +135,9 @@ def fragmentation(trace: MemoryTrace, device: int, event: int) -> Fragmentation:
 def knows_segments(trace: MemoryTrace, device: int) -> bool:
     """Return whether the trace has segments or segment events of a device."""
     kind = trace.events.kind
-    moved = (kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP)
-    told = (trace.segments.device == device).any() or (moved & (trace.events.device == device)).any()
-    return bool(told)
+    is_segment_event = (kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP)
+    has_segments = (trace.segments.device == device).any()
+    return bool(has_segments or (is_segment_event & (trace.events.device == device)).any())
 
 
 def pools(trace: MemoryTrace, device: int, event: int) -> tuple[PoolState, ...]:
@@ -168,13 +150,13 @@ def pools(trace: MemoryTrace, device: int, event: int) -> tuple[PoolState, ...]:
 
 
 def pools_of(
-    trace: MemoryTrace, device: int, event: int, found: Layout, since: Int64 | None = None
+    trace: MemoryTrace, device: int, event: int, placed: Layout, since: Int64 | None = None
 ) -> tuple[PoolState, ...]:
     """Return `pools` of a known layout; `since` is `pending_since` of the device, if it is known as well."""
-    homes, of_segment, of_block = _homes(trace, found)
-    rows, count = np.concatenate((found.rows, found.misfits)), len(homes)
-    rounded = np.concatenate((found.extent, _rounded(trace, found.misfits)))
-    rule = np.concatenate((found.by_rule, trace.allocations.rounded[found.misfits] < 0))
+    homes, of_segment, of_block = _homes(trace, placed)
+    rows, count = np.concatenate((placed.rows, placed.misfits)), len(homes)
+    rounded = np.concatenate((placed.extent, _rounded(trace, placed.misfits)))
+    rule = np.concatenate((placed.by_rule, trace.allocations.rounded[placed.misfits] < 0))
     since = pending_since(trace, device) if since is None else since
     pending = since[rows] <= event
     size = trace.allocations.bytes[rows]
@@ -185,7 +167,7 @@ def pools_of(
         sums(of_block, np.where(rule, rounded, 0), count),
     ]
     known = knows_segments(trace, device)
-    columns += _reserve_of(found, of_segment, count) if known else ()
+    columns += _reserve_of(placed, of_segment, count) if known else ()
     states = [
         PoolState(
             pool_name(trace, pool), stream_name(trace, stream), *numbers, *(() if known else (None,) * 4)
@@ -195,17 +177,17 @@ def pools_of(
     return tuple(sorted(states, key=lambda state: (-(state.reserved_bytes or 0), -state.active_bytes)))
 
 
-def _homes(trace: MemoryTrace, found: Layout) -> tuple[list[tuple[int, int]], Int64, Int64]:
+def _homes(trace: MemoryTrace, placed: Layout) -> tuple[list[tuple[int, int]], Int64, Int64]:
     """Return the (pool, stream) pairs in use (rows of the tables) and the pair of each segment and block.
 
     A block belongs to its segment's pool and stream if those are known, else to its own. Misfits come last.
     """
-    blocks, segments = trace.allocations, found.segments
-    rows = np.concatenate((found.rows, found.misfits))
+    blocks, segments = trace.allocations, placed.segments
+    rows = np.concatenate((placed.rows, placed.misfits))
     pool, stream = blocks.pool[rows].astype(np.int64), blocks.stream[rows].astype(np.int64)
     for own, of_segment in ((pool, segments.pool), (stream, segments.stream)):
-        told = of_segment[found.segment]
-        own[: len(told)] = np.where(told >= 0, told, own[: len(told)])
+        recorded = of_segment[placed.segment]
+        own[: len(recorded)] = np.where(recorded >= 0, recorded, own[: len(recorded)])
     pool, stream = np.concatenate((segments.pool, pool)), np.concatenate((segments.stream, stream))
     width = int(stream.max(initial=-1)) + 2
     homes, place = np.unique((pool + 1) * width + stream + 1, return_inverse=True)
@@ -220,15 +202,15 @@ def _rounded(trace: MemoryTrace, rows: np.ndarray) -> Int64:
     return rounded
 
 
-def _reserve_of(found: Layout, of_segment: Int64, count: int) -> tuple[Int64, Int64, Int64, Int64]:
+def _reserve_of(placed: Layout, of_segment: Int64, count: int) -> tuple[Int64, Int64, Int64, Int64]:
     """Reserved bytes, segments, free bytes and the longest free stretch of each pool and stream."""
-    of_free = of_segment[found.free_segment]
+    of_free = of_segment[placed.free_segment]
     largest = np.zeros(count, np.int64)
-    np.maximum.at(largest, of_free, found.free_bytes)
+    np.maximum.at(largest, of_free, placed.free_bytes)
     return (
-        sums(of_segment, found.segments.bytes, count),
+        sums(of_segment, placed.segments.bytes, count),
         np.bincount(of_segment, minlength=count),
-        sums(of_free, found.free_bytes, count),
+        sums(of_free, placed.free_bytes, count),
         largest,
     )
 
@@ -237,5 +219,5 @@ def peak_split(trace: MemoryTrace, device: int) -> PeakSplit:
     """Split a device's peak into bytes allocated before the window and bytes allocated in it."""
     event = int(np.argmax(trace.live(device))) - 1
     rows = trace.allocations.alive_at(event, device)
-    size, came = trace.allocations.bytes[rows], trace.allocations.born[rows] >= 0
-    return PeakSplit(event, int(size.sum()), int(size[~came].sum()), int(size[came].sum()))
+    size, in_window = trace.allocations.bytes[rows], trace.allocations.born[rows] >= 0
+    return PeakSplit(event, int(size.sum()), int(size[~in_window].sum()), int(size[in_window].sum()))

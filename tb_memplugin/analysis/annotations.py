@@ -6,10 +6,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, Rows
 
 NONE = -1
 
@@ -54,16 +53,16 @@ def annotation_ranges(trace: MemoryTrace, device: int) -> tuple[AnnotationRange,
     An END closes the most recent open range of its name, because only the name identifies a range. An END
     without an open range belongs to one that was already open before the first annotation.
     """
-    written = trace.annotations
-    rows = np.flatnonzero(written.device == device)
-    found = _nested(written.name[rows].tolist(), written.ends[rows].tolist())
-    at, event = written.time_ns[rows].tolist(), written.event[rows].tolist()
-    columns = (found.names, found.starts, found.ends, found.depths, found.parents)
+    annotations = trace.annotations
+    rows = np.flatnonzero(annotations.device == device)
+    nesting = _nested(annotations.name[rows].tolist(), annotations.ends[rows].tolist())
+    time_ns, event = annotations.time_ns[rows].tolist(), annotations.event[rows].tolist()
+    columns = (nesting.names, nesting.starts, nesting.ends, nesting.depths, nesting.parents)
     return tuple(
         AnnotationRange(
             name=trace.annotation_names[name],
-            start_ns=None if start is None else at[start],
-            end_ns=None if end is None else at[end],
+            start_ns=None if start is None else time_ns[start],
+            end_ns=None if end is None else time_ns[end],
             start_event=None if start is None else event[start],
             end_event=None if end is None else event[end],
             depth=depth,
@@ -73,40 +72,40 @@ def annotation_ranges(trace: MemoryTrace, device: int) -> tuple[AnnotationRange,
     )
 
 
-def innermost_at_birth(trace: MemoryTrace, rows: npt.NDArray[np.intp] | slice) -> Int64:
+def innermost_at_birth(trace: MemoryTrace, rows: Rows | slice) -> Int64:
     """Return the innermost annotation open when each block was allocated: rows of `annotation_names`.
 
     -1 means that none was open; for blocks of the start state, that it is not known. Only annotations of
     the allocation's own device count.
     """
-    blocks, written = trace.allocations, trace.annotations
+    blocks, annotations = trace.allocations, trace.annotations
     born, device = blocks.born[rows], blocks.device[rows]
-    found = np.full(len(born), NONE, np.int64)
-    for row in np.unique(written.device).tolist():
-        mine = np.flatnonzero(written.device == row)
-        nested = _nested(written.name[mine].tolist(), written.ends[mine].tolist())
-        names = np.array([*nested.names, NONE], np.int64)  # index NONE (-1) reads the last entry
-        here = np.flatnonzero((device == row) & (born >= 0))
+    innermost = np.full(len(born), NONE, np.int64)
+    for row in np.unique(annotations.device).tolist():
+        own = np.flatnonzero(annotations.device == row)
+        nesting = _nested(annotations.name[own].tolist(), annotations.ends[own].tolist())
+        names = np.array([*nesting.names, NONE], np.int64)  # index NONE (-1) reads the last entry
+        births = np.flatnonzero((device == row) & (born >= 0))
         # An annotation comes after its event, so it applies to allocations at later events only.
-        passed = np.searchsorted(written.event[mine], born[here], side="left")
-        found[here] = names[np.array(nested.innermost, np.int64)[passed]]
-    return found
+        earlier = np.searchsorted(annotations.event[own], born[births], side="left")
+        innermost[births] = names[np.array(nesting.innermost, np.int64)[earlier]]
+    return innermost
 
 
 def _nested(names: list[int], is_end: list[int]) -> _Nesting:
     """Match starts and ends. A loop is fast enough: there are far fewer annotations than events."""
-    found = _Nesting()
+    nesting = _Nesting()
     opened: list[int] = []  # open ranges, most recent last; ranges below the last may already be closed
     closed: list[bool] = []
     of_name: defaultdict[int, list[int]] = defaultdict(list)
     count = 0
 
     def begin(name: int, row: int | None) -> None:
-        found.names.append(name)
-        found.starts.append(row)
-        found.ends.append(None)
-        found.depths.append(count)
-        found.parents.append(opened[-1] if opened else NONE)
+        nesting.names.append(name)
+        nesting.starts.append(row)
+        nesting.ends.append(None)
+        nesting.depths.append(count)
+        nesting.parents.append(opened[-1] if opened else NONE)
         closed.append(False)
         opened.append(len(closed) - 1)
         of_name[name].append(len(closed) - 1)
@@ -114,20 +113,20 @@ def _nested(names: list[int], is_end: list[int]) -> _Nesting:
     for name in reversed(_ends_alone(names, is_end)):  # the range that ends last was opened first
         begin(name, None)
         count += 1
-    found.innermost.append(opened[-1] if opened else NONE)
+    nesting.innermost.append(opened[-1] if opened else NONE)
     for row, (name, ending) in enumerate(zip(names, is_end, strict=True)):
         if ending:
-            place = of_name[name].pop()
-            found.ends[place] = row
-            closed[place] = True
+            index = of_name[name].pop()
+            nesting.ends[index] = row
+            closed[index] = True
             while opened and closed[opened[-1]]:
                 opened.pop()
             count -= 1
         else:
             begin(name, row)
             count += 1
-        found.innermost.append(opened[-1] if opened else NONE)
-    return found
+        nesting.innermost.append(opened[-1] if opened else NONE)
+    return nesting
 
 
 def _ends_alone(names: list[int], is_end: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.columns import extremes
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Bands:
 
     low: Int64
     high: Int64
-    rows: npt.NDArray[np.intp]
+    rows: Rows
     first: Int64
     last: Int64
     rest: Int64
-    small: npt.NDArray[np.intp]
+    small: Rows
     small_first: npt.NDArray[np.int32]
     small_last: npt.NDArray[np.int32]
     peak_event: int
@@ -47,14 +47,14 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     """
     low, high, at = extremes(trace.live(device), cuts)
     blocks = trace.allocations
-    near = (blocks.device == device) & (blocks.born < at[-1]) & (blocks.freed >= at[0])
-    rows = np.flatnonzero(near)
+    overlaps = (blocks.device == device) & (blocks.born < at[-1]) & (blocks.freed >= at[0])
+    rows = np.flatnonzero(overlaps)
     # A block is alive at a moment `at` if born < at <= freed. `at` never decreases from column to column.
     first = np.searchsorted(at, blocks.born[rows], side="right")
     last = np.searchsorted(at, blocks.freed[rows], side="right") - 1
-    seen = np.flatnonzero(first <= last)
-    place = _largest(blocks.bytes[rows[seen]], most)
-    chosen, small = seen[place], np.delete(seen, place)
+    drawn = np.flatnonzero(first <= last)
+    largest = _largest(blocks.bytes[rows[drawn]], most)
+    chosen, small = drawn[largest], np.delete(drawn, largest)
     size = blocks.bytes[rows[chosen]]
     top = int(np.argmax(high))
     return Bands(
@@ -72,33 +72,33 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     )
 
 
-def divided_rest(found: Bands, size: Int64, part: Int64, parts: int) -> Int64:
+def divided_rest(drawn: Bands, size: Int64, part: Int64, parts: int) -> Int64:
     """Divide the rest of each column into parts. Returns bytes, int64, shape (parts, columns).
 
     Args:
-        found: the bands.
+        drawn: the bands.
         size: bytes of each of `found.small`.
         part: the part of each of `found.small`, from 0 to `parts` - 1.
         parts: how many parts there are.
     """
-    width = len(found.rest) + 1
-    change = sums(part * width + found.small_first, size, parts * width)
-    change -= sums(part * width + found.small_last + 1, size, parts * width)
+    width = len(drawn.rest) + 1
+    change = sums(part * width + drawn.small_first, size, parts * width)
+    change -= sums(part * width + drawn.small_last + 1, size, parts * width)
     divided: Int64 = np.cumsum(change.reshape(parts, width), axis=1)[:, :-1]
     return divided
 
 
-def _largest(size: Int64, most: int) -> npt.NDArray[np.intp]:
+def _largest(size: Int64, most: int) -> Rows:
     """Return the indices of the `most` largest, in ascending order; of equal ones the first."""
     if len(size) <= most:
         return np.arange(len(size), dtype=np.intp)
     least = np.partition(size, len(size) - most)[len(size) - most]
     larger, equal = np.flatnonzero(size > least), np.flatnonzero(size == least)
-    found: npt.NDArray[np.intp] = np.sort(np.concatenate((larger, equal[: most - len(larger)])))
-    return found
+    chosen: Rows = np.sort(np.concatenate((larger, equal[: most - len(larger)])))
+    return chosen
 
 
-def _stacked(size: Int64, first: npt.NDArray[np.intp], last: npt.NDArray[np.intp], columns: int) -> Int64:
+def _stacked(size: Int64, first: Rows, last: Rows, columns: int) -> Int64:
     """Return the sum of the bands in each column."""
     change = np.zeros(columns + 1, np.int64)
     np.add.at(change, first, size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -16,7 +16,7 @@ from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64, Rows
 
 By = Literal[
     "category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation"
@@ -36,7 +36,7 @@ Divided = By | Rules | ModuleGroups
 
 _CATEGORY_KEYS = tuple(category.key for category in Category)
 
-Rows = npt.NDArray[np.intp] | slice
+ChosenRows = Rows | slice
 _ALL = slice(None)
 
 
@@ -50,7 +50,7 @@ class Part:
     categories: dict[str, int] = field(default_factory=dict)
 
 
-def codes(trace: MemoryTrace, by: Divided, rows: Rows = _ALL) -> tuple[Int64, tuple[str, ...]]:
+def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int64, tuple[str, ...]]:
     """Return the part to which each allocation belongs.
 
     Args:
@@ -78,56 +78,56 @@ def codes(trace: MemoryTrace, by: Divided, rows: Rows = _ALL) -> tuple[Int64, tu
 Codes = tuple[Int64, tuple[str, ...]]
 
 
-def _by_category(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_category(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     return trace.allocations.category[rows].astype(np.int64), _CATEGORY_KEYS
 
 
-def _by_phase(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_phase(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     return trace.allocations.phase[rows].astype(np.int64), tuple(phase.key for phase in Phase)
 
 
-def _by_module(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_module(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     keys = (NOT_NAMED, *(module.key for module in trace.modules))
     return trace.allocations.module[rows].astype(np.int64) + 1, keys
 
 
-def _by_operator(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_operator(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     operator = trace.allocations.operator[rows]
     return _known_from_birth(trace, rows, operator), (BEFORE_WINDOW, NO_OPERATOR, *trace.operators)
 
 
-def _by_context(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_context(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     context = trace.allocations.context[rows]
     return _known_from_birth(trace, rows, context), (BEFORE_WINDOW, NONE, *trace.contexts)
 
 
-def _by_annotation(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_annotation(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     annotation = innermost_at_birth(trace, rows)
     return _known_from_birth(trace, rows, annotation), (BEFORE_WINDOW, NONE, *trace.annotation_names)
 
 
-def _by_pool(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_pool(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     keys = (NOT_KNOWN, *(pool_key(pool) for pool in trace.pools))
     return trace.allocations.pool[rows].astype(np.int64) + 1, keys
 
 
-def _by_stream(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_stream(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     keys = (NOT_KNOWN, *(stream_key(stream) for stream in trace.streams))
     return trace.allocations.stream[rows].astype(np.int64) + 1, keys
 
 
-def _by_stack(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_stack(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
-    return part, tuple("\n".join(trace.stacks[row]) if row >= 0 else NO_STACK for row in stacks)
+    return part, tuple("\n".join(trace.stack(row)) if row >= 0 else NO_STACK for row in stacks)
 
 
-def _by_line(trace: MemoryTrace, rows: Rows) -> Codes:
+def _by_line(trace: MemoryTrace, rows: ChosenRows) -> Codes:
     part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
-    line, keys = lines_of([trace.stacks[row] if row >= 0 else () for row in stacks])
+    line, keys = lines_of([trace.stack(row) for row in stacks])
     return line[part], keys
 
 
-_CODES: dict[str, Callable[[MemoryTrace, Rows], Codes]] = {
+_CODES: dict[str, Callable[[MemoryTrace, ChosenRows], Codes]] = {
     "category": _by_category,
     "module": _by_module,
     "operator": _by_operator,
@@ -141,7 +141,9 @@ _CODES: dict[str, Callable[[MemoryTrace, Rows], Codes]] = {
 }
 
 
-def _known_from_birth(trace: MemoryTrace, rows: Rows, table_row: npt.NDArray[np.signedinteger]) -> Int64:
+def _known_from_birth(
+    trace: MemoryTrace, rows: ChosenRows, table_row: npt.NDArray[np.signedinteger]
+) -> Int64:
     """Return 0 for blocks allocated before the window, else the row of a table plus 2 (1 for no row)."""
     return np.where(trace.allocations.born[rows] < 0, 0, table_row.astype(np.int64) + 2)
 
@@ -161,7 +163,7 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> tuple
     return parts_of(trace, trace.allocations.alive_at(event, device), by)
 
 
-def parts_of(trace: MemoryTrace, rows: npt.NDArray[np.intp], by: Divided) -> tuple[Part, ...]:
+def parts_of(trace: MemoryTrace, rows: Rows, by: Divided) -> tuple[Part, ...]:
     """Divide the bytes of some allocations (rows of `trace.allocations`) into parts, largest first.
 
     Raises:
@@ -171,20 +173,28 @@ def parts_of(trace: MemoryTrace, rows: npt.NDArray[np.intp], by: Divided) -> tup
     size = trace.allocations.bytes[rows]
     count = np.bincount(part, minlength=len(keys))
     total = sums(part, size, len(keys))
-    found = np.flatnonzero(count)
-    found = found[np.argsort(-total[found], kind="stable")]
-    inner: list[dict[str, int]] = [{}] * len(found)
+    used = np.flatnonzero(count)
+    used = used[np.argsort(-total[used], kind="stable")]
+    inner: list[dict[str, int]] = [{}] * len(used)
     if by == "module":
         table = sums(part * len(Category) + trace.allocations.category[rows], size, len(keys) * len(Category))
-        inner = [_named(row) for row in table.reshape(-1, len(Category))[found].tolist()]
-    columns = (total[found].tolist(), count[found].tolist(), inner)
+        inner = [_named(row) for row in table.reshape(-1, len(Category))[used].tolist()]
+    columns = (total[used].tolist(), count[used].tolist(), inner)
     parts: dict[str, Part] = {}
-    for row, bytes_, blocks, categories in zip(found.tolist(), *columns, strict=True):
+    for row, bytes_, blocks, categories in zip(used.tolist(), *columns, strict=True):
         new = Part(keys[row], bytes_, blocks, categories)
         parts[new.key] = merged(parts[new.key], new) if new.key in parts else new
-    if len(parts) == len(found):
+    if len(parts) == len(used):
         return tuple(parts.values())
     return tuple(sorted(parts.values(), key=lambda item: -item.bytes))
+
+
+def shortened(parts: Sequence[Part], most: int, rest_key: str) -> tuple[Part, ...]:
+    """Return the first `most` parts, and all others as one part under `rest_key`; the sums stay the same."""
+    shown, rest = parts[:most], parts[most:]
+    if not rest:
+        return tuple(shown)
+    return (*shown, Part(rest_key, sum(part.bytes for part in rest), sum(part.count for part in rest)))
 
 
 def sums(group: Int64, size: Int64, groups: int) -> Int64:

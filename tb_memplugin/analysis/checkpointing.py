@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words, share
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import highest_step
 from tb_memplugin.analysis.recompute import Activations, Recomputed
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -41,20 +42,20 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
     step = highest_step(trace, device)
     activations = Activations(trace, device, step)
     groups = _groups(trace, activations.own_bytes(step.peak_event))
-    found = [(name, activations.recomputed(rows)) for name, rows in groups]
-    found = [(name, one) for name, one in found if one.saved_bytes > 0]
-    if not found:
+    estimates = [(name, activations.recomputed(rows)) for name, rows in groups]
+    most = max((estimate.saved_bytes for _, estimate in estimates), default=0)
+    if most <= 0:
         return Fine(f"There is no module whose recomputation would lower the peak of step {step.number}.")
-    most = max(one.saved_bytes for _, one in found)
     if most < LEAST_SHARE * step.peak_bytes:
         return Fine(
-            f"Recomputing one module would lower the peak of step {step.number} by at most {in_words(most)} "
+            f"Recomputing one module would lower the peak of step {step.number} by at most {size_told(most)} "
             f"({share(most, step.peak_bytes)})."
         )
-    good = [(name, one) for name, one in found if one.saved_bytes >= NEARLY * most]
+    good = [(name, estimate) for name, estimate in estimates if estimate.saved_bytes >= NEARLY * most]
     name, best = min(good, key=lambda item: (item[1].forward_ns, -item[1].saved_bytes, item[0]))
-    found = [(name, one) for name, one in found if one.saved_bytes >= SHOWN_SHARE * step.peak_bytes]
-    found.sort(key=lambda item: (-item[1].saved_bytes, item[1].forward_ns))
+    least = max(SHOWN_SHARE * step.peak_bytes, 1)
+    shown = [(name, estimate) for name, estimate in estimates if estimate.saved_bytes >= least]
+    shown.sort(key=lambda item: (-item[1].saved_bytes, item[1].forward_ns))
     calls = f"{best.calls:,} calls" if best.calls > 1 else "one call"
     return Finding(
         kind="checkpointing",
@@ -66,7 +67,7 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
         bytes=best.saved_bytes,
         measure="less at the peak",
         of_bytes=step.peak_bytes,
-        evidence=tuple(_evidence(name, one, step.number) for name, one in found[:SHOWN]),
+        evidence=tuple(_evidence(name, estimate, step.number) for name, estimate in shown[:SHOWN]),
         where=_where(name, step.number),
         what_to_do="Call it through torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).",
         price=f"one more forward of it: {_ms(best)} per step",
@@ -75,35 +76,36 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
 
 def _groups(trace: MemoryTrace, own: Int64) -> list[tuple[str, Int64]]:
     """Return the modules (rows) under each folded name, largest first, submodules included."""
-    held = own.copy()
+    inclusive = own.copy()
     for row in range(len(trace.modules) - 1, -1, -1):
         if trace.modules[row].parent >= 0:
-            held[trace.modules[row].parent] += held[row]
+            inclusive[trace.modules[row].parent] += inclusive[row]
     folded = folds([module.key for module in trace.modules])
     rows: dict[str, list[int]] = {}
     for row, module in enumerate(trace.modules):
-        if module.is_module and held[row]:
+        if module.is_module and inclusive[row]:
             rows.setdefault(folded[module.key], []).append(row)
-    total = {name: int(held[places].sum()) for name, places in rows.items()}
+    total = {name: int(inclusive[members].sum()) for name, members in rows.items()}
     largest = sorted(rows, key=lambda name: (-total[name], name))[:TRIED]
     return [(name, np.array(rows[name], np.int64)) for name in largest]
 
 
-def _evidence(name: str, one: Recomputed, step: int) -> Evidence:
-    calls = f"{one.calls:,} {'call' if one.calls == 1 else 'calls'}"
-    a_ms = in_words(one.saved_bytes * 1e6 / max(one.forward_ns, 1))
-    detail = f"{_ms(one)} of forward in {calls}; saves {a_ms} per ms; holds {in_words(one.held_bytes)}"
-    return Evidence(_shown(name), one.saved_bytes, detail, where=_where(name, step))
+def _evidence(name: str, estimate: Recomputed, step: int) -> Evidence:
+    calls = f"{estimate.calls:,} {'call' if estimate.calls == 1 else 'calls'}"
+    per_ms = size_told(estimate.saved_bytes * 1e6 / max(estimate.forward_ns, 1))
+    held = size_told(estimate.held_bytes)
+    detail = f"{_ms(estimate)} of forward in {calls}; saves {per_ms} per ms; holds {held}"
+    return Evidence(_shown(name), estimate.saved_bytes, detail, where=_where(name, step))
 
 
 def _where(name: str, step: int) -> Where:
-    found = (("find", name),) if name else ()
-    return Where("modules", (("step", str(step)), *found, ("sort", "activations")))
+    search = (("find", name),) if name else ()
+    return Where("modules", (("step", str(step)), *search, ("sort", "activations")))
 
 
 def _shown(name: str) -> str:
     return name or "(root)"
 
 
-def _ms(one: Recomputed) -> str:
-    return f"{one.forward_ns / 1e6:,.2f} ms"
+def _ms(estimate: Recomputed) -> str:
+    return f"{estimate.forward_ns / 1e6:,.2f} ms"

@@ -108,15 +108,15 @@ def _device_comparison(
 
 def _pairs(base: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
     """Pair the device names of both sides, in the order of the base; "" if a side has no partner."""
-    left = sorted(set(base) - set(other), key=_rank)
-    right = sorted(set(other) - set(base), key=_rank)
+    only_base = sorted(set(base) - set(other), key=_rank)
+    only_other = sorted(set(other) - set(base), key=_rank)
     partner = {name: name for name in base if name in other}
-    for name in left:
-        same = (found for found in right if found.partition(":")[0] == name.partition(":")[0])
-        partner[name] = next(same, "")
+    for name in only_base:
+        kind = name.partition(":")[0]
+        partner[name] = next((other for other in only_other if other.partition(":")[0] == kind), "")
         if partner[name]:
-            right.remove(partner[name])
-    return [(name, partner[name]) for name in base] + [("", name) for name in right]
+            only_other.remove(partner[name])
+    return [(name, partner[name]) for name in base] + [("", name) for name in only_other]
 
 
 def _rank(name: str) -> tuple[str, int, str]:
@@ -130,13 +130,32 @@ def compare_parts(base: Sequence[Part], other: Sequence[Part]) -> tuple[Delta, .
     The deltas sum to the difference of the totals. A key that is absent on one side counts 0 bytes there
     and is "added" or "removed", even if the other side has 0 bytes under it.
     """
-    left, right = {part.key: part for part in base}, {part.key: part for part in other}
-    keys = {**left, **right}
-    deltas = [_delta(key, left.get(key), right.get(key)) for key in keys]
+    base_parts, other_parts = {part.key: part for part in base}, {part.key: part for part in other}
+    keys = {**base_parts, **other_parts}
+    deltas = [_delta(key, base_parts.get(key), other_parts.get(key)) for key in keys]
     return tuple(
         sorted(
             deltas, key=lambda row: (-abs(row.delta_bytes), -max(row.base_bytes, row.other_bytes), row.key)
         )
+    )
+
+
+def shortened_deltas(rows: Sequence[Delta], most: int, rest_key: str) -> tuple[Delta, ...]:
+    """Return the first `most` rows, and all others as one row under `rest_key`; the sums stay the same."""
+    shown, rest = rows[:most], rows[most:]
+    if not rest:
+        return tuple(shown)
+    base, other = sum(row.base_bytes for row in rest), sum(row.other_bytes for row in rest)
+    return (
+        *shown,
+        Delta(
+            key=rest_key,
+            status=_change(base, other),
+            base_bytes=base,
+            other_bytes=other,
+            base_count=sum(row.base_count for row in rest),
+            other_count=sum(row.other_count for row in rest),
+        ),
     )
 
 
@@ -158,9 +177,13 @@ def _status(base: Part | None, other: Part | None) -> Status:
         return "added"
     if other is None:
         return "removed"
-    if base.bytes == other.bytes:
+    return _change(base.bytes, other.bytes)
+
+
+def _change(before: int, after: int) -> Status:
+    if before == after:
         return "same"
-    return "grown" if other.bytes > base.bytes else "shrunk"
+    return "grown" if after > before else "shrunk"
 
 
 def _changed_category(base: dict[str, int], other: dict[str, int]) -> str | None:

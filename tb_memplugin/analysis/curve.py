@@ -79,6 +79,7 @@ def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, 
     top = int(np.argmax(high))
     event = int(at[top]) - 1
     inside = event >= int(cuts[0])
+    reserved = trace.reserved(device)
     return Curve(
         t0_ns=times[0],
         t1_ns=times[1],
@@ -86,7 +87,7 @@ def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, 
         end_event=int(cuts[-1]),
         low=low,
         high=high,
-        reserved=_reserved(trace, device, cuts),
+        reserved=None if reserved is None else highest(reserved, cuts),
         keys=keys,
         stacks=stacks,
         peak_event=event,
@@ -96,36 +97,24 @@ def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, 
     )
 
 
-def _reserved(trace: MemoryTrace, device: int, cuts: Int64) -> Int64 | None:
-    if not trace.devices[device].has_reserved:
-        return None
-    here = np.flatnonzero((trace.events.device == device) & (trace.events.reserved >= 0))
-    first = trace.devices[device].reserved_at_start
-    if first is None:
-        if not len(here):
-            return None
-        first = int(trace.events.reserved[here[0]])
-    level = np.concatenate(([first], trace.events.reserved[here]))
-    return highest(level, np.searchsorted(here, cuts))
-
-
 def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tuple[str, ...], Int64]:
     """Return the live bytes of each key at each index into `live`."""
     blocks = trace.allocations
     part, names = codes(trace, by)
     part, names = _folded(trace, device, part, names, int(at[np.argmax(trace.live(device)[at])]) - 1, by)
-    here = (blocks.device == device) & (blocks.born < at.max()) & (blocks.freed >= at.min())
-    born, freed, size, part = blocks.born[here], blocks.freed[here], blocks.bytes[here], part[here]
+    near = (blocks.device == device) & (blocks.born < at.max()) & (blocks.freed >= at.min())
+    born, freed, size, part = blocks.born[near], blocks.freed[near], blocks.bytes[near], part[near]
     stacks = np.zeros((len(names), len(at)), np.int64)
     order = np.argsort(at, kind="stable")
-    places = at[order]
-    # A block counts at every place p with born < p <= freed: add it at the first, subtract it after the last.
-    enter = np.searchsorted(places, born, side="right")
-    leave = np.searchsorted(places, freed, side="right")
-    seen = enter < leave
-    width = len(places) + 1
-    delta = sums(part[seen] * width + enter[seen], size[seen], len(names) * width)
-    delta -= sums(part[seen] * width + leave[seen], size[seen], len(names) * width)
+    moments = at[order]
+    # A block counts at every moment with born < moment <= freed: add it at the first, subtract it after
+    # the last.
+    enter = np.searchsorted(moments, born, side="right")
+    leave = np.searchsorted(moments, freed, side="right")
+    drawn = enter < leave
+    width = len(moments) + 1
+    delta = sums(part[drawn] * width + enter[drawn], size[drawn], len(names) * width)
+    delta -= sums(part[drawn] * width + leave[drawn], size[drawn], len(names) * width)
     stacks[:, order] = np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1]
     keeps_all = by == "module" or isinstance(by, ModuleGroups)
     used = np.arange(len(names)) if keeps_all else np.flatnonzero(stacks.any(axis=1))
@@ -142,9 +131,9 @@ def _folded(
     total = sums(part[alive], trace.allocations.bytes[alive], len(names))
     shown = np.argsort(-total, kind="stable")[:SHOWN_MODULES]
     shown = shown[total[shown] > 0]
-    place = np.full(len(names), len(shown), np.int64)
-    place[shown] = np.arange(len(shown))
-    return place[part], (*(names[row] for row in shown), OTHER_MODULES if by == "module" else OTHERS)
+    key_of = np.full(len(names), len(shown), np.int64)
+    key_of[shown] = np.arange(len(shown))
+    return key_of[part], (*(names[row] for row in shown), OTHER_MODULES if by == "module" else OTHERS)
 
 
 def category_columns(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int) -> Curve:

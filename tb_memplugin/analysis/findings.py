@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tb_memplugin.analysis.units import size_told
-
 FindingKind = Literal[
     "growth", "kept_gradients", "unused_reserve", "checkpointing", "optimizer_state", "large_temporary"
 ]
@@ -107,11 +105,6 @@ class NotJudged:
 Result = Finding | Fine | NotJudged
 
 
-def in_words(size: float) -> str:
-    """Return bytes as text, as `size_told` does: "13.25 MiB"."""
-    return size_told(size)
-
-
-def share(part: int, whole: int) -> str:
+def share(part: int, total: int) -> str:
     """Return a part of a whole as a percentage: "12.3 %"."""
-    return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
+    return f"{100 * part / total:.1f} %" if total else "0.0 %"

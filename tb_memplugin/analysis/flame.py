@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.source_lines import NO_STACK, is_user_code, leading_frame
 from tb_memplugin.analysis.stacks import StackRow
 from tb_memplugin.trace.frames import read_frame
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, Rows
 
 Frames = Literal["folded", "all", "user"]
-Places = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +36,12 @@ class Flame:
 
     def path(self, node: int) -> list[int]:
         """Return the node and its ancestors, root first."""
-        found = [node]
-        while self.parent[found[-1]] >= 0:
-            found.append(int(self.parent[found[-1]]))
-        return found[::-1]
+        nodes = [node]
+        while self.parent[nodes[-1]] >= 0:
+            nodes.append(int(self.parent[nodes[-1]]))
+        return nodes[::-1]
 
-    def in_sight(self, node: int, least_bytes: float) -> tuple[Places, int]:
+    def in_sight(self, node: int, least_bytes: float) -> tuple[Rows, int]:
         """Return a node, its ancestors and its large enough descendants; and how many descendants are not."""
         below = np.arange(node + 1, self.end[node], dtype=np.intp)
         large = below[self.bytes[below] >= least_bytes]
@@ -94,8 +92,8 @@ def _shortened(frames: tuple[str, ...], users: dict[str, bool]) -> tuple[str, ..
     for text in frames:
         if text not in users:
             users[text] = is_user_code(text)
-    kept = tuple(text for text in frames if users[text])
-    return kept or (next((text for text in frames if read_frame(text).is_python), frames[0]),)
+    user_frames = tuple(text for text in frames if users[text])
+    return user_frames or (next((text for text in frames if read_frame(text).is_python), frames[0]),)
 
 
 def _columns(root: _Node, without: _Node | None, *, fold: bool) -> Flame:
@@ -107,13 +105,13 @@ def _columns(root: _Node, without: _Node | None, *, fold: bool) -> Flame:
     while waiting:
         first, above = waiting.pop()
         run, last = _run(first, fold=fold and first is not root)
-        place = len(nodes)
+        index = len(nodes)
         runs.append(run if first is not root else ())
         nodes.append(last)
         parent.append(above)
-        waiting += [(without, place)] if without and first is root else []
+        waiting += [(without, index)] if without and first is root else []
         below = sorted(last.children.values(), key=lambda child: (child.bytes, child.frame))
-        waiting += [(child, place) for child in below]
+        waiting += [(child, index) for child in below]
     return Flame(
         runs=tuple(runs),
         parent=np.array(parent, np.int64),
@@ -121,7 +119,7 @@ def _columns(root: _Node, without: _Node | None, *, fold: bool) -> Flame:
         count=np.array([node.count for node in nodes], np.int64),
         own=np.array([node.own for node in nodes], np.int64),
         end=_ends(parent),
-        without=next((place for place, node in enumerate(nodes) if node is without), -1),
+        without=next((index for index, node in enumerate(nodes) if node is without), -1),
     )
 
 
@@ -139,8 +137,8 @@ def _run(node: _Node, *, fold: bool) -> tuple[tuple[str, ...], _Node]:
 
 def _ends(parent: list[int]) -> Int64:
     end = list(range(1, len(parent) + 1))
-    for place in range(len(parent) - 1, 0, -1):
-        end[parent[place]] = max(end[parent[place]], end[place])
+    for node in range(len(parent) - 1, 0, -1):
+        end[parent[node]] = max(end[parent[node]], end[node])
     return np.array(end, np.int64)
 
 

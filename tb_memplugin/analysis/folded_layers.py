@@ -50,8 +50,8 @@ def folds(keys: Sequence[str]) -> dict[str, str]:
     return {key: names[pattern] for key, pattern in zip(keys, patterns, strict=True)}
 
 
-def _row_name(alike: Sequence[Sequence[str]]) -> str:
-    return ".".join(found[0] if len(set(found)) == 1 else "*" for found in zip(*alike, strict=True))
+def _row_name(rows: Sequence[Sequence[str]]) -> str:
+    return ".".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*rows, strict=True))
 
 
 def _folded_numbers(keys: Sequence[str]) -> list[tuple[list[str], list[int]]]:
@@ -68,18 +68,18 @@ def _folded_numbers(keys: Sequence[str]) -> list[tuple[list[str], list[int]]]:
     for turn in range(max(map(len, numbers), default=0)):
         rows = [row for row, found in enumerate(numbers) if len(found) > turn]
         lists = {row: _starred(split[row][: numbers[row][turn]], folded[row]) for row in rows}
-        alike = _alike((lists[row], split[row], numbers[row][turn]) for row in rows)
+        folding = _alike((lists[row], split[row], numbers[row][turn]) for row in rows)
         for row in rows:
-            if lists[row] in alike:
+            if lists[row] in folding:
                 folded[row].append(numbers[row][turn])
     return list(zip(split, folded, strict=True))
 
 
-def _alike(found: Iterable[tuple[str, list[str], int]]) -> set[str]:
+def _alike(lists: Iterable[tuple[str, list[str], int]]) -> set[str]:
     """Return the names of lists that fold, given (list, segments, index of the number) of each key."""
     layers: dict[str, set[int]] = defaultdict(set)
     deep: set[str] = set()
-    for name, segments, at in found:
+    for name, segments, at in lists:
         layers[name].add(int(segments[at]))
         if at + 1 < len(segments):
             deep.add(name)

@@ -20,13 +20,13 @@ def folded_parts(
         groups: the names of that window's groups. A module that the window does not have goes to the group
             whose pattern it matches (`layers.30.mlp` to `layers.*.mlp`), else to the other modules.
     """
-    patterns = sorted(((name.split("."), name) for name in groups), key=lambda one: -len(one[0]))
-    found: dict[str, Part] = {}
+    patterns = sorted(((name.split("."), name) for name in groups), key=lambda pattern: -len(pattern[0]))
+    merged_parts: dict[str, Part] = {}
     for part in parts:
         key = group_of.get(part.key) or _holder(part.key.split("."), patterns)
-        moved = replace(part, key=key)
-        found[key] = merged(found[key], moved) if key in found else moved
-    return tuple(sorted(found.values(), key=lambda part: -part.bytes))
+        in_group = replace(part, key=key)
+        merged_parts[key] = merged(merged_parts[key], in_group) if key in merged_parts else in_group
+    return tuple(sorted(merged_parts.values(), key=lambda part: -part.bytes))
 
 
 def _holder(key: Sequence[str], patterns: Sequence[tuple[list[str], str]]) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.allocator import knows_segments, levels
-from tb_memplugin.analysis.columns import Cuts, time_cuts
+from tb_memplugin.analysis.allocator import Levels, knows_segments, levels
+from tb_memplugin.analysis.columns import Cuts, highest, time_cuts
 from tb_memplugin.analysis.layout import Placement
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
@@ -69,31 +69,44 @@ def fragmentation_curve(
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
     cuts = time_cuts(trace, t0_ns, t1_ns, columns)
-    asked = np.unique(cuts[1:] - 1) if knows_segments(trace, device) else np.empty(0, np.int64)
-    if len(asked) > moments:
-        asked = asked[np.linspace(0, len(asked) - 1, moments).astype(np.int64)]
-    free, largest = _sampled(trace, device, asked)
-    return FragmentationCurve(t0_ns, t1_ns, _unused(trace, device, cuts), asked, free, largest)
+    unused = unused_levels(levels(trace, device))
+    known = knows_segments(trace, device)
+    events = sampled_events(cuts, moments) if known else np.empty(0, np.int64)
+    free, largest = _free_after(trace, device, events)
+    unused_columns = None if unused is None else highest_unused(unused, cuts)
+    return FragmentationCurve(t0_ns, t1_ns, unused_columns, events, free, largest)
 
 
-def _unused(trace: MemoryTrace, device: int, cuts: Cuts) -> Ratio | None:
-    """Return the highest ratio in each column, from its level on entry to that after its last event."""
-    now = levels(trace, device)
-    if now.reserved is None:
+def unused_levels(memory: Levels) -> Ratio | None:
+    """Return (reserved - allocated) / reserved after every event; -inf if nothing is reserved then."""
+    if memory.reserved is None:
         return None
-    ratio = np.full(len(now.reserved), -np.inf)
-    np.divide(now.reserved - now.allocated, now.reserved, out=ratio, where=now.reserved > 0)
-    first, last = cuts[:-1], cuts[1:]
-    ranges = np.stack((first, last), axis=1).ravel()
-    highest = np.maximum(np.maximum.reduceat(ratio, ranges)[::2], ratio[last])
-    return np.where(np.isneginf(highest), np.nan, highest)
+    ratio = np.full(len(memory.reserved), -np.inf)
+    np.divide(memory.reserved - memory.allocated, memory.reserved, out=ratio, where=memory.reserved > 0)
+    return ratio
 
 
-def _sampled(trace: MemoryTrace, device: int, asked: Int64) -> tuple[Int64, Int64]:
-    free, largest = np.zeros(len(asked), np.int64), np.zeros(len(asked), np.int64)
-    placement = Placement(trace, device) if len(asked) else None
-    for place, event in enumerate(asked.tolist()):
-        if placement is not None:
+def highest_unused(ratio: Ratio, cuts: Cuts) -> Ratio:
+    """Return the highest of `unused_levels` in each column; NaN where nothing is reserved."""
+    top = highest(ratio, cuts)
+    return np.where(np.isneginf(top), np.nan, top)
+
+
+def sampled_events(cuts: Cuts, moments: int = SAMPLED_MOMENTS) -> Int64:
+    """Return the last event of at most `moments` columns, evenly chosen: int64, ascending, each once."""
+    last = np.unique(cuts[1:] - 1)
+    if len(last) <= moments:
+        return last
+    chosen: Int64 = last[np.linspace(0, len(last) - 1, moments).astype(np.int64)]
+    return chosen
+
+
+def _free_after(trace: MemoryTrace, device: int, events: Int64) -> tuple[Int64, Int64]:
+    """Return all free bytes in the segments, and the longest free stretch, after each of some events."""
+    free, largest = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
+    if len(events):
+        placement = Placement(trace, device)
+        for index, event in enumerate(events.tolist()):
             sizes = placement.at(event).free_bytes
-            free[place], largest[place] = sizes.sum(), sizes.max(initial=0)
+            free[index], largest[index] = sizes.sum(), sizes.max(initial=0)
     return free, largest

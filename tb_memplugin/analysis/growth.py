@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.leaks import FEWEST_STEPS, Leak, leaks, step_bounds
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
+from tb_memplugin.analysis.units import counted, size_told
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import FX
 from tb_memplugin.trace.tables import NOT_NAMED, Int64
@@ -35,19 +36,19 @@ def growth(trace: MemoryTrace, device: int) -> Result:
         if len(trace.steps) >= FEWEST_STEPS:
             has += f", {max(steps, 0)} of them with events of this device"
         return NotJudged(f"This rule needs {FEWEST_STEPS} whole steps in one recording; this one {has}.")
-    found = leaks(trace, device)
-    if not found:
+    growing = leaks(trace, device)
+    if not growing:
         return Fine(
             f"No place grew in at least 3 of every 4 steps and kept that growth ({steps} steps recorded)."
         )
     peak = int(trace.live(device).max())
-    a_step = sum(leak.bytes for leak in found) // steps
+    a_step = sum(leak.bytes for leak in growing) // growing[0].of_steps
     if a_step * MATTERS_IN_STEPS < MATTERS_SHARE * peak:
         return Fine(
-            f"Memory grows by {in_words(a_step)} per step: {MATTERS_IN_STEPS:,} steps would add less than "
+            f"Memory grows by {size_told(a_step)} per step: {MATTERS_IN_STEPS:,} steps would add less than "
             f"{MATTERS_SHARE:.0%} of the peak."
         )
-    return _finding(trace, device, found, bounds, a_step, peak)
+    return _finding(trace, device, growing, bounds, a_step, peak)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +63,27 @@ class _Place:
         return sum(leak.bytes for leak in self.leaks)
 
 
-def _places(trace: MemoryTrace, found: tuple[Leak, ...]) -> list[_Place]:
+def _places(trace: MemoryTrace, growing: tuple[Leak, ...]) -> list[_Place]:
     rows = folds([module.key for module in trace.modules])
     by_name: dict[str, list[Leak]] = {}
-    for leak in found:
+    for leak in growing:
         by_name.setdefault(place_name(leak.key, leak.frames, rows), []).append(leak)
     places = [_Place(name, tuple(leaks)) for name, leaks in by_name.items()]
     return sorted(places, key=lambda place: (-place.bytes, place.name))
 
 
 def _finding(
-    trace: MemoryTrace, device: int, found: tuple[Leak, ...], bounds: Int64, a_step: int, peak: int
+    trace: MemoryTrace, device: int, growing: tuple[Leak, ...], bounds: Int64, a_step: int, peak: int
 ) -> Finding:
     last, event = trace.step_at(int(bounds[-1]) - 1).number, int(bounds[-1]) - 1
-    places = _places(trace, found)
+    places = _places(trace, growing)
     rows = [_evidence(place, last, event) for place in places[:SHOWN_PLACES]]
     rest = places[SHOWN_PLACES:]
     if rest:
-        more = _Place(f"{len(rest):,} more {_plural('place', len(rest))}", _all(rest))
+        more = _Place(counted(len(rest), "more place"), _all(rest))
         rows.append(Evidence(more.name, more.bytes, _rise(more), name=False))
     count = len(places) - 1
-    others = f" (also {count:,} more {_plural('place', count)})" if count else ""
+    others = f" (also {counted(count, 'more place')})" if count else ""
     return Finding(
         kind="growth",
         level="problem",
@@ -99,7 +100,7 @@ def _finding(
             "Find what still holds these tensors after the step, such as a list of losses or outputs, and "
             "store loss.item() or tensor.detach() instead. A cache or queue that is still filling up looks "
             "the same at first, but stops growing later: to find out, record more than these "
-            f"{len(bounds) - 1} steps."
+            f"{growing[0].of_steps} steps."
         ),
         levels=tuple(trace.live(device)[bounds].tolist()),
     )
@@ -111,16 +112,16 @@ def _all(places: list[_Place]) -> tuple[Leak, ...]:
 
 def _evidence(place: _Place, step: int, event: int) -> Evidence:
     blocks, steps = sum(leak.blocks for leak in place.leaks), max(leak.steps for leak in place.leaks)
-    kept = "replaced by larger ones" if all(leak.is_replaced for leak in place.leaks) else "kept"
+    fate = "replaced by larger ones" if all(leak.is_replaced for leak in place.leaks) else "kept"
     detail = (
-        f"{_rise(place)}; {blocks:,} {_plural('block', blocks)} {kept}, "
+        f"{_rise(place)}; {counted(blocks, 'block')} {fate}, "
         f"grew in {steps} of {place.leaks[0].of_steps} steps"
     )
     return Evidence(place.name, place.bytes, detail, where=_where(place, step, event))
 
 
 def _rise(place: _Place) -> str:
-    return f"rises {in_words(sum(leak.slope_bytes for leak in place.leaks))} per step"
+    return f"rises {size_told(sum(leak.slope_bytes for leak in place.leaks))} per step"
 
 
 def place_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
@@ -147,7 +148,3 @@ def _where(place: _Place, step: int, event: int) -> Where:
     module, _, operator = leak.key.partition(" · ")
     search = operator if module in ("", NOT_NAMED) or not place.name.startswith(module) else module
     return Where("allocations", (("step", str(step)), ("search", search), ("listed", "lifetime")))
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"

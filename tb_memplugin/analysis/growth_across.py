@@ -9,10 +9,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.growth import MATTERS_IN_STEPS, MATTERS_SHARE, place_name
 from tb_memplugin.analysis.leaks import MODELS_OWN, kept_places
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.trace import MemoryTrace
 
 FEWEST_WINDOWS = 4
@@ -83,11 +84,12 @@ def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -
         run: windows of one worker, in any order.
     """
     name = trace.devices[device].name
-    mine = sorted({one.step: one for one in run if one.device == name}.values(), key=lambda one: one.step)
-    if len(mine) < FEWEST_WINDOWS:
-        return NotJudged(_too_few(name, len(mine)))
-    levels = np.array([one.through_bytes for one in mine], np.int64)
-    rises, steps = np.diff(levels), np.diff([one.step for one in mine])
+    of_step = {window.step: window for window in run if window.device == name}
+    windows = [of_step[step] for step in sorted(of_step)]
+    if len(windows) < FEWEST_WINDOWS:
+        return NotJudged(_too_few(name, len(windows)))
+    levels = np.array([window.through_bytes for window in windows], np.int64)
+    rises, steps = np.diff(levels), np.diff(sorted(of_step))
     grew = int(np.count_nonzero(rises > 0))
     if 4 * grew < 3 * len(rises) or rises[-1] <= 0:
         last = "" if rises[-1] > 0 or not grew else ", but not in the last"
@@ -97,10 +99,10 @@ def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -
     a_step, peak = int(np.median(rises / steps)), int(trace.live(device).max())
     if a_step * MATTERS_IN_STEPS < MATTERS_SHARE * peak:
         return Fine(
-            f"From window to window, memory grows by {in_words(a_step)} per step: {MATTERS_IN_STEPS:,} "
+            f"From window to window, memory grows by {size_told(a_step)} per step: {MATTERS_IN_STEPS:,} "
             f"steps would add less than {MATTERS_SHARE:.0%} of the peak."
         )
-    return _finding(name, mine, levels, a_step, peak)
+    return _finding(name, windows, levels, a_step, peak)
 
 
 def _too_few(device: str, count: int) -> str:
@@ -152,10 +154,9 @@ def _finding(device: str, run: Sequence[WindowLevel], levels: np.ndarray, a_step
 
 def _suspects(run: Sequence[WindowLevel]) -> list[Evidence]:
     """Return the places that kept memory in every window, sorted by the least that they kept in one."""
-    seen = Counter(name for one in run for name, _ in one.kept)
-    least = {
-        name: min(dict(one.kept)[name] for one in run) for name, count in seen.items() if count == len(run)
-    }
+    occurrences = Counter(name for window in run for name, _ in window.kept)
+    in_all = [name for name, count in occurrences.items() if count == len(run)]
+    least = {name: min(dict(window.kept)[name] for window in run) for name in in_all}
     largest = sorted(least.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_PLACES]
     return [Evidence(name, size, "kept for a step or more, in every window") for name, size in largest]
 
@@ -163,8 +164,8 @@ def _suspects(run: Sequence[WindowLevel]) -> list[Evidence]:
 def _kept(trace: MemoryTrace, device: int) -> tuple[tuple[str, int], ...]:
     steps = len(trace.steps)
     before = trace.step_events(steps - 1)[0] if steps > 1 else len(trace.events)
-    found: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
     rows = folds([module.key for module in trace.modules])
     for key, frames, size in kept_places(trace, device, before):
-        found[place_name(key, frames, rows)] += size // max(1, steps - 1)
-    return tuple(found.most_common())
+        kept[place_name(key, frames, rows)] += size // max(1, steps - 1)
+    return tuple(kept.most_common())

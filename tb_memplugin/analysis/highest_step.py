@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
@@ -61,10 +61,10 @@ def stretch_on(trace: MemoryTrace, device: int, row: int, first: int, end: int) 
     return HighestStep(row, trace.steps[row].number, first, end, level, first - 1 + int(np.argmax(level)))
 
 
-def highest_step(trace: MemoryTrace, device: int, rows: npt.ArrayLike | None = None) -> HighestStep:
+def highest_step(trace: MemoryTrace, device: int, rows: Sequence[int] | None = None) -> HighestStep:
     """Return the step with a device's highest peak, the first of equals.
 
     `rows` limits the search to these steps (rows of `trace.steps`).
     """
-    chosen = range(len(trace.steps)) if rows is None else np.unique(np.asarray(rows, np.int64)).tolist()
-    return max((step_on(trace, device, row) for row in chosen), key=lambda step: step.peak_bytes)
+    searched = range(len(trace.steps)) if rows is None else rows
+    return max((step_on(trace, device, row) for row in searched), key=lambda step: step.peak_bytes)

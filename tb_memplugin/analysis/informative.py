@@ -18,19 +18,19 @@ def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
         device: row in `trace.devices`.
     """
     blocks = trace.allocations
-    here = blocks.device == device
+    own = blocks.device == device
     modules = np.array([*(module.is_module for module in trace.modules), False])  # index -1 reads the last
-    stacks = bool((blocks.stack[here] >= 0).any())
+    stacks = bool((blocks.stack[own] >= 0).any())
     known: dict[By, bool] = {
         "category": True,
-        "module": bool(modules[blocks.module[here]].any()),
-        "phase": bool(np.isin(blocks.phase[here], _PARTS_OF_A_STEP).any()),
-        "operator": bool((blocks.operator[here] >= 0).any()),
+        "module": bool(modules[blocks.module[own]].any()),
+        "phase": bool(np.isin(blocks.phase[own], _PARTS_OF_A_STEP).any()),
+        "operator": bool((blocks.operator[own] >= 0).any()),
         "line": stacks,
         "stack": stacks,
         "annotation": bool((trace.annotations.device == device).any()),
-        "pool": len(np.unique(blocks.pool[here])) > 1,
-        "stream": len(np.unique(blocks.stream[here])) > 1,
-        "context": bool((blocks.context[here] >= 0).any()),
+        "pool": len(np.unique(blocks.pool[own])) > 1,
+        "stream": len(np.unique(blocks.stream[own])) > 1,
+        "context": bool((blocks.context[own] >= 0).any()),
     }
-    return tuple(by for by, tells in known.items() if tells)
+    return tuple(by for by, has_data in known.items() if has_data)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.highest_step import HighestStep, step_on, stretch_on
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -61,8 +62,8 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
     )
     if best.bytes < LEAST_SHARE * best.step.peak_bytes:
         return Fine(
-            f"{in_words(best.kept_bytes)} of gradients stay allocated during forward, but the peak is "
-            f"elsewhere: without them it would be only {in_words(best.bytes)} lower."
+            f"{size_told(best.kept_bytes)} of gradients stay allocated during forward, but the peak is "
+            f"elsewhere: without them it would be only {size_told(best.bytes)} lower."
         )
     return _finding(trace, device, best)
 
@@ -149,9 +150,9 @@ class _Cost:
         step = gaps.step(trace, device, gap)
         back = np.minimum(_needed_again(trace, rows, int(gaps.end[gap]) - 1), blocks.freed[rows])
         lower = step.without(blocks.bytes[rows], np.full(len(rows), gaps.begin[gap]), back)
-        kept = int(blocks.bytes[rows].sum())
+        kept_bytes = int(blocks.bytes[rows].sum())
         return cls(
-            step, rows, kept, step.peak_bytes - int(lower.max()), _fate(trace, rows, int(gaps.end[gap]))
+            step, rows, kept_bytes, step.peak_bytes - int(lower.max()), _fate(trace, rows, int(gaps.end[gap]))
         )
 
 

@@ -20,9 +20,9 @@ class Lanes:
     Attributes:
         steps: the steps that overlap it.
         phases: spans of forward, backward and optimizer; `name` is a `Phase`.
-        modules: module calls by depth, outermost first; `name` is a row of the modules. Each depth is
-            sorted by start. Consecutive autograd nodes of the same module at that depth are merged into
-            one span.
+        modules: module calls by depth, outermost first, without depths at which there are none; `name` is a
+            row of the modules. Each depth is sorted by start. Consecutive autograd nodes of the same module
+            at that depth are merged into one span.
         omitted: how many module calls are left out because they are narrower than a column. Calls of zero
             width, such as those without an event, are left out too, but not counted.
     """
@@ -63,7 +63,7 @@ def lanes(
     for level in levels:
         inside = _touching(level, t0_ns, t1_ns)
         width = level.end_ns[inside] - level.start_ns[inside]
-        wide = inside[width * columns >= t1_ns - t0_ns]
+        wide = inside[width >= -((t0_ns - t1_ns) // columns)]
         omitted += int(np.count_nonzero(width)) - len(wide)
         shown.append(_rows(level, wide))
     while shown and not len(shown[-1]):
@@ -115,8 +115,10 @@ def _touching(spans: Spans, t0_ns: int, t1_ns: int) -> Int64:
 
 
 def _by_depth(calls: Spans, rows: Int64) -> list[Spans]:
-    deepest = int(calls.depth[rows].max()) if len(rows) else -1
-    return [_rows(calls, rows[calls.depth[rows] == depth]) for depth in range(deepest + 1)]
+    """Return the calls of each depth that occurs; a depth without calls has no lane."""
+    ordered = rows[np.argsort(calls.depth[rows], kind="stable")]
+    edges = np.flatnonzero(np.diff(calls.depth[ordered])) + 1
+    return [_rows(calls, level) for level in np.split(ordered, edges) if len(level)]
 
 
 def _owners_by_depth(module: Int64, parent: Int64) -> list[Int64]:
@@ -149,13 +151,13 @@ def _merged(calls: Spans, nodes: Int64, owner: Int64, stretch: Int64, depth: int
     changes = (owner[1:] != owner[:-1]) | (stretch[1:] != stretch[:-1])
     first = np.concatenate(([0], np.flatnonzero(changes) + 1))
     end_ns = np.maximum.reduceat(calls.end_ns[nodes], first)
-    kept = owner[first] >= 0
+    has_owner = owner[first] >= 0
     return Spans(
-        start_ns=calls.start_ns[nodes][first][kept],
-        end_ns=end_ns[kept],
-        name=owner[first][kept].astype(np.int32),
-        depth=np.full(int(kept.sum()), depth, np.int32),
-        phase=np.full(int(kept.sum()), Phase.BACKWARD, np.uint8),
+        start_ns=calls.start_ns[nodes][first][has_owner],
+        end_ns=end_ns[has_owner],
+        name=owner[first][has_owner].astype(np.int32),
+        depth=np.full(int(has_owner.sum()), depth, np.int32),
+        phase=np.full(int(has_owner.sum()), Phase.BACKWARD, np.uint8),
     )
 
 

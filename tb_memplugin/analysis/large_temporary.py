@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.breakdown import sums
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import HighestStep, highest_step
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import NO_OPERATOR, OUTSIDE, Int64
 
@@ -33,33 +34,34 @@ def large_temporary(trace: MemoryTrace, device: int) -> Result:
     alive = alive[blocks.category[alive] == Category.TEMPORARY]
     if not len(alive):
         return Fine(f"No temporary is alive at the peak of step {step.number}.")
-    mine = np.flatnonzero(
+    temporaries = np.flatnonzero(
         (blocks.category == Category.TEMPORARY)
         & (blocks.device == device)
         & (blocks.born < step.end)
         & (blocks.freed >= step.first)
     )
-    place = _places(trace, mine)
-    held = sums(place[np.searchsorted(mine, alive)], blocks.bytes[alive], int(place.max()) + 1)
-    tried = [one for one in np.argsort(-held, kind="stable")[:TRIED].tolist() if held[one]]
-    saved = {one: _saved(trace, step, mine[place == one]) for one in tried}
-    best = max(tried, key=lambda one: saved[one])
+    place = _places(trace, temporaries)
+    held = sums(place[np.searchsorted(temporaries, alive)], blocks.bytes[alive], int(place.max()) + 1)
+    tried = np.flatnonzero(held)
+    tried = tried[np.argsort(-held[tried], kind="stable")[:TRIED]]
+    saved = {number: _saved(trace, step, temporaries[place == number]) for number in tried.tolist()}
+    best = max(saved, key=lambda number: saved[number])
     if saved[best] < LEAST_SHARE * step.peak_bytes:
         size = int(blocks.bytes[alive].sum())
         return Fine(
-            f"Temporaries hold {in_words(size)} at the peak of step {step.number}. Without those of any "
-            f"single operator, the peak would be at most {in_words(saved[best])} lower."
+            f"Temporaries hold {size_told(size)} at the peak of step {step.number}. Without those of any "
+            f"single operator, the peak would be at most {size_told(saved[best])} lower."
         )
-    return _finding(trace, device, step, mine[place == best], saved[best])
+    return _finding(trace, device, step, temporaries[place == best], saved[best])
 
 
 def _places(trace: MemoryTrace, rows: Int64) -> Int64:
     """Return a number for each block that stands for its operator and folded module."""
     blocks = trace.allocations
     names: dict[str, int] = {}
-    row = folds([module.key for module in trace.modules])
-    folded = [names.setdefault(row[module.key], len(names)) for module in trace.modules]
-    module = np.array([*folded, len(names)], np.int64)[blocks.module[rows]]
+    folded_name = folds([module.key for module in trace.modules])
+    name_number = [names.setdefault(folded_name[module.key], len(names)) for module in trace.modules]
+    module = np.array([*name_number, len(names)], np.int64)[blocks.module[rows]]
     key = module * (len(trace.operators) + 1) + blocks.operator[rows] + 1
     place: Int64 = np.unique(key, return_inverse=True)[1].astype(np.int64)
     return place
@@ -78,10 +80,10 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
     operator = blocks.operator[largest]
     name = trace.operators[operator] if operator >= 0 else NO_OPERATOR
     key = trace.modules[blocks.module[largest]].key if blocks.module[largest] >= 0 else ""
-    row = folds([module.key for module in trace.modules])
-    inside = f" in {row[key]}" if key and not key.startswith(OUTSIDE) else ""
+    folded_name = folds([module.key for module in trace.modules])
+    inside = f" in {folded_name[key]}" if key and not key.startswith(OUTSIDE) else ""
     detail = f"{len(at_peak):,} alive at the peak, {len(rows):,} in the step"
-    frame = leading_frame(trace.stacks[blocks.stack[largest]]) if blocks.stack[largest] >= 0 else None
+    frame = leading_frame(trace.stack(int(blocks.stack[largest])))
     line = [Evidence(line_key(frame), int(blocks.bytes[largest]), "made here")] if frame else []
     return Finding(
         kind="large_temporary",

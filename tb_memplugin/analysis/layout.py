@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.reserve import Reserve, reserve
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.replay import address_order
-from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt64
-
-Rows = npt.NDArray[np.intp]
+from tb_memplugin.trace.tables import Bool, Int32, Int64, Rows, UInt64
 
 SMALLEST_BLOCK = 512
 """Blocks are multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
@@ -45,8 +42,8 @@ class SegmentColumns:
 
         It is False for expandable segments, for which this is not known.
         """
-        told: Bool = ~self.expandable & (self.bytes == SMALL_SEGMENT)
-        return told
+        mask: Bool = ~self.expandable & (self.bytes == SMALL_SEGMENT)
+        return mask
 
     def rows(self) -> Iterator[tuple[int, int, int, int, bool]]:
         """Iterate over address, bytes, stream, pool and whether it can expand, of each segment."""
@@ -90,9 +87,9 @@ class Placement:
 
     def __init__(self, trace: MemoryTrace, device: int) -> None:
         blocks = trace.allocations
-        mine = np.flatnonzero(blocks.device == device)
+        own = np.flatnonzero(blocks.device == device)
         self._blocks = blocks
-        self._rows: Rows = mine[address_order(blocks.address[mine])]
+        self._rows: Rows = own[address_order(blocks.address[own])]
         self._born, self._freed = blocks.born[self._rows], blocks.freed[self._rows]
         self.reserve = reserve(trace, device)
 
@@ -127,11 +124,12 @@ def faults(trace: MemoryTrace, device: int, event: int) -> tuple[str, ...]:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
     placement = Placement(trace, device)
-    found, reserved = placement.at(event), placement.reserve
-    lost = int(trace.allocations.bytes[found.misfits].sum())
+    placed, reserved = placement.at(event), placement.reserve
+    misfits = placed.misfits if len(reserved) else placed.misfits[:0]
+    lost = int(trace.allocations.bytes[misfits].sum())
     counts = {
-        f"live blocks ({lost:,} bytes) lie outside every segment": len(found.misfits) if len(reserved) else 0,
-        "live blocks overlap the next one or the end of their segment; cut off there": found.overlaps,
+        f"live blocks ({lost:,} bytes) lie outside every segment": len(misfits),
+        "live blocks overlap the next one or the end of their segment; cut off there": placed.overlaps,
         "address ranges were reserved although they already were": reserved.doubled,
         "address ranges were released although they were not reserved": reserved.strays,
     }
@@ -157,18 +155,18 @@ def _segments(reserve: Reserve, event: int) -> SegmentColumns:
     An expandable segment belongs to one stream and pool. A piece for which the file does not record them
     takes them from the adjacent pieces; pieces of different streams or pools are not joined.
     """
-    held = np.flatnonzero((reserve.born <= event) & (reserve.freed > event))
-    address, size, origin = reserve.address[held], reserve.bytes[held], reserve.origin[held]
-    stream, pool, expandable = reserve.stream[held], reserve.pool[held], reserve.expandable[held]
-    if not len(held):
+    rows = np.flatnonzero((reserve.born <= event) & (reserve.freed > event))
+    address, size, origin = reserve.address[rows], reserve.bytes[rows], reserve.origin[rows]
+    stream, pool, expandable = reserve.stream[rows], reserve.pool[rows], reserve.expandable[rows]
+    if not len(rows):
         return SegmentColumns(address, size, stream, pool, expandable)
     touch = np.diff(address) == size[:-1].astype(np.uint64)
     grown = touch & expandable[1:] & expandable[:-1]
     run = np.cumsum(np.concatenate(([0], ~grown)))
     stream, pool = _completed(stream, run), _completed(pool, run)
-    same = grown & (stream[1:] == stream[:-1]) & (pool[1:] == pool[:-1])
-    whole = touch & (origin[1:] == origin[:-1])
-    first = np.flatnonzero(np.concatenate(([True], ~(same | whole))))
+    same_home = grown & (stream[1:] == stream[:-1]) & (pool[1:] == pool[:-1])
+    same_origin = touch & (origin[1:] == origin[:-1])
+    first = np.flatnonzero(np.concatenate(([True], ~(same_home | same_origin))))
     return SegmentColumns(
         address[first], np.add.reduceat(size, first), stream[first], pool[first], expandable[first]
     )
@@ -177,8 +175,8 @@ def _segments(reserve: Reserve, event: int) -> SegmentColumns:
 def _completed(column: Int32, run: Int64) -> Int32:
     """Fill unknown entries (-1) with the known one before them in their run, or else with the next one."""
     for _ in range(2):
-        place = np.maximum.accumulate(np.where(column >= 0, np.arange(len(column)), 0))
-        column = np.where((column < 0) & (run[place] == run), column[place], column)
+        nearest = np.maximum.accumulate(np.where(column >= 0, np.arange(len(column)), 0))
+        column = np.where((column < 0) & (run[nearest] == run), column[nearest], column)
         column, run = column[::-1], run[::-1]
     return column
 
@@ -200,8 +198,8 @@ def _laid_out(
     room = limit - offset
     extent = np.clip(size, 0, room)
     gap = room - extent
-    whole = ~segments.expandable & ~segments.small
-    tail = by_rule & (gap <= SMALL_REQUEST) & whole[segment]
+    unsplit = ~segments.expandable & ~segments.small
+    tail = by_rule & (gap <= SMALL_REQUEST) & unsplit[segment]
     extent, gap = extent + np.where(tail, gap, 0), np.where(tail, 0, gap)
     head = segments.bytes.copy()  # bytes before the first block: the whole segment if it has no block
     first = np.flatnonzero(np.append(True, last[:-1]))[: len(rows)]
@@ -209,17 +207,17 @@ def _laid_out(
     free_address = np.concatenate((segments.address, address + extent.astype(np.uint64)))
     free_bytes = np.concatenate((head, gap))
     free_segment = np.concatenate((np.arange(len(segments)), segment))
-    found = np.flatnonzero(free_bytes)
-    found = found[np.argsort(free_address[found], kind="stable")]
+    free = np.flatnonzero(free_bytes)
+    free = free[np.argsort(free_address[free], kind="stable")]
     return Layout(
         segments=segments,
         rows=rows,
         segment=segment.astype(np.int64),
         extent=extent,
         by_rule=by_rule,
-        free_address=free_address[found],
-        free_bytes=free_bytes[found],
-        free_segment=free_segment[found].astype(np.int64),
+        free_address=free_address[free],
+        free_bytes=free_bytes[free],
+        free_segment=free_segment[free].astype(np.int64),
         misfits=misfits,
         overlaps=int(np.count_nonzero(size > room)),
     )

@@ -15,6 +15,9 @@ from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 FEWEST_STEPS = 3
 """Fewer whole steps are no evidence: warm-up fills caches in the first, and the last may not have ended."""
 
+LONGEST_CYCLE = 4
+"""The most steps that an iteration may consist of, as with several optimizers or accumulated gradients."""
+
 MODELS_OWN = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 """Categories of the model's own memory, which `kept_places` leaves out."""
 
@@ -52,7 +55,7 @@ class Leak:
 
 
 def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tuple[Leak, ...]:
-    """Return the places that grew in at least three of four steps and kept what was added; largest first.
+    """Return the places that grew in at least three of four steps, or in a cycle; largest first.
 
     The steps are those of the profile if it has three or more. Otherwise a step goes from one START of a
     repeating annotation, or of the optimizer's phase, to the next. Fewer than three steps give no result.
@@ -62,6 +65,11 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     once, is no leak. Memory that is replaced by something larger is a leak if that happens in every one of
     four or more steps, by amounts within a factor of two, and the other places do not allocate more in each
     step as well.
+
+    What grows in each iteration grows only in some steps if an iteration has several, as with two optimizers
+    of one class. So where annotations or phases mark the steps, a place is a leak too if the steps in which
+    it grew repeat every k = 2, 3 or 4 steps, at least three times. If all leaks are like that, the result
+    counts k steps as one, for the smallest k.
 
     Args:
         trace: any trace.
@@ -76,33 +84,36 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     rows = np.flatnonzero(
         (blocks.device == device) & (blocks.born < bounds[-1]) & (blocks.freed >= bounds[0])
     )
-    place, tells = np.unique(_places(trace, rows), return_inverse=True)
-    tells = tells.astype(np.int64)
-    level = _levels_at(trace, rows, tells, len(place), bounds)
-    kept, count = _kept(trace, rows, tells, len(place), bounds)
+    place, place_of = np.unique(_places(trace, rows), return_inverse=True)
+    place_of = place_of.astype(np.int64)
+    level = _levels_at(trace, rows, place_of, len(place), bounds)
+    kept, count = _kept(trace, rows, place_of, len(place), bounds)
     rise = np.diff(level, axis=1)
     grew = (kept > 0) & (rise > 0)
     often = 4 * np.count_nonzero(grew, axis=1) >= 3 * (len(bounds) - 1)
     replaced = _grows_evenly(rise) & ~often
-    if _rises(_born(trace, rows[~replaced[tells]], bounds)):
+    if _rises(_born(trace, rows[~replaced[place_of]], bounds)):
         replaced[:] = False  # the batches grow, and everything computed from them grows with them
     grew[replaced] = True
     grew[replaced & (level[:, 0] == 0), 0] = False
     gained = np.where(grew, np.where(replaced[:, None], rise, kept), 0)
-    found = [
+    is_profile = annotation is None and len(trace.steps) >= FEWEST_STEPS
+    cycles = np.where(often | replaced, 1, 0 if is_profile else _cycles(grew))
+    cycle = int(cycles[cycles > 0].min(initial=LONGEST_CYCLE))
+    growing = [
         _leak(
             trace,
             int(place[row]),
             bounds,
             level[row],
             gained[row],
-            count[row],
-            grew[row],
+            np.where(grew[row], count[row], 0),
+            cycle,
             is_replaced=bool(replaced[row]),
         )
-        for row in np.flatnonzero(often | replaced).tolist()
+        for row in np.flatnonzero(cycles).tolist()
     ]
-    return tuple(sorted(found, key=lambda leak: (-leak.bytes, leak.key)))
+    return tuple(sorted(growing, key=lambda leak: (-leak.bytes, leak.key)))
 
 
 def kept_places(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, tuple[str, ...], int]]:
@@ -115,9 +126,10 @@ def kept_places(trace: MemoryTrace, device: int, before: int) -> list[tuple[str,
     stays = (blocks.device == device) & (blocks.freed >= len(trace.events))
     stays &= (blocks.born >= 0) & (blocks.born < before) & ~np.isin(blocks.category, MODELS_OWN)
     rows = np.flatnonzero(stays)
-    place, tells = np.unique(_places(trace, rows), return_inverse=True)
-    size = sums(tells.astype(np.int64), blocks.bytes[rows], len(place))
-    return [(*_key(trace, one), total) for one, total in zip(place.tolist(), size.tolist(), strict=True)]
+    place, place_of = np.unique(_places(trace, rows), return_inverse=True)
+    size = sums(place_of.astype(np.int64), blocks.bytes[rows], len(place))
+    totals = zip(place.tolist(), size.tolist(), strict=True)
+    return [(*_key(trace, number), total) for number, total in totals]
 
 
 def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) -> Int64:
@@ -127,29 +139,29 @@ def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) 
     out: the device's ring buffer may begin later than another's, and end earlier.
     """
     if annotation is None and len(trace.steps) >= FEWEST_STEPS:
-        starts = [trace.step_events(row)[0] for row in range(len(trace.steps))]
-        return _own_bounds(trace, device, np.array([*starts, len(trace.events)], np.int64))
-    found = _annotation_starts(trace, device, annotation)
-    if found is None and annotation is None:
-        found = trace.phases.start_ns[trace.phases.phase == Phase.OPTIMIZER]
-    if found is None or len(found) <= FEWEST_STEPS:
+        first = [trace.step_events(row)[0] for row in range(len(trace.steps))]
+        return _own_bounds(trace, device, np.array([*first, len(trace.events)], np.int64))
+    start_ns = _annotation_starts(trace, device, annotation)
+    if start_ns is None and annotation is None:
+        start_ns = trace.phases.start_ns[trace.phases.phase == Phase.OPTIMIZER]
+    if start_ns is None or len(start_ns) <= FEWEST_STEPS:
         return np.empty(0, np.int64)
-    return _own_bounds(trace, device, np.searchsorted(trace.events.time_ns, found, side="left"))
+    return _own_bounds(trace, device, np.searchsorted(trace.events.time_ns, start_ns, side="left"))
 
 
 def _annotation_starts(trace: MemoryTrace, device: int, annotation: str | None) -> Int64 | None:
     """Return when the steps that annotations mark begin, epoch nanoseconds; None if there are too few."""
-    told = trace.annotations
+    annotations = trace.annotations
     for beginning in STEP_ANNOTATIONS if annotation is None else (annotation,):
         rows = [row for row, name in enumerate(trace.annotation_names) if name.startswith(beginning)]
         # Several optimizers take turns within one step, so each optimizer's annotation is tried alone.
         groups = [rows] if beginning.endswith("Step#") and annotation is None else [[row] for row in rows]
         for group in groups:
-            here = np.flatnonzero((told.ends == 0) & np.isin(told.name, group))
-            count = np.bincount(told.device[here], minlength=len(trace.devices))
-            where = device if count[device] else count.argmax()  # one device only: each may have all steps
-            if count[where] > FEWEST_STEPS:
-                starts: Int64 = told.time_ns[here[told.device[here] == where]]
+            is_start = (annotations.ends == 0) & np.isin(annotations.name, group)
+            count = np.bincount(annotations.device[is_start], minlength=len(trace.devices))
+            source = device if count[device] else count.argmax()  # one device only: each may have all steps
+            if count[source] > FEWEST_STEPS:
+                starts: Int64 = annotations.time_ns[is_start & (annotations.device == source)]
                 return starts
     return None
 
@@ -215,11 +227,23 @@ def _grows_evenly(rise: Int64) -> npt.NDArray[np.bool_]:
     return even
 
 
+def _cycles(grew: npt.NDArray[np.bool_]) -> Int64:
+    """Return after how many steps, 2 to 4, each place grows again: int64, shape (places,); 0 if it does not.
+
+    Every step must be like the one that many before it.
+    """
+    cycle = np.zeros(len(grew), np.int64)
+    for steps in range(min(LONGEST_CYCLE, grew.shape[1] // FEWEST_STEPS), 1, -1):
+        repeats = (grew[:, steps:] == grew[:, :-steps]).all(axis=1) & grew.any(axis=1)
+        cycle[repeats] = steps
+    return cycle
+
+
 def _born(trace: MemoryTrace, rows: Int64, bounds: Int64) -> Int64:
     """Return the bytes of some blocks allocated in each step: int64, shape (steps,)."""
     step = np.searchsorted(bounds, trace.allocations.born[rows], side="right") - 1
-    inside = (step >= 0) & (step < len(bounds) - 1)
-    return sums(step[inside], trace.allocations.bytes[rows][inside], len(bounds) - 1)
+    in_steps = (step >= 0) & (step < len(bounds) - 1)
+    return sums(step[in_steps], trace.allocations.bytes[rows][in_steps], len(bounds) - 1)
 
 
 def _rises(size: Int64) -> bool:
@@ -232,21 +256,26 @@ def _leak(
     place: int,
     bounds: Int64,
     level: Int64,
-    kept: Int64,
+    gained: Int64,
     count: Int64,
-    grew: Int64,
+    cycle: int,
     *,
     is_replaced: bool,
 ) -> Leak:
+    """Return a leak by its figures in every step; `cycle` steps are counted as one, up to the last step."""
     key, frames = _key(trace, place)
-    total, steps = int(kept.sum()), len(bounds) - 1
+    first = (len(bounds) - 1) % cycle
+    bounds, level = bounds[first::cycle], level[first::cycle]
+    gained, count = (column[first:].reshape(-1, cycle).sum(axis=1) for column in (gained, count))
+    grew = gained > 0
+    total, steps = int(gained.sum()), len(bounds) - 1
     return Leak(
         key=key,
         frames=frames,
         bytes_per_step=total // steps,
         slope_bytes=_slope(level[1:] if is_replaced and not grew[0] else level),
         bytes=total,
-        blocks=int(count[grew].sum()),
+        blocks=int(count.sum()),
         steps=int(np.count_nonzero(grew)),
         of_steps=steps,
         first_event=int(bounds[np.argmax(grew)]),

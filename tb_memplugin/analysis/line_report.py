@@ -9,12 +9,12 @@ from fnmatch import translate
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.lines import LineRow, tally
 from tb_memplugin.analysis.source_lines import NEVER, NO_STACK, frame_rank, lines_of, stacks_in_use
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
+from tb_memplugin.trace.tables import Rows
 
 UNTRACED = "untraced"
 """Key of blocks that were allocated before tracing began and have no known line."""
@@ -103,13 +103,10 @@ class LineReport:
     notes: tuple[str, ...]
 
 
-Rows = npt.NDArray[np.intp]
-
-
 def line_uses(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[LineUse, ...]:
     """Return what each line holds of some allocations (rows of `trace.allocations`), largest first."""
     part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
-    frames = [trace.stacks[row] if row >= 0 else () for row in stacks]
+    frames = [trace.stack(row) for row in stacks]
     line, named = lines_of(frames, choice.rank)
     keys = (*named, UNTRACED, EXCLUDED)
     lost = [bool(stack) and named[key] == NO_STACK for stack, key in zip(frames, line.tolist(), strict=True)]
@@ -124,13 +121,13 @@ def thread_lines(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[Th
     """Return `line_uses` for each thread, largest first. Blocks without a stack form a thread `UNTRACED`."""
     stack = trace.allocations.stack[rows]
     names = np.array([*map(_thread, trace.stacks), UNTRACED], object)[stack]
-    found = []
+    threads = []
     for name in sorted(set(names.tolist())):
-        mine = rows[names == name]
-        found.append(
-            ThreadLines(name, int(trace.allocations.bytes[mine].sum()), line_uses(trace, mine, choice))
+        own = rows[names == name]
+        threads.append(
+            ThreadLines(name, int(trace.allocations.bytes[own].sum()), line_uses(trace, own, choice))
         )
-    return tuple(sorted(found, key=lambda thread: -thread.bytes))
+    return tuple(sorted(threads, key=lambda thread: -thread.bytes))
 
 
 def _thread(stack: Sequence[str]) -> str:
@@ -140,13 +137,13 @@ def _thread(stack: Sequence[str]) -> str:
 
 
 def _uses(rows: Sequence[LineRow]) -> tuple[LineUse, ...]:
-    whole = accumulate(row.bytes for row in rows)
+    cumulative = accumulate(row.bytes for row in rows)
     return tuple(
-        LineUse(row.bytes, so_far, row.median_bytes, row.calls, row.key, *_place(row.key))
-        for row, so_far in zip(rows, whole, strict=True)
+        LineUse(row.bytes, so_far, row.median_bytes, row.calls, row.key, *_location(row.key))
+        for row, so_far in zip(rows, cumulative, strict=True)
     )
 
 
-def _place(key: str) -> tuple[str, int, str]:
-    found = _KEY.fullmatch(key)
-    return (found["file"], int(found["line"]), found["function"]) if found else ("", 0, "")
+def _location(key: str) -> tuple[str, int, str]:
+    match = _KEY.fullmatch(key)
+    return (match["file"], int(match["line"]), match["function"]) if match else ("", 0, "")

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import codes, sums
 from tb_memplugin.analysis.stacks import chosen_rows
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> tup
     return lines_made_by(trace, chosen_rows(trace, device, event))
 
 
-def lines_made_by(trace: MemoryTrace, rows: npt.NDArray[np.intp]) -> tuple[LineRow, ...]:
+def lines_made_by(trace: MemoryTrace, rows: Rows) -> tuple[LineRow, ...]:
     """Return what each line allocated of some allocations (rows of `trace.allocations`), largest first."""
     return tally(*codes(trace, "line", rows), trace.allocations.bytes[rows])
 

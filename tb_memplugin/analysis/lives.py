@@ -10,9 +10,7 @@ import numpy.typing as npt
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.replay import address_order
-from tb_memplugin.trace.tables import Bool, Int64, UInt64
-
-Rows = npt.NDArray[np.intp]
+from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt64
 
 SORTS = ("bytes", "born", "lifetime", "address")
 _ADDRESS = re.compile(r"(?:0x)?(?P<digits>[0-9a-f]{3,16})(?:_(?P<version>\d{1,9}))?")
@@ -27,10 +25,10 @@ def versions(trace: MemoryTrace) -> Int64:
     new = np.ones(len(order), bool)
     new[1:] = (address[1:] != address[:-1]) | (device[1:] != device[:-1])
     starts = np.flatnonzero(new)
-    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    found = np.empty(len(order), np.int64)
-    found[order] = place
-    return found
+    version = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    versions_by_row = np.empty(len(order), np.int64)
+    versions_by_row[order] = version
+    return versions_by_row
 
 
 def alive_between(trace: MemoryTrace, device: int, first: int, end: int) -> Rows:
@@ -51,18 +49,18 @@ def found(trace: MemoryTrace, rows: Rows, text: str, version: Int64) -> Rows:
     """
     if not text.strip():
         return rows
-    wanted = text.strip().casefold()
+    needle = text.strip().casefold()
     blocks = trace.allocations
-    mask = _has(blocks.stack[rows], [_in_any(wanted, stack) for stack in _lowered(trace)])
+    mask = _has(blocks.stack[rows], [_in_any(needle, stack) for stack in _lowered(trace)])
     for column, names in (
         (blocks.module, [module.key for module in trace.modules]),
         (blocks.operator, trace.operators),
         (blocks.label, trace.labels),
     ):
-        mask |= _has(column[rows], [wanted in name.casefold() for name in names])
-    categories = [wanted in each.key or wanted in each.key.replace("_", " ") for each in Category]
+        mask |= _has(column[rows], [needle in name.casefold() for name in names])
+    categories = [needle in each.key or needle in each.key.replace("_", " ") for each in Category]
     mask |= _has(blocks.category[rows], categories)
-    address = _ADDRESS.fullmatch(wanted)
+    address = _ADDRESS.fullmatch(needle)
     if address:
         mask |= _at(blocks.address[rows], version[rows], address)
     return rows[mask]
@@ -77,8 +75,8 @@ def _lowered(trace: MemoryTrace) -> list[tuple[str, ...]]:
     return [tuple(map(lowered.__getitem__, stack)) for stack in trace.stacks]
 
 
-def _in_any(wanted: str, texts: tuple[str, ...]) -> bool:
-    return any(wanted in text for text in texts)
+def _in_any(needle: str, texts: tuple[str, ...]) -> bool:
+    return any(needle in text for text in texts)
 
 
 def _has(column: npt.NDArray[np.integer], table: list[bool]) -> Bool:

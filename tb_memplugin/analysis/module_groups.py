@@ -64,13 +64,13 @@ def module_groups(keys: Sequence[str], size: Int64, opened: Sequence[str] = ()) 
     groups = _deepest(paths, size)
     shown: list[_Group] = []
     for key in opened:
-        found = next((group for group in groups if _name(group, paths) == key), None)
-        if found is None or not _opens(found, paths):
+        opening = next((group for group in groups if _name(group, paths) == key), None)
+        if opening is None or not _opens(opening, paths):
             continue
-        inner = _inner(found, paths, size)
-        at = groups.index(found)
+        inner = _inner(opening, paths, size)
+        at = groups.index(opening)
         groups[at : at + 1] = inner
-        shown = ([group for group in shown if group is not found] + inner[:MOST_GROUPS])[-MOST_GROUPS:]
+        shown = ([group for group in shown if group is not opening] + inner[:MOST_GROUPS])[-MOST_GROUPS:]
     return _numbered(groups, shown, paths, size)
 
 
@@ -97,10 +97,10 @@ def _not_too_few(groups: list[_Group], paths: Sequence[LayerPath], size: Int64) 
 
 
 def _by_steps(group: _Group, depth: int, paths: Sequence[LayerPath]) -> list[_Group]:
-    found: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    rows_by_steps: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for row in group.rows:
-        found[paths[row].steps[:depth]].append(row)
-    return [replace(group, depth=depth, rows=tuple(rows)) for rows in found.values()]
+        rows_by_steps[paths[row].steps[:depth]].append(row)
+    return [replace(group, depth=depth, rows=tuple(rows)) for rows in rows_by_steps.values()]
 
 
 def _inner(group: _Group, paths: Sequence[LayerPath], size: Int64) -> list[_Group]:
@@ -114,8 +114,8 @@ def _inner(group: _Group, paths: Sequence[LayerPath], size: Int64) -> list[_Grou
     edges = [len(layers) * at // count for at in range(count + 1)]
     ranges = [set(layers[first:last]) for first, last in pairwise(edges)]
     return [
-        _Group(group.depth, tuple(row for row in group.rows if paths[row].layers[step] in wanted), step + 1)
-        for wanted in ranges
+        _Group(group.depth, tuple(row for row in group.rows if paths[row].layers[step] in numbers), step + 1)
+        for numbers in ranges
     ]
 
 
@@ -162,11 +162,11 @@ def _numbered(
 ) -> ModuleGroups:
     """Number the opened and the largest groups in their order; all others share the last number."""
     room = max(0, MOST_GROUPS - len(opened))
-    asked = {id(group) for group in opened}
-    rest = [group for group in groups if id(group) not in asked and _bytes(group, size) > 0]
+    always_shown = {id(group) for group in opened}
+    rest = [group for group in groups if id(group) not in always_shown and _bytes(group, size) > 0]
     by_size = sorted(rest, key=lambda group: -_bytes(group, size))
     largest = {id(group) for group in by_size[:room]}
-    shown = [group for group in groups if id(group) in asked or id(group) in largest]
+    shown = [group for group in groups if id(group) in always_shown or id(group) in largest]
     part = np.full(len(paths), len(shown), np.int64)
     for number, group in enumerate(shown):
         part[list(group.rows)] = number

@@ -64,10 +64,10 @@ def module_table(
     alive = blocks.alive_at(event, device)
     own = _by_owner_and_category(tree, blocks.module[alive], blocks.category[alive], blocks.bytes[alive])
     born = slice(*np.searchsorted(blocks.born, (first, end)))
-    mine = np.flatnonzero(blocks.device[born] == device)
-    owner = tree.place(blocks.module[born][mine])
+    own_births = np.flatnonzero(blocks.device[born] == device)
+    owner = tree.index(blocks.module[born][own_births])
     allocations = tree.inclusive(np.bincount(owner, minlength=tree.size))
-    allocated = tree.inclusive(sums(owner, blocks.bytes[born][mine], tree.size))
+    allocated = tree.inclusive(sums(owner, blocks.bytes[born][own_births], tree.size))
     calls, forward_ns, backward_ns = _times(trace, tree, step)
     table = ModuleTable(
         rows=np.arange(tree.size),
@@ -101,7 +101,7 @@ class _Tree:
     def size(self) -> int:
         return len(self.parent)
 
-    def place(self, module: np.ndarray) -> Int64:
+    def index(self, module: np.ndarray) -> Int64:
         """Return the index of each module row; -1 gets the last index."""
         return np.where(module < 0, self.size - 1, module).astype(np.int64)
 
@@ -129,14 +129,14 @@ class _Tree:
 
     def around(self) -> list[Int64]:
         """Return, for each depth, each owner's ancestor of that depth (or itself), -1 if it is less deep."""
-        found = []
+        ancestors = []
         for depth in range(len(self.levels)):
             outer = np.full(self.size, -1, np.int64)
             outer[self.levels[depth]] = self.levels[depth]
             for level in self.levels[depth + 1 :]:
                 outer[level] = outer[self.parent[level]]
-            found.append(outer)
-        return found
+            ancestors.append(outer)
+        return ancestors
 
 
 @lru_cache(maxsize=8)
@@ -150,7 +150,7 @@ def _parent_and_levels(parents: tuple[int, ...]) -> tuple[Int64, tuple[Int64, ..
 
 
 def _by_owner_and_category(tree: _Tree, module: np.ndarray, category: np.ndarray, size: Int64) -> Int64:
-    key = tree.place(module) * _CATEGORIES + category
+    key = tree.index(module) * _CATEGORIES + category
     return sums(key, size, tree.size * _CATEGORIES).reshape(tree.size, _CATEGORIES)
 
 
@@ -158,8 +158,8 @@ def _times(trace: MemoryTrace, tree: _Tree, step: int) -> tuple[Int64, Int64, In
     calls = trace.calls
     began = trace.steps[step].start_ns
     ended = trace.steps[step + 1].start_ns if step + 1 < len(trace.steps) else np.iinfo(np.int64).max
-    here = slice(*np.searchsorted(calls.start_ns, (began, ended)))
-    start, end, name, phase = calls.start_ns[here], calls.end_ns[here], calls.name[here], calls.phase[here]
+    rows = slice(*np.searchsorted(calls.start_ns, (began, ended)))
+    start, end, name, phase = calls.start_ns[rows], calls.end_ns[rows], calls.name[rows], calls.phase[rows]
     forward = phase == Phase.FORWARD
     count = np.bincount(name[forward], minlength=tree.size)
     own_forward = sums(name[forward].astype(np.int64), (end - start)[forward], tree.size)
@@ -176,31 +176,31 @@ def _peak_inside(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: 
     if first == end:
         return top
     time, calls = trace.events.time_ns, trace.calls
-    here = slice(*np.searchsorted(calls.start_ns, (time[first], time[end - 1] + 1)))
-    low = np.searchsorted(time, calls.start_ns[here], side="left")
-    high = np.searchsorted(time, calls.end_ns[here], side="right").clip(max=end)
+    in_step = slice(*np.searchsorted(calls.start_ns, (time[first], time[end - 1] + 1)))
+    low = np.searchsorted(time, calls.start_ns[in_step], side="left")
+    high = np.searchsorted(time, calls.end_ns[in_step], side="right").clip(max=end)
     if not len(low):
         return top
     level = np.append(trace.live(device), np.iinfo(np.int64).min)
     ranges = np.stack((low, np.maximum(high, low) + 1), axis=1).ravel()
-    np.maximum.at(top, calls.name[here], np.maximum.reduceat(level, ranges)[::2])
+    np.maximum.at(top, calls.name[in_step], np.maximum.reduceat(level, ranges)[::2])
     return tree.highest_inside(top)
 
 
 def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int) -> Int64:
     """Return each owner's highest inclusive bytes by category in a step, including those at its start."""
     blocks = trace.allocations
-    seen = np.flatnonzero((blocks.device == device) & (blocks.born < end) & (blocks.freed >= first))
-    born, freed = np.maximum(blocks.born[seen], first - 1), np.minimum(blocks.freed[seen], end)
-    size, category = blocks.bytes[seen], blocks.category[seen]
+    overlaps = np.flatnonzero((blocks.device == device) & (blocks.born < end) & (blocks.freed >= first))
+    born, freed = np.maximum(blocks.born[overlaps], first - 1), np.minimum(blocks.freed[overlaps], end)
+    size, category = blocks.bytes[overlaps], blocks.category[overlaps]
     highest = np.zeros((tree.size, _CATEGORIES), np.int64)
-    owner = tree.place(blocks.module[seen])
+    owner = tree.index(blocks.module[overlaps])
     for around in tree.around():
-        place = around[owner]
-        there = np.flatnonzero(place >= 0)
-        key = np.tile(place[there] * _CATEGORIES + category[there], 2)
-        moment = np.concatenate((born[there], freed[there]))
-        delta = np.concatenate((size[there], np.where(freed[there] < end, -size[there], 0)))
+        ancestor = around[owner]
+        deep = np.flatnonzero(ancestor >= 0)
+        key = np.tile(ancestor[deep] * _CATEGORIES + category[deep], 2)
+        moment = np.concatenate((born[deep], freed[deep]))
+        delta = np.concatenate((size[deep], np.where(freed[deep] < end, -size[deep], 0)))
         order = np.lexsort((delta > 0, moment, key))
         key, moment = key[order], moment[order]
         level = np.cumsum(delta[order])
@@ -215,12 +215,12 @@ def _without_idle(trace: MemoryTrace, table: ModuleTable) -> ModuleTable:
     """Drop keys that are no modules and neither hold nor allocate anything."""
     is_module = np.array([*(module.is_module for module in trace.modules), False])
     keep = np.flatnonzero(is_module | (table.allocations > 0) | table.inclusive.any(axis=1))
-    place = np.full(len(is_module) + 1, -1, np.int64)
-    place[keep] = np.arange(len(keep))
+    new_index = np.full(len(is_module) + 1, -1, np.int64)
+    new_index[keep] = np.arange(len(keep))
     rows = np.where(table.rows[keep] < len(trace.modules), table.rows[keep], -1)
     return ModuleTable(
         rows,
-        place[table.parent[keep]],
+        new_index[table.parent[keep]],
         table.own[keep],
         table.inclusive[keep],
         None if table.highest is None else table.highest[keep],

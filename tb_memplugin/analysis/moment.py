@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import Divided, Part, parts_of
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
+from tb_memplugin.trace.tables import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class LiveAllocation:
 class Moment:
     """The state of a device (its name) after an event, in a step (its number). Bytes; epoch nanoseconds.
 
-    `reserved` is None if the device reserves no memory, or if it is not known.
+    `reserved` is None if the device reserves no memory, or if it is not known; see `MemoryTrace.reserved`.
     """
 
     device: str
@@ -49,7 +50,7 @@ class Moment:
     operator: str | None
     largest: tuple[LiveAllocation, ...]
     _trace: MemoryTrace
-    _alive: npt.NDArray[np.intp]
+    _alive: Rows
 
     def parts(self, by: Divided) -> tuple[Part, ...]:
         """Divide the live bytes into parts that sum to them, largest first."""
@@ -65,21 +66,20 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
         event: index of an event, of any device.
         largest: how many of the largest live blocks to list.
     """
-    events = trace.events
-    began = trace.steps[0].start_ns
-    known = event >= 0
+    events, known = trace.events, event >= 0
+    reserved = trace.reserved(device)
     alive = trace.allocations.alive_at(event, device)
     return Moment(
         device=trace.devices[device].name,
         event=event,
-        time_ns=int(events.time_ns[event]) if known else began,
+        time_ns=trace.time_of(event),
         step=trace.step_at(event).number,
         bytes=int(trace.live(device)[event + 1]),
-        reserved=_reserved(trace, device, event),
+        reserved=None if reserved is None else int(reserved[event + 1]),
         phase=_phase(trace, event) if known else Phase.BEFORE,
-        module=_name(trace, "modules", int(events.module[event])) if known else None,
-        operator=_name(trace, "operators", int(events.operator[event])) if known else None,
-        largest=_largest(trace, alive, largest),
+        module=_module(trace, int(events.module[event])) if known else None,
+        operator=_named(trace.operators, int(events.operator[event])) if known else None,
+        largest=tuple(live_allocation(trace, row) for row in largest_rows(trace, alive, largest).tolist()),
         _trace=trace,
         _alive=alive,
     )
@@ -95,19 +95,9 @@ def _phase(trace: MemoryTrace, event: int) -> Phase:
     return Phase(int(trace.phases.name[ran[-1]])) if len(ran) else own
 
 
-def _reserved(trace: MemoryTrace, device: int, event: int) -> int | None:
-    """Return the reserved bytes that the device's last event up to this one reported, None if unknown."""
-    if not trace.devices[device].has_reserved:
-        return None
-    reserved = trace.events.reserved[: event + 1][trace.events.device[: event + 1] == device]
-    if not len(reserved):
-        return trace.devices[device].reserved_at_start
-    return int(reserved[-1]) if reserved[-1] >= 0 else None
-
-
-def _largest(trace: MemoryTrace, alive: npt.NDArray[np.intp], limit: int) -> tuple[LiveAllocation, ...]:
-    rows = alive[np.argsort(-trace.allocations.bytes[alive], kind="stable")[:limit]]
-    return tuple(live_allocation(trace, row) for row in rows.tolist())
+def largest_rows(trace: MemoryTrace, rows: Rows, limit: int) -> Rows:
+    """Return the `limit` largest of some rows of `trace.allocations`, largest first."""
+    return rows[np.argsort(-trace.allocations.bytes[rows], kind="stable")[:limit]]
 
 
 def live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
@@ -120,17 +110,17 @@ def live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
         address=int(blocks.address[row]),
         category=Category(int(blocks.category[row])),
         phase=Phase(int(blocks.phase[row])),
-        module=_name(trace, "modules", int(blocks.module[row])),
-        operator=_name(trace, "operators", int(blocks.operator[row])),
-        name=_name(trace, "labels", int(blocks.label[row])),
+        module=_module(trace, int(blocks.module[row])),
+        operator=_named(trace.operators, int(blocks.operator[row])),
+        name=_named(trace.labels, int(blocks.label[row])),
         born_ns=int(time[born]) if born >= 0 else None,
         freed_ns=int(time[freed]) if freed < len(time) else None,
     )
 
 
-def _name(trace: MemoryTrace, table: str, row: int) -> str | None:
-    if row < 0:
-        return None
-    if table == "modules":
-        return trace.modules[row].key
-    return str((trace.operators if table == "operators" else trace.labels)[row])
+def _module(trace: MemoryTrace, row: int) -> str | None:
+    return trace.modules[row].key if row >= 0 else None
+
+
+def _named(names: Sequence[str], row: int) -> str | None:
+    return names[row] if row >= 0 else None

@@ -110,21 +110,29 @@ def oom_report(trace: MemoryTrace, number: int = 0) -> OomReport:
     return _report(trace, number, _History(trace, int(trace.events.device[trace.ooms[number].event])))
 
 
-def oom_reports(trace: MemoryTrace, device: int, most: int) -> tuple[OomReport, ...]:
-    """Return the reports of a device's last failed requests, at most `most`, in event order.
+def failed_requests(trace: MemoryTrace, device: int) -> list[int]:
+    """Return the rows in `trace.ooms` of a device's failed requests, in event order."""
+    events = np.array([oom.event for oom in trace.ooms], np.int64)
+    rows: list[int] = np.flatnonzero(trace.events.device[events] == device).tolist()
+    return rows
+
+
+def oom_reports(trace: MemoryTrace, device: int, most: int | None = None) -> tuple[OomReport, ...]:
+    """Return the reports of a device's failed requests, in event order.
 
     Args:
         trace: any trace.
         device: row in `trace.devices`.
-        most: how many, at least 1.
+        most: how many of the last requests, at least 1; None returns all.
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    events = np.array([oom.event for oom in trace.ooms], np.int64)
-    rows = np.flatnonzero(trace.events.device[events] == device)[-most:].tolist()
-    history = _History(trace, device) if rows else None
-    return tuple(_report(trace, row, history) for row in rows if history is not None)
+    rows = failed_requests(trace, device)
+    if not rows:
+        return ()
+    history = _History(trace, device)
+    return tuple(_report(trace, row, history) for row in (rows if most is None else rows[-most:]))
 
 
 class _History:
@@ -140,15 +148,15 @@ class _History:
 def _report(trace: MemoryTrace, number: int, history: _History) -> OomReport:
     failed = trace.ooms[number]
     event, device = failed.event, int(trace.events.device[failed.event])
-    now, found = history.levels, history.placement.at(event)
+    memory, placed = history.levels, history.placement.at(event)
     room = (
-        _room(trace, event, found, failed.requested_bytes, failed.free_bytes)
+        _room(trace, event, placed, failed.requested_bytes, failed.free_bytes)
         if history.segments_known
         else _Room(failed.free_bytes)
     )
     alive = trace.allocations.alive_at(event, device)
-    active = int(now.active[event + 1])
-    reserved = None if now.reserved is None else int(now.reserved[event + 1])
+    active = int(memory.active[event + 1])
+    reserved = None if memory.reserved is None else int(memory.reserved[event + 1])
     pool = pool_name(trace, int(trace.events.pool[event]))
     stream = stream_name(trace, int(trace.events.stream[event]))
     new_segment = new_segment_bytes(failed.requested_bytes)
@@ -163,7 +171,7 @@ def _report(trace: MemoryTrace, number: int, history: _History) -> OomReport:
         free_bytes=failed.free_bytes,
         reserved_bytes=reserved,
         active_bytes=active,
-        pending_bytes=int(now.pending[event + 1]),
+        pending_bytes=int(memory.pending[event + 1]),
         pool=pool,
         stream=stream,
         reserve_free_bytes=room.in_all,
@@ -174,7 +182,7 @@ def _report(trace: MemoryTrace, number: int, history: _History) -> OomReport:
         why=_why(cause, failed.requested_bytes, new_segment, active, reserved, room, _home(pool, stream)),
         parts=parts_of(trace, alive, "category"),
         stacks=parts_of(trace, alive, "stack"),
-        pools=pools_of(trace, device, event, found, history.pending_since),
+        pools=pools_of(trace, device, event, placed, history.pending_since),
     )
 
 
@@ -191,27 +199,27 @@ def new_segment_bytes(request: int) -> int:
     return -(-request // SMALL_SEGMENT) * SMALL_SEGMENT
 
 
-def _room(trace: MemoryTrace, event: int, found: Layout, request: int, on_device: int | None) -> _Room:
-    usable = found.free_bytes[_usable(trace, event, found, request)[found.free_segment]]
+def _room(trace: MemoryTrace, event: int, placed: Layout, request: int, on_device: int | None) -> _Room:
+    usable = placed.free_bytes[_usable(trace, event, placed, request)[placed.free_segment]]
     return _Room(
         on_device,
-        in_all=int(found.free_bytes.sum()),
+        in_all=int(placed.free_bytes.sum()),
         usable=int(usable.sum()),
-        largest=int(found.free_bytes.max(initial=0)),
+        largest=int(placed.free_bytes.max(initial=0)),
         largest_usable=int(usable.max(initial=0)),
     )
 
 
-def _usable(trace: MemoryTrace, event: int, found: Layout, request: int) -> Bool:
+def _usable(trace: MemoryTrace, event: int, placed: Layout, request: int) -> Bool:
     """Return the mask of segments that fit the request's pool, stream and size; unknown values fit."""
-    segments = found.segments
-    may = np.ones(len(segments), bool)
-    for asked, column in (
+    segments = placed.segments
+    fits_home = np.ones(len(segments), bool)
+    for requested, column in (
         (trace.events.pool[event], segments.pool),
         (trace.events.stream[event], segments.stream),
     ):
-        may &= (asked < 0) | (column < 0) | (column == asked)
-    fits: Bool = may & (segments.expandable | (segments.small == (request <= SMALL_REQUEST)))
+        fits_home &= (requested < 0) | (column < 0) | (column == requested)
+    fits: Bool = fits_home & (segments.expandable | (segments.small == (request <= SMALL_REQUEST)))
     return fits
 
 
@@ -259,8 +267,9 @@ def _largest(room: _Room) -> str:
 
 
 def _device(room: _Room) -> str:
-    told = "How much the device had free is not known"
-    return f"{told if room.on_device is None else f'The device had {size_told(room.on_device)} free'}"
+    if room.on_device is None:
+        return "How much the device had free is not known"
+    return f"The device had {size_told(room.on_device)} free"
 
 
 def _verdict(cause: Cause, request: int, new_segment: int, room: _Room) -> str:

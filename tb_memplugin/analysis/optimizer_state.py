@@ -7,8 +7,9 @@ import re
 import numpy as np
 
 from tb_memplugin.analysis.breakdown import sums
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words, share
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.highest_step import highest_step
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
@@ -40,12 +41,12 @@ def optimizer_state(trace: MemoryTrace, device: int) -> Result:
     held = int(blocks.bytes[state].sum())
     dtypes = _dtypes(trace, Category.OPTIMIZER_STATE, name)
     if held < LEAST_SHARE * step.peak_bytes:
-        told = f" ({_listed(dtypes)})" if dtypes else ""
+        by_dtype = f" ({_listed(dtypes)})" if dtypes else ""
         part = f"{share(held, step.peak_bytes)} of the peak of step {step.number}"
-        return Fine(f"Optimizer state takes {in_words(held)}{told}, {part}.")
+        return Fine(f"Optimizer state takes {size_told(held)}{by_dtype}, {part}.")
     if not dtypes:
         return NotJudged(
-            f"The recording does not contain the dtypes of its {in_words(held)} of optimizer state. Record "
+            f"The recording does not contain the dtypes of its {size_told(held)} of optimizer state. Record "
             "with torch.profiler and memory_trace_handler, or with MemoryTracer."
         )
     wide = sum(size for dtype, size in dtypes.items() if element_bytes(dtype) >= 4)
@@ -90,37 +91,39 @@ def element_bytes(dtype: str) -> int:
 def _dtypes(trace: MemoryTrace, category: Category, device: str) -> dict[str, int]:
     """Return the bytes by dtype that the source recorded for a category, largest first."""
     beginning = f"{DTYPE_BYTES}{category.key}.{device}."
-    found = {
+    sizes = {
         key.removeprefix(beginning): int(value)
         for key, value in trace.properties.items()
         if key.startswith(beginning) and value.isascii() and value.isdigit() and len(value) < 19
     }
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def _listed(dtypes: dict[str, int]) -> str:
     if len(dtypes) == 1:
         return f"all {next(iter(dtypes))}"
-    return ", ".join(f"{dtype} {in_words(size)}" for dtype, size in list(dtypes.items())[:3])
+    return ", ".join(f"{dtype} {size_told(size)}" for dtype, size in list(dtypes.items())[:3])
 
 
 def _of_dtype(dtype: str, size: int) -> Evidence:
     narrow = size // element_bytes(dtype)
-    return Evidence(dtype, size, f"{element_bytes(dtype)} bytes per element; {in_words(narrow)} with 1 byte")
+    return Evidence(dtype, size, f"{element_bytes(dtype)} bytes per element; {size_told(narrow)} with 1 byte")
 
 
 def _by_state(trace: MemoryTrace, rows: Int64) -> list[Evidence]:
     """Sum bytes by the name of the entry in the optimizer's state: `exp_avg`, `momentum_buffer`, ..."""
     names: dict[str, int] = {}
-    found = [_STATE.search(label) for label in trace.labels]
-    place = [names.setdefault(match.group(1) if match else "", len(names)) for match in found]
+    matches = [_STATE.search(label) for label in trace.labels]
+    numbers = [names.setdefault(match.group(1) if match else "", len(names)) for match in matches]
     none = names.setdefault("", len(names))
-    code = np.array([*place, none], np.int64)[trace.allocations.label[rows]]
+    code = np.array([*numbers, none], np.int64)[trace.allocations.label[rows]]
     size, count = (
         sums(code, trace.allocations.bytes[rows], len(names)),
         np.bincount(code, minlength=len(names)),
     )
-    told = sorted(((int(size[row]), int(count[row]), name) for name, row in names.items()), reverse=True)
+    largest = sorted(((int(size[row]), int(count[row]), name) for name, row in names.items()), reverse=True)
     return [
-        Evidence(name, bytes_, f"{blocks:,} tensors") for bytes_, blocks, name in told[:4] if name and bytes_
+        Evidence(name, bytes_, f"{tensors:,} tensors")
+        for bytes_, tensors, name in largest[:4]
+        if name and bytes_
     ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tb_memplugin.analysis.highest_step import highest_step
 from tb_memplugin.analysis.moment import Moment, moment
-from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 
@@ -27,7 +27,7 @@ def peak(
             "The trace has no device.", where=trace.source, fix="Profile with profile_memory=True."
         )
     rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
-    chosen = range(len(trace.steps)) if step is None else [trace.step_row(step)]
-    stats = [(row, every[number]) for row in rows for every in [step_stats(trace, row)] for number in chosen]
-    row, best = max(stats, key=lambda item: item[1].peak_bytes)
-    return moment(trace, row, best.peak_event, largest=largest)
+    steps = None if step is None else [trace.step_row(step)]
+    candidates = [(row, highest_step(trace, row, steps)) for row in rows]
+    row, highest = max(candidates, key=lambda candidate: candidate[1].peak_bytes)
+    return moment(trace, row, highest.peak_event, largest=largest)

@@ -22,45 +22,45 @@ def pending_since(trace: MemoryTrace, device: int) -> Int64:
     """
     blocks, events = trace.allocations, trace.events
     since: Int64 = blocks.freed.copy()
-    old = blocks.device[: len(trace.start)] == device
-    before = np.flatnonzero(old & (trace.start.pending != 0))
-    touched = np.flatnonzero(
+    at_start = blocks.device[: len(trace.start)] == device
+    before = np.flatnonzero(at_start & (trace.start.pending != 0))
+    changes = np.flatnonzero(
         ((events.kind == Kind.ALLOC) | (events.kind == Kind.FREE_REQUESTED)) & (events.device == device)
     )
-    is_alloc = events.kind[touched] == Kind.ALLOC
+    is_alloc = events.kind[changes] == Kind.ALLOC
     if not is_alloc.all():
         rows = np.concatenate(
             (
-                np.flatnonzero(old & (trace.start.address != 0)),
+                np.flatnonzero(at_start & (trace.start.address != 0)),
                 len(trace.start) + np.flatnonzero(blocks.device[len(trace.start) :] == device),
             )
         )
-        asked = _first_request(trace, rows, touched, is_alloc)
-        since[rows] = np.minimum(since[rows], asked)
+        requested = _first_request(trace, rows, changes, is_alloc)
+        since[rows] = np.minimum(since[rows], requested)
         before = np.union1d(before, _completed_only(trace, since, device))
     since[before] = -1
     return since
 
 
-def _first_request(trace: MemoryTrace, rows: Int64, touched: Int64, is_alloc: Bool) -> Int64:
+def _first_request(trace: MemoryTrace, rows: Int64, changes: Int64, is_alloc: Bool) -> Int64:
     """Return the event that requested the free of each block; the number of events if none did.
 
     Args:
         trace: any trace.
         rows: blocks of one device, in order of allocation.
-        touched: that device's allocations and free requests, in time order.
+        changes: that device's allocations and free requests, in time order.
         is_alloc: which of these are allocations.
     """
     old = len(rows) - int(np.count_nonzero(is_alloc))
-    gives = np.concatenate((np.ones(old, bool), is_alloc))
-    event = np.concatenate((np.full(old, -1, np.int64), touched))
-    address = np.concatenate((trace.allocations.address[rows[:old]], trace.events.address[touched]))
-    began, ended, _ = match_frees(address, np.zeros(len(address), np.uint8), gives)
-    by_request = ~gives[ended]
-    asked = np.full(len(rows), len(trace.events), np.int64)
-    place = np.cumsum(gives) - 1  # index in `rows` of each allocation
-    asked[place[began[by_request]]] = event[ended[by_request]]
-    return asked
+    allocates = np.concatenate((np.ones(old, bool), is_alloc))
+    event = np.concatenate((np.full(old, -1, np.int64), changes))
+    address = np.concatenate((trace.allocations.address[rows[:old]], trace.events.address[changes]))
+    began, ended, _ = match_frees(address, np.zeros(len(address), np.uint8), allocates)
+    by_request = ~allocates[ended]
+    requested = np.full(len(rows), len(trace.events), np.int64)
+    index = np.cumsum(allocates) - 1  # index in `rows` of each allocation
+    requested[index[began[by_request]]] = event[ended[by_request]]
+    return requested
 
 
 def _completed_only(trace: MemoryTrace, since: Int64, device: int) -> Int64:

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from tb_memplugin.analysis.layout import Layout, Rows
+from tb_memplugin.analysis.layout import Layout
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.trace.tables import Bool, Int64, UInt8, UInt64
+from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8, UInt64
 
 Order = Literal["pool", "size", "free", "address"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -17,7 +17,8 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 ALLOCATED, PENDING, FREE = 0, 1, 2
 
 MOST_PIECES = 60_000
-"""No screen shows more pieces than this; if there are more, `pieces` merges them further."""
+"""No screen shows more pieces than this; if there are more, `pieces` merges them further, but not beyond
+one piece a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,45 +59,45 @@ class LiveBlocks:
     pending: Bool
 
 
-def segment_order(found: Layout, order: str) -> Rows:
+def segment_order(layout: Layout, order: str) -> Rows:
     """Sort the rows of `found.segments` by pool and stream (largest first), size, free bytes, or address.
 
     Raises:
         MemPluginError: `order` is none of `ORDERS`.
     """
-    segments = found.segments
+    segments = layout.segments
     if order == "address":
         return np.arange(len(segments))
     if order == "size":
         return np.argsort(-segments.bytes, kind="stable")
     if order == "free":
-        return np.argsort(-free_of_segments(found), kind="stable")
+        return np.argsort(-free_of_segments(layout), kind="stable")
     if order == "pool":
-        homes, place = homes_of(found)
+        homes, home_of = homes_of(layout)
         total = np.zeros(len(homes), np.int64)
-        np.add.at(total, place, segments.bytes)
-        return np.lexsort((-segments.bytes, place, -total[place]))
+        np.add.at(total, home_of, segments.bytes)
+        return np.lexsort((-segments.bytes, home_of, -total[home_of]))
     raise MemPluginError(
         f"Cannot order segments by {order!r}.", where="order", fix=f"Choose one of: {', '.join(ORDERS)}."
     )
 
 
-def homes_of(found: Layout) -> tuple[list[tuple[int, int]], Int64]:
+def homes_of(layout: Layout) -> tuple[list[tuple[int, int]], Int64]:
     """Return the distinct (pool, stream) pairs of the segments (table rows), and each segment's pair."""
-    pairs = np.stack((found.segments.pool, found.segments.stream), axis=1)
-    homes, place = np.unique(pairs, axis=0, return_inverse=True)
-    return [(pool, stream) for pool, stream in homes.tolist()], place.reshape(-1).astype(np.int64)
+    pairs = np.stack((layout.segments.pool, layout.segments.stream), axis=1)
+    homes, home_of = np.unique(pairs, axis=0, return_inverse=True)
+    return [(pool, stream) for pool, stream in homes.tolist()], home_of.reshape(-1).astype(np.int64)
 
 
-def free_of_segments(found: Layout) -> Int64:
+def free_of_segments(layout: Layout) -> Int64:
     """Return the free bytes of each segment."""
-    free = np.zeros(len(found.segments), np.int64)
-    np.add.at(free, found.free_segment, found.free_bytes)
+    free = np.zeros(len(layout.segments), np.int64)
+    np.add.at(free, layout.free_segment, layout.free_bytes)
     return free
 
 
 def pieces(
-    found: Layout,
+    layout: Layout,
     order: Rows,
     live: LiveBlocks,
     *,
@@ -107,32 +108,33 @@ def pieces(
     """Return the stretches that fill some segments.
 
     Args:
-        found: the layout.
+        layout: the layout.
         order: the result of `segment_order`.
         live: the live blocks.
         first, last: the first and last index into the order, inclusive.
         finest: adjacent stretches of fewer bytes are merged if they begin in the same `finest` bytes of a
             segment.
     """
-    every = _every(found, order, live, first, len(order) if last is None else last)
-    while True:
-        merged = _merged(every, max(finest, 1))
-        if len(merged) <= MOST_PIECES:
-            return merged
-        finest = 2 * max(finest, 1)
+    stretches = _stretches(layout, order, live, first, len(order) if last is None else last)
+    merged = _merged(stretches, finest)
+    largest = int(layout.segments.bytes.max(initial=0))
+    while len(merged) > MOST_PIECES and finest <= largest:
+        finest *= 2
+        merged = _merged(stretches, finest)
+    return merged
 
 
-def _every(found: Layout, order: Rows, live: LiveBlocks, first: int, last: int) -> Pieces:
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    home = np.concatenate((found.segment, found.free_segment))
-    size = np.concatenate((found.extent, found.free_bytes))
-    address = np.concatenate((live.address, found.free_address))
-    offset = (address - found.segments.address[home]).astype(np.int64)
-    free = len(found.free_bytes)
+def _stretches(layout: Layout, order: Rows, live: LiveBlocks, first: int, last: int) -> Pieces:
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    home = np.concatenate((layout.segment, layout.free_segment))
+    size = np.concatenate((layout.extent, layout.free_bytes))
+    address = np.concatenate((live.address, layout.free_address))
+    offset = (address - layout.segments.address[home]).astype(np.int64)
+    free = len(layout.free_bytes)
     none, zero = np.full(free, -1, np.int64), np.zeros(free, np.int64)
     state = np.where(live.pending, PENDING, ALLOCATED).astype(np.uint8)
-    segment, key = place[home], np.concatenate((live.key, none))
+    segment, key = position[home], np.concatenate((live.key, none))
     shown = np.flatnonzero((segment >= first) & (segment <= last) & (size > 0))
     shown = shown[np.lexsort((offset[shown], segment[shown]))]
     return Pieces(
@@ -142,31 +144,31 @@ def _every(found: Layout, order: Rows, live: LiveBlocks, first: int, last: int) 
         requested=np.concatenate((live.requested, zero))[shown],
         state=np.concatenate((state, np.full(free, FREE, np.uint8)))[shown],
         key=key[shown],
-        row=np.concatenate((found.rows, none))[shown],
+        row=np.concatenate((layout.rows, none))[shown],
         count=np.ones(len(shown), np.int64),
         finest=1,
     )
 
 
-def _merged(every: Pieces, finest: int) -> Pieces:
+def _merged(pieces: Pieces, finest: int) -> Pieces:
     """Merge small adjacent stretches of one segment that begin in the same `finest` bytes."""
-    if not len(every):
-        return every
-    small = every.bytes < finest
-    cell = every.offset // finest
-    joined = small[1:] & small[:-1] & (every.segment[1:] == every.segment[:-1]) & (cell[1:] == cell[:-1])
+    if not len(pieces):
+        return pieces
+    small = pieces.bytes < finest
+    cell = pieces.offset // finest
+    joined = small[1:] & small[:-1] & (pieces.segment[1:] == pieces.segment[:-1]) & (cell[1:] == cell[:-1])
     group = np.cumsum(np.concatenate(([0], ~joined)))
     first = np.flatnonzero(np.concatenate(([True], ~joined)))
-    count = np.diff(np.append(first, len(every)))
-    largest = np.lexsort((-every.bytes, group))[first]  # groups are runs; this sorts each run's largest first
+    count = np.diff(np.append(first, len(pieces)))
+    largest = np.lexsort((-pieces.bytes, group))[first]  # sorts the largest of each group, a run, first
     return Pieces(
-        segment=every.segment[first],
-        offset=every.offset[first],
-        bytes=np.add.reduceat(every.bytes, first),
-        requested=np.add.reduceat(every.requested, first),
-        state=every.state[largest],
-        key=every.key[largest],
-        row=np.where(count == 1, every.row[first], -1),
+        segment=pieces.segment[first],
+        offset=pieces.offset[first],
+        bytes=np.add.reduceat(pieces.bytes, first),
+        requested=np.add.reduceat(pieces.requested, first),
+        state=pieces.state[largest],
+        key=pieces.key[largest],
+        row=np.where(count == 1, pieces.row[first], -1),
         count=count.astype(np.int64),
         finest=finest,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.analysis.columns import step_columns
 from tb_memplugin.trace.tables import Int64
 
 MISSING = -1
@@ -75,47 +76,46 @@ def rank_columns(
     begin = 0 if first is None else int(np.searchsorted(steps, first))
     end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
     steps = steps[begin:end]
-    wide = min(columns, len(steps))
-    starts = np.arange(wide) * len(steps) // max(wide, 1)
-    high = np.full((len(ranks), wide), MISSING, np.int64)
+    starts, ends = step_columns(len(steps), columns)
+    high = np.full((len(ranks), len(starts)), MISSING, np.int64)
     high_step = high.copy()
-    if wide:
+    if len(steps):
         for row, rank in enumerate(ranks):
             _fill(rank, steps, starts, high[row], high_step[row])
-    ends = np.append(starts[1:], len(steps)) - 1
-    return RankColumns(steps[starts], steps[ends] if wide else steps, high, high_step, len(steps))
+    return RankColumns(steps[starts], steps[ends], high, high_step, len(steps))
 
 
 def _steps_of(ranks: Sequence[RankSteps]) -> Int64:
-    """Return all steps that any rank has. Ranks with the same steps are merged only once, to save time."""
-    kinds: list[Int64] = []
+    """Return all steps that any rank has. Most ranks have the same steps: those are merged only once."""
+    different: list[Int64] = []
     for rank in ranks:
-        if not any(np.array_equal(rank.steps, other) for other in kinds[:4]):
-            kinds.append(rank.steps)
-    return np.unique(np.concatenate(kinds)) if kinds else np.zeros(0, np.int64)
+        if not any(np.array_equal(rank.steps, steps) for steps in different[:4]):
+            different.append(rank.steps)
+    return np.unique(np.concatenate(different)) if different else np.zeros(0, np.int64)
 
 
 def _fill(rank: RankSteps, steps: Int64, starts: Int64, high: Int64, high_step: Int64) -> None:
+    """Write a rank's highest bytes of each column into `high`, and the first step that has them."""
     begin = int(np.searchsorted(rank.steps, steps[0]))
     end = int(np.searchsorted(rank.steps, steps[-1], side="right"))
     own, peaks = rank.steps[begin:end], rank.bytes[begin:end]
     column = np.searchsorted(steps[starts], own, side="right") - 1
     np.maximum.at(high, column, peaks)
     highest = np.flatnonzero(peaks == high[column])
-    filled, where = np.unique(column[highest], return_index=True)
-    high_step[filled] = own[highest[where]]
+    filled, first_highest = np.unique(column[highest], return_index=True)
+    high_step[filled] = own[highest[first_highest]]
 
 
 def rank_peaks(ranks: Sequence[RankSteps]) -> list[RankPeak]:
     """Return each rank's highest and lowest step, and the median rank at its highest step."""
     highest = [len(rank.bytes) - 1 - int(np.argmax(rank.bytes[::-1])) for rank in ranks]
     steps = np.array([rank.steps[row] for rank, row in zip(ranks, highest, strict=True)], np.int64)
-    asked, which = np.unique(steps, return_inverse=True)
-    medians = _medians(ranks, asked)
-    found = []
-    for rank, row, step in zip(ranks, highest, which, strict=True):
+    distinct_steps, index = np.unique(steps, return_inverse=True)
+    medians = _medians(ranks, distinct_steps)
+    peaks = []
+    for rank, row, step in zip(ranks, highest, index, strict=True):
         lowest = int(np.argmin(rank.bytes))
-        found.append(
+        peaks.append(
             RankPeak(
                 int(rank.bytes[row]),
                 int(rank.steps[row]),
@@ -125,21 +125,20 @@ def rank_peaks(ranks: Sequence[RankSteps]) -> list[RankPeak]:
                 *medians[step],
             )
         )
-    return found
+    return peaks
 
 
 def _medians(ranks: Sequence[RankSteps], steps: Int64) -> list[tuple[int, int] | tuple[None, None]]:
     """Return the median rank at each of these steps, and its bytes there; the first of equal ranks."""
-    at = np.full((len(ranks), len(steps)), MISSING, np.int64)
+    size = np.full((len(ranks), len(steps)), MISSING, np.int64)
     for row, rank in enumerate(ranks):
-        place = np.minimum(np.searchsorted(rank.steps, steps), len(rank.steps) - 1)
-        there = rank.steps[place] == steps
-        at[row, there] = rank.bytes[place[there]]
-    order = np.argsort(at, axis=0, kind="stable")
-    absent = (at == MISSING).sum(axis=0)
-    found: list[tuple[int, int] | tuple[None, None]] = []
-    for column, none in enumerate(absent):
-        known = len(ranks) - int(none)
-        row = int(order[int(none) + (known - 1) // 2, column])
-        found.append((row, int(at[row, column])) if known > 1 else (None, None))
-    return found
+        index = np.minimum(np.searchsorted(rank.steps, steps), len(rank.steps) - 1)
+        has = rank.steps[index] == steps
+        size[row, has] = rank.bytes[index[has]]
+    order = np.argsort(size, axis=0, kind="stable")  # ranks without the step come first
+    medians: list[tuple[int, int] | tuple[None, None]] = []
+    for column, absent in enumerate((size == MISSING).sum(axis=0).tolist()):
+        present = len(ranks) - absent
+        row = int(order[absent + (present - 1) // 2, column])
+        medians.append((row, int(size[row, column])) if present > 1 else (None, None))
+    return medians

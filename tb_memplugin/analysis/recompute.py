@@ -50,17 +50,16 @@ class Activations:
         self._trace, self._step = trace, step
         blocks = trace.allocations
         born = slice(*np.searchsorted(blocks.born, (step.first, step.end)))
-        mine = (blocks.device[born] == device) & (blocks.category[born] == Category.ACTIVATION)
-        rows = np.flatnonzero(mine) + born.start
+        own = (blocks.device[born] == device) & (blocks.category[born] == Category.ACTIVATION)
+        rows = np.flatnonzero(own) + born.start
         self._born, self._freed, self._bytes = blocks.born[rows], blocks.freed[rows], blocks.bytes[rows]
         self._module, self._operator = blocks.module[rows], blocks.operator[rows]
         time = trace.events.time_ns
         began = int(time[step.first]) if step.end > step.first else 0
         ended = int(time[step.end - 1]) if step.end > step.first else 0
-        here = np.flatnonzero(
+        self._calls = np.flatnonzero(
             (trace.calls.start_ns >= began - _slack(trace, step)) & (trace.calls.start_ns <= ended)
         )
-        self._calls = here
 
     def own_bytes(self, event: int) -> Int64:
         """Return each module's activation bytes after an event, without submodules: int64, (modules,)."""
@@ -99,8 +98,8 @@ class Activations:
         owner = inner[spans.name[backward]]
         order = np.lexsort((spans.start_ns[backward], owner))
         begins, owner = spans.start_ns[backward][order], owner[order]
-        place = _next_of(owner, begins, spans.name[forward].astype(np.int64), spans.end_ns[forward])
-        forward, back = forward[place >= 0], begins[place[place >= 0]]
+        following = _next_of(owner, begins, spans.name[forward].astype(np.int64), spans.end_ns[forward])
+        forward, back = forward[following >= 0], begins[following[following >= 0]]
         order = np.argsort(spans.start_ns[forward], kind="stable")
         forward, back = forward[order], back[order]
         return _Calls(
@@ -149,8 +148,8 @@ class Activations:
         near = (newest[:, None] - np.arange(_INPUTS_LOOKED_AT)).clip(-1)
         freed, size = np.append(self._freed, -1)[near], np.append(self._bytes, 0)[near]
         dies = (freed >= calls.start[:, None]) & (freed < calls.back[:, None])
-        chosen = np.argmax(np.where(dies, size, -1), axis=1)[:, None]
-        dies, freed, size = (np.take_along_axis(one, chosen, axis=1)[:, 0] for one in (dies, freed, size))
+        call, newest_of = np.arange(len(near)), np.argmax(np.where(dies, size, -1), axis=1)
+        dies, freed, size = dies[call, newest_of], freed[call, newest_of], size[call, newest_of]
         without = self._step.without(size[dies], freed[dies] + 1, calls.back[dies])
         added: Int64 = self._step.level - without
         return added
@@ -190,11 +189,11 @@ def _slack(trace: MemoryTrace, step: HighestStep) -> int:
 def _inside(trace: MemoryTrace, rows: Int64) -> Int64:
     """Return the outermost of `rows` that each module is or lies in, -1 for none: int64, (modules,)."""
     chosen = set(rows.tolist())
-    found: list[int] = []
+    outermost: list[int] = []
     for row, module in enumerate(trace.modules):
-        around = found[module.parent] if 0 <= module.parent < row else -1
-        found.append(around if around >= 0 else row if row in chosen else -1)
-    return np.array(found, np.int64)
+        around = outermost[module.parent] if 0 <= module.parent < row else -1
+        outermost.append(around if around >= 0 else row if row in chosen else -1)
+    return np.array(outermost, np.int64)
 
 
 def _next_of(group: Int64, value: Int64, of_group: Int64, after: Int64) -> Int64:
@@ -206,37 +205,37 @@ def _next_of(group: Int64, value: Int64, of_group: Int64, after: Int64) -> Int64
     """
     if not len(group):
         return np.full(len(of_group), -1, np.int64)
-    place = np.lexsort(
+    order = np.lexsort(
         (
             np.concatenate((np.ones(len(group)), np.zeros(len(after)))),
             np.concatenate((value, after)),
             np.concatenate((group, of_group)),
         )
     )
-    known = place < len(group)
-    following = np.where(known, place, _FOREVER)
+    is_value = order < len(group)
+    following = np.where(is_value, order, _FOREVER)
     following = np.minimum.accumulate(following[::-1])[::-1]
-    found = np.full(len(of_group), -1, np.int64)
-    found[place[~known] - len(group)] = following[~known]
-    found[found == _FOREVER] = -1
-    found[(found >= 0) & (group[found] != of_group)] = -1
-    return found
+    index = np.full(len(of_group), -1, np.int64)
+    index[order[~is_value] - len(group)] = following[~is_value]
+    index[index == _FOREVER] = -1
+    index[(index >= 0) & (group[index] != of_group)] = -1
+    return index
 
 
 def _last_of(group: Int64, value: Int64, of_group: Int64, until: Int64) -> Int64:
     """Return the index of the last value <= `until` in the group `of_group`; -1 if none. See `_next_of`."""
     if not len(group):
         return np.full(len(of_group), -1, np.int64)
-    place = np.lexsort(
+    order = np.lexsort(
         (
             np.concatenate((np.zeros(len(group)), np.ones(len(until)))),
             np.concatenate((value, until)),
             np.concatenate((group, of_group)),
         )
     )
-    known = place < len(group)
-    before = np.maximum.accumulate(np.where(known, place, -1))
-    found = np.full(len(of_group), -1, np.int64)
-    found[place[~known] - len(group)] = before[~known]
-    found[(found >= 0) & (group[found] != of_group)] = -1
-    return found
+    is_value = order < len(group)
+    before = np.maximum.accumulate(np.where(is_value, order, -1))
+    index = np.full(len(of_group), -1, np.int64)
+    index[order[~is_value] - len(group)] = before[~is_value]
+    index[(index >= 0) & (group[index] != of_group)] = -1
+    return index

@@ -84,14 +84,14 @@ def reserve(trace: MemoryTrace, device: int) -> Reserve:
     began, ended, strays = match_frees(cuts[piece], np.zeros(pieces, np.uint8), gives)
     freed = np.full(pieces, len(trace.events), np.int64)
     freed[began] = changes.event[origin[ended]]
-    kept = np.flatnonzero(gives)
-    kept = kept[np.argsort(piece[kept], kind="stable")]
-    place, origin = piece[kept], origin[kept]
+    reserving = np.flatnonzero(gives)
+    reserving = reserving[np.argsort(piece[reserving], kind="stable")]
+    cut, origin = piece[reserving], origin[reserving]
     return Reserve(
-        address=cuts[place],
-        bytes=(cuts[place + 1] - cuts[place]).astype(np.int64),
+        address=cuts[cut],
+        bytes=(cuts[cut + 1] - cuts[cut]).astype(np.int64),
         born=changes.event[origin],
-        freed=freed[kept],
+        freed=freed[reserving],
         stream=changes.stream[origin],
         pool=changes.pool[origin],
         expandable=changes.expandable[origin],
@@ -105,8 +105,8 @@ def _changes(trace: MemoryTrace, device: int) -> _Changes:
     segments, events = trace.segments, trace.events
     start = np.flatnonzero((segments.device == device) & (segments.bytes > 0))
     kind = events.kind
-    moved = (kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP)
-    rows = np.flatnonzero(moved & (events.device == device) & (events.bytes > 0))
+    is_segment_event = (kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP)
+    rows = np.flatnonzero(is_segment_event & (events.device == device) & (events.bytes > 0))
     address = np.concatenate((segments.address[start], events.address[rows]))
     size = np.concatenate((segments.bytes[start], events.bytes[rows])).astype(np.uint64)
     return _Changes(

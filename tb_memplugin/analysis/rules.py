@@ -38,8 +38,8 @@ class Rules:
     def rows(self, trace: MemoryTrace) -> Int64:
         """Return the index in `keys` of each of the trace's stacks, and last of "no stack": int64."""
         none = len(self.names)
-        found = [_without_leading_any(pattern) for pattern in self.patterns]
-        rank = {text: _first(found, text) for text in distinct(trace.stacks)}
+        patterns = [_without_leading_any(pattern) for pattern in self.patterns]
+        rank = {text: _first(patterns, text) for text in distinct(trace.stacks)}
         return lowest_in_stacks(rank, (*trace.stacks, ()), none)
 
 

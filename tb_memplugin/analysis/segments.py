@@ -62,49 +62,49 @@ def segments_at(trace: MemoryTrace, device: int, event: int) -> tuple[SegmentSta
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    found = layout(trace, device, event)
+    placed = layout(trace, device, event)
     blocks = sorted(
-        (*_live(trace, device, event, found), *_free(found)), key=lambda item: (item[0], item[1].address)
+        (*_live(trace, device, event, placed), *_free(placed)), key=lambda item: (item[0], item[1].address)
     )
-    inside: list[list[BlockState]] = [[] for _ in range(len(found.segments))]
+    inside: list[list[BlockState]] = [[] for _ in range(len(placed.segments))]
     for segment, block in blocks:
         inside[segment].append(block)
     return tuple(
         SegmentState(
             address, size, stream_name(trace, stream), pool_name(trace, pool), expandable, tuple(own)
         )
-        for (address, size, stream, pool, expandable), own in zip(found.segments.rows(), inside, strict=True)
+        for (address, size, stream, pool, expandable), own in zip(placed.segments.rows(), inside, strict=True)
     )
 
 
-def _live(trace: MemoryTrace, device: int, event: int, found: Layout) -> list[tuple[int, BlockState]]:
-    rows = found.rows
+def _live(trace: MemoryTrace, device: int, event: int, placed: Layout) -> list[tuple[int, BlockState]]:
+    rows = placed.rows
     pending = pending_since(trace, device)[rows] <= event
     columns = zip(
-        found.segment.tolist(),
+        placed.segment.tolist(),
         trace.allocations.address[rows].tolist(),
         trace.allocations.bytes[rows].tolist(),
-        found.extent.tolist(),
-        found.by_rule.tolist(),
+        placed.extent.tolist(),
+        placed.by_rule.tolist(),
         pending.tolist(),
         rows.tolist(),
         strict=True,
     )
     return [
-        (at, BlockState(address, size, extent, None if rule else extent, _kind(waits), row))
-        for at, address, size, extent, rule, waits, row in columns
+        (segment, BlockState(address, size, extent, None if rule else extent, _kind(is_pending), row))
+        for segment, address, size, extent, rule, is_pending, row in columns
     ]
 
 
-def _kind(waits: bool) -> BlockKind:
-    return "pending" if waits else "allocated"
+def _kind(is_pending: bool) -> BlockKind:
+    return "pending" if is_pending else "allocated"
 
 
-def _free(found: Layout) -> list[tuple[int, BlockState]]:
+def _free(placed: Layout) -> list[tuple[int, BlockState]]:
     columns = zip(
-        found.free_segment.tolist(), found.free_address.tolist(), found.free_bytes.tolist(), strict=True
+        placed.free_segment.tolist(), placed.free_address.tolist(), placed.free_bytes.tolist(), strict=True
     )
-    return [(at, BlockState(address, 0, size, size, "free", -1)) for at, address, size in columns]
+    return [(segment, BlockState(address, 0, size, size, "free", -1)) for segment, address, size in columns]
 
 
 def stream_name(trace: MemoryTrace, row: int) -> str:
@@ -117,14 +117,14 @@ def pool_name(trace: MemoryTrace, row: int) -> str:
     return pool_key(trace.pools[row]) if 0 <= row < len(trace.pools) else NOT_KNOWN
 
 
-def free_histogram(found: Layout) -> tuple[tuple[int, int, int], ...]:
+def free_histogram(placed: Layout) -> tuple[tuple[int, int, int], ...]:
     """Count free stretches by size: (least bytes, a power of two; how many; total bytes), ascending."""
-    if not len(found.free_bytes):
+    if not len(placed.free_bytes):
         return ()
-    exponent = np.frexp(found.free_bytes.astype(np.float64))[1] - 1
-    exponent -= (np.int64(1) << exponent) > found.free_bytes  # float64 may round up to the next power of two
+    exponent = np.frexp(placed.free_bytes.astype(np.float64))[1] - 1
+    exponent -= (np.int64(1) << exponent) > placed.free_bytes  # float64 may round up to the next power of two
     edges, group = np.unique(exponent, return_inverse=True)
     total = np.zeros(len(edges), np.int64)
-    np.add.at(total, group, found.free_bytes)
+    np.add.at(total, group, placed.free_bytes)
     rows = zip(edges.tolist(), np.bincount(group).tolist(), total.tolist(), strict=True)
     return tuple((1 << edge, count, size) for edge, count, size in rows)

@@ -54,10 +54,10 @@ def stacks_in_use(trace: MemoryTrace, stack: npt.NDArray[np.int32]) -> tuple[Int
     """
     used = np.zeros(len(trace.stacks) + 1, bool)
     used[stack] = True  # index -1 ("no stack") is the last entry
-    place = np.cumsum(used) - 1
+    number = np.cumsum(used) - 1
     rows = np.flatnonzero(used)
     rows[rows == len(trace.stacks)] = -1
-    return place[stack].astype(np.int64), rows.tolist()
+    return number[stack].astype(np.int64), rows.tolist()
 
 
 def lines_of(
@@ -74,12 +74,12 @@ def lines_of(
     """
     ranks: dict[str, int] = {}
     keys: dict[str, int] = {}
-    found = np.empty(len(stacks), np.int64)
+    line = np.empty(len(stacks), np.int64)
     for row, stack in enumerate(stacks):
         text = _chosen(stack, ranks, rank or frame_rank)
         key = NO_STACK if text is None else line_key(text)
-        found[row] = keys.setdefault(key, len(keys))
-    return found, tuple(keys)
+        line[row] = keys.setdefault(key, len(keys))
+    return line, tuple(keys)
 
 
 def leading_frame(stack: Iterable[str]) -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.source_lines import stacks_in_use
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import Rows
 
 ROOT = "(all)"
 
@@ -47,7 +47,7 @@ class StackNode:
     children: tuple[StackNode, ...]
 
 
-def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> npt.NDArray[np.intp]:
+def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> Rows:
     """Return the rows of allocations on a device: those alive after an event; None: all made in the trace."""
     if event is not None:
         return trace.allocations.alive_at(event, device)
@@ -67,7 +67,7 @@ def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> tu
     return stacks_of(trace, chosen_rows(trace, device, event))
 
 
-def stacks_of(trace: MemoryTrace, rows: npt.NDArray[np.intp]) -> tuple[StackRow, ...]:
+def stacks_of(trace: MemoryTrace, rows: Rows) -> tuple[StackRow, ...]:
     """Return what each stack allocated of some allocations (rows of `trace.allocations`), largest first."""
     blocks = trace.allocations
     part, stacks = stacks_in_use(trace, blocks.stack[rows])
@@ -82,11 +82,11 @@ def stacks_of(trace: MemoryTrace, rows: npt.NDArray[np.intp]) -> tuple[StackRow,
     order = np.flatnonzero(calls)
     order = order[np.lexsort((-calls[order], -size[order]))]
     columns = (used[order].tolist(), size[order].tolist(), calls[order].tolist())
-    found = []
-    for place, bytes_, times in zip(*columns, strict=True):
-        stack, forward = stacks[place // len(forwards)], forwards[place % len(forwards)]
-        found.append(StackRow(stack, _frames(trace, stack), bytes_, times, _frames(trace, forward)))
-    return tuple(found)
+    table = []
+    for pair, bytes_, times in zip(*columns, strict=True):
+        stack, forward = stacks[pair // len(forwards)], forwards[pair % len(forwards)]
+        table.append(StackRow(stack, trace.stack(stack), bytes_, times, trace.stack(forward)))
+    return tuple(table)
 
 
 @dataclass(slots=True)
@@ -114,17 +114,13 @@ def stack_tree(trace: MemoryTrace, device: int, event: int | None = None) -> Sta
     for row, bytes_, times in zip(stacks, size, calls, strict=True):
         node = nodes[0]
         _add(node, bytes_, times)
-        for text in reversed(_frames(trace, row)):
+        for text in reversed(trace.stack(row)):
             if text not in node.children:
                 node.children[text] = _Node(text)
                 nodes.append(node.children[text])
             node = node.children[text]
             _add(node, bytes_, times)
     return _frozen(nodes)
-
-
-def _frames(trace: MemoryTrace, row: int) -> tuple[str, ...]:
-    return trace.stacks[row] if row >= 0 else ()
 
 
 def _add(node: _Node, bytes_: int, calls: int) -> None:

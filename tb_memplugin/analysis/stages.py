@@ -42,21 +42,21 @@ def stages(trace: MemoryTrace, names: Collection[str] | None = None) -> tuple[St
         NotRecordedError: no annotation has one of the names.
     """
     _check(trace, names)
-    written = trace.annotations
-    columns = (written.name, written.ends, written.device, written.time_ns, written.event)
-    seen: Counter[tuple[int, str]] = Counter()
-    found = []
+    annotations = trace.annotations
+    columns = (annotations.name, annotations.ends, annotations.device, annotations.time_ns, annotations.event)
+    occurrences: Counter[tuple[int, str]] = Counter()
+    rows = []
     for row, ends, device, time_ns, event in zip(*(column.tolist() for column in columns), strict=True):
         name = trace.annotation_names[row]
         if names is not None and name not in names:
             continue
         stage = END if ends else START
         key = f"{name}_{stage}"
-        again = seen[device, key]
-        seen[device, key] += 1
-        found.append(
+        earlier = occurrences[device, key]
+        occurrences[device, key] += 1
+        rows.append(
             Stage(
-                key=f"{key}({again})" if again else key,
+                key=f"{key}({earlier})" if earlier else key,
                 name=name,
                 stage=stage,
                 device=trace.devices[device].name,
@@ -65,7 +65,7 @@ def stages(trace: MemoryTrace, names: Collection[str] | None = None) -> tuple[St
                 bytes=int(trace.live(device)[event + 1]),
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def _check(trace: MemoryTrace, names: Collection[str] | None) -> None:

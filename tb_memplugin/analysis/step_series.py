@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.analysis.columns import step_columns
 from tb_memplugin.trace.step_figures import StepFigures
 from tb_memplugin.trace.tables import Int64
 
@@ -42,26 +43,23 @@ def step_series(figures: StepFigures, device: int, first: int, last: int, column
     """
     begin, end = np.searchsorted(figures.steps, [first, last + 1])
     steps = figures.steps[begin:end]
-    one = figures.devices[device]
-    peak = one.peak[begin:end]
-    wide = min(columns, len(steps))
-    starts = np.arange(wide) * len(steps) // max(wide, 1)
-    if not wide:
+    if not len(steps):
         none = np.zeros(0, np.int64)
         return StepSeries(none, none, none, none, none, None, 0)
+    peak, reserved = figures.devices[device].peak, figures.devices[device].peak_reserved
+    peak = peak[begin:end]
+    starts, ends = step_columns(len(steps), columns)
     high = np.maximum.reduceat(peak, starts)
-    column = np.repeat(np.arange(wide), np.diff(starts, append=len(steps)))
+    column = np.repeat(np.arange(len(starts)), ends + 1 - starts)
     highest = np.flatnonzero(peak == high[column])
-    _, where = np.unique(column[highest], return_index=True)
+    _, first_highest = np.unique(column[highest], return_index=True)
     return StepSeries(
         first=steps[starts],
-        last=steps[np.append(starts[1:], len(steps)) - 1],
+        last=steps[ends],
         low=np.minimum.reduceat(peak, starts),
         high=high,
-        high_step=steps[highest[where]],
-        reserved=None
-        if one.peak_reserved is None
-        else np.maximum.reduceat(one.peak_reserved[begin:end], starts),
+        high_step=steps[highest[first_highest]],
+        reserved=None if reserved is None else np.maximum.reduceat(reserved[begin:end], starts),
         count=len(steps),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.tables import Bool, Int64
+from tb_memplugin.trace.tables import Bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +50,20 @@ class StepStats:
 
 def step_stats(trace: MemoryTrace, device: int) -> tuple[StepStats, ...]:
     """Return the statistics of every step on one device (a row in `trace.devices`), in time order."""
-    own = np.flatnonzero(trace.events.device == device)
-    return tuple(_stats_of(trace, device, row, own) for row in range(len(trace.steps)))
+    return tuple(_stats_of(trace, device, row) for row in range(len(trace.steps)))
 
 
-def _stats_of(trace: MemoryTrace, device: int, row: int, own: Int64) -> StepStats:
-    """Return the statistics of one step; `own` are the device's events in the whole trace."""
+def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
     first, end = trace.step_events(row)
     step = trace.steps[row]
-    live, window = trace.live(device), trace.window(device)
+    live, window, reserved = trace.live(device), trace.window(device), trace.reserved(device)
     peak_event = first - 1 + int(np.argmax(live[first : end + 1]))
-    here = trace.events.device[first:end] == device
-    reported = window[first + 1 : end + 1][here & _reported(trace, first, end)]
+    reported = window[first + 1 : end + 1][_reported(trace, device, first, end)]
     blocks = trace.allocations
     born_first, born_end = np.searchsorted(blocks.born, (first, end))
-    mine = blocks.device[born_first:born_end] == device
-    size = blocks.bytes[born_first:born_end][mine]
-    kept = blocks.freed[born_first:born_end][mine] >= end
+    own = blocks.device[born_first:born_end] == device
+    size = blocks.bytes[born_first:born_end][own]
+    stayed = blocks.freed[born_first:born_end][own] >= end
     return StepStats(
         step=step.number,
         start_ns=step.start_ns,
@@ -78,25 +75,18 @@ def _stats_of(trace: MemoryTrace, device: int, row: int, own: Int64) -> StepStat
         entry_bytes=int(live[first]),
         end_bytes=int(live[end]),
         window_peak_bytes=int(reported.max()) if len(reported) else int(window[first]),
-        peak_reserved_bytes=_peak_reserved(trace, device, own, first, end),
+        peak_reserved_bytes=None if reserved is None else int(reserved[first : end + 1].max()),
         allocated_bytes=int(size.sum()),
         allocations=len(size),
-        stayed_bytes=int(size[kept].sum()),
-        stayed=int(np.count_nonzero(kept)),
+        stayed_bytes=int(size[stayed].sum()),
+        stayed=int(np.count_nonzero(stayed)),
     )
 
 
-def _reported(trace: MemoryTrace, first: int, end: int) -> Bool:
+def _reported(trace: MemoryTrace, device: int, first: int, end: int) -> Bool:
+    """Return the mask of the events from first to end that the source reported for a device."""
     kind = trace.events.kind[first:end]
-    mask: Bool = (kind == Kind.ALLOC) | (kind == Kind.FREE_COMPLETED)
+    mask: Bool = (trace.events.device[first:end] == device) & (
+        (kind == Kind.ALLOC) | (kind == Kind.FREE_COMPLETED)
+    )
     return mask
-
-
-def _peak_reserved(trace: MemoryTrace, device: int, own: Int64, first: int, end: int) -> int | None:
-    if not trace.devices[device].has_reserved:
-        return None
-    begin, until = np.searchsorted(own, (first, end)).tolist()
-    inside = trace.events.reserved[own[begin:until]]
-    at_start = trace.events.reserved[own[begin - 1]] if begin else trace.devices[device].reserved_at_start
-    known = [int(level) for level in (at_start, inside.max(initial=-1)) if level is not None and level >= 0]
-    return max(known, default=None)

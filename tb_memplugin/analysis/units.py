@@ -1,4 +1,7 @@
-"""The choice of a unit for bytes. Commands, reports and the tab (its state/bytes.ts) use the same rule."""
+"""How amounts are told in words: the unit of bytes, and singular or plural.
+
+The rule for units is the same in commands, reports and the tab (its state/bytes.ts).
+"""
 
 from __future__ import annotations
 
@@ -40,3 +43,8 @@ class Unit:
 def size_told(size: float) -> str:
     """Return a size in the unit that suits it: `4.94 GiB`, `512 B`."""
     return Unit.for_bytes([size]).tell(size)
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number with its noun: `1 step`, `2,000 steps`."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.allocator import knows_segments, levels, pools
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, in_words, share
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.trace import MemoryTrace
 
 LEAST_SHARE = 0.2
@@ -25,16 +26,17 @@ def unused_reserve(trace: MemoryTrace, device: int) -> Result:
     name = trace.devices[device].name
     if not trace.devices[device].has_reserved:
         return Fine(f"The allocator of {name} does not keep reserved memory.")
-    now = levels(trace, device)
-    if now.reserved is None:
+    memory = levels(trace, device)
+    if memory.reserved is None:
         return NotJudged(f"The recording does not contain the reserved memory of {name}.")
-    most_used, most_reserved = int(now.active.max()), int(now.reserved.max())
+    most_used, most_reserved = int(memory.active.max()), int(memory.reserved.max())
     idle = most_reserved - most_used
     if idle < LEAST_BYTES or idle < LEAST_SHARE * most_reserved:
         return Fine(
-            f"At most {in_words(most_reserved)} were reserved, and at most {in_words(most_used)} were in use."
+            f"At most {size_told(most_reserved)} were reserved, and at most {size_told(most_used)} were in "
+            "use."
         )
-    at = int(np.argmax(now.active)) - 1
+    at = int(np.argmax(memory.active)) - 1
     where = Where("allocator", (("step", str(trace.step_at(at).number)), ("event", str(at))))
     return Finding(
         kind="unused_reserve",
@@ -60,20 +62,20 @@ def _of_pools(trace: MemoryTrace, device: int, event: int) -> list[Evidence]:
     """Return the free bytes of the largest pools after an event; empty if the segments are not known."""
     if not knows_segments(trace, device):
         return []
-    found = []
+    rows = []
     for pool in pools(trace, device, event)[:SHOWN_POOLS]:
         reserved, free = pool.reserved_bytes or 0, pool.free_bytes or 0
-        largest = in_words(pool.largest_free_bytes or 0)
-        detail = f"free of {in_words(reserved)} reserved; largest free block {largest}"
-        found.append(
+        largest = size_told(pool.largest_free_bytes or 0)
+        detail = f"free of {size_told(reserved)} reserved; largest free block {largest}"
+        rows.append(
             Evidence(f"pool {pool.pool}, {pool.stream}", free, f"{detail} ({share(free, reserved)})", False)
         )
-    return [row for row in found if row.bytes]
+    return [row for row in rows if row.bytes]
 
 
 def _what_to_do(trace: MemoryTrace) -> str:
-    told = {key: value.lower() for key, value in trace.properties.items()}
-    if any(key.endswith("expandable_segments") and value == "true" for key, value in told.items()):
+    properties = {key: value.lower() for key, value in trace.properties.items()}
+    if any(key.endswith("expandable_segments") and value == "true" for key, value in properties.items()):
         return (
             "Something before this recording needed more memory, such as a first step or an evaluation. "
             "Call torch.cuda.empty_cache() after it to return the idle part to the device."

@@ -85,8 +85,8 @@ def usage(
     """
     devices = range(len(trace.devices)) if device is None else [trace.device_row(device)]
     blocks = trace.allocations
-    here = np.flatnonzero(blocks.address == np.uint64(address & 0xFFFF_FFFF_FFFF_FFFF))
-    of_device = [here[blocks.device[here] == row].tolist() for row in devices]
+    at_address = np.flatnonzero(blocks.address == np.uint64(address & 0xFFFF_FFFF_FFFF_FFFF))
+    of_device = [at_address[blocks.device[at_address] == row].tolist() for row in devices]
     rows = next((rows for rows in of_device if 0 <= version < len(rows)), None)
     if rows is None or address <= 0:
         raise _absent(address, version, max(map(len, of_device), default=0) if address > 0 else 0)
@@ -120,7 +120,6 @@ def _absent(address: int, version: int, versions: int) -> NotRecordedError:
 def _allocation(trace: MemoryTrace, row: int, version: int) -> Allocation:
     blocks, time = trace.allocations, trace.events.time_ns
     born, freed, rounded = int(blocks.born[row]), int(blocks.freed[row]), int(blocks.rounded[row])
-    stack = int(blocks.stack[row])
     return Allocation(
         address=int(blocks.address[row]),
         version=version,
@@ -130,5 +129,5 @@ def _allocation(trace: MemoryTrace, row: int, version: int) -> Allocation:
         born_ns=int(time[born]) if born >= 0 else None,
         freed_event=freed if freed < len(time) else None,
         freed_ns=int(time[freed]) if freed < len(time) else None,
-        frames=trace.stacks[stack] if stack >= 0 else (),
+        frames=trace.stack(int(blocks.stack[row])),
     )

@@ -50,32 +50,32 @@ def command(
     memory timeline, a recorded window, or a recorded run's folder.
     """
     opened = open_trace(path, reading, device=device, step=step, worker=worker)
-    found = advice(opened.trace, device, functools.cache(lambda: _run_levels(opened)))
+    result = advice(opened.trace, device, functools.cache(lambda: _run_levels(opened)))
     if as_json:
-        click.echo(json.dumps({"source": opened.source, **_json(found)}, indent=2))
+        click.echo(json.dumps({"source": opened.source, **_json(result)}, indent=2))
         return
-    click.echo(_heading(found))
-    for finding in found.findings:
+    click.echo(_heading(result))
+    for finding in result.findings:
         _show(finding)
-    _show_judgements([told for told in found.judgements if told.verdict != "found"])
+    _show_judgements([judgement for judgement in result.judgements if judgement.verdict != "found"])
 
 
 def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:
     """Return the levels of the worker's windows, including the opened one; a file has one window only."""
     if not files.is_folder(opened.source):
         return window_levels(opened.trace)
-    steps = [one for one in read_recordings(opened.source).steps if one.folder == opened.source]
-    paths = dict.fromkeys(one.side_file for one in steps if one.side_file is not None)
-    found: list[WindowLevel] = []
+    steps = [step for step in read_recordings(opened.source).steps if step.folder == opened.source]
+    paths = dict.fromkeys(step.side_file for step in steps if step.side_file is not None)
+    levels: list[WindowLevel] = []
     for path in spread(list(paths)):
         try:
-            found += window_levels(load_window(path))
+            levels += window_levels(load_window(path))
         except UnreadableFileError as error:
             click.echo(f"warning: {printable(str(error))}", err=True)
-    return tuple(found)
+    return tuple(levels)
 
 
-def _json(found: Advice) -> dict[str, Any]:
+def _json(result: Advice) -> dict[str, Any]:
     return {
         "findings": [
             {
@@ -85,9 +85,9 @@ def _json(found: Advice) -> dict[str, Any]:
                     {**asdict(row), "where": row.where and _where_json(row.where)} for row in finding.evidence
                 ],
             }
-            for finding in found.findings
+            for finding in result.findings
         ],
-        "judgements": [asdict(told) for told in found.judgements],
+        "judgements": [asdict(judgement) for judgement in result.judgements],
     }
 
 
@@ -95,10 +95,10 @@ def _where_json(where: Where) -> dict[str, Any]:
     return {"view": where.view, "state": dict(where.state)}
 
 
-def _heading(found: Advice) -> str:
-    problems = sum(finding.level == "problem" for finding in found.findings)
-    options = len(found.findings) - problems
-    unjudged = sum(told.verdict == "not judged" for told in found.judgements)
+def _heading(result: Advice) -> str:
+    problems = sum(finding.level == "problem" for finding in result.findings)
+    options = len(result.findings) - problems
+    unjudged = sum(judgement.verdict == "not judged" for judgement in result.judgements)
     return (
         f"{_count(problems, 'problem')}, {_count(options, 'option')}; "
         f"{_count(unjudged, 'rule')} could not be judged"
@@ -112,13 +112,13 @@ def _count(count: int, word: str) -> str:
 def _show(finding: Finding) -> None:
     out = console()
     size = Unit.for_bytes([finding.bytes]).tell(finding.bytes)
-    whole = Unit.for_bytes([finding.of_bytes]).tell(finding.of_bytes)
+    total = Unit.for_bytes([finding.of_bytes]).tell(finding.of_bytes)
     percent = 100 * finding.bytes / finding.of_bytes if finding.of_bytes else 0
     step = "" if finding.step is None else f", step {finding.step}"
     heading = f"{finding.level}, {finding.device}{step}: {finding.title}"
     out.print()
     out.print(printable(heading, 4 * LONGEST), soft_wrap=True)
-    out.print(f"  {size} {finding.measure}: {percent:.1f} % of {whole}", soft_wrap=True)
+    out.print(f"  {size} {finding.measure}: {percent:.1f} % of {total}", soft_wrap=True)
     out.print(_evidence(finding.evidence))
     if finding.price:
         out.print(f"  price: {printable(finding.price, LONGEST)}", soft_wrap=True)
@@ -143,18 +143,18 @@ def _address(where: Where) -> str:
     return f"{where.view.capitalize()} ({state})" if state else where.view.capitalize()
 
 
-def _show_judgements(told: Sequence[Judgement]) -> None:
-    if not told:
+def _show_judgements(judgements: Sequence[Judgement]) -> None:
+    if not judgements:
         return
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("rule", "device", "", "why"):
         drawn.add_column(name, overflow="fold", no_wrap=name != "why")
-    for one in told:
+    for judgement in judgements:
         cells = (
-            RULE_NAMES[one.kind],
-            printable(one.device, 40),
-            one.verdict,
-            printable(one.why, 4 * LONGEST),
+            RULE_NAMES[judgement.kind],
+            printable(judgement.device, 40),
+            judgement.verdict,
+            printable(judgement.why, 4 * LONGEST),
         )
         drawn.add_row(*map(Text, cells))
     console().print(drawn)

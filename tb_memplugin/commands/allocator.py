@@ -16,12 +16,11 @@ from tb_memplugin.commands.allocator_state import DeviceState, device_state, las
 from tb_memplugin.commands.divisions import shown_key, top_parts
 from tb_memplugin.commands.events import event_numbered
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.tables import Unit, console, printable, table
+from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 
 MOMENTS = ("peak", "start", "end", "oom")
-NOT_TOLD = "?"
 OOM_LINES = 5
 
 
@@ -73,7 +72,7 @@ def command(
     trace = opened.trace
     states = [device_state(trace, row, event) for row, event in _moments(trace, device, moment)]
     for state in states:
-        _tell_older_ooms(state)
+        _note_older_ooms(state)
     if as_json:
         document = {
             "source": opened.source,
@@ -88,7 +87,7 @@ def command(
         click.echo(f"{printable(opened.source)} has no device: nothing was recorded in it.")
 
 
-def _tell_older_ooms(state: DeviceState) -> None:
+def _note_older_ooms(state: DeviceState) -> None:
     older = state.failed_requests - len(state.ooms)
     if older:
         click.echo(
@@ -153,19 +152,19 @@ def _heading(state: DeviceState) -> Iterator[str]:
     waste, peak = state.fragmentation, state.peak
     yield f"{state.name}, after event {state.number(state.event)}"
     yield (
-        f"allocated {_told(state.allocated_bytes)}{_counted(state)}, pending {_told(state.pending_bytes)}, "
-        f"reserved {_told(state.reserved_bytes)}"
+        f"allocated {_with_unit(state.allocated_bytes)}{_counted(state)}, "
+        f"pending {_with_unit(state.pending_bytes)}, reserved {_with_unit(state.reserved_bytes)}"
     )
     if state.reserved_bytes is not None:
         yield (
             f"fragmentation: {_percent(waste.unused)} of the reserved memory is free; "
             f"{_percent(waste.split)} of that is outside the largest free block "
-            f"({_told(waste.largest_free_bytes)} of {_told(waste.free_bytes)})"
+            f"({_with_unit(waste.largest_free_bytes)} of {_with_unit(waste.free_bytes)})"
         )
     yield (
-        f"peak {_told(peak.bytes)} at event {state.number(peak.event)}: {_told(peak.before_bytes)} "
-        f"allocated before the recording, {_told(peak.came_bytes)} during it; most reserved "
-        f"{_told(state.peak_reserved_bytes)}"
+        f"peak {_with_unit(peak.bytes)} at event {state.number(peak.event)}: {_with_unit(peak.before_bytes)} "
+        f"allocated before the recording, {_with_unit(peak.came_bytes)} during it; most reserved "
+        f"{_with_unit(state.peak_reserved_bytes)}"
     )
 
 
@@ -176,7 +175,7 @@ def _counted(state: DeviceState) -> str:
     if state.segments is None and state.rounded_exact:
         return " in whole blocks (requested sizes are not recorded)"
     at_least = "" if state.rounded_exact else "at least "
-    return f" as requested ({at_least}{_told(state.rounded_bytes)} rounded)"
+    return f" as requested ({at_least}{_with_unit(state.rounded_bytes)} rounded)"
 
 
 def _pools(state: DeviceState, unit: Unit) -> RenderableType:
@@ -185,14 +184,14 @@ def _pools(state: DeviceState, unit: Unit) -> RenderableType:
         "allocated": [unit.show(pool.allocated_bytes) for pool in state.pools],
         "pending": [unit.show(pool.pending_bytes) for pool in state.pools],
         "rounded": [
-            NOT_TOLD
+            NOT_KNOWN
             if state.rounded_bytes is None
             else f"{'' if pool.rounded_exact else '≥ '}{unit.show(pool.rounded_bytes)}"
             for pool in state.pools
         ],
-        "reserved": [_shown(unit, pool.reserved_bytes) for pool in state.pools],
-        "largest free": [_shown(unit, pool.largest_free_bytes) for pool in state.pools],
-        "segments": [NOT_TOLD if pool.segments is None else f"{pool.segments:,}" for pool in state.pools],
+        "reserved": [shown(unit, pool.reserved_bytes) for pool in state.pools],
+        "largest free": [shown(unit, pool.largest_free_bytes) for pool in state.pools],
+        "segments": [NOT_KNOWN if pool.segments is None else f"{pool.segments:,}" for pool in state.pools],
     }
     if not state.pending_bytes:
         del columns["pending"]
@@ -201,14 +200,14 @@ def _pools(state: DeviceState, unit: Unit) -> RenderableType:
 
 def _segments(state: DeviceState, unit: Unit, top: int) -> RenderableType:
     """Return a table of the largest segments, with one row for all the others."""
-    every = sorted(state.segments or (), key=lambda segment: -segment.bytes)
-    shown = every[: top or None]
+    by_size = sorted(state.segments or (), key=lambda segment: -segment.bytes)
+    largest = by_size[: top or None]
     rows = [
         (f"{segment.address:#x} {segment.pool}, {segment.stream}", *_sizes(unit, [segment]))
-        for segment in shown
+        for segment in largest
     ]
-    if len(every) > len(shown):
-        rest = every[len(shown) :]
+    rest = by_size[len(largest) :]
+    if rest:
         rows.append((f"({len(rest):,} others)", *_sizes(unit, rest)))
     return table((f"segment ({unit.name})", "bytes", "in use", "free", "blocks"), rows)
 
@@ -216,28 +215,25 @@ def _segments(state: DeviceState, unit: Unit, top: int) -> RenderableType:
 def _sizes(unit: Unit, segments: Sequence[SegmentState]) -> tuple[str, str, str, str]:
     """Format the bytes of segments: all, in use (live blocks, rounded) and free; and count live blocks."""
     blocks = [block for segment in segments for block in segment.blocks]
-    whole = sum(segment.bytes for segment in segments)
+    total = sum(segment.bytes for segment in segments)
     free = sum(block.extent_bytes for block in blocks if block.state == "free")
     live = sum(block.state != "free" for block in blocks)
-    return unit.show(whole), unit.show(whole - free), unit.show(free), f"{live:,}"
+    return unit.show(total), unit.show(total - free), unit.show(free), f"{live:,}"
 
 
 def _show_oom(state: DeviceState, oom: OomReport) -> None:
     out = console()
     unit = Unit.for_bytes([oom.active_bytes])
-    out.print(f"out of memory at event {state.number(oom.event)}: {printable(oom.why)}", soft_wrap=True)
+    failed = f"out of memory at event {state.number(oom.event)} of {state.name}"
+    out.print(f"{failed}: {printable(oom.why)}", soft_wrap=True)
     parts = top_parts(breakdown(state.trace, state.device, oom.event, "line"), OOM_LINES)
     rows = [(shown_key(part.key), unit.show(part.bytes), f"{part.count:,}") for part in parts]
     out.print(table(("live then, by line", unit.name, "blocks"), rows))
 
 
-def _told(size: int | None) -> str:
-    return NOT_TOLD if size is None else Unit.for_bytes([size]).tell(size)
-
-
-def _shown(unit: Unit, size: int | None) -> str:
-    return NOT_TOLD if size is None else unit.show(size)
+def _with_unit(size: int | None) -> str:
+    return NOT_KNOWN if size is None else Unit.for_bytes([size]).tell(size)
 
 
 def _percent(ratio: float | None) -> str:
-    return NOT_TOLD if ratio is None else f"{100 * ratio:.1f} %"
+    return NOT_KNOWN if ratio is None else f"{100 * ratio:.1f} %"

@@ -14,14 +14,13 @@ import click
 from tb_memplugin.commands.events import own_number
 from tb_memplugin.commands.export import refuse_own_input
 from tb_memplugin.commands.opening import Opened
-from tb_memplugin.commands.tables import Unit, console, printable, table
+from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
 from tb_memplugin.estimate.simulator.conf_text import not_followed
 from tb_memplugin.estimate.simulator.replay_run import Failure
 from tb_memplugin.exports import snapshot
 
-NOT_TOLD = "?"
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 MOST_BYTES = 1 << 60
@@ -113,9 +112,9 @@ def simulate(opened: Opened, device: str | None, simulation: Simulation, as_json
         _write(opened, replays, simulation.output)
     for note in not_followed(simulation.conf or ""):
         click.echo(f"note: {note}", err=True)
-    tells = _what_if if simulation.is_other else _beside_record
+    describe = _what_if if simulation.is_other else _beside_record
     if as_json:
-        click.echo(json.dumps({"devices": [tells(one) for one in replays]}, indent=2))
+        click.echo(json.dumps({"devices": [describe(result) for result in replays]}, indent=2))
     elif not replays:
         click.echo(f"{printable(opened.source)} has no device with a caching allocator.")
     elif simulation.is_other:
@@ -132,135 +131,131 @@ def _write(opened: Opened, replays: Sequence[Replay], output: str) -> None:
         click.echo(f"note: {printable(note)}", err=True)
 
 
-def _beside_record(one: Replay) -> dict[str, Any]:
+def _beside_record(result: Replay) -> dict[str, Any]:
     """Return a replay compared with its record, for JSON; addresses are null if segments are not recorded."""
-    found = ("bytes", "recorded_address", "simulated_address", "cause")
+    fields = ("bytes", "recorded_address", "simulated_address", "cause")
     return {
-        "device": _name(one),
-        "allocs": one.allocs,
-        "exact_addresses": one.exact_addresses if one.follows_record else None,
-        "first_miss": _at(one, one.first_miss, found),
-        "reserved_peak_recorded": one.reserved_peak_recorded,
-        "reserved_peak_simulated": one.reserved_peak,
-        "settings": one.settings.conf,
+        "device": _name(result),
+        "allocs": result.allocs,
+        "exact_addresses": result.exact_addresses if result.follows_record else None,
+        "first_miss": _at(result, result.first_miss, fields),
+        "reserved_peak_recorded": result.reserved_peak_recorded,
+        "reserved_peak_simulated": result.reserved_peak,
+        "settings": result.settings.conf,
     }
 
 
-def _what_if(one: Replay) -> dict[str, Any]:
+def _what_if(result: Replay) -> dict[str, Any]:
     """Return a replay with other settings or another device, for JSON."""
-    trace, found = one.source, ("requested_bytes", "reserved_bytes", "live_bytes")
+    trace, fields = result.source, ("requested_bytes", "reserved_bytes", "live_bytes")
     return {
-        "device": _name(one),
-        "settings": one.settings.conf,
-        "capacity_bytes": one.capacity,
-        "fits": one.failure is None,
-        "failure": _at(one, one.failure, found),
-        "recorded_failures_that_fit": [own_number(trace, one.device, event) for event in one.rescued],
-        "allocs": one.allocs,
-        "reserved_peak_recorded": one.reserved_peak_recorded,
-        "reserved_peak_simulated": one.reserved_peak,
+        "device": _name(result),
+        "settings": result.settings.conf,
+        "capacity_bytes": result.capacity,
+        "fits": result.failure is None,
+        "failure": _at(result, result.failure, fields),
+        "recorded_failures_that_fit": [own_number(trace, result.device, event) for event in result.rescued],
+        "allocs": result.allocs,
+        "reserved_peak_recorded": result.reserved_peak_recorded,
+        "reserved_peak_simulated": result.reserved_peak,
     }
 
 
-def _at(one: Replay, what: FirstMiss | Failure | None, fields: Sequence[str]) -> dict[str, Any] | None:
+def _at(result: Replay, what: FirstMiss | Failure | None, fields: Sequence[str]) -> dict[str, Any] | None:
     """Return the event number (counted on its device) and some fields of a result; None without a result."""
     if what is None:
         return None
-    number = own_number(one.source, one.device, what.event)
+    number = own_number(result.source, result.device, what.event)
     return {"event": number} | {field: getattr(what, field) for field in fields}
 
 
 def _show_beside_record(replays: Sequence[Replay]) -> None:
     out = console()
-    unit = Unit.for_bytes([one.reserved_peak for one in replays])
+    unit = Unit.for_bytes([result.reserved_peak for result in replays])
     out.print(
         table(
             ("device", "allocations", "same address", f"most reserved ({unit.name})", "simulated"),
             [
                 (
-                    _name(one),
-                    f"{one.allocs:,}",
-                    f"{one.exact_addresses:,}" if one.follows_record else NOT_TOLD,
-                    _shown(unit, one.reserved_peak_recorded),
-                    unit.show(one.reserved_peak),
+                    _name(result),
+                    f"{result.allocs:,}",
+                    f"{result.exact_addresses:,}" if result.follows_record else NOT_KNOWN,
+                    shown(unit, result.reserved_peak_recorded),
+                    unit.show(result.reserved_peak),
                 )
-                for one in replays
+                for result in replays
             ],
         )
     )
-    for one in replays:
-        for line in _beside_record_lines(one):
+    for result in replays:
+        for line in _beside_record_lines(result):
             out.print(printable(line), soft_wrap=True)
 
 
-def _beside_record_lines(one: Replay) -> Iterator[str]:
-    miss = one.first_miss
-    if not one.follows_record:
+def _beside_record_lines(result: Replay) -> Iterator[str]:
+    miss = result.first_miss
+    if not result.follows_record:
         yield (
-            f"{_name(one)}: the recording contains no segments, so addresses cannot be compared, and "
+            f"{_name(result)}: the recording contains no segments, so addresses cannot be compared, and "
             "what was reserved before the first event is not known."
         )
     elif miss is not None:
         yield (
-            f"{_name(one)}: first difference at event "
-            f"{own_number(one.source, one.device, miss.event)}: {miss.bytes:,} bytes at "
+            f"{_name(result)}: first difference at event "
+            f"{own_number(result.source, result.device, miss.event)}: {miss.bytes:,} bytes at "
             f"{miss.simulated_address:#x}, recorded at {miss.recorded_address:#x}; {miss.cause}."
         )
 
 
 def _show_what_if(replays: Sequence[Replay]) -> None:
     out = console()
-    unit = Unit.for_bytes([one.reserved_peak for one in replays])
+    unit = Unit.for_bytes([result.reserved_peak for result in replays])
     out.print(
         table(
             ("device", f"most reserved ({unit.name})", "simulated", "outcome"),
             [
                 (
-                    _name(one),
-                    _shown(unit, one.reserved_peak_recorded),
-                    unit.show(one.reserved_peak),
-                    "fits" if one.failure is None else "out of memory",
+                    _name(result),
+                    shown(unit, result.reserved_peak_recorded),
+                    unit.show(result.reserved_peak),
+                    "fits" if result.failure is None else "out of memory",
                 )
-                for one in replays
+                for result in replays
             ],
         )
     )
-    for one in replays:
-        for line in _what_if_lines(one):
+    for result in replays:
+        for line in _what_if_lines(result):
             out.print(printable(line), soft_wrap=True)
 
 
-def _what_if_lines(one: Replay) -> Iterator[str]:
-    told, failure = Unit.for_bytes([one.reserved_peak]), one.failure
+def _what_if_lines(result: Replay) -> Iterator[str]:
+    unit, failure = Unit.for_bytes([result.reserved_peak]), result.failure
     if failure is not None and failure.event < 0:
         yield (
-            f"{_name(one)}: the blocks live at the start need {told.tell(failure.reserved_bytes)} of "
+            f"{_name(result)}: the blocks live at the start need {unit.tell(failure.reserved_bytes)} of "
             "reserved memory."
         )
     elif failure is not None:
         yield (
-            f"{_name(one)}: out of memory at event "
-            f"{own_number(one.source, one.device, failure.event)}: "
+            f"{_name(result)}: out of memory at event "
+            f"{own_number(result.source, result.device, failure.event)}: "
             f"{Unit.for_bytes([failure.requested_bytes]).tell(failure.requested_bytes)} requested, "
-            f"with {told.tell(failure.reserved_bytes)} reserved and {told.tell(failure.live_bytes)} "
+            f"with {unit.tell(failure.reserved_bytes)} reserved and {unit.tell(failure.live_bytes)} "
             "live."
         )
-    for event in one.rescued[:1]:
+    for event in result.rescued[:1]:
         yield (
-            f"{_name(one)}: the request that failed at event "
-            f"{own_number(one.source, one.device, event)} fits here; what the program would have done "
+            f"{_name(result)}: the request that failed at event "
+            f"{own_number(result.source, result.device, event)} fits here; what the program would have done "
             "next is not known."
         )
-    if one.reserved_at_start:
+    if result.reserved_at_start:
         yield (
-            f"{_name(one)}: {told.tell(one.reserved_at_start)} were reserved before the first event; "
+            f"{_name(result)}: {unit.tell(result.reserved_at_start)} were reserved before the first event; "
             "their layout is kept as recorded."
         )
 
 
-def _name(one: Replay) -> str:
-    return one.source.devices[one.device].name
-
-
-def _shown(unit: Unit, size: int | None) -> str:
-    return NOT_TOLD if size is None else unit.show(size)
+def _name(result: Replay) -> str:
+    return result.source.devices[result.device].name

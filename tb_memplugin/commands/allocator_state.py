@@ -11,15 +11,16 @@ from tb_memplugin.analysis.allocator import (
     Fragmentation,
     PeakSplit,
     PoolState,
-    fragmentation,
+    fragmentation_of,
     knows_segments,
     levels,
     peak_split,
     pools_of,
 )
 from tb_memplugin.analysis.layout import layout
-from tb_memplugin.analysis.oom import OomReport, oom_reports
+from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_reports
 from tb_memplugin.analysis.segments import SegmentState, free_histogram, segments_at
+from tb_memplugin.commands.divisions import parts_json
 from tb_memplugin.commands.events import own_number
 from tb_memplugin.trace import MemoryTrace
 
@@ -76,28 +77,27 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    now, found = levels(trace, device), layout(trace, device, event)
-    failed = np.array([oom.event for oom in trace.ooms], np.int64)
-    pools = pools_of(trace, device, event, found)
+    memory, placed = levels(trace, device), layout(trace, device, event)
+    pools = pools_of(trace, device, event, placed)
     known, reserves = knows_segments(trace, device), trace.devices[device].has_reserved
     return DeviceState(
         trace=trace,
         device=device,
         event=event,
-        allocated_bytes=int(now.allocated[event + 1]),
-        pending_bytes=int(now.pending[event + 1]),
-        active_bytes=int(now.active[event + 1]),
+        allocated_bytes=int(memory.allocated[event + 1]),
+        pending_bytes=int(memory.pending[event + 1]),
+        active_bytes=int(memory.active[event + 1]),
         rounded_bytes=sum(pool.rounded_bytes for pool in pools) if reserves else None,
         rounded_exact=all(pool.rounded_exact for pool in pools),
-        reserved_bytes=None if now.reserved is None else int(now.reserved[event + 1]),
-        peak_reserved_bytes=None if now.reserved is None else int(now.reserved.max()),
+        reserved_bytes=None if memory.reserved is None else int(memory.reserved[event + 1]),
+        peak_reserved_bytes=None if memory.reserved is None else int(memory.reserved.max()),
         peak=peak_split(trace, device),
-        fragmentation=fragmentation(trace, device, event),
+        fragmentation=fragmentation_of(memory, placed if known else None, event),
         pools=pools,
         segments=segments_at(trace, device, event) if known else None,
-        free_blocks=free_histogram(found) if known else (),
+        free_blocks=free_histogram(placed) if known else (),
         ooms=oom_reports(trace, device, MOST_OOMS),
-        failed_requests=int(np.count_nonzero(trace.events.device[failed] == device)),
+        failed_requests=len(failed_requests(trace, device)),
     )
 
 
@@ -140,17 +140,17 @@ def state_json(state: DeviceState, blocks: bool) -> dict[str, Any]:
 
 def pool_json(pool: PoolState, rounds: bool = True) -> dict[str, Any]:
     """Return a pool for JSON; `rounded_bytes` is null if the device does not round sizes."""
-    told = asdict(pool)
-    del told["by_rule_bytes"]
+    document = asdict(pool)
+    del document["by_rule_bytes"]
     if not rounds:
-        told["rounded_bytes"] = None
-    return {**told, "active_bytes": pool.active_bytes, "rounded_exact": pool.rounded_exact}
+        document["rounded_bytes"] = None
+    return {**document, "active_bytes": pool.active_bytes, "rounded_exact": pool.rounded_exact}
 
 
 def segment_json(segment: SegmentState, blocks: bool) -> dict[str, Any]:
     """Return a segment for JSON, with its blocks if `blocks`."""
     free = [block.extent_bytes for block in segment.blocks if block.state == "free"]
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "address": segment.address,
         "bytes": segment.bytes,
         "pool": segment.pool,
@@ -162,7 +162,7 @@ def segment_json(segment: SegmentState, blocks: bool) -> dict[str, Any]:
         "largest_free_bytes": max(free, default=0),
     }
     if blocks:
-        told["blocks"] = [
+        document["blocks"] = [
             {
                 "address": block.address,
                 "state": block.state,
@@ -171,16 +171,16 @@ def segment_json(segment: SegmentState, blocks: bool) -> dict[str, Any]:
             }
             for block in segment.blocks
         ]
-    return told
+    return document
 
 
 def oom_json(oom: OomReport, event: int) -> dict[str, Any]:
     """Return a failed request for JSON; `event` is its number on the device."""
-    told = asdict(oom)
-    told.update(
+    document = asdict(oom)
+    document.update(
         event=event,
-        parts=[{"key": part.key, "bytes": part.bytes, "count": part.count} for part in oom.parts],
-        stacks=[{"key": part.key, "bytes": part.bytes, "count": part.count} for part in oom.stacks],
+        parts=parts_json(oom.parts),
+        stacks=parts_json(oom.stacks),
         pools=[pool_json(pool) for pool in oom.pools],
     )
-    return told
+    return document

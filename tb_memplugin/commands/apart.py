@@ -51,33 +51,33 @@ def go_apart() -> None:
     if not hasattr(os, "fork"):
         return
     limit = _limit_seconds()
-    heard, told = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child:
-        os.close(told)
-        raise SystemExit(_Guard(child, heard, limit).wait())
-    os.close(heard)
+        os.close(write_end)
+        raise SystemExit(_Guard(child, read_end, limit).wait())
+    os.close(read_end)
     from tb_memplugin.sources.snapshot.safe_pickle import still_unpickling
 
-    still_unpickling.set(lambda going_on: _tell(told, going_on))
+    still_unpickling.set(lambda going_on: _send(write_end, going_on))
 
 
-def _tell(pipe: int, going_on: bool) -> None:
+def _send(pipe: int, going_on: bool) -> None:
     """Tell the parent whether unpickling goes on. If the parent is gone, the error ends this process."""
     os.write(pipe, GOES_ON if going_on else OVER)
 
 
 def _limit_seconds() -> float:
-    told = os.environ.get(LIMIT_VARIABLE)
-    if not told:
+    value = os.environ.get(LIMIT_VARIABLE)
+    if not value:
         return LIMIT_SECONDS
-    if not (told.isascii() and told.isdigit() and 0 < len(told) < 10 and int(told)):
+    if not (value.isascii() and value.isdigit() and 0 < len(value) < 10 and int(value)):
         raise MemPluginError(
-            f"{LIMIT_VARIABLE} is {told[:80]!r}, which is not a number of seconds.",
+            f"{LIMIT_VARIABLE} is {value[:80]!r}, which is not a number of seconds.",
             where="the environment",
             fix=f"Set it to a whole number: export {LIMIT_VARIABLE}=60",
         )
-    return int(told)
+    return int(value)
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class _Guard:
     """The parent's side: it waits for the child that runs the command, and kills it if it hangs."""
 
     child: int
-    heard: int
+    pipe: int
     limit: float
     unpickling: bool = False
     since: float = 0.0
@@ -101,7 +101,7 @@ class _Guard:
             if ended:
                 self._listen()
                 return self._code(os.waitstatus_to_exitcode(status))
-            if select.select([self.heard], [], [], LOOK_SECONDS)[0]:
+            if select.select([self.pipe], [], [], LOOK_SECONDS)[0]:
                 self._listen()
             elif self.unpickling and self._used() - self.since > self.limit:
                 return self._end_it()
@@ -111,8 +111,8 @@ class _Guard:
 
     def _listen(self) -> None:
         """Read the child's messages, of which the last counts. If its pipe is closed, it is ending."""
-        while select.select([self.heard], [], [], 0)[0]:
-            words = os.read(self.heard, 1 << 16)
+        while select.select([self.pipe], [], [], 0)[0]:
+            words = os.read(self.pipe, 1 << 16)
             if not words:
                 time.sleep(ENDING_SECONDS)
                 return
@@ -148,8 +148,8 @@ class _Guard:
     def _used(self) -> float:
         """Return the child's CPU seconds; seconds of a clock if the system does not report them."""
         try:
-            told = Path(f"/proc/{self.child}/stat").read_text("utf-8").rpartition(")")[2].split()
-            return int(told[11]) / os.sysconf("SC_CLK_TCK")
+            fields = Path(f"/proc/{self.child}/stat").read_text("utf-8").rpartition(")")[2].split()
+            return int(fields[11]) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
             return time.monotonic()
 

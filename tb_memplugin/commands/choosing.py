@@ -30,7 +30,7 @@ def chosen_steps(
         click.echo(refusal(problem, "warning"), err=True)
     steps = list(recordings.steps)
     if not steps and recordings.watched:
-        count = sum(len(one.figures) for one in recordings.watched)
+        count = sum(len(series.figures) for series in recordings.watched)
         raise NotRecordedError(
             f"This folder has only MemoryMonitor figures, of {count:,} steps: no step was recorded in full.",
             where=path,
@@ -40,16 +40,16 @@ def chosen_steps(
         fix = f"Record one with memory_trace_handler, or find out why with: tb-memplugin doctor {path}"
         raise NotRecordedError("This folder has no memory recording.", where=path, fix=fix)
     if worker is not None:
-        known = sorted({item.metadata.worker for item in steps})
-        steps = [item for item in steps if item.metadata.worker == readable(worker)]
+        known = sorted({entry.metadata.worker for entry in steps})
+        steps = [entry for entry in steps if entry.metadata.worker == readable(worker)]
         _require(steps, f"Worker {worker!r}", known, path)
     if step is not None:
-        known = [str(number) for number in sorted({item.metadata.step for item in steps})]
-        steps = [item for item in steps if item.metadata.step == step]
+        known = [str(number) for number in sorted({entry.metadata.step for entry in steps})]
+        steps = [entry for entry in steps if entry.metadata.step == step]
         _require(steps, f"Step {step}", known, path)
     if device is not None:
-        known = sorted({item.device for entry in steps for item in entry.metadata.devices})
-        steps = [item for item in steps if device in peaks(item)]
+        known = sorted({name for entry in steps for name in peaks(entry)})
+        steps = [entry for entry in steps if device in peaks(entry)]
         _require(steps, f"Device {device!r}", known, path)
     return steps
 
@@ -63,7 +63,7 @@ def _require(steps: Sequence[RecordedStep], what: str, known: Sequence[str], pat
 
 def peaks(step: RecordedStep) -> dict[str, int]:
     """Return the peak of each device in a step, in bytes."""
-    return {item.device: item.stats.peak_bytes for item in step.metadata.devices}
+    return {device.device: device.stats.peak_bytes for device in step.metadata.devices}
 
 
 def highest(steps: Sequence[RecordedStep], device: str | None = None) -> RecordedStep:
@@ -73,7 +73,7 @@ def highest(steps: Sequence[RecordedStep], device: str | None = None) -> Recorde
     )
 
 
-def tell_others(steps: Sequence[RecordedStep], folder: str) -> None:
+def print_others(steps: Sequence[RecordedStep], folder: str) -> None:
     """If there are several folders, say on stderr which one is shown, and name the others.
 
     The other names are relative to the folder that contains them all.

@@ -8,7 +8,7 @@ import numpy as np
 
 from tb_memplugin.analysis.breakdown import By, Part
 from tb_memplugin.analysis.moment import moment
-from tb_memplugin.analysis.oom import OomReport, oom_report
+from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_report
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.commands.events import own_number
@@ -58,12 +58,13 @@ def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None
     Raises:
         NotRecordedError: the trace has no such step.
     """
-    every = step_stats(trace, device)
-    stats = every[trace.step_row(step)] if step is not None else max(every, key=lambda one: one.peak_bytes)
+    steps = step_stats(trace, device)
+    highest = max(steps, key=lambda stats: stats.peak_bytes)
+    stats = highest if step is None else steps[trace.step_row(step)]
     reached = moment(trace, device, stats.peak_event, largest=0)
     last = _last_at_peak(trace, device, stats)
     between = trace.live(device)[stats.peak_event + 1 : last + 2]
-    failed = _failed_requests(trace, device)
+    failed = failed_requests(trace, device)
     oom = oom_report(trace, failed[-1]) if failed else None
     return DevicePeak(
         device=trace.devices[device].name,
@@ -94,13 +95,6 @@ def _last_at_peak(trace: MemoryTrace, device: int, stats: StepStats) -> int:
     return first - 1 + int(np.flatnonzero(level == stats.peak_bytes)[-1])
 
 
-def _failed_requests(trace: MemoryTrace, device: int) -> list[int]:
-    """Return the rows in `trace.ooms` of a device's failed requests."""
-    events = np.array([oom.event for oom in trace.ooms], np.int64)
-    found: list[int] = np.flatnonzero(trace.events.device[events] == device).tolist()
-    return found
-
-
 def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
     """Return a device's peak from the summary of a recorded step.
 
@@ -113,8 +107,8 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
         UnreadableFileError: the summary is damaged, or newer than this reader.
     """
     summary, metadata = full_summary(step), step.metadata
-    found = next(one for one in summary.devices if one.name == device)
-    stats = found.stats
+    device_summary = next(candidate for candidate in summary.devices if candidate.name == device)
+    stats = device_summary.stats
     return DevicePeak(
         device=device,
         step=metadata.step,
@@ -127,7 +121,7 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
         start_bytes=stats.start_bytes,
         end_bytes=stats.end_bytes,
         peak_reserved_bytes=stats.peak_reserved_bytes if stats.HasField("peak_reserved_bytes") else None,
-        phase=Phase(found.peak.phase),
-        operator=found.peak.operator if found.peak.HasField("operator") else None,
-        parts=tuple(peak_parts(summary, found, by)),
+        phase=Phase(device_summary.peak.phase),
+        operator=device_summary.peak.operator if device_summary.peak.HasField("operator") else None,
+        parts=tuple(peak_parts(summary, device_summary, by)),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tb_memplugin.analysis.compare import Delta, DeviceComparison, compare
+from tb_memplugin.analysis.compare import Delta, DeviceComparison, compare, shortened_deltas
 from tb_memplugin.commands.divisions import REST, division, division_name, division_options, shown_key
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
@@ -49,41 +49,28 @@ def command(
     """
     chosen = division(by, rules)
     traces = [open_trace(path, reading, device=device, step=step).trace for path in (base, other)]
-    found = compare(*traces, device=device, step=step, by=chosen)
+    comparisons = compare(*traces, device=device, step=step, by=chosen)
     if as_json:
-        click.echo(json.dumps({"devices": [_json(item, top or 0) for item in found]}, indent=2))
+        devices = [_json(comparison, top or 0) for comparison in comparisons]
+        click.echo(json.dumps({"devices": devices}, indent=2))
         return
-    for item in found:
-        _show(item, division_name(chosen), SHOWN if top is None else top)
+    for comparison in comparisons:
+        _show(comparison, division_name(chosen), SHOWN if top is None else top)
 
 
 def top_rows(rows: Sequence[Delta], top: int) -> list[Delta]:
     """Return the `top` largest changes, and one row for all the others, with the same sum; 0 keeps all."""
-    if not top or len(rows) <= top:
-        return list(rows)
-    rest = rows[top:]
-    base, other = sum(row.base_bytes for row in rest), sum(row.other_bytes for row in rest)
-    return [
-        *rows[:top],
-        Delta(
-            key=REST,
-            status="same" if base == other else "grown" if other > base else "shrunk",
-            base_bytes=base,
-            other_bytes=other,
-            base_count=sum(row.base_count for row in rest),
-            other_count=sum(row.other_count for row in rest),
-        ),
-    ]
+    return list(shortened_deltas(rows, top or len(rows), REST))
 
 
-def _json(found: DeviceComparison, top: int) -> dict[str, Any]:
+def _json(comparison: DeviceComparison, top: int) -> dict[str, Any]:
     """Return a comparison for JSON; it has `other_device` only if the two sides' names differ."""
-    device = found.device or found.other_device
+    device = comparison.device or comparison.other_device
     return {
         "device": device,
-        **({"other_device": found.other_device} if found.other_device not in ("", device) else {}),
-        "base_peak_bytes": found.base_peak_bytes,
-        "other_peak_bytes": found.other_peak_bytes,
+        **({"other_device": comparison.other_device} if comparison.other_device not in ("", device) else {}),
+        "base_peak_bytes": comparison.base_peak_bytes,
+        "other_peak_bytes": comparison.other_peak_bytes,
         "rows": [
             {
                 "key": row.key,
@@ -92,14 +79,14 @@ def _json(found: DeviceComparison, top: int) -> dict[str, Any]:
                 "other_bytes": row.other_bytes,
                 "delta_bytes": row.delta_bytes,
             }
-            for row in top_rows(found.rows, top)
+            for row in top_rows(comparison.rows, top)
         ],
     }
 
 
-def _show(found: DeviceComparison, by: str, top: int) -> None:
+def _show(comparison: DeviceComparison, by: str, top: int) -> None:
     out = console()
-    unit = Unit.for_bytes([found.base_peak_bytes, found.other_peak_bytes])
+    unit = Unit.for_bytes([comparison.base_peak_bytes, comparison.other_peak_bytes])
     rows = [
         (
             shown_key(row.key),
@@ -108,24 +95,24 @@ def _show(found: DeviceComparison, by: str, top: int) -> None:
             unit.show(row.other_bytes),
             _signed(unit, row.delta_bytes),
         )
-        for row in top_rows(found.rows, top)
+        for row in top_rows(comparison.rows, top)
     ]
     total = (
         "total",
         "",
-        unit.show(found.base_peak_bytes),
-        unit.show(found.other_peak_bytes),
-        _signed(unit, found.delta_bytes),
+        unit.show(comparison.base_peak_bytes),
+        unit.show(comparison.other_peak_bytes),
+        _signed(unit, comparison.delta_bytes),
     )
-    out.print(printable(_heading(found, unit), LONGEST), soft_wrap=True)
+    out.print(printable(_heading(comparison, unit), LONGEST), soft_wrap=True)
     out.print(table((by, "", "base", "other", f"{unit.name} more"), [*rows, total]))
 
 
-def _heading(found: DeviceComparison, unit: Unit) -> str:
-    names = list(dict.fromkeys((found.device or "(none)", found.other_device or "(none)")))
+def _heading(comparison: DeviceComparison, unit: Unit) -> str:
+    names = list(dict.fromkeys((comparison.device or "(none)", comparison.other_device or "(none)")))
     return (
-        f"{' against '.join(names)}: peak {unit.tell(found.base_peak_bytes)}, "
-        f"then {unit.tell(found.other_peak_bytes)}"
+        f"{' against '.join(names)}: peak {unit.tell(comparison.base_peak_bytes)}, "
+        f"then {unit.tell(comparison.other_peak_bytes)}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import click
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Part
+from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Part, shortened
 from tb_memplugin.analysis.rules import Rules, read_rules
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace.frames import read_frame
@@ -82,10 +82,7 @@ def _file_end(path: str) -> str:
 
 def top_parts(parts: Sequence[Part], top: int) -> list[Part]:
     """Return the `top` largest parts, and one part for all the others, with the same sum; 0 keeps all."""
-    if not top or len(parts) <= top:
-        return list(parts)
-    rest = parts[top:]
-    return [*parts[:top], Part(REST, sum(part.bytes for part in rest), sum(part.count for part in rest))]
+    return list(shortened(parts, top or len(parts), REST))
 
 
 def parts_json(parts: Sequence[Part]) -> list[dict[str, Any]]:

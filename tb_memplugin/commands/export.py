@@ -26,9 +26,9 @@ _FORMATS = "; ".join(f"{name}: {one.what}" for name, one in FORMATS.items())
     "--by",
     type=click.Choice(ALL_DIVISIONS),
     multiple=True,
-    help="html: what to colour by; may be given several times. Default: every division that applies.",
+    help="html: what to color by; may be given several times. Default: every division that applies.",
 )
-@click.option("--rules", multiple=True, help="html: also colour by name=regex, or by a JSON file of rules.")
+@click.option("--rules", multiple=True, help="html: also color by name=regex, or by a JSON file of rules.")
 @click.option(
     "--stacks/--no-stacks", default=True, help="csv: write whole call stacks, which are most of the file."
 )
@@ -53,7 +53,7 @@ def command(
     chosen = read_rules(rules) if rules else None
     trace = open_trace(file, reading).trace
     notes = write_as(format_, trace, output, Path(file).name, by=by, rules=chosen, stacks=stacks)
-    tell(file, output, format_, as_json, notes)
+    report_written(file, output, format_, as_json, notes)
 
 
 def refuse_own_input(file: str, output: str) -> None:
@@ -72,7 +72,7 @@ def refuse_own_input(file: str, output: str) -> None:
         )
 
 
-def tell(file: str, output: str, format_: str, as_json: bool, notes: Sequence[str] = ()) -> None:
+def report_written(file: str, output: str, format_: str, as_json: bool, notes: Sequence[str] = ()) -> None:
     """Print what was written, and notes about what the format cannot express."""
     written = Path(output)
     size = written.stat().st_size if written.is_file() else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tb_memplugin.commands.export import refuse_own_input, tell
+from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.exports import json as trace_json
 from tb_memplugin.exports import snapshot
@@ -35,6 +35,6 @@ def command(file: str, output: str, layout: str, as_json: bool, reading: Reading
     trace = open_trace(file, reading).trace
     if layout == "trace":
         trace_json.write(trace, output)
-        tell(file, output, "json", as_json)
+        report_written(file, output, "json", as_json)
     else:
-        tell(file, output, "snapshot json", as_json, snapshot.write_json(trace, output))
+        report_written(file, output, "snapshot json", as_json, snapshot.write_json(trace, output))

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tb_memplugin.commands.choosing import chosen_steps, highest, tell_others
+from tb_memplugin.commands.choosing import chosen_steps, highest, print_others
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.loading import load
@@ -93,13 +93,13 @@ def open_trace(
     if files.is_folder(path):
         steps = chosen_steps(path, step, device, worker)
         best = highest(steps, device)
-        tell_others(steps, best.folder)
+        print_others(steps, best.folder)
         if best.side_file is None:
             raise UnreadableFileError(
                 "The step does not name a side file.", where=best.folder, fix="Record it again."
             )
         recorded = load_window(best.side_file)
-        tell_notes(recorded, best.folder)
+        print_notes(recorded, best.folder)
         return Opened(recorded, best.folder)
     return Opened(load_file(path, reading), path)
 
@@ -112,7 +112,7 @@ def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen
     """
     try:
         with _progress(path) as progress:
-            found = load(
+            trace = load(
                 path, device_type=reading.device_type, limit_bytes=reading.limit_bytes, progress=progress
             )
     except (FileNotFoundError, IsADirectoryError) as error:  # the latter for "", which `is_folder` denies
@@ -131,8 +131,8 @@ def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen
             where=path,
             fix="Give this user permission to read it.",
         ) from error
-    tell_notes(found, path)
-    return found
+    print_notes(trace, path)
+    return trace
 
 
 def naming_files(error: MemPluginError, context: click.Context) -> MemPluginError:
@@ -144,7 +144,7 @@ def naming_files(error: MemPluginError, context: click.Context) -> MemPluginErro
     return type(error)(error.what, where=", ".join(dict.fromkeys(paths)) or error.where, fix=error.fix)
 
 
-def tell_notes(trace: MemoryTrace, path: str) -> None:
+def print_notes(trace: MemoryTrace, path: str) -> None:
     """Print to stderr the notes of a trace: what in it is contradictory, not exact or not known.
 
     It also stores the trace's path in the click context, for `naming_files`.

@@ -11,7 +11,7 @@ import click
 
 from tb_memplugin.analysis.breakdown import DIVISIONS, By, Part
 from tb_memplugin.analysis.rules import Rules
-from tb_memplugin.commands.choosing import chosen_steps, highest, peaks, tell_others
+from tb_memplugin.commands.choosing import chosen_steps, highest, peaks, print_others
 from tb_memplugin.commands.device_peak import DevicePeak, summary_peak, trace_peak
 from tb_memplugin.commands.divisions import (
     division,
@@ -21,7 +21,7 @@ from tb_memplugin.commands.divisions import (
     shown_key,
     top_parts,
 )
-from tb_memplugin.commands.opening import Reading, load_file, reading_options, tell_notes
+from tb_memplugin.commands.opening import Reading, load_file, print_notes, reading_options
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.store import files
@@ -60,19 +60,19 @@ def command(
     """
     chosen = division(by, rules)
     if files.is_folder(path):
-        source, worker, found = _of_folder(path, step, device, worker, chosen)
+        source, worker, device_peaks = _of_folder(path, step, device, worker, chosen)
     else:
         if worker is not None:
             raise MemPluginError("A file has no workers.", where="--worker", fix="Leave it out.")
         source, worker = path, Path(path).name
-        found = _of_trace(load_file(path, reading), step, device, chosen)
+        device_peaks = _of_trace(load_file(path, reading), step, device, chosen)
     if as_json:
-        document = {"source": source, "devices": [_json(item, top) for item in found]}
+        document = {"source": source, "devices": [_json(peak, top) for peak in device_peaks]}
         click.echo(json.dumps(document, indent=2))
         return
-    for item in found:
-        _show(item, worker, division_name(chosen), top)
-    if not found:
+    for peak in device_peaks:
+        _show(peak, worker, division_name(chosen), top)
+    if not device_peaks:
         click.echo(f"{printable(source)} has no device: nothing was recorded in it.")
 
 
@@ -90,20 +90,20 @@ def _of_folder(
     steps = chosen_steps(path, step, device, worker)
     best = highest(steps, device)
     traces: dict[str, MemoryTrace | UnreadableFileError] = {}
-    found = [
+    device_peaks = [
         _recorded_peak(chosen, name, by, traces) for chosen, name in _per_device(steps, best.folder, device)
     ]
-    tell_others(steps, best.folder)
-    return best.folder, best.metadata.worker, found
+    print_others(steps, best.folder)
+    return best.folder, best.metadata.worker, device_peaks
 
 
 def _per_device(
     steps: Sequence[RecordedStep], folder: str, device: str | None
 ) -> list[tuple[RecordedStep, str]]:
     """Return, for each device of a worker, the step with its highest peak."""
-    mine = [step for step in steps if step.folder == folder]
-    names = [device] if device else list(dict.fromkeys(name for step in mine for name in peaks(step)))
-    return [(max(mine, key=lambda step: peaks(step).get(name, -1)), name) for name in names]
+    own = [step for step in steps if step.folder == folder]
+    names = [device] if device else list(dict.fromkeys(name for step in own for name in peaks(step)))
+    return [(max(own, key=lambda step: peaks(step).get(name, -1)), name) for name in names]
 
 
 def _recorded_peak(
@@ -132,35 +132,35 @@ def _window(
     if path not in traces:
         try:
             traces[path] = trace = load_window(path)
-            tell_notes(trace, step.folder)
+            print_notes(trace, step.folder)
         except UnreadableFileError as error:
             click.echo(f"warning: {printable(error.what)} {printable(path)}", err=True)
             traces[path] = error
     return traces[path]
 
 
-def _json(found: DevicePeak, top: int) -> dict[str, Any]:
+def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
     return {
-        "device": found.device,
-        "step": found.step,
-        "peak_bytes": found.peak_bytes,
-        "window_peak_bytes": found.window_peak_bytes,
-        "peak_event": found.peak_event,
-        "peak_time_ns": found.peak_time_ns,
-        "start_bytes": found.start_bytes,
-        "end_bytes": found.end_bytes,
-        "peak_reserved_bytes": found.peak_reserved_bytes,
-        "oom": _oom_json(found),
-        "breakdown": parts_json(top_parts(found.parts, top)),
+        "device": peak.device,
+        "step": peak.step,
+        "peak_bytes": peak.peak_bytes,
+        "window_peak_bytes": peak.window_peak_bytes,
+        "peak_event": peak.peak_event,
+        "peak_time_ns": peak.peak_time_ns,
+        "start_bytes": peak.start_bytes,
+        "end_bytes": peak.end_bytes,
+        "peak_reserved_bytes": peak.peak_reserved_bytes,
+        "oom": _oom_json(peak),
+        "breakdown": parts_json(top_parts(peak.parts, top)),
     }
 
 
-def _oom_json(found: DevicePeak) -> dict[str, Any] | None:
-    oom = found.oom
+def _oom_json(peak: DevicePeak) -> dict[str, Any] | None:
+    oom = peak.oom
     if oom is None:
         return None
     return {
-        "event": found.oom_event,
+        "event": peak.oom_event,
         "time_ns": oom.time_ns,
         "requested_bytes": oom.requested_bytes,
         "free_bytes": oom.free_bytes,
@@ -169,38 +169,38 @@ def _oom_json(found: DevicePeak) -> dict[str, Any] | None:
         "largest_free_bytes": oom.largest_free_bytes,
         "cause": oom.cause,
         "why": oom.why,
-        "failed_requests": found.failed_requests,
+        "failed_requests": peak.failed_requests,
     }
 
 
-def _show(found: DevicePeak, worker: str, by: str, top: int) -> None:
+def _show(peak: DevicePeak, worker: str, by: str, top: int) -> None:
     out = console()
-    unit = Unit.for_bytes([found.peak_bytes])
-    parts = top_parts(found.parts, top)
+    unit = Unit.for_bytes([peak.peak_bytes])
+    parts = top_parts(peak.parts, top)
     total = Part("total", sum(part.bytes for part in parts), sum(part.count for part in parts))
     rows = [
-        (shown_key(part.key), unit.show(part.bytes), _share(part.bytes, found.peak_bytes), f"{part.count:,}")
+        (shown_key(part.key), unit.show(part.bytes), _share(part.bytes, peak.peak_bytes), f"{part.count:,}")
         for part in (*parts, total)
     ]
-    for line in _heading(found, worker, unit):
+    for line in _heading(peak, worker, unit):
         out.print(printable(line, None if line.startswith("out of memory") else LONGEST), soft_wrap=True)
     out.print(table((by, unit.name, "%", "blocks"), rows))
 
 
-def _heading(found: DevicePeak, worker: str, unit: Unit) -> list[str]:
-    doing = found.phase.key + (f", {found.operator}" if found.operator is not None else "")
-    seconds = (found.peak_time_ns - found.step_start_ns) / 1e9
-    at = "" if found.reached_event is None else f", at event {found.reached_event}"
-    at += f" and again at event {found.peak_event}, which is shown" if found.again else ""
+def _heading(peak: DevicePeak, worker: str, unit: Unit) -> list[str]:
+    doing = peak.phase.key + (f", {peak.operator}" if peak.operator is not None else "")
+    seconds = (peak.peak_time_ns - peak.step_start_ns) / 1e9
+    at = "" if peak.reached_event is None else f", at event {peak.reached_event} of {peak.device}"
+    at += f" and again at event {peak.peak_event}, which is shown" if peak.again else ""
     lines = [
-        f"{worker}, step {found.step}, {found.device}",
-        f"peak {unit.tell(found.peak_bytes)}, {seconds:.3f} s into the step ({doing}){at}",
-        f"start of the window {unit.tell(found.start_bytes)}, end of the step {unit.tell(found.end_bytes)}",
+        f"{worker}, step {peak.step}, {peak.device}",
+        f"peak {unit.tell(peak.peak_bytes)}, {seconds:.3f} s into the step ({doing}){at}",
+        f"start of the window {unit.tell(peak.start_bytes)}, end of the step {unit.tell(peak.end_bytes)}",
     ]
-    if found.oom is not None:
-        lines.append(f"out of memory at event {found.oom_event}: {found.oom.why}")
+    if peak.oom is not None:
+        lines.append(f"out of memory at event {peak.oom_event} of {peak.device}: {peak.oom.why}")
     return lines
 
 
-def _share(size: int, whole: int) -> str:
-    return f"{100 * size / whole:.1f}" if whole else "0.0"
+def _share(size: int, total: int) -> str:
+    return f"{100 * size / total:.1f}" if total else "0.0"

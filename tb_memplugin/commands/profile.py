@@ -9,7 +9,7 @@ import click
 
 from tb_memplugin.analysis.breakdown import By
 from tb_memplugin.analysis.rules import read_rules
-from tb_memplugin.commands.export import refuse_own_input, tell
+from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
@@ -39,7 +39,7 @@ def command(file: str, by: str, rules: Sequence[str], output: str, as_json: bool
     refuse_own_input(file, output)
     division = _division(by, rules)
     html.write(open_trace(file, reading).trace, output, [division], Path(file).name)
-    tell(file, output, "html", as_json)
+    report_written(file, output, "html", as_json)
 
 
 def _division(by: str, rules: Sequence[str]) -> Division:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
+from tb_memplugin.analysis.units import counted
 from tb_memplugin.commands.findings import Finding, fine, hint, problem
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
@@ -31,9 +32,11 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     recordings = read_recordings(logdir)
     yield _check_events(logdir, names, events, recordings)
     if recordings.watched:
-        count = sum(len(one.figures) for one in recordings.watched)
-        yield fine(f"MemoryMonitor watched {count:,} steps of {len(recordings.watched)} workers")
-    yield from _check_neighbours(events)
+        count = sum(len(series.figures) for series in recordings.watched)
+        yield fine(
+            f"MemoryMonitor watched {counted(count, 'step')} of {counted(len(recordings.watched), 'worker')}"
+        )
+    yield from _check_neighbors(events)
     broken = _unreadable(logdir, recordings)
     for error in broken.values():
         yield problem(f"{error.where}: {error.what}", error.fix)
@@ -64,7 +67,8 @@ def _check_events(
 ) -> Finding:
     if recordings.steps:
         workers = len({step.folder for step in recordings.steps})
-        return fine(f"{len(recordings.steps)} recorded steps of {workers} workers in {logdir}")
+        steps = counted(len(recordings.steps), "recorded step")
+        return fine(f"{steps} of {counted(workers, 'worker')} in {logdir}")
     if recordings.watched:
         return fine(f"no step in {logdir} is recorded in full, but MemoryMonitor watched some")
     if any(name.endswith(EVENT_FILE_END) for _, name in events):
@@ -89,7 +93,7 @@ def _check_events(
     )
 
 
-def _check_neighbours(events: list[tuple[str, str]]) -> Iterator[Finding]:
+def _check_neighbors(events: list[tuple[str, str]]) -> Iterator[Finding]:
     """Look for event files of other writers beside ours; TensorBoard's Python reader reads one at a time."""
     ours = {folder for folder, name in events if name.endswith(EVENT_FILE_END)}
     for folder in sorted({folder for folder, name in events if not name.endswith(EVENT_FILE_END)} & ours):
@@ -102,37 +106,37 @@ def _check_neighbours(events: list[tuple[str, str]]) -> Iterator[Finding]:
 
 def _unreadable(logdir: str, recordings: Recordings) -> dict[str, UnreadableFileError]:
     """Return the error of each file that a quick check finds to be unreadable, by its path."""
-    found = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
-    return {error.where: error for error in found}
+    errors = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
+    return {error.where: error for error in errors}
 
 
 def _check_side_files(steps: tuple[RecordedStep, ...], broken: Container[str]) -> Iterator[Finding]:
-    wanted = sorted({step.side_file for step in steps if step.side_file is not None})
-    there = {path for path in wanted if files.exists(path)}
-    missing = [path for path in wanted if path not in there]
+    paths = sorted({step.side_file for step in steps if step.side_file is not None})
+    existing = {path for path in paths if files.exists(path)}
+    missing = [path for path in paths if path not in existing]
     for path in missing[:10]:
         fix = "Copy the plugins/ folder together with the event files. Without it, the timeline is coarse."
         yield problem(f"The side file {path} is missing.", fix)
     if len(missing) > 10:
         yield problem(f"{len(missing) - 10} more side files are missing.", "See above.")
-    yield from _check_content([path for path in reversed(wanted) if path in there and path not in broken])
+    yield from _check_content([path for path in reversed(paths) if path in existing and path not in broken])
 
 
 def _check_content(paths: Sequence[str]) -> Iterator[Finding]:
     """Check that side files are complete by reading them to the end, as many as `READ_SECONDS` allow."""
-    until, whole, read = time.monotonic() + READ_SECONDS, 0, 0
+    until, complete, read = time.monotonic() + READ_SECONDS, 0, 0
     for path in paths:
         read += 1
         try:
             load_window(path)
-            whole += 1
+            complete += 1
         except UnreadableFileError as error:
             yield problem(f"{error.where}: {error.what}", error.fix)
         if time.monotonic() > until:
             break
-    if whole:
+    if complete:
         left = f"; {len(paths) - read} more were not read" if read < len(paths) else ""
-        yield fine(f"{whole} side files are complete{left}")
+        yield fine(f"{complete} side files are complete{left}")
 
 
 def _check_access(logdir: str, recordings: Recordings) -> Iterator[Finding]:

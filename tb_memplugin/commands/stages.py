@@ -50,15 +50,15 @@ def command(
     opened = open_trace(path, reading, device=device)
     if device is not None:
         opened.trace.device_row(device)
-    found = [
+    chosen = [
         stage
         for stage in stages(opened.trace, (*names, *more) or None)
         if device is None or stage.device == device
     ]
     if as_json:
-        click.echo(json.dumps({"stages": [_json(stage) for stage in found]}, indent=2))
-    elif found:
-        _show(found)
+        click.echo(json.dumps({"stages": [_json(stage) for stage in chosen]}, indent=2))
+    elif chosen:
+        _show(chosen)
     else:
         click.echo(f"{printable(opened.source)} has no annotations.")
 
@@ -74,11 +74,11 @@ def _json(stage: Stage) -> dict[str, str | int]:
     }
 
 
-def _show(found: Sequence[Stage]) -> None:
-    unit = Unit.for_bytes(stage.bytes for stage in found)
-    began = found[0].time_ns
+def _show(shown: Sequence[Stage]) -> None:
+    unit = Unit.for_bytes(stage.bytes for stage in shown)
+    began = shown[0].time_ns
     rows = [
         (stage.key, stage.device, f"{(stage.time_ns - began) / 1e9:,.6f}", unit.show(stage.bytes))
-        for stage in found
+        for stage in shown
     ]
     console().print(table(("stage", "device", "s", unit.name), rows))

@@ -14,7 +14,10 @@ from rich.text import Text
 from tb_memplugin.analysis.units import Unit
 from tb_memplugin.exports.terminal import printable
 
-__all__ = ("Unit", "console", "doing", "printable", "table")
+__all__ = ("NOT_KNOWN", "Unit", "console", "doing", "printable", "shown", "table")
+
+NOT_KNOWN = "?"
+"""What stands for a number that a file does not record."""
 
 LONGEST = 160
 LEAST_WIDTH = 80
@@ -47,11 +50,16 @@ def _lines(rows: Sequence[Sequence[str]]) -> Segments:
     return Segments(Segment("  ".join(line).rstrip() + "\n") for line in lines)
 
 
+def shown(unit: Unit, size: int | None) -> str:
+    """Return a size without its unit, or `NOT_KNOWN`."""
+    return NOT_KNOWN if size is None else unit.show(size)
+
+
 def console() -> Console:
     """Return a console that prints tables to stdout, without markup, highlighting or emoji codes."""
-    found = Console(markup=False, highlight=False, emoji=False)
-    found.width = max(found.width, LEAST_WIDTH)
-    return found
+    screen = Console(markup=False, highlight=False, emoji=False)
+    screen.width = max(screen.width, LEAST_WIDTH)
+    return screen
 
 
 @contextmanager

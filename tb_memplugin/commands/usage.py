@@ -43,24 +43,24 @@ def command(
     """
     address, version = read_allocation(allocation)
     trace = open_trace(path, reading, device=device).trace
-    found = usage(trace, address, version, action, device)
+    result = usage(trace, address, version, action, device)
     if as_json:
-        click.echo(json.dumps(_json(trace, found), indent=2))
+        click.echo(json.dumps(_json(trace, result), indent=2))
     else:
-        _show(trace, found, action)
+        _show(trace, result, action)
 
 
-def _json(trace: MemoryTrace, found: Usage) -> dict[str, Any]:
-    block, device = found.allocation, trace.device_row(found.device)
+def _json(trace: MemoryTrace, result: Usage) -> dict[str, Any]:
+    block, device = result.allocation, trace.device_row(result.device)
     born, freed = (
         None if event is None else own_number(trace, device, event)
         for event in (block.born_event, block.freed_event)
     )
     return {
-        "device": found.device,
-        "event": own_number(trace, device, found.event),
-        "bytes_before": found.bytes_before,
-        "bytes_after": found.bytes_after,
+        "device": result.device,
+        "event": own_number(trace, device, result.event),
+        "bytes_before": result.bytes_before,
+        "bytes_after": result.bytes_after,
         "allocation": {
             "key": f"{block.address:#x}_{block.version}",
             "address": block.address,
@@ -76,19 +76,19 @@ def _json(trace: MemoryTrace, found: Usage) -> dict[str, Any]:
     }
 
 
-def _show(trace: MemoryTrace, found: Usage, action: Action) -> None:
-    out, told = console(), _json(trace, found)
-    block = told["allocation"]
-    unit = Unit.for_bytes([found.bytes_before, found.bytes_after])
-    change = found.bytes_after - found.bytes_before
+def _show(trace: MemoryTrace, result: Usage, action: Action) -> None:
+    out, document = console(), _json(trace, result)
+    block = document["allocation"]
+    unit = Unit.for_bytes([result.bytes_before, result.bytes_after])
+    change = result.bytes_after - result.bytes_before
     sign = "+" if change >= 0 else "-"
     rows = [
-        ("before", unit.show(found.bytes_before)),
+        ("before", unit.show(result.bytes_before)),
         (action, f"{sign}{unit.show(abs(change))}"),
-        ("after", unit.show(found.bytes_after)),
+        ("after", unit.show(result.bytes_after)),
     ]
     size = Unit.for_bytes([block["bytes"]]).tell(block["bytes"])
-    out.print(f"{action} of {block['key']} ({size}) on {printable(found.device)}, event {told['event']}")
+    out.print(f"{action} of {block['key']} ({size}) on {printable(result.device)}, event {document['event']}")
     out.print(table(("live", unit.name), rows))
     for frame in block["stack"]:
         out.print(f"  {printable(frame, LONGEST)}", soft_wrap=True)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, Rows
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
     """One row per change: the row of `trace.allocations`, the event, and the signed bytes."""
 
-    block: npt.NDArray[np.intp]
+    block: Rows
     event: Int64
     change: Int64
 
@@ -23,34 +22,11 @@ class Changes:
 def changes_of(trace: MemoryTrace, device: int) -> Changes:
     """Return the changes of a device's live bytes. At the same event, frees come before allocations."""
     blocks = trace.allocations
-    here = blocks.device == device
-    born = np.flatnonzero(here & (blocks.born >= 0))
-    freed = np.flatnonzero(here & (blocks.freed < len(trace.events)))
+    own = blocks.device == device
+    born = np.flatnonzero(own & (blocks.born >= 0))
+    freed = np.flatnonzero(own & (blocks.freed < len(trace.events)))
     block = np.concatenate((freed, born))
     event = np.concatenate((blocks.freed[freed], blocks.born[born]))
     change = np.concatenate((-blocks.bytes[freed], blocks.bytes[born]))
     order = np.argsort(event, kind="stable")
     return Changes(block[order], event[order], change[order])
-
-
-def is_used(trace: MemoryTrace, device: int) -> bool:
-    """Return whether a device has any allocation, event or segment."""
-    tables = (trace.allocations, trace.events, trace.segments)
-    return any(bool((table.device == device).any()) for table in tables)
-
-
-def first_time(trace: MemoryTrace) -> int:
-    """Return the earliest time in a trace, epoch nanoseconds; 0 if it has none."""
-    first = [int(time[0]) for time in (trace.events.time_ns, trace.annotations.time_ns) if len(time)]
-    return min(first + [step.start_ns for step in trace.steps[:1]], default=0)
-
-
-def times_are_known(trace: MemoryTrace) -> bool:
-    """Return False if event indices stand for times, as in snapshots of PyTorch before 2.2."""
-    time = trace.events.time_ns
-    if not len(time) or time[0] != 0:
-        return bool(len(time))
-    return any(
-        bool((own != 1_000 * np.arange(len(own))).any())
-        for own in (time[trace.events.device == row] for row in range(len(trace.devices)))
-    )

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import By, codes
 from tb_memplugin.analysis.lives import versions
-from tb_memplugin.exports.changes import times_are_known
 from tb_memplugin.exports.output import replacing
+from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
@@ -70,8 +70,8 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str], stacks: bool = True)
     rows = map(",".join, zip(*columns, strict=True))
     with replacing(path) as stream:
         stream.write((",".join(COLUMNS) + "\n").encode())
-        while some := list(islice(rows, ROWS_AT_ONCE)):
-            stream.write(("\n".join(some) + "\n").encode("utf-8", "backslashreplace"))
+        while lines := list(islice(rows, ROWS_AT_ONCE)):
+            stream.write(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
 
 
 def cell(text: str) -> str:
@@ -128,8 +128,8 @@ def _divided(trace: MemoryTrace, by: By) -> Iterator[str]:
 
 def _numbers(values: npt.NDArray[np.signedinteger], known: npt.NDArray[np.bool_]) -> Iterator[str]:
     """Yield cells of numbers, empty if a number is not known."""
-    told = map(str, values[known].tolist())
-    return (next(told) if has else "" for has in known.tolist())
+    cells = map(str, values[known].tolist())
+    return (next(cells) if has else "" for has in known.tolist())
 
 
 def _times(time_ns: Int64, event: Int64) -> Int64:

@@ -64,8 +64,8 @@ def write_as(
         trace: any trace.
         path: the file to write.
         title: the heading in `html` and `speedscope`.
-        by: for `html`: what to colour by; default: every division that applies.
-        rules: for `html`: rules to colour by as well, before all others.
+        by: for `html`: what to color by; default: every division that applies.
+        rules: for `html`: rules to color by as well, before all others.
         stacks: for `csv`: whether to write whole call stacks.
 
     Returns:

@@ -46,7 +46,7 @@ def write(
     Args:
         trace: any trace.
         path: the file to write.
-        divisions: what the curve can be coloured by; the first is shown first.
+        divisions: what the curve can be colored by; the first is shown first.
         title: the page's heading.
 
     Raises:

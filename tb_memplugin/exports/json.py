@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import By, breakdown
-from tb_memplugin.exports.changes import first_time, times_are_known
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.exports.recorded import first_time, times_are_known
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 
 FORMAT = "tb_memplugin.trace"
@@ -84,17 +84,13 @@ def _head(trace: MemoryTrace) -> dict[str, Any]:
 def _device(trace: MemoryTrace, row: int, epoch: int) -> dict[str, Any]:
     device, live = trace.devices[row], trace.live(row)
     event = int(np.argmax(live)) - 1
-    told = trace.events.reserved[trace.events.device == row]
-    levels = [
-        *told[told >= 0].tolist(),
-        *([] if device.reserved_at_start is None else [device.reserved_at_start]),
-    ]
+    reserved = trace.reserved(row)
     return {
         "name": device.name,
         "product": device.product,
         "capacity_bytes": device.capacity,
         "reserved_at_start_bytes": device.reserved_at_start,
-        "peak_reserved_bytes": max(levels) if levels and device.has_reserved else None,
+        "peak_reserved_bytes": None if reserved is None else int(reserved.max()),
         "start_bytes": int(live[0]),
         "end_bytes": int(live[-1]),
         "peak_bytes": int(live[event + 1]),

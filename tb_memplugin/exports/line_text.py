@@ -43,11 +43,12 @@ def as_text(report: LineReport, top: int, *, by_thread: bool = False) -> str:
 
 def _table(lines: Sequence[LineUse], top: int) -> Iterator[str]:
     rows = [_COLUMNS, *(_row(use) for use in lines[:top])]
-    left = lines[top:]
-    if left:
-        count, whole = sum(use.count for use in left), left[-1].cumulative_bytes
-        more = f"... {len(left):,} more line{'s' if len(left) > 1 else ''}"
-        rows.append((size_told(sum(use.bytes for use in left)), size_told(whole), "", f"{count:,}", more))
+    rest = lines[top:]
+    if rest:
+        count, cumulative = sum(use.count for use in rest), rest[-1].cumulative_bytes
+        more = f"... {len(rest):,} more line{'s' if len(rest) > 1 else ''}"
+        size = sum(use.bytes for use in rest)
+        rows.append((size_told(size), size_told(cumulative), "", f"{count:,}", more))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for *numbers, location in rows:
         cells = [cell.rjust(width) for cell, width in zip(numbers, widths, strict=True)]

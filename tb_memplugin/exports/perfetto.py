@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.analysis.annotations import annotation_ranges
-from tb_memplugin.exports.changes import changes_of, first_time, is_used, times_are_known
+from tb_memplugin.exports.changes import changes_of
 from tb_memplugin.exports.output import replacing
+from tb_memplugin.exports.recorded import first_time, is_used, times_are_known
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -50,8 +51,8 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
         stream.write(head.encode("ascii"))
         records = _records(trace)
         stream.write(next(records).encode("ascii"))
-        while some := list(islice(records, ROWS_AT_ONCE)):
-            stream.write("".join(f",\n{record}" for record in some).encode("ascii"))
+        while chunk := list(islice(records, ROWS_AT_ONCE)):
+            stream.write("".join(f",\n{record}" for record in chunk).encode("ascii"))
         stream.write(b"\n]}\n")
 
 
@@ -93,11 +94,11 @@ def _annotated(trace: MemoryTrace, device: int, epoch: int) -> list[Span]:
     ends = [first_time(trace), *trace.events.time_ns[-1:].tolist(), *trace.annotations.time_ns[-1:].tolist()]
     return [
         (
-            (ends[0] if found.start_ns is None else found.start_ns) - epoch,
-            (max(ends) if found.end_ns is None else found.end_ns) - epoch,
-            found.name,
+            (ends[0] if annotation.start_ns is None else annotation.start_ns) - epoch,
+            (max(ends) if annotation.end_ns is None else annotation.end_ns) - epoch,
+            annotation.name,
         )
-        for found in annotation_ranges(trace, device)
+        for annotation in annotation_ranges(trace, device)
     ]
 
 
@@ -109,8 +110,8 @@ def _lanes(spans: Iterable[Span], process: int, thread: int, name: str) -> Itera
         lane = lanes.take(start, end)
         if lane == known:
             yield _meta("thread_name", process, thread + lane, f"{name} {lane + 1}" if lane else name)
-        place = f'"pid":{process},"tid":{thread + lane},"ts":{_micros(start)},"dur":{_micros(end - start)}'
-        yield f'{{"ph":"X",{place},"name":{_text(text)}}}'
+        position = f'"pid":{process},"tid":{thread + lane},"ts":{_micros(start)},"dur":{_micros(end - start)}'
+        yield f'{{"ph":"X",{position},"name":{_text(text)}}}'
 
 
 class Lanes:
@@ -127,9 +128,9 @@ class Lanes:
     def take(self, start: int, end: int) -> int:
         """Return a span's lane: that of the enclosing slice which ends first, else a free or a new one."""
         self._close(start)
-        place = bisect_left(self._busy, (end, -1))
-        if place < len(self._busy):
-            _, lane = self._busy.pop(place)
+        index = bisect_left(self._busy, (end, -1))
+        if index < len(self._busy):
+            _, lane = self._busy.pop(index)
         elif self._free:
             lane = heappop(self._free)
         else:
@@ -157,9 +158,9 @@ def _levels(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterat
     changes = changes_of(trace, device)
     category = trace.allocations.category[changes.block]
     first = trace.allocations.alive_at(-1, device)
-    whole = _last_of_each(changes.event)
+    last = _last_of_each(changes.event)
     yield from _counter("allocated", process, [start], [int(live[0])], epoch)
-    events = changes.event[whole]
+    events = changes.event[last]
     yield from _counter("allocated", process, _times(trace, events), live[events + 1].tolist(), epoch)
     for kind in Category:
         rows = np.flatnonzero(category == kind)
@@ -167,11 +168,11 @@ def _levels(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterat
         if not len(rows) and not at_start:
             continue
         level = at_start + np.cumsum(changes.change[rows])
-        kept = _last_of_each(changes.event[rows])
+        last_of_kind = _last_of_each(changes.event[rows])
         name = f"allocated: {kind.key}"
         yield from _counter(name, process, [start], [at_start], epoch)
-        times = _times(trace, changes.event[rows][kept])
-        yield from _counter(name, process, times, level[kept].tolist(), epoch)
+        times = _times(trace, changes.event[rows][last_of_kind])
+        yield from _counter(name, process, times, level[last_of_kind].tolist(), epoch)
 
 
 def _reserved(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterator[str]:
@@ -214,7 +215,8 @@ def _times(trace: MemoryTrace, events: Int64) -> list[int]:
 
 def _micros(nanoseconds: int) -> str:
     """Return microseconds as exact text; a float would lose digits."""
-    return f"{nanoseconds // 1_000}.{nanoseconds % 1_000:03d}"
+    micros, rest = divmod(abs(nanoseconds), 1_000)
+    return f"{'-' if nanoseconds < 0 else ''}{micros}.{rest:03d}"
 
 
 def _meta(kind: str, process: int, thread: int, name: str) -> str:

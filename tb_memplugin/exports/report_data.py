@@ -13,8 +13,9 @@ from tb_memplugin.analysis.breakdown import By, breakdown, codes, sums
 from tb_memplugin.analysis.moment import LiveAllocation, moment
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.exports.changes import Changes, changes_of, first_time, is_used, times_are_known
+from tb_memplugin.exports.changes import Changes, changes_of
 from tb_memplugin.exports.packed import pack, pack_steps
+from tb_memplugin.exports.recorded import first_time, is_used, times_are_known
 from tb_memplugin.exports.report_lanes import lanes_of
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import NOT_NAMED, Int64
@@ -23,7 +24,7 @@ Json = dict[str, Any]
 
 VERSION = 1
 SHOWN_KEYS = 10
-"""How many parts get a colour of their own; all others share one band."""
+"""How many parts get a color of their own; all others share one band."""
 
 OTHERS = "(others)"
 PEAK_ROWS = 300
@@ -43,7 +44,7 @@ class Division:
 
     @property
     def kind(self) -> str:
-        """The name by which the page picks colours."""
+        """The name by which the page picks colors."""
         return self.by if isinstance(self.by, str) else "rules"
 
 
@@ -95,29 +96,23 @@ def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: 
 
 def _reserved(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
     """Return the reserved bytes at every change; None if they are not known."""
-    if not trace.devices[device].has_reserved:
+    reserved = trace.reserved(device)
+    if reserved is None:
         return None
-    events = trace.events
-    here = np.flatnonzero((events.device == device) & (events.reserved >= 0))
-    start = trace.devices[device].reserved_at_start
-    if not len(here) and start is None:
-        return None
-    first = int(events.reserved[here[0]]) if start is None else start
-    changed = np.diff(events.reserved[here], prepend=np.int64(first)) != 0
-    rows = here[changed]
+    changes = np.flatnonzero(np.diff(reserved))
     return {
-        "start_bytes": first,
-        "time": pack_steps(events.time_ns[rows] - epoch),
-        "event": pack_steps(rows),
-        "bytes": pack_steps(events.reserved[rows]),
+        "start_bytes": int(reserved[0]),
+        "time": pack_steps(trace.events.time_ns[changes] - epoch),
+        "event": pack_steps(changes),
+        "bytes": pack_steps(reserved[changes + 1]),
     }
 
 
 def _division(trace: MemoryTrace, device: int, division: Division, changes: Changes, peak: int) -> Json:
     part, names = codes(trace, division.by)
-    here = trace.allocations.device == device
-    keys, code = _folded(part, names, here, changes, trace, division.kind)
-    at_start = here & (trace.allocations.born < 0)
+    own = trace.allocations.device == device
+    keys, code = _folded(part, names, own, changes, trace, division.kind)
+    at_start = own & (trace.allocations.born < 0)
     start = sums(code[at_start], trace.allocations.bytes[at_start], len(keys))
     parts = breakdown(trace, device, peak, division.by)
     rest = parts[PEAK_ROWS:]
@@ -135,7 +130,7 @@ def _division(trace: MemoryTrace, device: int, division: Division, changes: Chan
 def _folded(
     part: Int64,
     names: tuple[str, ...],
-    here: npt.NDArray[np.bool_],
+    own: npt.NDArray[np.bool_],
     changes: Changes,
     trace: MemoryTrace,
     kind: str,
@@ -145,21 +140,21 @@ def _folded(
     The keys with the highest bytes at any time are kept, the others share one key. Keys with the same name
     are merged.
     """
-    used = np.flatnonzero(np.bincount(part[here], minlength=len(names)))
+    used = np.flatnonzero(np.bincount(part[own], minlength=len(names)))
     if kind in ENUMERATED:
         shown = used.tolist()
     else:
-        highest = _highest(part, len(names), changes, here, trace)
+        highest = _highest(part, len(names), changes, own, trace)
         shown = used[np.argsort(-highest[used], kind="stable")].tolist()
-    place: dict[str, int] = {}
+    key_of: dict[str, int] = {}
     table = np.zeros(len(names), np.int64)
     for row in shown:
         name = names[row]
-        full = len(place) >= SHOWN_KEYS and kind not in ENUMERATED
-        if name not in place and not full:
-            place[name] = len(place)
-        table[row] = place.get(name, -1)
-    keys = list(place)
+        full = len(key_of) >= SHOWN_KEYS and kind not in ENUMERATED
+        if name not in key_of and not full:
+            key_of[name] = len(key_of)
+        table[row] = key_of.get(name, -1)
+    keys = list(key_of)
     if (table[used] < 0).any():
         table[table < 0] = len(keys)
         keys.append(OTHERS)
@@ -167,10 +162,10 @@ def _folded(
 
 
 def _highest(
-    part: Int64, names: int, changes: Changes, here: npt.NDArray[np.bool_], trace: MemoryTrace
+    part: Int64, names: int, changes: Changes, own: npt.NDArray[np.bool_], trace: MemoryTrace
 ) -> Int64:
     """Return the most bytes that each key ever has: int64, shape (names,)."""
-    at_start = here & (trace.allocations.born < 0)
+    at_start = own & (trace.allocations.born < 0)
     highest = sums(part[at_start], trace.allocations.bytes[at_start], names)
     key = part[changes.block]
     order = np.argsort(key, kind="stable")
@@ -187,23 +182,21 @@ def _highest(
 
 def _largest(trace: MemoryTrace, device: int, event: int, epoch: int) -> list[Json]:
     """Return the largest live blocks after an event, each with the source line that stands for its stack."""
-    alive = trace.allocations.alive_at(event, device)
-    rows = alive[np.argsort(-trace.allocations.bytes[alive], kind="stable")[:LARGEST]]
-    line, lines = codes(trace, "line", rows)
-    found = moment(trace, device, event, largest=LARGEST).largest
-    return [_allocation(item, lines[at], epoch) for item, at in zip(found, line.tolist(), strict=True)]
+    largest = moment(trace, device, event, largest=LARGEST).largest
+    line, lines = codes(trace, "line", np.array([block.row for block in largest], np.intp))
+    return [_allocation(block, lines[at], epoch) for block, at in zip(largest, line.tolist(), strict=True)]
 
 
-def _allocation(item: LiveAllocation, line: str, epoch: int) -> Json:
+def _allocation(block: LiveAllocation, line: str, epoch: int) -> Json:
     return {
-        "bytes": item.bytes,
-        "address": f"{item.address:#x}" if item.address else None,
-        "category": item.category.key,
-        "module": None if item.module == NOT_NAMED else item.module,
-        "operator": item.operator,
-        "name": item.name,
+        "bytes": block.bytes,
+        "address": f"{block.address:#x}" if block.address else None,
+        "category": block.category.key,
+        "module": None if block.module == NOT_NAMED else block.module,
+        "operator": block.operator,
+        "name": block.name,
         "line": None if line == NO_STACK else line,
-        "phase": item.phase.key,
-        "born_ns": None if item.born_ns is None else item.born_ns - epoch,
-        "freed_ns": None if item.freed_ns is None else item.freed_ns - epoch,
+        "phase": block.phase.key,
+        "born_ns": None if block.born_ns is None else block.born_ns - epoch,
+        "freed_ns": None if block.freed_ns is None else block.freed_ns - epoch,
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from tb_memplugin.analysis.annotations import annotation_ranges
 from tb_memplugin.analysis.lanes import lanes
-from tb_memplugin.exports.changes import times_are_known
+from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.trace import MemoryTrace, Phase, Spans, Step
 
 Json = dict[str, Any]
@@ -16,27 +16,30 @@ COLUMNS = 8_000
 
 
 def lanes_of(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
-    """Return lanes in the form of docs/http_api.md, in nanoseconds since `epoch`; None if there are none.
+    """Return lanes in the form of docs/http_api.md, in nanoseconds since `epoch`; None without times.
 
-    If annotations are shown instead of modules, `label` is "annotations".
+    If annotations are shown instead of modules, `label` is "annotations". A single step without phases and
+    calls is no lane, but `t0` and `t1` are still its own, so that times on the page count from its start.
     """
-    if trace.steps and (len(trace.phases) or len(trace.calls) or len(trace.steps) > 1):
+    if len(trace.phases) or len(trace.calls) or len(trace.steps) > 1:
         return _of_steps(trace, epoch)
-    return _of_annotations(trace, device, epoch) if times_are_known(trace) else None
+    if not times_are_known(trace):
+        return None
+    return _of_annotations(trace, device, epoch) or {**_of_steps(trace, epoch), "steps": []}
 
 
 def _of_steps(trace: MemoryTrace, epoch: int) -> Json:
     t0, t1 = trace.steps[0].start_ns, max(trace.steps[-1].end_ns, trace.steps[0].start_ns + 1)
-    found = lanes(trace.steps, trace.phases, trace.calls, trace.modules, t0, t1, COLUMNS)
+    shown = lanes(trace.steps, trace.phases, trace.calls, trace.modules, t0, t1, COLUMNS)
     modules = [module.key for module in trace.modules]
     phases = {int(phase): phase.key for phase in Phase}
     return {
         "t0": t0 - epoch,
         "t1": t1 - epoch,
-        "steps": [_step(step, epoch) for step in found.steps],
-        "phases": _spans(found.phases, phases, epoch),
-        "modules": [_spans(level, modules, epoch) for level in found.modules],
-        "omitted": found.omitted,
+        "steps": [_step(step, epoch) for step in shown.steps],
+        "phases": _spans(shown.phases, phases, epoch),
+        "modules": [_spans(level, modules, epoch) for level in shown.modules],
+        "omitted": shown.omitted,
     }
 
 
@@ -49,17 +52,17 @@ def _of_annotations(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
     first, last = min(times) - epoch, max(times) - epoch
     rows: list[list[Json]] = []
     omitted = 0
-    for found in ranges:
-        start = first if found.start_ns is None else found.start_ns - epoch
-        end = last if found.end_ns is None else found.end_ns - epoch
+    for annotation in ranges:
+        start = first if annotation.start_ns is None else annotation.start_ns - epoch
+        end = last if annotation.end_ns is None else annotation.end_ns - epoch
         if (end - start) * COLUMNS < last - first or end <= start:
             omitted += 1
             continue
-        lane = found.depth
+        lane = annotation.depth
         while lane < len(rows) and rows[lane] and rows[lane][-1]["end_ns"] > start:
             lane += 1
         rows += [[] for _ in range(len(rows), lane + 1)]
-        rows[lane].append({"start_ns": start, "end_ns": end, "name": found.name, "phase": None})
+        rows[lane].append({"start_ns": start, "end_ns": end, "name": annotation.name, "phase": None})
     levels = [row for row in rows if row]
     return {
         "t0": first,

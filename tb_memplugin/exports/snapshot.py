@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.exports.changes import is_used, times_are_known
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.exports.recorded import is_used, times_are_known
 from tb_memplugin.exports.snapshot_entries import Entries, Frames
 from tb_memplugin.exports.snapshot_segments import addresses_of, final_segments
 from tb_memplugin.trace import MemoryTrace, Phase
@@ -62,8 +62,8 @@ def write_json(trace: MemoryTrace, path: str | os.PathLike[str]) -> tuple[str, .
         for number, entries in enumerate(traces):
             stream.write(b"[" if number == 0 else b",\n[")
             for first in range(0, len(entries), ENTRIES_AT_ONCE):
-                some = json.dumps(entries[first : first + ENTRIES_AT_ONCE])[1:-1]
-                stream.write(f"{',' if first else ''}\n{some}".encode("ascii"))
+                chunk = json.dumps(entries[first : first + ENTRIES_AT_ONCE])[1:-1]
+                stream.write(f"{',' if first else ''}\n{chunk}".encode("ascii"))
             stream.write(b"]")
         stream.write(b"]}\n")
     return notes
@@ -95,12 +95,12 @@ def snapshot_of(trace: MemoryTrace) -> tuple[Json, tuple[str, ...]]:
                 f"{trace.devices[row].name}: no segments were recorded. Those in this file are made up "
                 "around the live blocks: only their sum is meaningful."
             )
-    told = {key: value for key, value in trace.properties.items() if ".reserved_bytes_at_" not in key}
+    settings = {key: value for key, value in trace.properties.items() if ".reserved_bytes_at_" not in key}
     about = f"Written by {WRITTEN_BY} from: {trace.source}. {' '.join(notes)}".rstrip()
     content = {
         "segments": segments,
         "device_traces": traces,
-        "allocator_settings": {**told, "tb_memplugin": about},
+        "allocator_settings": {**settings, "tb_memplugin": about},
         "external_annotations": _annotations(trace, numbers),
     }
     return content, tuple(notes)
@@ -146,7 +146,7 @@ def _annotations(trace: MemoryTrace, numbers: dict[int, int]) -> list[Json]:
     for start, end, name in spans:
         for number in numbers.values():
             written += [_annotation(start, False, name, number), _annotation(end, True, name, number)]
-    return sorted(written, key=lambda item: int(item["time_us"]))
+    return sorted(written, key=lambda annotation: int(annotation["time_us"]))
 
 
 def _annotation(time_ns: int, ends: bool, name: str, device: int) -> Json:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.exports.changes import times_are_known
+from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.exports.snapshot_segments import final_reserve
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.frames import read_frame
@@ -75,7 +75,7 @@ class Entries:
         strays = np.isin(trace.events.kind[self._events], ENDS) & (self._row_of < 0)
         self._left_out = set(self._events[strays].tolist())
         self.notes: list[str] = []
-        self._tell()
+        self._note()
 
     def written(self) -> list[Json]:
         """Return the entries in time order."""
@@ -121,11 +121,11 @@ class Entries:
         return entries
 
     def _addresses(self) -> list[int]:
-        given: list[int] = self._trace.events.address[self._events].tolist()
-        for place, row in enumerate(self._row_of.tolist()):
+        addresses: list[int] = self._trace.events.address[self._events].tolist()
+        for index, row in enumerate(self._row_of.tolist()):
             if row >= 0:
-                given[place] = self._address[row]
-        return given
+                addresses[index] = self._address[row]
+        return addresses
 
     def _sizes(self) -> list[int]:
         """Return the size of each entry; a free has the size of its block, whatever its event says."""
@@ -165,26 +165,26 @@ class Entries:
 
     def _add_forward(self, entries: list[Json]) -> None:
         rows = self._trace.events.forward[self._events]
-        for place in np.flatnonzero(rows >= 0).tolist():
-            entries[place]["forward_frames"] = list(self._trace.stacks[rows[place]])
+        for index in np.flatnonzero(rows >= 0).tolist():
+            entries[index]["forward_frames"] = list(self._trace.stacks[rows[index]])
 
     def _mend_ooms(self, entries: list[Json]) -> None:
         """Give `oom` entries no address, but the free bytes of the device if they are known."""
-        place = {event: number for number, event in enumerate(self._events.tolist())}
+        index_of = {event: index for index, event in enumerate(self._events.tolist())}
         free = {oom.event: oom for oom in self._trace.ooms}
-        for number in np.flatnonzero(self._trace.events.kind[self._events] == Kind.OOM).tolist():
-            del entries[number]["addr"]
+        for index in np.flatnonzero(self._trace.events.kind[self._events] == Kind.OOM).tolist():
+            del entries[index]["addr"]
         for event, oom in free.items():
-            if event in place and oom.free_bytes is not None:
-                entries[place[event]]["device_free"] = oom.free_bytes
+            if event in index_of and oom.free_bytes is not None:
+                entries[index_of[event]]["device_free"] = oom.free_bytes
 
     def _allocation_of_event(self, device: int) -> Int64:
         """Return the row of `trace.allocations` that each event allocates or frees, -1 for none."""
         blocks, events = self._trace.allocations, self._trace.events
         row_of = np.full(len(events) + 1, -1, np.int64)
-        mine = np.flatnonzero(blocks.device == device)
-        row_of[blocks.freed[mine]] = mine
-        born = mine[blocks.born[mine] >= 0]
+        own_blocks = np.flatnonzero(blocks.device == device)
+        row_of[blocks.freed[own_blocks]] = own_blocks
+        born = own_blocks[blocks.born[own_blocks] >= 0]
         row_of[blocks.born[born]] = born
         own: Int64 = row_of[self._events]
         return own
@@ -194,39 +194,37 @@ class Entries:
         blocks, events = self._trace.allocations, self._trace.events
         ended = np.flatnonzero((blocks.device == device) & (blocks.freed < len(events)))
         ended = ended[events.kind[blocks.freed[ended]] == Kind.ALLOC]
-        found: dict[int, list[Json]] = {}
+        frees: dict[int, list[Json]] = {}
         for row in ended.tolist():
             end = {"action": "free_completed", "addr": self._address[row], "size": int(blocks.bytes[row])}
-            found.setdefault(int(blocks.freed[row]), []).append({**end, "frames": []})
-        return found
+            frees.setdefault(int(blocks.freed[row]), []).append({**end, "frames": []})
+        return frees
 
     def _reserve_changes(self, device: int, slack: tuple[int, int]) -> dict[int, list[Json]]:
         """Return maps and unmaps of made-up segments for changes of the reserve without a segment event."""
         events, rows = self._trace.events, self._events
-        reserve = final_reserve(self._trace, device)
-        if reserve is None or not len(rows):
+        reserved = self._trace.reserved(device)
+        if reserved is None or final_reserve(self._trace, device) is None or not len(rows):
             return {}
-        level = events.reserved[rows]
-        start = self._trace.devices[device].reserved_at_start
-        first = int(level[0]) if start is None else start
         sign = np.zeros(len(Kind), np.int64)
         sign[[Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP]] = 1
         sign[[Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP]] = -1
-        told = sign[events.kind[rows]] * events.bytes[rows]
-        change = np.diff(level, prepend=np.int64(first if start is not None else first - told[0])) - told
-        places = np.flatnonzero(change)
+        explained = sign[events.kind[rows]] * events.bytes[rows]
+        level = reserved[rows + 1]
+        start = self._trace.devices[device].reserved_at_start
+        change = np.diff(level, prepend=level[0] - explained[0] if start is None else start) - explained
         base, at_end = slack
-        height = at_end - int(change[places].sum())
-        found: dict[int, list[Json]] = {}
-        for place in places.tolist():
-            size = int(change[place])
+        height = at_end - int(change.sum())
+        entries: dict[int, list[Json]] = {}
+        for index in np.flatnonzero(change).tolist():
+            size = int(change[index])
             action = "segment_map" if size > 0 else "segment_unmap"
             entry = {"action": action, "addr": base + min(height, height + size), "size": abs(size)}
-            found[int(rows[place])] = [{**entry, "frames": []}]
+            entries[int(rows[index])] = [{**entry, "frames": []}]
             height += size
-        return found
+        return entries
 
-    def _tell(self) -> None:
+    def _note(self) -> None:
         if self._unexplained:
             self.notes.append(
                 f"changes of the reserved memory at made-up addresses: {len(self._unexplained):,}."

@@ -63,15 +63,15 @@ def addresses_of(trace: MemoryTrace, device: int) -> Addresses:
     are alive together would overlap, all of the device's addresses are made up.
     """
     blocks = trace.allocations
-    mine = blocks.device == device
-    known = mine & (blocks.address != 0)
+    own = blocks.device == device
+    known = own & (blocks.address != 0)
     if not all(_lie_apart(trace, device, event) for event in (-1, len(trace.events) - 1)):
         known[:] = False
-    others = int(rounded_by_rule(blocks.bytes[mine & ~known]).sum())
+    others = int(rounded_by_rule(blocks.bytes[own & ~known]).sum())
     if _end(trace, known) + others > (1 << 64) - ROOM_BEYOND:
         known[:] = False
     top = _end(trace, known) // SLACK_GAP * SLACK_GAP + SLACK_GAP
-    rows = np.flatnonzero(mine & ~known)
+    rows = np.flatnonzero(own & ~known)
     behind = np.cumsum(rounded_by_rule(blocks.bytes[rows]))
     address = np.where(known, blocks.address, np.uint64(0))
     address[rows[:1]] = top
@@ -100,9 +100,9 @@ def final_reserve(trace: MemoryTrace, device: int) -> int | None:
     """Return the reserved bytes after the last event; None if nothing is reserved or it is not known."""
     if not trace.devices[device].has_reserved:
         return None
-    told = trace.events.reserved[trace.events.device == device]
-    told = told[told >= 0]
-    return int(told[-1]) if len(told) else trace.devices[device].reserved_at_start
+    reserved = trace.events.reserved[trace.events.device == device]
+    reserved = reserved[reserved >= 0]
+    return int(reserved[-1]) if len(reserved) else trace.devices[device].reserved_at_start
 
 
 def final_segments(
@@ -119,15 +119,15 @@ def final_segments(
     """
     writer = _Writer(trace, device, number, address.of, frames)
     reserve = final_reserve(trace, device)
-    found = layout(trace, device, len(trace.events) - 1)
-    total = int(found.segments.bytes.sum())
+    at_end = layout(trace, device, len(trace.events) - 1)
+    total = int(at_end.segments.bytes.sum())
     if (
-        len(found.segments)
+        len(at_end.segments)
         and (reserve is None or total == reserve)
-        and not len(found.misfits)
+        and not len(at_end.misfits)
         and not address.made_up
     ):
-        return FinalSegments(writer.recorded(found), True, (address.beyond, 0))
+        return FinalSegments(writer.recorded(at_end), True, (address.beyond, 0))
     if not reserve and not trace.live(device).any():
         return FinalSegments([], True, (address.beyond, 0))
     return writer.made_up(reserve, address.beyond)
@@ -144,20 +144,18 @@ class _Writer:
         self._frames = frames
         self._pending = pending_since(trace, device) < len(trace.events)
 
-    def recorded(self, found: Layout) -> list[Json]:
+    def recorded(self, at_end: Layout) -> list[Json]:
         """Return the allocator's own segments, with their free stretches."""
-        inside: list[list[Json]] = [[] for _ in range(len(found.segments))]
-        for at, row, extent in zip(
-            found.segment.tolist(), found.rows.tolist(), found.extent.tolist(), strict=True
-        ):
-            inside[at].append(self._live(row, extent))
-        for at, address, size in zip(
-            found.free_segment.tolist(), found.free_address.tolist(), found.free_bytes.tolist(), strict=True
-        ):
-            inside[at].append(_free(address, size))
+        inside: list[list[Json]] = [[] for _ in range(len(at_end.segments))]
+        live = (at_end.segment, at_end.rows, at_end.extent)
+        for segment, row, extent in zip(*(column.tolist() for column in live), strict=True):
+            inside[segment].append(self._live(row, extent))
+        free = (at_end.free_segment, at_end.free_address, at_end.free_bytes)
+        for segment, address, size in zip(*(column.tolist() for column in free), strict=True):
+            inside[segment].append(_free(address, size))
         return [
-            self._segment(*segment, blocks)
-            for segment, blocks in zip(found.segments.rows(), inside, strict=True)
+            self._segment(*columns, blocks)
+            for columns, blocks in zip(at_end.segments.rows(), inside, strict=True)
         ]
 
     def made_up(self, reserve: int | None, beyond: int) -> FinalSegments:
@@ -177,9 +175,9 @@ class _Writer:
     def _extents(self, rows: np.ndarray, reserve: int | None) -> Int64:
         """Return the extent of each block: as recorded, else by the rounding rule if there is room."""
         blocks = self._trace.allocations
-        size, told = blocks.bytes[rows], blocks.rounded[rows]
+        size, recorded = blocks.bytes[rows], blocks.rounded[rows]
         cuda = self._trace.devices[self._device].has_reserved
-        wanted = np.where(told >= 0, told, rounded_by_rule(size) if cuda else np.maximum(size, 1))
+        wanted = np.where(recorded >= 0, recorded, rounded_by_rule(size) if cuda else np.maximum(size, 1))
         if reserve is not None and int(wanted.sum()) > reserve:
             wanted = np.maximum(size, 1)
         address = [self._address[row] for row in rows.tolist()]

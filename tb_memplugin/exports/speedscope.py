@@ -14,8 +14,8 @@ import numpy as np
 
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.exports.changes import is_used
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.exports.recorded import is_used
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import Int64
@@ -83,11 +83,11 @@ def _frame(text: str) -> Frame:
 def _profile(trace: MemoryTrace, device: int, frames: _Frames) -> dict[str, Any]:
     live = trace.live(device)
     event = int(np.argmax(live)) - 1
-    found: dict[tuple[int, ...], int] = {}
+    weights: dict[tuple[int, ...], int] = {}
     for sample, size in _samples(trace, trace.allocations.alive_at(event, device), frames):
-        found[sample] = found.get(sample, 0) + size
+        weights[sample] = weights.get(sample, 0) + size
     # Sorted, so that samples with the same outermost frames also form one bar in the "Time Order" view.
-    ordered = sorted(found.items())
+    ordered = sorted(weights.items())
     return {
         "type": "sampled",
         "name": f"{trace.devices[device].name}, live at the peak (event {event})",
@@ -117,10 +117,10 @@ def _without_stack(
     trace: MemoryTrace, rows: np.ndarray, frames: _Frames
 ) -> list[tuple[tuple[int, ...], int]]:
     blocks = trace.allocations
-    place: Int64 = np.stack(
+    owner: Int64 = np.stack(
         (blocks.module[rows], blocks.operator[rows], blocks.label[rows], blocks.category[rows]), axis=1
     ).astype(np.int64)
-    different, group = np.unique(place, axis=0, return_inverse=True)
+    different, group = np.unique(owner, axis=0, return_inverse=True)
     size = sums(group.ravel().astype(np.int64), blocks.bytes[rows], len(different))
     return [
         (tuple(frames.row(name, False) for name in _names(trace, *key)), int(total))

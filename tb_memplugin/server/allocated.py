@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.stacks import StackRow, stacks_of
 from tb_memplugin.analysis.steps import step_stats
-from tb_memplugin.errors import MemPluginError
-from tb_memplugin.server.kept import Kept
-from tb_memplugin.server.routes.moment import event_asked
+from tb_memplugin.server.moments import requested_event
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
 from tb_memplugin.server.shapes import Json
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.server.window_cache import WindowCache
+from tb_memplugin.trace.tables import Rows
 
-CHOICES = ("moment", "step")
-KEPT = Kept(24)
+CACHE = WindowCache(24)
 """Results are cached while a user moves through moments; each moment has two tables and three trees."""
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +32,12 @@ class Allocated:
     of: str
     event: int | None
 
-    def kept(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Return something computed from these allocations by `make`, cached under the key `what`."""
+    def cached(self, name: str, compute: Callable[[], Result]) -> Result:
+        """Return something computed from these allocations, cached under a name."""
         opened = self.opened
-        return KEPT.of(opened.trace, (opened.device, opened.step, opened.whole, self.event, what), make)
+        return CACHE.get(opened.trace, (opened.device, opened.step, opened.whole, self.event, name), compute)
 
-    def rows(self) -> npt.NDArray[np.intp]:
+    def rows(self) -> Rows:
         """Return the rows of `trace.allocations`."""
         trace, device = self.opened.trace, self.opened.device
         if self.event is not None:
@@ -51,16 +48,14 @@ class Allocated:
 
     def stacks(self) -> tuple[StackRow, ...]:
         """Return what each stack allocated, largest first."""
-        return self.kept("stacks", lambda: stacks_of(self.opened.trace, self.rows()))
+        return self.cached("stacks", lambda: stacks_of(self.opened.trace, self.rows()))
 
     def shape(self, rows: Sequence[StackRow]) -> Json:
         """Return the fields with which the answers of all these routes begin."""
-        trace, event = self.opened.trace, self.event
-        time = None if event is None else _time(trace, event) - self.opened.epoch_ns
         return {
             "of": self.of,
-            "event": event,
-            "time_ns": time,
+            "event": self.event,
+            "time_ns": None if self.event is None else self.opened.time_ns(self.event),
             "bytes": sum(row.bytes for row in rows),
             "count": sum(row.calls for row in rows),
         }
@@ -72,13 +67,11 @@ def allocated(request: Request, opened: Opened) -> Allocated:
     Raises:
         MemPluginError: a parameter is wrong.
     """
-    of = request.text("of", "moment")
-    if of not in CHOICES:
-        raise MemPluginError(f"There is no {of[:40]!r}.", where="of", fix=f"Choose one of: {CHOICES}.")
+    of = request.choice("of", ("moment", "step"), "moment")
     if of == "step":
         return Allocated(opened, of, None)
-    asked = request.given("event") or request.given("t")
-    return Allocated(opened, of, event_asked(request, opened) if asked else _peak_event(opened))
+    has_moment = request.given("event") or request.given("t")
+    return Allocated(opened, of, requested_event(request, opened) if has_moment else _peak_event(opened))
 
 
 def _peak_event(opened: Opened) -> int:
@@ -86,9 +79,5 @@ def _peak_event(opened: Opened) -> int:
     if opened.whole:
         first, end = opened.events()
         return first - 1 + int(np.argmax(trace.live(device)[first : end + 1]))
-    stats = KEPT.of(trace, ("steps", device), partial(step_stats, trace, device))
+    stats = CACHE.get(trace, ("steps", device), partial(step_stats, trace, device))
     return stats[opened.step].peak_event
-
-
-def _time(trace: MemoryTrace, event: int) -> int:
-    return int(trace.events.time_ns[event]) if event >= 0 else trace.steps[0].start_ns

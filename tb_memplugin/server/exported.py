@@ -67,27 +67,27 @@ class Exports:
             MemPluginError: the file cannot be written.
         """
         with self._lock:
-            found = self._write(key, trace, title)
+            exported = self._write(key, trace, title)
             del self._waiting[key]
-            stream = found.path.open("rb")
-            self.forget(found)
-            return found, stream
+            stream = exported.path.open("rb")
+            self.forget(exported)
+            return exported, stream
 
-    def forget(self, gone: Exported) -> None:
+    def forget(self, exported: Exported) -> None:
         """Delete a file, if it still exists."""
         with suppress(OSError):
-            gone.path.unlink(missing_ok=True)
+            exported.path.unlink(missing_ok=True)
 
     def _write(self, key: _Key, trace: MemoryTrace, title: str) -> Exported:
-        found = self._waiting.get(key)
-        if found is None or not found.path.is_file():
+        exported = self._waiting.get(key)
+        if exported is None or not exported.path.is_file():
             path = self._new_path()
             notes = _written(key[-1], trace, path, title)
-            found = self._waiting[key] = Exported(path, path.stat().st_size, notes)
+            exported = self._waiting[key] = Exported(path, path.stat().st_size, notes)
         self._waiting.move_to_end(key)
         while len(self._waiting) > MOST_WAITING:
             self.forget(self._waiting.popitem(last=False)[1])
-        return found
+        return exported
 
     def _new_path(self) -> Path:
         if self._folder is None or not self._folder.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -14,16 +15,18 @@ from tb_memplugin.trace.frames import read_frame
 LONGEST = 4_000
 """The most characters of a frame's text in an answer. C++ functions can have names of several thousand."""
 
+_LINE = re.compile(r"(?P<place>.*?:-?\d+) \((?P<function>.*)\)", re.DOTALL)
+
 
 class FrameTable:
     """Collects the frames to which an answer refers."""
 
     def __init__(self) -> None:
-        self._place: dict[str, int] = {}
+        self._row_of: dict[str, int] = {}
 
     def row(self, text: str) -> int:
         """Return the row of a frame in `shape()`."""
-        return self._place.setdefault(text, len(self._place))
+        return self._row_of.setdefault(text, len(self._row_of))
 
     def rows(self, texts: Sequence[str]) -> list[int]:
         """Return the rows of a stack's frames."""
@@ -31,11 +34,15 @@ class FrameTable:
 
     def shape(self) -> list[Json]:
         """Return FRAMEs (docs/http_api.md), in order of their rows."""
-        return [dict(_frame_shape(text)) for text in self._place]
+        return [dict(_frame_shape(text)) for text in self._row_of]
 
 
-def kind_of(text: str) -> str:
-    """Return the kind of a frame's code: `user`, `library` or `native`."""
+def kind_of_line(line: str) -> str:
+    """Return the kind of code of a line `file:line (function)`: `user`, `library`, `native` or `none`."""
+    if line == NO_STACK:
+        return "none"
+    match = _LINE.fullmatch(line)
+    text = f"{match['function']} {match['place']}" if match else line
     return str(_frame_shape(text)["kind"])
 
 
@@ -67,7 +74,7 @@ def labels_of(keys: Sequence[str], by: str) -> list[str]:
 def lines_at(trace: MemoryTrace, rows: Sequence[int]) -> list[str | None]:
     """Return the leading source line of each allocation's stack, None if it has no stack."""
     stacks = trace.allocations.stack[list(rows)].tolist()
-    line, names = lines_of([trace.stacks[stack] if stack >= 0 else () for stack in stacks])
+    line, names = lines_of([trace.stack(row) for row in stacks])
     return [
         names[row][:LONGEST] if stack >= 0 else None for stack, row in zip(stacks, line.tolist(), strict=True)
     ]

@@ -6,43 +6,35 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, Divided, Part, codes, sums
+from tb_memplugin.analysis.breakdown import By, Divided, Part, codes, sums
 from tb_memplugin.analysis.folded_parts import folded_parts
 from tb_memplugin.analysis.module_groups import ModuleGroups, module_groups
-from tb_memplugin.errors import MemPluginError
-from tb_memplugin.server.kept import Kept
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
 from tb_memplugin.server.shapes import Json
+from tb_memplugin.server.window_cache import WindowCache
 
 MOST_OPENED = 20
-KEPT = Kept(8)
+_CACHE = WindowCache(8)
 
 
-def divided(request: Request, opened: Opened, by: str) -> Divided:
+def divided(request: Request, opened: Opened, by: By) -> Divided:
     """Return the division `by`, or module groups if it is `module` and the request has `fold=1`.
 
     The groups named in `open`, one per line, are divided further. The groups are those of the device's peak
     in the window, so that they do not change when the user zooms.
-
-    Raises:
-        MemPluginError: `by` is not a division.
     """
-    found = next((one for one in ALL_DIVISIONS if one == by), None)
-    if found is None:
-        fix = f"Choose one of: {', '.join(ALL_DIVISIONS)}."
-        raise MemPluginError(f"Cannot divide memory by {by[:40]!r}.", where="by", fix=fix)
-    return _kept_groups(request, opened) if groups_asked(request, by) else found
+    return _cached_groups(request, opened) if wants_groups(request, by) else by
 
 
-def groups_asked(request: Request, by: str) -> bool:
+def wants_groups(request: Request, by: str) -> bool:
     """Return whether a request asks for modules in groups."""
     return by == "module" and request.text("fold", "") == "1"
 
 
 def folded(request: Request, opened: Opened, parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return parts by module, of any recording, merged into this window's groups."""
-    groups = _kept_groups(request, opened)
+    groups = _cached_groups(request, opened)
     modules = codes(opened.trace, "module", _NO_ROWS)[1]
     names = {key: groups.keys[row] for key, row in zip(modules, groups.part.tolist(), strict=True)}
     return folded_parts(parts, names, groups.keys)
@@ -51,9 +43,9 @@ def folded(request: Request, opened: Opened, parts: Sequence[Part]) -> tuple[Par
 _NO_ROWS = slice(0, 0)
 
 
-def _kept_groups(request: Request, opened: Opened) -> ModuleGroups:
+def _cached_groups(request: Request, opened: Opened) -> ModuleGroups:
     names = tuple(request.text("open", "").split("\n")[:MOST_OPENED])
-    return KEPT.of(opened.trace, (opened.device, names), lambda: _groups(opened, names))
+    return _CACHE.get(opened.trace, (opened.device, names), lambda: _groups(opened, names))
 
 
 def _groups(opened: Opened, names: tuple[str, ...]) -> ModuleGroups:
@@ -67,4 +59,5 @@ def groups_shape(by: Divided) -> Json:
     """Return how many modules each key of a curve has, and whether it can be divided; {} without groups."""
     if not isinstance(by, ModuleGroups):
         return {}
-    return {"groups": [{"modules": n, "opens": o} for n, o in zip(by.modules, by.opens, strict=True)]}
+    counts = zip(by.modules, by.opens, strict=True)
+    return {"groups": [{"modules": count, "opens": opens} for count, opens in counts]}

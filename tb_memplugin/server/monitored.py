@@ -10,7 +10,7 @@ from tensorboard.data import provider
 
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
-from tb_memplugin.server.catalogue import run_and_worker
+from tb_memplugin.server.catalog import run_and_worker
 from tb_memplugin.store.envelope import RERECORD
 from tb_memplugin.store.paths import PLUGIN_NAME, STEPS_TAG
 from tb_memplugin.store.step_records import read_figures, read_series
@@ -68,7 +68,7 @@ class Monitored:
         runs = None if fresh else self._runs.get(experiment)
         if runs is None:
             with self._lock:
-                runs = self._runs[experiment] = self._asked(ctx, experiment)
+                runs = self._runs[experiment] = self._query(ctx, experiment)
         return runs
 
     def find(self, ctx: RequestContext, experiment: str, run: str, worker: str) -> Series:
@@ -78,21 +78,21 @@ class Monitored:
             NotRecordedError: the worker has no series.
         """
         for fresh in (False, True):
-            found = self.runs(ctx, experiment, fresh=fresh).workers.get((run, worker))
-            if found is not None:
-                return found
+            series = self.runs(ctx, experiment, fresh=fresh).workers.get((run, worker))
+            if series is not None:
+                return series
         raise NotRecordedError(
             f"No monitor watched worker {worker!r}.",
             where=run,
             fix="Watch it with MemoryMonitor, or choose another worker.",
         )
 
-    def _asked(self, ctx: RequestContext, experiment: str) -> MonitoredRuns:
+    def _query(self, ctx: RequestContext, experiment: str) -> MonitoredRuns:
         if self._provider is None:
             return MonitoredRuns()
-        wanted = provider.RunTagFilter(tags=[STEPS_TAG])
+        steps_only = provider.RunTagFilter(tags=[STEPS_TAG])
         listed = self._provider.list_tensors(
-            ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME, run_tag_filter=wanted
+            ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME, run_tag_filter=steps_only
         )
         stamps = {
             folder: (
@@ -118,12 +118,12 @@ class Monitored:
         self, ctx: RequestContext, experiment: str, folders: list[str], stamps: dict[str, _Stamp]
     ) -> None:
         assert self._provider is not None
-        wanted = provider.RunTagFilter(runs=folders, tags=[STEPS_TAG])
-        found = self._provider.read_tensors(
-            ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME, run_tag_filter=wanted, downsample=ALL
+        steps_only = provider.RunTagFilter(runs=folders, tags=[STEPS_TAG])
+        tensors = self._provider.read_tensors(
+            ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME, run_tag_filter=steps_only, downsample=ALL
         )
         for folder in folders:
-            data = found.get(folder, {}).get(STEPS_TAG, [])
+            data = tensors.get(folder, {}).get(STEPS_TAG, [])
             before = self._read.get((experiment, folder))
             same = before is not None and before.stamp[2] == stamps[folder][2]
             records = before.records if before is not None and same else {}
@@ -141,28 +141,27 @@ def _read(
             try:
                 records[datum.step] = read_figures(bytes(datum.numpy.item()), where)
             except (UnreadableFileError, ValueError, TypeError) as error:
-                problems.append(_told(error, where))
+                problems.append(_unreadable(error, where))
     try:
         parts = [records[step] for step in sorted(records) if len(records[step])]
         series = Series(folder, read_series(stamp[2], where), joined(parts)) if parts else None
     except (UnreadableFileError, ValueError) as error:
         series = None
-        problems.append(_told(error, where))
+        problems.append(_unreadable(error, where))
     return _Read(stamp, records, series, problems)
 
 
-def _told(error: Exception, where: str) -> UnreadableFileError:
+def _unreadable(error: Exception, where: str) -> UnreadableFileError:
     if isinstance(error, UnreadableFileError):
         return error
     return UnreadableFileError(f"The figures of steps are damaged ({error}).", where=where, fix=RERECORD)
 
 
-def _by_worker(found: list[_Read]) -> MonitoredRuns:
+def _by_worker(folders: list[_Read]) -> MonitoredRuns:
     workers: dict[_Key, Series] = {}
-    for one in found:
-        if one.series is not None:
-            key = run_and_worker(one.series.folder, one.series.metadata.worker)
-            if key in workers:  # a copy of the folder
-                key = (key[0], f"{key[1]} ({one.series.folder.rpartition('/')[2]})")
-            workers[key] = one.series
-    return MonitoredRuns(workers, tuple(problem for one in found for problem in one.problems))
+    for series in (folder.series for folder in folders if folder.series is not None):
+        key = run_and_worker(series.folder, series.metadata.worker)
+        if key in workers:  # a copy of the folder
+            key = (key[0], f"{key[1]} ({series.folder.rpartition('/')[2]})")
+        workers[key] = series
+    return MonitoredRuns(workers, tuple(problem for folder in folders for problem in folder.problems))

@@ -14,7 +14,7 @@ from werkzeug import wrappers
 
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.server import static_files
-from tb_memplugin.server.catalogue import Catalogue
+from tb_memplugin.server.catalog import Catalog
 from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.routes import ROUTES, export
 from tb_memplugin.server.selection import Request
@@ -38,12 +38,12 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
         super().__init__(context)
         logdir = context.logdir or ""
         data = context.data_provider
-        self._catalogue = Catalogue(data)
-        self._session = Session(self._catalogue, Monitored(data), Windows(logdir), logdir)
+        self._catalog = Catalog(data)
+        self._session = Session(self._catalog, Monitored(data), Windows(logdir), logdir)
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Return the routes, each a WSGI application."""
-        apps = {route: _app(self._told(answer)) for route, answer in ROUTES.items()}
+        apps = {route: _app(self._as_json(answer)) for route, answer in ROUTES.items()}
         return apps | {
             "/export": _app(lambda request: export.respond(self._session, request)),
             "/static/*": wrappers.Request.application(static_files.serve),
@@ -61,7 +61,7 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
         """Return the name and the script of the tab."""
         return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")
 
-    def _told(self, answer: Answer) -> Respond:
+    def _as_json(self, answer: Answer) -> Respond:
         return lambda request: _json(request, 200, answer(self._session, Request.of(request)))
 
 

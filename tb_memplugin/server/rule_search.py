@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import Part
+from tb_memplugin.analysis.breakdown import Part, sums
 from tb_memplugin.analysis.rules import UNKNOWN, Rules, read_rules
 from tb_memplugin.analysis.stacks import StackRow
 from tb_memplugin.errors import MemPluginError
@@ -44,12 +44,11 @@ def rule_parts(text: str, rows: Sequence[StackRow]) -> tuple[Part, ...]:
     """
     rules = rules_in(text)
     rank = _ranks(rules, sorted(distinct(row.frames for row in rows)))
-    found = lowest_in_stacks(rank, [row.frames for row in rows], len(rules.names))
-    return tuple(
-        Part(key, sum(row.bytes for row in mine), sum(row.calls for row in mine))
-        for place, key in enumerate((*rules.names, UNKNOWN))
-        for mine in [[rows[at] for at in np.flatnonzero(found == place).tolist()]]
-    )
+    rule_of = lowest_in_stacks(rank, [row.frames for row in rows], len(rules.names))
+    keys = (*rules.names, UNKNOWN)
+    size = sums(rule_of, np.array([row.bytes for row in rows], np.int64), len(keys))
+    calls = sums(rule_of, np.array([row.calls for row in rows], np.int64), len(keys))
+    return tuple(map(Part, keys, size.tolist(), calls.tolist()))
 
 
 def rules_in(text: str) -> Rules:
@@ -79,14 +78,14 @@ def _ranks(rules: Rules, texts: list[str]) -> dict[str, int]:
     if not rules.names or not texts:
         return dict.fromkeys(texts, len(rules.names))
     frames = [read_frame(text) for text in texts]
-    asked = {
+    search = {
         "patterns": [[pattern.pattern, int(pattern.flags)] for pattern in rules.patterns],
         "texts": [[frame.function, frame.file] for frame in frames],
     }
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _SEARCH],
-            input=json.dumps(asked),
+            input=json.dumps(search),
             capture_output=True,
             text=True,
             encoding="utf-8",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tensorboard import plugin_util
 from tensorboard.context import RequestContext
@@ -11,6 +13,10 @@ from werkzeug import wrappers
 from tb_memplugin.errors import MemPluginError
 
 MOST_COLUMNS = 4_000
+FARTHEST = 1 << 61
+"""The largest number in a request: 73 years in nanoseconds, so that no sum of two times exceeds an int64."""
+
+Word = TypeVar("Word", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +42,12 @@ class Request:
         value = self.parameters.get(name, default)
         if value is None:
             raise MemPluginError(
-                f"Parameter {name!r} is missing.", where=name, fix="Take it from the runs route."
+                f"Parameter {name!r} is missing.", where=name, fix="Add it: docs/http_api.md describes it."
             )
         return value
 
     def number(
-        self, name: str, default: int | None = None, lowest: int = -(1 << 62), highest: int = 1 << 62
+        self, name: str, default: int | None = None, lowest: int = -FARTHEST, highest: int = FARTHEST
     ) -> int:
         """Return a parameter's whole number.
 
@@ -62,6 +68,20 @@ class Request:
                 fix=f"Give a whole number from {lowest} to {highest}.",
             )
         return value
+
+    def choice(self, name: str, choices: Sequence[Word], default: Word | None = None) -> Word:
+        """Return a parameter that is one of several words.
+
+        Raises:
+            MemPluginError: the parameter is none of them, or is missing without a default.
+        """
+        text = self.text(name, default)
+        for word in choices:
+            if word == text:
+                return word
+        raise MemPluginError(
+            f"Parameter {name!r} is {text[:40]!r}.", where=name, fix=f"Give one of: {', '.join(choices)}."
+        )
 
     def given(self, name: str) -> bool:
         """Return whether a parameter has a value."""

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
-from tb_memplugin.server.catalogue import Catalogue, Entry
+from tb_memplugin.server.catalog import Catalog, Entry
 from tb_memplugin.server.exported import Exports
 from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.windows import Windows
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
+from tb_memplugin.store.paths import readable
 from tb_memplugin.store.reader import unfolded
 from tb_memplugin.store.summary import step_span
 from tb_memplugin.trace import MemoryTrace
 
-_UNFOLDED_KEPT = 16
+_MOST_UNFOLDED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,10 @@ class Opened:
         """Return the start and end of the step, or of the window if `whole`, in epoch nanoseconds."""
         return self.window_span() if self.whole else step_span(self.trace, self.step)
 
+    def time_ns(self, event: int) -> int:
+        """Return the time of an event since the window's epoch; for -1, when the first step began."""
+        return self.trace.time_of(event) - self.epoch_ns
+
     def events(self) -> tuple[int, int]:
         """Return the first event of the step, or of the window if `whole`, and the one after its last."""
         if self.whole:
@@ -67,18 +72,18 @@ class Opened:
 class Session:
     """The state that routes share while TensorBoard runs."""
 
-    def __init__(self, catalogue: Catalogue, monitored: Monitored, windows: Windows, logdir: str) -> None:
-        self.catalogue, self.monitored = catalogue, monitored
+    def __init__(self, catalog: Catalog, monitored: Monitored, windows: Windows, logdir: str) -> None:
+        self.catalog, self.monitored = catalog, monitored
         self.windows, self.logdir = windows, logdir
         self.exports = Exports()
         self._unfolded: OrderedDict[tuple[str, str, str], StepSummary] = OrderedDict()
 
     def unreadable_files(self) -> list[UnreadableFileError]:
         """Return errors of our files in the logdir, as found by a quick check or by earlier requests."""
-        found = self.windows.problems()
+        errors = self.windows.problems()
         if self.logdir and not files.is_remote(self.logdir):
-            found += unreadable_files(self.logdir)
-        return found
+            errors += unreadable_files(self.logdir)
+        return errors
 
     def chosen(self, request: Request, prefix: str = "", step: int | None = None) -> Chosen:
         """Return the step and device that a request names.
@@ -94,7 +99,7 @@ class Session:
         """
         number = request.number(f"{prefix}step") if step is None else step
         window = request.number(f"{prefix}window") if request.given(f"{prefix}window") else None
-        entry = self.catalogue.find(
+        entry = self.catalog.find(
             request.ctx,
             request.experiment,
             request.text(f"{prefix}run"),
@@ -113,20 +118,21 @@ class Session:
 
     def summary(self, request: Request, chosen: Chosen) -> StepSummary:
         """Return the step's summary; if it was shortened, recompute it from the window. Do not modify it."""
-        summary = self.catalogue.summary(request.ctx, request.experiment, chosen.entry)
+        summary = self.catalog.summary(request.ctx, request.experiment, chosen.entry)
         if not summary.folded:
             return summary
         entry = chosen.entry
         key = (entry.folder, entry.tag, entry.metadata.writer_id)
-        if key not in self._unfolded:
+        full = self._unfolded.get(key)
+        if full is None:
             try:
                 opened = self.opened(chosen)
             except UnreadableFileError:
                 return summary
-            self._unfolded[key] = unfolded(opened.trace, entry.metadata)
-            while len(self._unfolded) > _UNFOLDED_KEPT:
+            full = self._unfolded[key] = unfolded(opened.trace, entry.metadata)
+            while len(self._unfolded) > _MOST_UNFOLDED:
                 self._unfolded.popitem(last=False)
-        return self._unfolded[key]
+        return full
 
     def device_summary(self, request: Request, chosen: Chosen) -> tuple[StepSummary, DeviceSummary]:
         """Return the step's summary, and the device's part of it."""
@@ -145,7 +151,7 @@ class Session:
             UnreadableFileError: its side file does not exist or cannot be read.
         """
         trace = self.windows.load(chosen.entry)
-        rows = [row for row, device in enumerate(trace.devices) if _same(device.name, chosen.device)]
+        rows = [row for row, device in enumerate(trace.devices) if readable(device.name) == chosen.device]
         if not rows:
             where = self.windows.display(chosen.entry)
             raise UnreadableFileError(
@@ -159,7 +165,3 @@ def error_body(error: Exception) -> dict[str, dict[str, str]]:
     """Return an error in the form of the HTTP API."""
     what, where, fix = (str(getattr(error, part, "")) for part in ("what", "where", "fix"))
     return {"error": {"what": what or f"{type(error).__name__}: {error}", "where": where, "fix": fix}}
-
-
-def _same(name: str, shown: str) -> bool:
-    return name == shown or name.encode("utf-8", "replace").decode() == shown

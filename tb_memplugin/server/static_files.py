@@ -44,14 +44,14 @@ def serve(request: wrappers.Request, root: Path = BUNDLE) -> wrappers.Response:
         root: the bundle's folder.
     """
     name = request.path.rpartition("/static/")[2]
-    found = find(name, root)
-    if found is None and name == "index.js":
+    path = find(name, root)
+    if path is None and name == "index.js":
         return _respond(request, message_script(*NOT_BUILT).encode(), "text/javascript", 200, 0)
-    if found is None:
+    if path is None:
         return _respond(request, b"No such file in the Memory tab's bundle.", "text/plain", 404, 0)
-    lasting = _YEAR if _HASHED.search(found.name) else 0
+    expires = _YEAR if _HASHED.search(path.name) else 0
     return _respond(
-        request, _content(found, found.stat().st_mtime_ns), CONTENT_TYPES[found.suffix], 200, lasting
+        request, _content(path, path.stat().st_mtime_ns), CONTENT_TYPES[path.suffix], 200, expires
     )
 
 

@@ -32,8 +32,8 @@ class Stretch:
 def step_events(opened: Opened) -> tuple[int, int]:
     """Return the device's first and last event in the step or window, (-1, -1) if it has none."""
     first, end = opened.events()
-    mine = np.flatnonzero(opened.trace.events.device[first:end] == opened.device)
-    return (first + int(mine[0]), first + int(mine[-1])) if len(mine) else (-1, -1)
+    own = np.flatnonzero(opened.trace.events.device[first:end] == opened.device)
+    return (first + int(own[0]), first + int(own[-1])) if len(own) else (-1, -1)
 
 
 def stretch(request: Request, opened: Opened) -> Stretch:
@@ -42,7 +42,7 @@ def stretch(request: Request, opened: Opened) -> Stretch:
     Raises:
         MemPluginError: a parameter is wrong, or the stretch is empty.
     """
-    if over_asked(request) == "time":
+    if requested_axis(request) == "time":
         start, end = (edge - opened.epoch_ns for edge in opened.span())
         return stretch_within(request, "time", start, end)
     first, last = step_events(opened)
@@ -52,16 +52,13 @@ def stretch(request: Request, opened: Opened) -> Stretch:
     return stretch_within(request, "event", first, last + 1)
 
 
-def over_asked(request: Request) -> str:
+def requested_axis(request: Request) -> str:
     """Return the parameter `over`: "time" or "event".
 
     Raises:
         MemPluginError: it is neither.
     """
-    over = request.text("over", "time")
-    if over not in OVER:
-        raise MemPluginError(f"Cannot draw over {over[:40]!r}.", where="over", fix=f"Choose one of: {OVER}.")
-    return over
+    return request.choice("over", OVER, "time")
 
 
 def stretch_within(request: Request, over: str, start: int, end: int) -> Stretch:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.server.catalogue import Entry
+from tb_memplugin.server.catalog import Entry
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import SIDE_FOLDER
 from tb_memplugin.store.reader import load_window, side_file_path
@@ -138,7 +138,7 @@ def _weight(trace: MemoryTrace) -> int:
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Return size and time of change, by which a file that replaced another one is recognised."""
+    """Return size and time of change, by which a file that replaced another one is recognized."""
     if files.is_remote(path):
         return (0, 0)
     try:

@@ -29,16 +29,16 @@ LEVELS = (
 """Limits that are tried in order until a summary is small enough; the last are used in any case."""
 
 
-def pack(summarise: Callable[[Limits], StepSummary], most: int = MOST_BLOB_BYTES) -> bytes:
+def pack(summarize: Callable[[Limits], StepSummary], most: int = MOST_BLOB_BYTES) -> bytes:
     """Serialize and compress a summary, folded as little as the size limit allows.
 
     Args:
-        summarise: returns the summary with at most as many largest allocations and calls as the limits say.
+        summarize: returns the summary with at most as many largest allocations and calls as the limits say.
         most: the size limit of the blob in bytes. The tightest limits are used even if they exceed it.
     """
     blob = b""
     for limits in LEVELS:
-        summary = summarise(limits)
+        summary = summarize(limits)
         if limits is not LEVELS[0]:
             fold(summary, limits)
         raw = summary.SerializeToString()

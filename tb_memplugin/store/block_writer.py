@@ -30,9 +30,9 @@ class BlockWriter:
         Raises:
             MemPluginError: the folder cannot be written.
         """
-        place = absolute(os.fspath(logdir)), worker
-        writer, last = self._writers.get(place, (None, -1))
+        key = absolute(os.fspath(logdir)), worker
+        writer, last = self._writers.get(key, (None, -1))
         if writer is None or block <= last:
-            writer = RunWriter(*place)
+            writer = RunWriter(*key)
         writer.write(replace(trace, steps=tuple(replace(step, number=block) for step in trace.steps)))
-        self._writers[place] = writer, block
+        self._writers[key] = writer, block

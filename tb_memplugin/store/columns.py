@@ -61,10 +61,10 @@ def decode(chunk: Chunk, raw: bytes, dtype: np.dtype[Any]) -> Column:
     if chunk.encoding == DICTIONARY:
         cut = 8 * (chunk.values - 1)
         values = _sums(chunk, _numbers(raw[:cut], chunk.values - 1, 8)).astype(dtype)
-        places = _numbers(raw[cut:], chunk.rows, chunk.width)
-        if int(places.max()) >= len(values):
+        indices = _numbers(raw[cut:], chunk.rows, chunk.width)
+        if int(indices.max()) >= len(values):
             raise ValueError("a chunk points behind the end of its values")
-        block: Column = values[places]
+        block: Column = values[indices]
         return block
     offsets = _numbers(raw, chunk.rows, chunk.width)
     if chunk.base:
@@ -114,12 +114,12 @@ def _dictionary(chunk: Chunk, words: Words) -> tuple[Chunk, bytes]:
     new[0] = True
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
     values = ordered[new]
-    places = np.empty(len(words), np.uint64)
-    places[order] = np.cumsum(new) - 1
+    indices = np.empty(len(words), np.uint64)
+    indices[order] = np.cumsum(new) - 1
     chunk.encoding, chunk.values = DICTIONARY, len(values)
     described = _differences(chunk, values, width=8)
     chunk.width = _width(len(values) - 1)
-    return chunk, described + _planes(places, chunk.width)
+    return chunk, described + _planes(indices, chunk.width)
 
 
 def _differences(chunk: Chunk, words: Words, width: int = 0) -> bytes:

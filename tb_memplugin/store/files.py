@@ -198,9 +198,9 @@ def folders_in(path: str) -> list[str]:
         file_system, inner = _remote(path)
         with contextlib.suppress(OSError):
             return sorted(
-                posixpath.basename(item["name"].rstrip("/"))
-                for item in file_system.ls(inner, detail=True)
-                if item["type"] == "directory"
+                posixpath.basename(entry["name"].rstrip("/"))
+                for entry in file_system.ls(inner, detail=True)
+                if entry["type"] == "directory"
             )
         return []
     with contextlib.suppress(OSError):

@@ -16,15 +16,16 @@ OTHER_OPERATORS = "(other operators)"
 
 def fold(summary: StepSummary, limits: Limits) -> None:
     """Shorten names and merge small rows in place. All sums stay the same; a note describes the changes."""
-    told = [f"names over {limits.text} characters are cut"]
+    changes = [f"names over {limits.text} characters are cut"]
     for device in summary.devices:
         operators = device.peak.by_operator
         if limits.parts and len(operators.keys) > limits.parts:
-            told.append(f"{device.name}: only {limits.parts} of {len(operators.keys)} operators have a row")
+            count = len(operators.keys)
+            changes.append(f"{device.name}: only {limits.parts} of {count} operators have a row")
             _fold_parts(operators, limits.parts)
         rows = len(device.modules.modules)
         if limits.modules and rows > limits.modules:
-            told.append(
+            changes.append(
                 f"{device.name}: only {limits.modules} of {rows} modules have a row; the rest is "
                 "counted in their parents"
             )
@@ -33,8 +34,8 @@ def fold(summary: StepSummary, limits: Limits) -> None:
     if limits.text:
         _cut_names(summary, limits.text)
     summary.folded = True
-    text = "This summary is shortened, because the step has very many or very long names: " + "; ".join(told)
-    summary.notes.append(Note(text=f"{text}. The side file has everything."))
+    why = "This summary is shortened, because the step has very many or very long names"
+    summary.notes.append(Note(text=f"{why}: {'; '.join(changes)}. The side file has everything."))
 
 
 def cut(text: str, most: int) -> str:
@@ -44,13 +45,13 @@ def cut(text: str, most: int) -> str:
     return f"{text[: most - 10]}…{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _fold_parts(found: Parts, keep: int) -> None:
-    keys = [*found.keys[:keep], OTHER_OPERATORS]
-    sizes = np.array([*found.bytes[:keep], sum(found.bytes[keep:])], np.int64)
-    counts = np.array([*found.counts[:keep], sum(found.counts[keep:])], np.int64)
+def _fold_parts(parts: Parts, keep: int) -> None:
+    keys = [*parts.keys[:keep], OTHER_OPERATORS]
+    sizes = np.array([*parts.bytes[:keep], sum(parts.bytes[keep:])], np.int64)
+    counts = np.array([*parts.counts[:keep], sum(parts.counts[keep:])], np.int64)
     order = np.argsort(-sizes, kind="stable")
-    found.keys[:] = [keys[row] for row in order]
-    found.bytes[:], found.counts[:] = sizes[order].tolist(), counts[order].tolist()
+    parts.keys[:] = [keys[row] for row in order]
+    parts.bytes[:], parts.counts[:] = sizes[order].tolist(), counts[order].tolist()
 
 
 def _fold_modules(summary: StepSummary, table: ModuleTable, keep: int) -> None:
@@ -66,21 +67,21 @@ def _fold_modules(summary: StepSummary, table: ModuleTable, keep: int) -> None:
         if parents[row] >= 0:
             inclusive[parents[row]] += inclusive[row]
     kept = np.sort(np.argsort(-inclusive, kind="stable")[:keep])
-    place = np.full(len(parents), len(kept))
-    place[kept] = np.arange(len(kept))
+    new_row = np.full(len(parents), len(kept))
+    new_row[kept] = np.arange(len(kept))
     lost_root = np.zeros(len(parents), bool)
     for row, parent in enumerate(parents):
-        if place[row] == len(kept) and parent >= 0:
-            place[row] = place[parent]
-        elif place[row] == len(kept):
+        if new_row[row] == len(kept) and parent >= 0:
+            new_row[row] = new_row[parent]
+        elif new_row[row] == len(kept):
             lost_root[row] = True
     merged = np.zeros((len(kept) + 1, len(Category)), np.int64)
     counts = np.zeros(len(kept) + 1, np.int64)
-    np.add.at(merged, place, own)
-    np.add.at(counts, place, np.array(table.own_count, np.int64))
+    np.add.at(merged, new_row, own)
+    np.add.at(counts, new_row, np.array(table.own_count, np.int64))
     columns = {
         "modules": [*(table.modules[row] for row in kept), len(summary.modules.keys)],
-        "parents": [*(int(place[parents[row]]) if parents[row] >= 0 else -1 for row in kept), -1],
+        "parents": [*(int(new_row[parents[row]]) if parents[row] >= 0 else -1 for row in kept), -1],
         "own": merged.ravel().tolist(),
         "own_count": counts.tolist(),
         "peak_inside": [*(table.peak_inside[row] for row in kept), -1],
@@ -100,9 +101,9 @@ def _drop_unused_modules(summary: StepSummary) -> None:
     for device in summary.devices:
         columns += [device.modules.modules, device.peak.largest.modules]
     used = sorted({row for rows in columns for row in rows if row >= 0})
-    place = {row: number for number, row in enumerate(used)} | {-1: -1}
+    new_row = {row: number for number, row in enumerate(used)} | {-1: -1}
     for rows in columns:
-        rows[:] = [place[row] for row in rows]
+        rows[:] = [new_row[row] for row in rows]
     modules = summary.modules
     modules.keys[:] = [modules.keys[row] for row in used]
     modules.classes[:] = [modules.classes[row] for row in used]

@@ -26,7 +26,7 @@ def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
     A file is unreadable if it is truncated, of another format, damaged, or newer than this reader. Only
     heads, ends and lengths are read. A file that has not changed is not read again.
     """
-    found = []
+    errors = []
     for number, (folder, names) in enumerate(files.walk(logdir)):
         if number == MOST_FOLDERS:
             break
@@ -35,8 +35,8 @@ def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
             if (ours and name.endswith(".mem")) or _is_event_file(folder, name):
                 error = _checked(Path(folder, name))
                 if error is not None:
-                    found.append(error)
-    return tuple(found)
+                    errors.append(error)
+    return tuple(errors)
 
 
 def _is_event_file(folder: str, name: str) -> bool:

@@ -127,13 +127,13 @@ def module_keys(summary: StepSummary, rows: Iterable[int]) -> list[str]:
 
 def _module_parts(summary: StepSummary, table: ModuleTable) -> list[Part]:
     width = len(Category)
-    found: dict[str, Part] = {}
-    for place, key in enumerate(module_keys(summary, table.modules)):
-        row, count = table.own[place * width : (place + 1) * width], table.own_count[place]
+    parts: dict[str, Part] = {}
+    for index, key in enumerate(module_keys(summary, table.modules)):
+        row, count = table.own[index * width : (index + 1) * width], table.own_count[index]
         if count:
             part = Part(key, sum(row), count, category_bytes(row))
-            found[key] = merged(found[key], part) if key in found else part
-    return sorted(found.values(), key=lambda part: -part.bytes)
+            parts[key] = merged(parts[key], part) if key in parts else part
+    return sorted(parts.values(), key=lambda part: -part.bytes)
 
 
 def category_bytes(row: Sequence[int]) -> dict[str, int]:
@@ -165,12 +165,12 @@ def read_recordings(path: str) -> Recordings:
         for name in names:
             if name.endswith(EVENT_FILE_END):
                 try:
-                    for found in _found_in(folder, files.join(folder, name)):
+                    for recording in _found_in(folder, files.join(folder, name)):
                         # Add them one by one, to keep those before an error.
-                        if isinstance(found, RecordedStep):
-                            steps.append(found)
+                        if isinstance(recording, RecordedStep):
+                            steps.append(recording)
                         else:
-                            watched.setdefault(folder, []).append(found)
+                            watched.setdefault(folder, []).append(recording)
                 except UnreadableFileError as error:
                     problems.append(error)
                 except OSError as error:
@@ -180,14 +180,14 @@ def read_recordings(path: str) -> Recordings:
     replaced = superseded({step.folder: step.metadata.worker for step in steps})
     steps = [step for step in steps if step.folder not in replaced]
     steps.sort(key=lambda step: (step.folder, step.metadata.window, step.metadata.step))
-    whole = []
+    joined_steps = []
     for parts in watched.values():
         try:
-            whole.append(replace(parts[0], figures=joined([part.figures for part in parts])))
+            joined_steps.append(replace(parts[0], figures=joined([part.figures for part in parts])))
         except ValueError as error:
             what = f"The figures of steps are damaged ({error})."
             problems.append(UnreadableFileError(what, where=parts[0].folder, fix=RERECORD))
-    return Recordings(tuple(steps), tuple(whole), tuple(problems))
+    return Recordings(tuple(steps), tuple(joined_steps), tuple(problems))
 
 
 def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
@@ -201,10 +201,10 @@ def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
         for data, end in records(read, size):
             offset = end
             try:
-                found = list(blobs_of(data))
+                blobs = list(blobs_of(data))
             except DecodeError as error:
                 raise UnreadableFileError("A record is not an event.", where=path, fix=RERECORD) from error
-            for tag, content, blob in found:
+            for tag, content, blob in blobs:
                 if tag == STEPS_TAG:
                     yield WatchedSteps(folder, read_series(content, path).worker, read_figures(blob, path))
                 else:

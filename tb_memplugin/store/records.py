@@ -16,8 +16,9 @@ UInt32 = npt.NDArray[np.uint32]
 
 _HEAD = struct.Struct("<QI")  # length, its masked CRC
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, bits reversed
-_BLOCK = 64
-_SHORT = 96  # bytes below which the plain loop is quicker
+_BLOCK_LEVEL = 9
+_BLOCK = 1 << _BLOCK_LEVEL  # larger blocks are quicker, but building their table takes longer
+_SHORT = 56  # bytes below which the plain loop is quicker
 _ALL = 0xFFFFFFFF
 
 
@@ -88,7 +89,7 @@ def crc32c(data: bytes) -> int:
     for level in range(levels):
         if len(crcs) % 2:
             crcs = np.concatenate((np.zeros(1, np.uint32), crcs))
-        crcs = _shifted(crcs[0::2], _shift_table(level)) ^ crcs[1::2]
+        crcs = _shifted(crcs[0::2], _shift_table(_BLOCK_LEVEL + level)) ^ crcs[1::2]
     return int(crcs[0]) ^ _ALL
 
 
@@ -110,23 +111,29 @@ def _table_list() -> list[int]:
 
 @cache
 def _block_table() -> UInt32:
-    """Return the contribution of each byte value at each position to a block's CRC: shape (64 * 256,)."""
-    rows = [_table()]
-    for _ in range(_BLOCK - 1):
-        rows.append(_table()[rows[-1] & 0xFF] ^ (rows[-1] >> 8))
-    return np.concatenate(rows[::-1])
+    """Return the contribution of each byte value at each position to a block's CRC: shape (512 * 256,).
+
+    A CRC is linear: those of the 8 single bits are computed, and combined to those of all byte values.
+    """
+    bits = _table()[1 << np.arange(8)][None, :]
+    for level in range(_BLOCK_LEVEL):
+        bits = np.concatenate((_shifted(bits, _shift_table(level)), bits))
+    table = np.zeros((_BLOCK, 256), np.uint32)
+    for bit in range(8):
+        value = 1 << bit
+        np.bitwise_xor(table[:, :value], bits[:, bit : bit + 1], out=table[:, value : 2 * value])
+    return table.reshape(-1)
 
 
 @cache
 def _shift_table(level: int) -> UInt32:
-    """Return what each byte of a CRC contributes after 64 * 2**level zero bytes: shape (4, 256)."""
+    """Return what each byte of a CRC contributes after 2**level zero bytes: shape (4, 256)."""
     if level:
         half = _shift_table(level - 1)
-        return np.stack([_shifted(row, half) for row in half])
+        return _shifted(half, half)
     words = np.arange(256, dtype=np.uint32)[None, :] << np.arange(0, 32, 8, dtype=np.uint32)[:, None]
-    for _ in range(_BLOCK):
-        words = _table()[words & 0xFF] ^ (words >> 8)
-    return words
+    shifted: UInt32 = _table()[words & 0xFF] ^ (words >> 8)
+    return shifted
 
 
 def _shifted(crcs: UInt32, table: UInt32) -> UInt32:

@@ -95,7 +95,7 @@ def _device_message(device: DeviceFigures) -> pb.DeviceFigures:
         product=readable(device.product),
         capacity_bytes=device.capacity,
         peak_bytes=_differences(device.peak),
-        at_least=_where(device.at_least),
+        at_least=_flag_values(device.at_least),
         end_bytes=_differences(device.end),
     )
     for field, name in _OPTIONAL.items():
@@ -112,11 +112,11 @@ def _phase_message(phase: PhaseFigures) -> pb.PhaseFigures:
         durations_ns=phase.durations_ns.tolist(),
         devices=[
             pb.PhaseBytes(
-                peak_bytes=_differences(one.peak),
-                at_least=_where(one.at_least),
-                end_bytes=_differences(one.end),
+                peak_bytes=_differences(device.peak),
+                at_least=_flag_values(device.at_least),
+                end_bytes=_differences(device.end),
             )
-            for one in phase.devices
+            for device in phase.devices
         ],
     )
 
@@ -159,21 +159,24 @@ def _phase(message: pb.PhaseFigures, rows: int, devices: int) -> PhaseFigures:
         durations_ns=_column(message.durations_ns, rows),
         devices=tuple(
             PhaseBytes(
-                _levels(one.peak_bytes, rows), _flags(one.at_least, rows), _levels(one.end_bytes, rows)
+                peak=_levels(device.peak_bytes, rows),
+                at_least=_flags(device.at_least, rows),
+                end=_levels(device.end_bytes, rows),
             )
-            for one in message.devices
+            for device in message.devices
         ),
     )
 
 
 def _differences(column: Int64) -> list[int]:
-    found: list[int] = np.diff(column, prepend=0).tolist()
-    return found
+    differences: list[int] = np.diff(column, prepend=0).tolist()
+    return differences
 
 
-def _where(flags: Bool) -> list[bool]:
-    found: list[bool] = flags.tolist() if flags.any() else []
-    return found
+def _flag_values(flags: Bool) -> list[bool]:
+    """Return the flags, empty if none is set."""
+    values: list[bool] = flags.tolist() if flags.any() else []
+    return values
 
 
 def _levels(values: Iterable[int], rows: int) -> Int64:
@@ -185,8 +188,8 @@ def _column(values: Iterable[int], rows: int) -> Int64:
 
 
 def _flags(values: Iterable[bool], rows: int) -> Bool:
-    found = np.fromiter(values, np.bool_)
-    return _checked(found, rows) if len(found) else np.zeros(rows, np.bool_)
+    flags = np.fromiter(values, np.bool_)
+    return _checked(flags, rows) if len(flags) else np.zeros(rows, np.bool_)
 
 
 def _checked(column: Column, rows: int) -> Column:

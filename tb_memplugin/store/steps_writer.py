@@ -60,7 +60,7 @@ class StepsWriter:
         last = int(figures.steps[-1])
         event = Event(wall_time=time.time(), step=last, summary=Summary(value=[self._value(figures)]))
         events = [event, *self._scalars(figures)]
-        path = self._folder.add_events(b"".join(record(one.SerializeToString()) for one in events))
+        path = self._folder.add_events(b"".join(record(item.SerializeToString()) for item in events))
         self._written += len(figures)
         self._until_ns += int(figures.durations_ns.sum())
         return path

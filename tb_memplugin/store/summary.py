@@ -11,7 +11,7 @@ import numpy as np
 from tb_memplugin.analysis.breakdown import Part
 from tb_memplugin.analysis.curve import category_columns
 from tb_memplugin.analysis.modules import module_table
-from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.moment import largest_rows, moment
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.outline import Outlines
@@ -164,8 +164,7 @@ class WindowSummaries:
 
     def _largest(self, device: int, event: int, limit: int) -> summary_pb2.Allocations:
         trace, blocks = self._trace, self._trace.allocations
-        alive = blocks.alive_at(event, device)
-        rows = alive[np.argsort(-blocks.bytes[alive], kind="stable")[:limit]]
+        rows = largest_rows(trace, blocks.alive_at(event, device), limit)
         times = np.append(trace.events.time_ns - self._epoch, -1)
         return summary_pb2.Allocations(
             bytes=blocks.bytes[rows].tolist(),
@@ -234,8 +233,9 @@ class WindowSummaries:
         """Return the longest spans that overlap a step, without those too short to be visible."""
         start_ns, end_ns = step_span(self._trace, row)
         length = spans.end_ns - spans.start_ns
-        seen = (spans.end_ns > start_ns) & (spans.start_ns < end_ns) & (length >= (end_ns - start_ns) // 500)
-        rows = np.flatnonzero(seen)
+        long_enough = length >= (end_ns - start_ns) // 500
+        visible = (spans.end_ns > start_ns) & (spans.start_ns < end_ns) & long_enough
+        rows = np.flatnonzero(visible)
         rows = np.sort(rows[np.argsort(-length[rows], kind="stable")[:limit]])
         return summary_pb2.Spans(
             starts=_differences(spans.start_ns[rows] - self._epoch),
@@ -246,17 +246,17 @@ class WindowSummaries:
         )
 
 
-def _parts(found: Sequence[Part]) -> summary_pb2.Parts:
+def _parts(parts: Sequence[Part]) -> summary_pb2.Parts:
     return summary_pb2.Parts(
-        keys=[readable(part.key) for part in found],
-        bytes=[part.bytes for part in found],
-        counts=[part.count for part in found],
+        keys=[readable(part.key) for part in parts],
+        bytes=[part.bytes for part in parts],
+        counts=[part.count for part in parts],
     )
 
 
 def _differences(series: np.ndarray) -> list[int]:
-    found: list[int] = np.diff(series, prepend=0).tolist()
-    return found
+    differences: list[int] = np.diff(series, prepend=0).tolist()
+    return differences
 
 
 def _or_none(text: str | None) -> str | None:

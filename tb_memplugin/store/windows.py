@@ -179,8 +179,8 @@ class _WindowReader:
         return trace
 
     def _table(self, name: str, kind: type[Table]) -> Table:
-        wanted = [field for field in kind.__slots__ if not self._left_out(f"{name}.{field}")]
-        columns = {field: self._column(f"{name}.{field}") for field in wanted}
+        stored = [field for field in kind.__slots__ if not self._left_out(f"{name}.{field}")]
+        columns = {field: self._column(f"{name}.{field}") for field in stored}
         lengths = {len(column) for column in columns.values()}
         if len(lengths) > 1:
             self._refuse(f"The columns of {name} have different lengths.")
@@ -201,17 +201,17 @@ class _WindowReader:
         if column.rows > MOST_ROWS or column.rows != sum(chunk.rows for chunk in column.chunks):
             self._refuse(f"Column {name} claims {column.rows} rows.")
         dtype = DTYPES[name]
-        whole = np.empty(column.rows, dtype)
+        values = np.empty(column.rows, dtype)
         row = 0
         for chunk in column.chunks:
             try:
                 block = decode(chunk, self._envelope.raw(chunk, expected_size(chunk)), dtype)
             except ValueError as error:
                 self._refuse(f"Column {name} is damaged: {error}.")
-            whole[row : row + chunk.rows] = block
+            values[row : row + chunk.rows] = block
             row += chunk.rows
-        whole.flags.writeable = False
-        return whole
+        values.flags.writeable = False
+        return values
 
     def _names(self, chunk: Chunk) -> Names:
         if chunk.raw_size > MOST_NAMES:
@@ -266,6 +266,7 @@ def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
     yield "annotations.event", trace.annotations.event, -1, len(trace.events)
     yield "calls.name", trace.calls.name, -1, len(trace.modules)
     yield "calls.phase", trace.calls.phase, 0, len(Phase)
+    yield "phases.name", trace.phases.name, 0, len(Phase)
     yield "phases.phase", trace.phases.phase, 0, len(Phase)
 
 
@@ -275,13 +276,13 @@ def _columns(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray]]:
             name, values = f"{table}.{field}", getattr(getattr(trace, table), field)
             if (
                 name not in LATER
-                or _told(field, values)
+                or _has_values(field, values)
                 or (len(values) and table not in ("events", "start"))
             ):
                 yield name, values
 
 
-def _told(field: str, values: np.ndarray) -> bool:
+def _has_values(field: str, values: np.ndarray) -> bool:
     """Whether a column contains a value other than "none", so that it must be written."""
     return bool((values != ABSENT.get(field, 0)).any())
 

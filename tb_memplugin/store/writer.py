@@ -93,10 +93,10 @@ class RunWriter:
             self._use(folder)
         window = Window(folder.worker, folder.writer_id, self._windows, side_file_name(self._windows))
         summaries = WindowSummaries(trace, window)
-        steps, whole = range(len(trace.steps)), whole_summaries(trace)
+        steps, summarized = range(len(trace.steps)), whole_summaries(trace)
         metadata = [summaries.metadata(row) for row in steps]
-        blobs = [pack(lambda limits, row=row: summaries.summary(row, limits)) for row in steps[:whole]]  # type: ignore[misc]
-        blobs += [pack(lambda _, row=row: summaries.outline(row)) for row in steps[whole:]]  # type: ignore[misc]
+        blobs = [pack(lambda limits, row=row: summaries.summary(row, limits)) for row in steps[:summarized]]  # type: ignore[misc]
+        blobs += [pack(lambda _, row=row: summaries.outline(row)) for row in steps[summarized:]]  # type: ignore[misc]
         events = b"".join(map(step_record, metadata, blobs))
         side_file = files.join(folder.path, SIDE_FOLDER, window.side_file)
         size = files.write_whole(side_file, lambda stream: write_window(stream, trace))

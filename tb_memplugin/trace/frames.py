@@ -45,13 +45,13 @@ def read_frame(text: str) -> Frame:
     Python frame the function ends at the first space, in any other text at the last.
     """
     written, mark, fx = text.rpartition(FX) if text.endswith("]") else ("", "", "")
-    place = _PLACE.fullmatch(written if mark else text)
-    if place is None:
+    location = _PLACE.fullmatch(written if mark else text)
+    if location is None:
         return Frame(text, "", 0)
-    function, _, file = place["text"].partition(" ")
+    function, _, file = location["text"].partition(" ")
     if not _is_python_file(file):
-        function, _, file = place["text"].rpartition(" ")
-    return Frame(function, file, int(place["line"]), fx[:-1] if mark else "")
+        function, _, file = location["text"].rpartition(" ")
+    return Frame(function, file, int(location["line"]), fx[:-1] if mark else "")
 
 
 def _is_python_file(name: str) -> bool:

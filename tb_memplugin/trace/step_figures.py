@@ -125,7 +125,7 @@ def joined(parts: Sequence[StepFigures]) -> StepFigures:
 def _joined(rows: Sequence[Any]) -> Any:
     """Return the first row with the columns of all rows concatenated."""
     columns = {}
-    for name in (one.name for one in fields(rows[0])):
+    for name in (column.name for column in fields(rows[0])):
         values = [getattr(row, name) for row in rows]
         if isinstance(values[0], np.ndarray):
             columns[name] = np.concatenate(values)

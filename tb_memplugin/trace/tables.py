@@ -15,6 +15,8 @@ Int32 = npt.NDArray[np.int32]
 UInt64 = npt.NDArray[np.uint64]
 UInt8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
+"""Rows of a table, or indices into an array, as numpy returns them."""
 
 
 def column(kind: type[np.generic]) -> Any:

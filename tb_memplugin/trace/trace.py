@@ -9,7 +9,7 @@ import numpy as np
 
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
-from tb_memplugin.trace.replay import Allocations, live_levels, pair, window_levels
+from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step
 
 
@@ -17,9 +17,9 @@ from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, Star
 class MemoryTrace:
     """Columns of allocator events on named devices, plus the tables they point into.
 
-    A trace is built once, then read-only. Derived values (`allocations`, `live`, `window`) are computed on
-    first use and cached. An event's index is its position in `events`; -1 is the moment before the first
-    event, when exactly the blocks of `start` are alive.
+    A trace is built once, then read-only. Derived values (`allocations`, `live`, `reserved`, `window`) are
+    computed on first use and cached. An event's index is its position in `events`; -1 is the moment before
+    the first event, when exactly the blocks of `start` are alive.
 
     Attributes:
         source: what recorded the trace, as text for people: "torch.profiler", "snapshot", ...
@@ -68,6 +68,10 @@ class MemoryTrace:
         return {}
 
     @cached_property
+    def _reserved(self) -> dict[int, Int64 | None]:
+        return {}
+
+    @cached_property
     def _window(self) -> dict[int, Int64]:
         return {}
 
@@ -76,6 +80,25 @@ class MemoryTrace:
         if device not in self._live:
             self._live[device] = live_levels(self.allocations, len(self.events), device)
         return self._live[device]
+
+    def reserved(self, device: int) -> Int64 | None:
+        """Return the reserved bytes on a device: int64, shape (events + 1,), indexed as `live`.
+
+        Before the first event it is the device's `reserved_at_start`; if that is not known, the sum of the
+        segments at the start; if there are none, the value that the first event reports. None if the device
+        keeps no reserve, or if nothing of this is known.
+        """
+        if device not in self._reserved:
+            self._reserved[device] = self._reserved_levels(device)
+        return self._reserved[device]
+
+    def _reserved_levels(self, device: int) -> Int64 | None:
+        if not self.devices[device].has_reserved:
+            return None
+        start, own = self.devices[device].reserved_at_start, self.segments.device == device
+        if start is None and own.any():
+            start = int(self.segments.bytes[own].sum())
+        return reserved_levels(self.events, device, start)
 
     def window(self, device: int) -> Int64:
         """Return the running sum of reported bytes on a device, from 0: int64, shape (events + 1,)."""
@@ -128,6 +151,14 @@ class MemoryTrace:
         raise NotRecordedError(
             f"Device {name!r} has no events here.", where=self.source, fix=f"Choose one of: {have}."
         )
+
+    def time_of(self, event: int) -> int:
+        """Return the time of an event in epoch nanoseconds; for -1, the start of the first step."""
+        return int(self.events.time_ns[event]) if event >= 0 else self.steps[0].start_ns
+
+    def stack(self, row: int) -> tuple[str, ...]:
+        """Return a row of `stacks`: the frames, innermost first; () for row -1, which means no stack."""
+        return self.stacks[row] if row >= 0 else ()
 
     def event_at(self, time_ns: int) -> int:
         """Return the index of the last event at or before a time, -1 if there is none."""

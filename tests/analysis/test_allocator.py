@@ -7,18 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tb_memplugin.analysis.allocator import fragmentation, levels, peak_split, pools, reserved_levels
+from tb_memplugin.analysis.allocator import fragmentation, levels, peak_split, pools
+from tb_memplugin.analysis.curve import curve
 from tb_memplugin.analysis.fragmentation import fragmentation_curve
+from tb_memplugin.analysis.moment import moment
 from tb_memplugin.analysis.pending import pending_since
+from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.trace import Device, Kind, MemoryTrace
 from tests.analysis.histories import K, M, allocator_trace
 from tests.traces import EPOCH, MICROSECOND, trace
 
 
 def reserve_of(history: MemoryTrace) -> list[int]:
-    found = reserved_levels(history, 0)
-    assert found is not None
-    return found.tolist()
+    reserved = history.reserved(0)
+    assert reserved is not None
+    return reserved.tolist()
 
 
 def test_a_block_is_pending_from_its_request_to_its_completed_free() -> None:
@@ -106,7 +109,7 @@ def test_the_reserve_moves_with_whole_segments_and_with_mapped_parts() -> None:
 
 def test_the_reserve_of_before_is_that_of_the_first_event_where_nothing_else_tells() -> None:
     assert reserve_of(trace("alloc 5 a device=cuda:0 reserved=70", "free a reserved=90")) == [70, 70, 90]
-    assert reserved_levels(trace("alloc 5 a"), 0) is None
+    assert trace("alloc 5 a").reserved(0) is None
 
 
 def test_a_device_without_events_keeps_the_reserve_it_had() -> None:
@@ -227,3 +230,19 @@ def test_a_reserve_of_nothing_has_no_share() -> None:
     assert drawn.unused is not None
     assert np.isnan(drawn.unused[0])
     assert drawn.unused[1] == 1.0
+
+
+def test_every_view_tells_the_same_reserve_where_only_segments_tell_that_of_the_start() -> None:
+    history = allocator_trace("held 16M 2M", "segment_alloc 32M 20M", devices=(Device("cuda:0"),))
+    assert reserve_of(history) == [2 * M, 22 * M]
+    assert moment(history, 0, -1).reserved == 2 * M
+    assert step_stats(history, 0)[0].peak_reserved_bytes == 22 * M
+    drawn = curve(history, 0, EPOCH - MICROSECOND, EPOCH + MICROSECOND, 2)
+    assert drawn.reserved is not None
+    assert drawn.reserved.tolist() == [2 * M, 22 * M]
+
+
+def test_an_event_that_tells_no_reserve_leaves_it_as_it_was() -> None:
+    history = trace("alloc 5 a device=cuda:0 reserved=70", "alloc 5 b device=cuda:0")
+    assert history.events.reserved.tolist() == [70, -1]
+    assert moment(history, 0, 1).reserved == 70

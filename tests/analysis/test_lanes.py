@@ -26,6 +26,13 @@ def test_forward_calls_lie_at_their_depth():
     assert named(recorded, inner) == [("net.a", 1, 4), ("net.b", 4, 9)]
 
 
+def test_a_depth_without_calls_takes_no_lane():
+    recorded = trace(*FILLER, calls=[("net", 0, 9, "forward"), ("net.a", 1, 3, "forward")])
+    recorded.calls.depth[1] = 1_000
+    outer, inner = drawn(recorded).modules
+    assert (named(recorded, outer), named(recorded, inner)) == ([("net", 0, 10)], [("net.a", 1, 4)])
+
+
 def test_autograd_nodes_of_one_module_become_one_span_at_each_depth():
     recorded = trace(
         *FILLER,

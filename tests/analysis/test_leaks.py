@@ -167,6 +167,60 @@ def test_annotations_stand_for_steps_where_there_is_only_one() -> None:
     assert (leak.of_steps, leak.bytes, leak.first_event) == (3, 300, 1)
 
 
+def growing_in(*patterns: str) -> MemoryTrace:
+    """A step of an optimizer for each sign: in `x`, the pattern's place keeps 100 bytes, in `-` none."""
+    keeps = ("alloc {at} 100 stack={place}", "alloc 8M 5", "free_completed 8M 5")
+    frees = ("alloc {at} 100 stack={place}", "free_requested {at} 100", "free_completed {at} 100")
+    lines = [
+        line.format(at=f"{64 * (place + 1) + step}M", place=place)
+        for step, signs in enumerate(zip(*patterns, strict=True))
+        for place, sign in enumerate(signs)
+        for line in (keeps if sign == "x" else frees)
+    ]
+    each = 3 * len(patterns)
+    return allocator_trace(*lines, stacks=STACKS, **optimizer_steps(*range(0, len(lines) + 1, each)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "each", "steps"),
+    [
+        ("-x-x-x", 100, 3),
+        ("x-x-x-x-x-x", 100, 5),
+        ("x--x--x--", 100, 3),
+        ("xx-" * 3, 200, 3),
+        ("---x" * 3, 100, 3),
+    ],
+)
+def test_what_grows_in_every_iteration_of_several_steps_is_suspected(
+    pattern: str, each: int, steps: int
+) -> None:
+    """As in training with two optimizers of one class, each of whose annotations begins a step."""
+    (leak,) = leaks(growing_in(pattern), 0)
+    assert (leak.frames, leak.bytes, leak.bytes_per_step) == (STACKS[0], steps * each, each)
+    assert (leak.steps, leak.of_steps, leak.slope_bytes) == (steps, steps, each)
+    assert (leak.blocks, leak.is_replaced) == (steps * each // 100, False)
+
+
+@pytest.mark.parametrize("pattern", ["x-x-x", "x-x-x---", "-x-xx-x-", "x-----x-", "----x" * 4, "-" * 9])
+def test_what_grows_in_some_steps_without_a_rhythm_is_no_leak(pattern: str) -> None:
+    assert leaks(growing_in(pattern), 0) == ()
+
+
+def test_bytes_of_all_leaks_are_those_of_the_same_steps() -> None:
+    every, second = leaks(growing_in("xxxxxx", "-x-x-x"), 0)
+    assert (every.of_steps, every.steps, every.bytes_per_step) == (6, 6, 100)
+    assert (second.of_steps, second.steps, second.bytes_per_step) == (6, 3, 50)
+
+
+def test_a_profiles_own_steps_are_whole_iterations() -> None:
+    lines = [
+        line
+        for step in range(6)
+        for line in (f"step {step}", f"alloc 100 b{step}", *([f"free b{step}"] if step % 2 else []))
+    ]
+    assert leaks(trace(*lines), 0) == ()
+
+
 def test_the_end_of_an_annotation_begins_no_step() -> None:
     told = optimizer_steps(0, 1, 2, 3, 4, 5, ends=(0, 1, 0, 1, 0, 1))
     assert len(step_bounds(allocator_trace(*growing(6), stacks=STACKS, **told), 0)) == 0

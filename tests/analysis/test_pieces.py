@@ -94,3 +94,10 @@ def test_an_unknown_order_is_refused() -> None:
 def test_without_segments_there_is_nothing() -> None:
     got, _ = drawn(allocator_trace("alloc 16M 512"))
     assert len(got) == 0
+
+
+def test_more_segments_than_a_screen_shows_are_a_piece_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_PIECES", 1)
+    got, found = drawn(history())
+    assert got.segment.tolist() == [0, 1]
+    assert got.bytes.tolist() == found.segments.bytes.tolist()

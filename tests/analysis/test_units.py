@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tb_memplugin.analysis.findings import in_words
 from tb_memplugin.analysis.oom import oom_report
-from tb_memplugin.analysis.units import FEWEST, NAMES, Unit, size_told
+from tb_memplugin.analysis.units import FEWEST, NAMES, Unit, counted, size_told
 from tb_memplugin.commands.tables import Unit as OfTables
 from tests.analysis.histories import allocator_trace
 
@@ -35,15 +34,23 @@ def test_the_largest_of_a_table_gives_its_unit():
     assert Unit.for_bytes([]).name == "B"
 
 
-def test_reports_tables_and_advice_use_it():
+def test_reports_and_tables_use_it():
     history = allocator_trace("alloc 16M 5M", "oom 3M 90M")
     assert oom_report(history).why.startswith("PyTorch uses 5.00 MiB")
     assert "The device had 3,072.00 KiB free" in oom_report(history).why
     assert OfTables is Unit
-    assert in_words(5000) == size_told(5000) == "4.88 KiB"
 
 
 def test_the_tab_has_the_same_rule():
     told = TAB.read_text("utf-8")
     assert f"const FEWEST = {FEWEST};" in told
     assert all(f'name: "{name}"' in told for name in NAMES)
+
+
+def test_one_is_singular_and_others_are_not():
+    assert [counted(count, "step") for count in (0, 1, 2, 2_000)] == [
+        "0 steps",
+        "1 step",
+        "2 steps",
+        "2,000 steps",
+    ]

@@ -28,7 +28,7 @@ def problems(logdir):
 
 def test_a_good_logdir_has_no_problem(logdir):
     assert problems(logdir) == []
-    assert "2 recorded steps of 1 workers" in findings(logdir)[0].what
+    assert "2 recorded steps of 1 worker in" in findings(logdir)[0].what
 
 
 def test_the_exit_code_tells(logdir, monkeypatch):

@@ -53,7 +53,7 @@ def test_a_peak_that_is_reached_twice_says_which_moment_is_shown(tmp_path):
     rows = entries(*lines)
     rows[2]["frames"] = FORWARD
     path = write(tmp_path / "twice.pickle", snapshot([], rows))
-    assert ", at event 0 and again at event 2, which is shown" in run("peak", path).stdout
+    assert ", at event 0 of cuda:0 and again at event 2, which is shown" in run("peak", path).stdout
     (device,) = told("peak", path, "--by", "line")["devices"]
     assert device["peak_event"] == 2
     assert [part["key"] for part in device["breakdown"]] == ["model.py:7 (forward)"]
@@ -105,9 +105,8 @@ def test_people_read_where_the_peak_was_and_why_memory_ran_out(tmp_path, step):
     assert "peak 390 B" in shown
     assert "forward model.py:7" in shown
     assert "at::empty" not in shown, "C++ frames are left out of the table where there are Python's"
-    assert (
-        "out of memory at event 1" in run("peak", write(tmp_path / "oom.pickle", failing_snapshot())).stdout
-    )
+    failing = write(tmp_path / "oom.pickle", failing_snapshot())
+    assert "out of memory at event 1 of cuda:0: " in run("peak", failing).stdout
 
 
 def test_a_stack_is_shown_without_what_all_stacks_share():

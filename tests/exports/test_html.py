@@ -117,6 +117,22 @@ def test_what_no_time_is_known_of_is_shown_by_events():
     assert report_data(untimed, [CATEGORY], "t")["timed"] is False
 
 
+def test_times_of_every_device_count_from_the_start_of_the_step():
+    cpu, cuda = report_data(trace("alloc 1 a", "free a", "alloc 5 c device=cuda:0"), [CATEGORY], "t")[
+        "devices"
+    ]
+    assert (cpu["peak"]["time_ns"], cuda["peak"]["time_ns"]) == (500, 2_500)
+    for device in (cpu, cuda):
+        assert device["lanes"] == {
+            "t0": 0,
+            "t1": 3_000,
+            "steps": [],
+            "phases": [],
+            "modules": [],
+            "omitted": 0,
+        }
+
+
 def written(tmp_path, report, title="t"):
     html.write(report, tmp_path / "out.html", [CATEGORY, Division("module", "Module")], title)
     return (tmp_path / "out.html").read_text("utf-8")

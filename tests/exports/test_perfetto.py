@@ -11,7 +11,7 @@ import pytest
 
 from tb_memplugin.exports import perfetto
 from tb_memplugin.exports.perfetto import Lanes
-from tb_memplugin.trace import Annotations, OutOfMemory
+from tb_memplugin.trace import Annotations, OutOfMemory, Phase, Spans
 from tests.traces import EPOCH, trace
 
 SMALL = trace(
@@ -129,3 +129,15 @@ def test_hostile_names_stay_text(tmp_path):
 
 def test_an_empty_trace_is_a_document(tmp_path):
     assert [event["ph"] for event in records(trace(), tmp_path / "out.json")[0]] == ["M"]
+
+
+def test_a_phase_that_began_before_the_first_event_has_an_exact_time(tmp_path):
+    early = Spans(
+        start_ns=np.array([EPOCH - 700]),
+        end_ns=np.array([EPOCH + 300]),
+        name=np.array([Phase.FORWARD], np.int32),
+        depth=np.zeros(1, np.int32),
+        phase=np.array([Phase.FORWARD], np.uint8),
+    )
+    events, _ = records(replace(SMALL, phases=early), tmp_path / "out.json")
+    assert [(event["ts"], event["dur"]) for event in events if event["name"] == "forward"] == [(-0.7, 1.0)]

@@ -168,6 +168,18 @@ def test_an_empty_trace_is_an_empty_snapshot(tmp_path):
     assert (len(after.events), len(after.allocations), notes) == (0, 0, ())
 
 
+def test_an_event_that_tells_no_reserve_changes_none(tmp_path):
+    before = trace(
+        "alloc 600 a device=cuda:0 reserved=2097152",
+        "alloc 600 b device=cuda:0",
+        "free a reserved=2097152",
+    )
+    after, notes = again(before, tmp_path / "out.pickle")
+    assert before.events.reserved.tolist() == [2 << 20, -1, 2 << 20]
+    assert after.events.reserved.tolist() == [2 << 20] * 3
+    assert not any("changes of the reserved memory" in note for note in notes)
+
+
 def test_every_kind_of_event_has_an_action():
     assert set(ACTIONS) == set(Kind)
 

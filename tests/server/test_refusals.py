@@ -4,7 +4,7 @@ import pytest
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
-from tb_memplugin.server.catalogue import Entry
+from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.windows import Windows
 from tests.server.conftest import BASELINE
 
@@ -25,6 +25,7 @@ from tests.server.conftest import BASELINE
         ({"px": "NaN"}, 400),
         ({"t0": 5, "t1": 5}, 400),
         ({"t0": "1e9"}, 400),
+        ({"t0": -(1 << 62), "t1": 1 << 62}, 400),
         ({"by": "colour"}, 400),
     ],
 )
@@ -33,6 +34,12 @@ def test_wrong_parameters_are_refused_in_words(tab, baseline, change, status):
     assert found == status
     assert error["what"]
     assert error["fix"]
+
+
+def test_a_missing_parameter_is_named(tab, baseline):
+    status, error = tab.refused("moment", **baseline)
+    assert (status, error["what"], error["where"]) == (400, "Parameter 't' is missing.", "t")
+    assert "docs/http_api.md" in error["fix"]
 
 
 @pytest.mark.parametrize("absent", ["run", "worker", "step"])
@@ -57,7 +64,7 @@ def test_our_own_failures_are_told_and_logged(tab, baseline, monkeypatch, caplog
     def fail(*args, **kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(tab.plugin._catalogue, "find", fail)
+    monkeypatch.setattr(tab.plugin._catalog, "find", fail)
     status, body = tab.answer("step", **baseline)
     assert status == 500
     assert "a bug" in body["error"]["what"]
@@ -117,3 +124,16 @@ def test_a_replaced_side_file_is_read_anew(tab, logdir, side_file, baseline):
     assert tab.get("curve", **baseline)["peak"]["bytes"] == 560
     side_file.write_bytes(b"junk")
     assert tab.get("curve", **baseline)["exact"] is False
+
+
+def test_a_window_that_does_not_have_the_step_is_named(tab, baseline):
+    status, error = tab.refused("step", **baseline, window=77)
+    assert status == 404
+    assert error == {"what": "Window 77 has no step 5.", "where": "window", "fix": "Choose one of: 0."}
+
+
+@pytest.mark.parametrize("over", ["time", "event"])
+def test_a_stretch_of_centuries_is_drawn(tab, baseline, over):
+    century = 1 << 61
+    answer = tab.get("curve", **baseline, over=over, t0=-century, t1=century, px=4_000)
+    assert (answer["peak"]["bytes"], answer["peak"]["column"]) == (560, 2_000)

@@ -25,7 +25,7 @@ def test_checksums_are_those_of_tensorboard(data):
     assert masked(crc32c(data)) == masked_crc32c(data)
 
 
-@pytest.mark.parametrize("size", [63, 64, 65, 4_095, 4_096, 4_097, 100_001])
+@pytest.mark.parametrize("size", [55, 56, 511, 512, 513, 1_025, 4_095, 4_096, 4_097, 100_001])
 def test_checksums_around_block_edges_are_those_of_tensorboard(size):
     data = os.urandom(size)
     assert masked(crc32c(data)) == masked_crc32c(data)

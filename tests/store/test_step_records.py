@@ -163,5 +163,5 @@ def test_commands_tell_that_there_are_only_figures(tmp_path):
     assert refused.exit_code != 0
     assert "only MemoryMonitor figures, of 2 steps" in refused.output
     told = CliRunner().invoke(main, ["doctor", str(tmp_path)]).output
-    assert "MemoryMonitor watched 2 steps of 1 workers" in told
+    assert "MemoryMonitor watched 2 steps of 1 worker" in told
     assert "contain no step that can be read" not in told

@@ -268,6 +268,19 @@ def test_a_column_that_points_outside_its_table_is_refused():
         read(with_footer(SMALL, change))
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [("phases", "name", 9), ("phases", "phase", 9), ("calls", "name", 7), ("calls", "phase", 9)],
+)
+def test_a_span_of_what_is_not_there_is_refused(table, column, value):
+    recorded = trace("alloc 1 a module=layer phase=forward", calls=[("layer", 0, 0, "forward")])
+    spans = getattr(recorded, table)
+    wrong = replace(spans, **{column: np.full_like(getattr(spans, column), value)})
+    assert same(read(written(recorded)), recorded)
+    with pytest.raises(UnreadableFileError, match=rf"{table}\.{column} points outside"):
+        read(written(replace(recorded, **{table: wrong})))
+
+
 def test_an_absent_column_is_refused():
     def change(footer, body):
         footer.columns.remove(column_of(footer, "calls.depth"))

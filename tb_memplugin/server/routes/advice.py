@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from tb_memplugin.analysis.advice import Evidence, Finding, Where, advice
 from tb_memplugin.analysis.growth_across import MOST_WINDOWS, WindowLevel, spread, window_levels
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.server.catalogue import Entry
-from tb_memplugin.server.kept import Kept
+from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import Json
+from tb_memplugin.server.window_cache import WindowCache
 
-_KEPT = Kept(16)
-_LEVELS = Kept(8 * MOST_WINDOWS)
+_ADVICE = WindowCache(16)
+_LEVELS = WindowCache(8 * MOST_WINDOWS)
 
 _OF_A_FINDING = (
     "kind",
@@ -38,33 +38,35 @@ def answer(session: Session, request: Request) -> Json:
     opened = session.opened(chosen)
     trace, name = opened.trace, opened.trace.devices[opened.device].name
     windows = _windows(session, request, chosen.entry)
-    asked = (opened.device, *(entry.metadata.side_file for entry in windows))
-    found = _KEPT.of(trace, asked, lambda: advice(trace, name, lambda: _levels(session, windows)))
+    key = (opened.device, *(entry.metadata.side_file for entry in windows))
+    judged = _ADVICE.get(trace, key, lambda: advice(trace, name, lambda: _levels(session, windows)))
     return {
         "steps": [step.number for step in trace.steps],
-        "findings": [_finding(finding) for finding in found.findings],
+        "findings": [_finding(finding) for finding in judged.findings],
         "judgements": [
-            {"kind": told.kind, "verdict": told.verdict, "why": told.why} for told in found.judgements
+            {"kind": judgement.kind, "verdict": judgement.verdict, "why": judgement.why}
+            for judgement in judged.judgements
         ],
     }
 
 
 def _windows(session: Session, request: Request, entry: Entry) -> list[Entry]:
     """Return one step of each window of the worker; of too many windows a choice spread over the run."""
-    steps = session.catalogue.worker(request.ctx, request.experiment, entry)
-    return spread(list({one.metadata.side_file: one for one in reversed(steps)}.values())[::-1])
+    steps = session.catalog.worker(request.ctx, request.experiment, entry)
+    first_step = {step.metadata.side_file: step for step in reversed(steps)}
+    return spread(list(first_step.values())[::-1])
 
 
 def _levels(session: Session, windows: Sequence[Entry]) -> list[WindowLevel]:
     """Return the levels of windows, without those that cannot be read."""
-    found: list[WindowLevel] = []
+    levels: list[WindowLevel] = []
     for entry in windows:
         try:
             trace = session.windows.load(entry)
         except UnreadableFileError:
             continue  # the route `runs` lists it as unreadable
-        found += _LEVELS.of(trace, "levels", functools.partial(window_levels, trace))
-    return found
+        levels += _LEVELS.get(trace, "levels", functools.partial(window_levels, trace))
+    return levels
 
 
 def _finding(finding: Finding) -> Json:

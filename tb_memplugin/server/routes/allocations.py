@@ -7,22 +7,21 @@ from functools import partial
 import numpy as np
 
 from tb_memplugin.analysis.annotations import innermost_at_birth
-from tb_memplugin.analysis.lives import Rows, alive_between, found, in_order, versions
+from tb_memplugin.analysis.lives import alive_between, found, in_order, versions
 from tb_memplugin.analysis.moment import live_allocation
 from tb_memplugin.analysis.segments import pool_name, stream_name
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.server.frames import LONGEST, FrameTable, lines_at
-from tb_memplugin.server.kept import Kept
-from tb_memplugin.server.routes.stack_tables import kind_of_line
+from tb_memplugin.server.frames import LONGEST, FrameTable, kind_of_line, lines_at
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json, allocation_shape
 from tb_memplugin.server.stretch import stretch
+from tb_memplugin.server.window_cache import WindowCache
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, Rows
 
 MOST_ROWS, DEFAULT_ROWS = 500, 200
-KEPT = Kept(12)
+_CACHE = WindowCache(12)
 """A cache of lists of rows (8 bytes per row), one for each stretch, search and order."""
 
 
@@ -33,9 +32,9 @@ def answer(session: Session, request: Request) -> Json:
     edges = stretch(request, opened).cuts(opened, 1)
     inside = (int(edges[0]), int(edges[-1]))
     text, sort = request.text("find", "").strip()[:LONGEST], request.text("sort", "bytes")
-    alive = KEPT.of(trace, (device, inside), lambda: alive_between(trace, device, *inside))
-    matching = KEPT.of(trace, (device, inside, text), lambda: found(trace, alive, text, _versions(trace)))
-    rows = KEPT.of(trace, (device, inside, text, sort), lambda: in_order(trace, matching, sort))
+    alive = _CACHE.get(trace, (device, inside), lambda: alive_between(trace, device, *inside))
+    matching = _CACHE.get(trace, (device, inside, text), lambda: found(trace, alive, text, _versions(trace)))
+    rows = _CACHE.get(trace, (device, inside, text, sort), lambda: in_order(trace, matching, sort))
     first = request.number("first", 0, 0)
     page = rows[first : first + request.number("count", DEFAULT_ROWS, 1, MOST_ROWS)]
     return {
@@ -68,14 +67,14 @@ def answer_one(session: Session, request: Request) -> Json:
         "freed_event": freed if freed < len(trace.events) else None,
         "first_ns": start - opened.epoch_ns if listed["born_ns"] is None else listed["born_ns"],
         "last_ns": end - opened.epoch_ns if listed["freed_ns"] is None else listed["freed_ns"],
-        "stack": table.rows(_stack(trace, int(blocks.stack[row]))),
-        "forward": table.rows(_stack(trace, int(blocks.forward[row]))),
+        "stack": table.rows(trace.stack(int(blocks.stack[row]))),
+        "forward": table.rows(trace.stack(int(blocks.forward[row]))),
         "frames": table.shape(),
     }
 
 
 def _versions(trace: MemoryTrace) -> Int64:
-    return KEPT.of(trace, "versions", partial(versions, trace))
+    return _CACHE.get(trace, "versions", partial(versions, trace))
 
 
 def _listed(opened: Opened, rows: Rows) -> list[Json]:
@@ -84,24 +83,20 @@ def _listed(opened: Opened, rows: Rows) -> list[Json]:
     version = _versions(trace)[rows].tolist()
     lines = lines_at(trace, rows.tolist())
     shapes = []
-    for place, row in enumerate(rows.tolist()):
+    for row, row_version, line in zip(rows.tolist(), version, lines, strict=True):
         shape = allocation_shape(live_allocation(trace, row), opened.epoch_ns)
         born, freed = shape["born_ns"], shape["freed_ns"]
         shapes.append(
             {
                 **shape,
                 "row": row,
-                "version": version[place],
-                "line": lines[place],
-                "kind": kind_of_line(lines[place] or NO_STACK),
+                "version": row_version,
+                "line": line,
+                "kind": kind_of_line(line or NO_STACK),
                 "lifetime_ns": None if born is None or freed is None else freed - born,
             }
         )
     return shapes
-
-
-def _stack(trace: MemoryTrace, row: int) -> tuple[str, ...]:
-    return trace.stacks[row] if row >= 0 else ()
 
 
 def _annotation(trace: MemoryTrace, row: int) -> str | None:

@@ -7,8 +7,8 @@ import numpy as np
 from tb_memplugin.analysis.layout import Layout
 from tb_memplugin.analysis.moment import live_allocation
 from tb_memplugin.analysis.segments import pool_name, stream_name
-from tb_memplugin.server.replays import REPLAYS
-from tb_memplugin.server.routes.moment import event_asked
+from tb_memplugin.server.moments import requested_event
+from tb_memplugin.server.replays import replay_of
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json, allocation_shape
@@ -18,41 +18,41 @@ def answer(session: Session, request: Request) -> Json:
     """Answer from the side file."""
     opened = session.opened(session.chosen(request))
     trace, blocks = opened.trace, opened.trace.allocations
-    event = event_asked(request, opened)
+    event = requested_event(request, opened)
     row = request.number("row", None, 0, len(blocks) - 1)
-    replay = REPLAYS.of(opened)
+    replay = replay_of(opened)
     born, freed = int(blocks.born[row]), int(blocks.freed[row])
     since = int(replay.pending_since[row])
-    stack, context = int(blocks.stack[row]), int(blocks.context[row])
+    context = int(blocks.context[row])
     alive = born <= event < freed
     return {
         **allocation_shape(live_allocation(trace, row), opened.epoch_ns),
-        **_place_shape(opened, replay.placement.at(event), row),
+        **_segment_shape(opened, replay.placement.at(event), row),
         "state": ("pending" if since <= event else "allocated") if alive else "gone",
         "born_event": born if born >= 0 else None,
         "freed_event": freed if freed < len(trace.events) else None,
         "pending_event": since if 0 <= since < freed else None,
-        "pending_ns": int(trace.events.time_ns[since]) - opened.epoch_ns if 0 <= since < freed else None,
+        "pending_ns": opened.time_ns(since) if 0 <= since < freed else None,
         "pool": pool_name(trace, int(blocks.pool[row])),
         "stream": stream_name(trace, int(blocks.stream[row])),
         "context": trace.contexts[context] if context >= 0 else None,
-        "stack": list(trace.stacks[stack]) if stack >= 0 else [],
+        "stack": list(trace.stack(int(blocks.stack[row]))),
     }
 
 
-def _place_shape(opened: Opened, found: Layout, row: int) -> Json:
-    at = np.flatnonzero(found.rows == row)
-    if not len(at):
+def _segment_shape(opened: Opened, layout: Layout, row: int) -> Json:
+    indices = np.flatnonzero(layout.rows == row)
+    if not len(indices):
         return {"rounded_bytes": None, "by_rule": None, "segment": None}
-    place = int(at[0])
-    segment = int(found.segment[place])
-    start = int(found.segments.address[segment])
+    index = int(indices[0])
+    segment = int(layout.segment[index])
+    start = int(layout.segments.address[segment])
     return {
-        "rounded_bytes": int(found.extent[place]),
-        "by_rule": bool(found.by_rule[place]),
+        "rounded_bytes": int(layout.extent[index]),
+        "by_rule": bool(layout.by_rule[index]),
         "segment": {
             "address": hex(start),
-            "bytes": int(found.segments.bytes[segment]),
+            "bytes": int(layout.segments.bytes[segment]),
             "offset": int(opened.trace.allocations.address[row]) - start,
         },
     }

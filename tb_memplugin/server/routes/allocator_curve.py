@@ -8,8 +8,10 @@ import numpy as np
 
 from tb_memplugin.analysis.allocator import Levels
 from tb_memplugin.analysis.columns import Cuts
-from tb_memplugin.analysis.reserve_curve import ReserveCurve, reserve_curve, split_moments, unused_levels
-from tb_memplugin.server.replays import REPLAYS, Replay
+from tb_memplugin.analysis.fragmentation import unused_levels
+from tb_memplugin.analysis.oom import failed_requests
+from tb_memplugin.analysis.reserve_curve import ReserveCurve, reserve_curve, split_moments
+from tb_memplugin.server.replays import Replay, replay_of
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json
@@ -24,7 +26,7 @@ def answer(session: Session, request: Request) -> Json:
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     opened = session.opened(session.chosen(request))
     part = stretch(request, opened)
-    replay = REPLAYS.of(opened)
+    replay = replay_of(opened)
     cuts = part.cuts(opened, columns)
     return {
         "over": part.over,
@@ -40,41 +42,42 @@ def answer(session: Session, request: Request) -> Json:
 
 
 def _columns_shape(drawn: ReserveCurve) -> Json:
-    unused = drawn.unused
+    unused = None if drawn.unused is None else drawn.unused.tolist()
     return {
         "low": drawn.low.tolist(),
         "allocated": drawn.allocated.tolist(),
         "pending": drawn.pending.tolist(),
         "reserved": None if drawn.reserved is None else drawn.reserved.tolist(),
-        "unused": None if unused is None else [None if math.isnan(x) else x for x in unused.tolist()],
+        "unused": unused and [None if math.isnan(ratio) else ratio for ratio in unused],
     }
 
 
 def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[list[float]]:
     if not replay.knows_segments:
         return []
-    return [[event, _time(opened, event), ratio] for event, ratio in split_moments(replay.placement, cuts)]
+    moments = split_moments(replay.placement, cuts)
+    return [[event, opened.time_ns(event), ratio] for event, ratio in moments]
 
 
-def _marks_shape(opened: Opened, now: Levels) -> Json:
+def _marks_shape(opened: Opened, memory: Levels) -> Json:
     """Return the highest moments of the step or window, including the state at its beginning."""
     first, end = opened.events()
-    ratio = unused_levels(now)
+    ratio = unused_levels(memory)
     first_event, last_event = step_events(opened)
 
     def mark(level: Int64) -> Json:
         event = first - 1 + int(np.argmax(level[first : end + 1]))
-        told = None if ratio is None or np.isneginf(ratio[event + 1]) else float(ratio[event + 1])
+        unused = None if ratio is None or np.isneginf(ratio[event + 1]) else float(ratio[event + 1])
         return {
             "event": event,
-            "time_ns": _time(opened, event),
+            "time_ns": opened.time_ns(event),
             "bytes": int(level[event + 1]),
-            "unused": told,
+            "unused": unused,
         }
 
     return {
-        "peak": mark(now.active),
-        "reserved_peak": None if now.reserved is None else mark(now.reserved),
+        "peak": mark(memory.active),
+        "reserved_peak": None if memory.reserved is None else mark(memory.reserved),
         "first_event": first_event,
         "last_event": last_event,
     }
@@ -83,20 +86,14 @@ def _marks_shape(opened: Opened, now: Levels) -> Json:
 def ooms_shape(opened: Opened) -> list[Json]:
     """Return the device's failed requests in the whole window."""
     trace = opened.trace
+    rows = [(row, trace.ooms[row]) for row in failed_requests(trace, opened.device)]
     return [
         {
-            "number": number,
+            "number": row,
             "event": failed.event,
-            "time_ns": _time(opened, failed.event),
+            "time_ns": opened.time_ns(failed.event),
             "step": trace.step_at(failed.event).number,
             "requested_bytes": failed.requested_bytes,
         }
-        for number, failed in enumerate(trace.ooms)
-        if trace.events.device[failed.event] == opened.device
+        for row, failed in rows
     ]
-
-
-def _time(opened: Opened, event: int) -> int:
-    trace = opened.trace
-    at = int(trace.events.time_ns[event]) if event >= 0 else trace.steps[0].start_ns
-    return at - opened.epoch_ns

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, DIVISIONS, By, Part, breakdown
-from tb_memplugin.analysis.compare import Delta, Status, compare_parts
+from tb_memplugin.analysis.compare import Delta, compare_parts, shortened_deltas
 from tb_memplugin.analysis.curve import OTHERS
-from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.frames import labels_of
-from tb_memplugin.server.grouping import folded, groups_asked
+from tb_memplugin.server.grouping import folded, wants_groups
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Opened, Session
 from tb_memplugin.server.shapes import Json
@@ -23,14 +23,11 @@ each of them: a layer in `(others)` would be missing in its row."""
 
 def answer(session: Session, request: Request) -> Json:
     """Compare the peaks of both steps, from the summaries or, for other divisions, from the side files."""
-    by = request.text("by", "category")
-    if by not in ALL_DIVISIONS:
-        fix = f"Choose one of: {', '.join(ALL_DIVISIONS)}."
-        raise MemPluginError(f"Cannot divide memory by {by[:40]!r}.", where="by", fix=fix)
+    by = request.choice("by", ALL_DIVISIONS, "category")
     chosen, base_chosen = session.chosen(request), session.chosen(request, "base_")
     other_summary, other = session.device_summary(request, chosen)
     base_summary, base = session.device_summary(request, base_chosen)
-    if groups_asked(request, by):
+    if wants_groups(request, by):
         opened = session.opened(chosen)
         sides = _base_modules(session, base_chosen, base_summary, base), _parts(opened, other, by)
         rows = compare_parts(*(folded(request, opened, parts) for parts in sides))
@@ -39,7 +36,7 @@ def answer(session: Session, request: Request) -> Json:
     else:
         sides = _parts(session.opened(base_chosen), base, by), _parts(session.opened(chosen), other, by)
         rows = compare_parts(*sides)
-    rows = _shortened(rows, MOST_MODULES if by == "module" else MOST_ROWS)
+    rows = shortened_deltas(rows, MOST_MODULES if by == "module" else MOST_ROWS, OTHERS)
     labels = labels_of([row.key for row in rows], by)
     return {
         "base": _side(base_chosen, base),
@@ -61,17 +58,6 @@ def _base_modules(
 
 def _parts(opened: Opened, device: DeviceSummary, by: By) -> Sequence[Part]:
     return breakdown(opened.trace, opened.device, device.stats.peak_event, by)
-
-
-def _shortened(rows: tuple[Delta, ...], most: int) -> tuple[Delta, ...]:
-    """Return the `most` largest changes, and all others as one row, so that the sum stays the same."""
-    shown, rest = rows[:most], rows[most:]
-    if not rest:
-        return shown
-    base, other = sum(row.base_bytes for row in rest), sum(row.other_bytes for row in rest)
-    counts = sum(row.base_count for row in rest), sum(row.other_count for row in rest)
-    status: Status = "same" if base == other else "grown" if other > base else "shrunk"
-    return (*shown, Delta(OTHERS, status, base, other, *counts))
 
 
 def _side(chosen: Chosen, device: DeviceSummary) -> Json:

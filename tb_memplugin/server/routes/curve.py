@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
 from tb_memplugin.analysis.curve import Curve, curve, event_curve
-from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.grouping import divided, groups_shape
@@ -21,15 +21,11 @@ DEFAULT_COLUMNS = 1_000
 
 def answer(session: Session, request: Request) -> Json:
     """Answer from the side file; without it, with the coarse curve that the summary contains."""
-    by = request.text("by", "category")
-    if by not in ALL_DIVISIONS:
-        raise MemPluginError(
-            f"Cannot divide a curve by {by[:40]!r}.", where="by", fix=f"Choose one of: {ALL_DIVISIONS}."
-        )
+    by = request.choice("by", ALL_DIVISIONS, "category")
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
-    every = request.text("step") == "all"
-    chosen = session.chosen(request, step=_any_step(session, request) if every else None)
-    chosen = replace(chosen, whole=every or chosen.whole)
+    all_steps = request.text("step") == "all"
+    chosen = session.chosen(request, step=_any_step(session, request) if all_steps else None)
+    chosen = replace(chosen, whole=all_steps or chosen.whole)
     try:
         opened = session.opened(chosen)
     except UnreadableFileError:
@@ -56,7 +52,7 @@ def _any_step(session: Session, request: Request) -> int:
     """Return a step of the window that `step=all` selects: `window_step`, else the worker's last step."""
     if request.given("window_step"):
         return request.number("window_step")
-    listing = session.catalogue.listing(request.ctx, request.experiment)
+    listing = session.catalog.listing(request.ctx, request.experiment)
     entries = listing.workers.get((request.text("run"), request.text("worker")), [])
     return entries[-1].metadata.step if entries else 0
 

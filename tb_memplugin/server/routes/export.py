@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from werkzeug import wrappers, wsgi
 
-from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.formats import FORMATS, Format
 from tb_memplugin.server.exported import Exported
 from tb_memplugin.server.selection import Request
@@ -29,18 +28,18 @@ NEVER_INLINE = "sandbox; default-src 'none'"
 
 def about(session: Session, request: Request) -> Json:
     """Write the file, so that errors are reported as JSON; `export` then returns the file."""
-    asked = _Asked(session, request)
-    written = session.exports.written(asked.key, asked.trace, asked.title)
-    return {"name": asked.name, "bytes": written.bytes, "notes": list(written.notes)}
+    download = _Download(session, request)
+    written = session.exports.written(download.key, download.trace, download.title)
+    return {"name": download.name, "bytes": written.bytes, "notes": list(written.notes)}
 
 
 def respond(session: Session, request: wrappers.Request) -> wrappers.Response:
     """Return the file as a download."""
-    asked = _Asked(session, Request.of(request))
+    download = _Download(session, Request.of(request))
     if request.method == "HEAD":
-        return asked.answer(session.exports.written(asked.key, asked.trace, asked.title))
-    file, stream = session.exports.fetched(asked.key, asked.trace, asked.title)
-    answer = asked.answer(file, wsgi.wrap_file(request.environ, stream))
+        return download.answer(session.exports.written(download.key, download.trace, download.title))
+    file, stream = session.exports.fetched(download.key, download.trace, download.title)
+    answer = download.answer(file, wsgi.wrap_file(request.environ, stream))
 
     def close() -> None:
         stream.close()
@@ -50,12 +49,12 @@ def respond(session: Session, request: wrappers.Request) -> wrappers.Response:
     return answer
 
 
-class _Asked:
+class _Download:
     """The window, format and file name that a request asks for."""
 
     def __init__(self, session: Session, request: Request) -> None:
         chosen = session.chosen(request)
-        self._format = _format(request.text("to"))
+        self._format = FORMATS[request.choice("to", tuple(FORMATS))]
         self.trace = session.opened(chosen).trace
         path, stamp = session.windows.file(chosen.entry)
         self.key = (path, *stamp, request.text("to"))
@@ -75,14 +74,6 @@ class _Asked:
             },
             direct_passthrough=True,
         )
-
-
-def _format(name: str) -> Format:
-    if name not in FORMATS:
-        raise MemPluginError(
-            f"Parameter 'to' is {name[:40]!r}.", where="to", fix=f"Give one of: {', '.join(FORMATS)}."
-        )
-    return FORMATS[name]
 
 
 def file_name(run: str, worker: str, trace: MemoryTrace, format_: Format) -> str:

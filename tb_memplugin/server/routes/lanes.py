@@ -7,18 +7,17 @@ import numpy as np
 from tb_memplugin.analysis.lanes import lanes, over_events
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import summary_pb2
-from tb_memplugin.server.kept import Kept
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Chosen, Session
 from tb_memplugin.server.shapes import Json
-from tb_memplugin.server.stretch import Stretch, over_asked, stretch, stretch_within
+from tb_memplugin.server.stretch import Stretch, requested_axis, stretch, stretch_within
+from tb_memplugin.server.window_cache import WindowCache
 from tb_memplugin.trace import MemoryTrace, Module, Phase, Spans, Step
 
 DEFAULT_COLUMNS = 1_000
 Ran = tuple[tuple[Step, ...], Spans, Spans]
 
-
-KEPT = Kept(4)
+_CACHE = WindowCache(4)
 
 
 def answer(session: Session, request: Request) -> Json:
@@ -28,7 +27,7 @@ def answer(session: Session, request: Request) -> Json:
     try:
         opened = session.opened(chosen)
     except UnreadableFileError:
-        if over_asked(request) == "event":
+        if requested_axis(request) == "event":
             raise
         summary, device = session.device_summary(request, chosen)
         modules = tuple(Module(key) for key in summary.modules.keys)
@@ -39,32 +38,32 @@ def answer(session: Session, request: Request) -> Json:
         part = stretch(request, opened)
         ran = _ran(opened.trace, part)
     epoch = chosen.epoch_ns if part.over == "time" else 0
-    found = lanes(*ran, modules, part.t0 + epoch, part.t1 + epoch, columns)
+    shown = lanes(*ran, modules, part.t0 + epoch, part.t1 + epoch, columns)
     return {
         "over": part.over,
         "t0": part.t0,
         "t1": part.t1,
         "steps": [
             {
-                "start_ns": s.start_ns - epoch,
-                "end_ns": s.end_ns - epoch,
-                "name": f"Step {s.number}",
+                "start_ns": step.start_ns - epoch,
+                "end_ns": step.end_ns - epoch,
+                "name": f"Step {step.number}",
                 "phase": None,
             }
-            for s in found.steps
+            for step in shown.steps
         ],
-        "phases": _shape(found.phases, [Phase(phase).key for phase in found.phases.name.tolist()], epoch),
+        "phases": _shape(shown.phases, [Phase(phase).key for phase in shown.phases.name.tolist()], epoch),
         "modules": [
-            _shape(level, [modules[row].key for row in level.name.tolist()], epoch) for level in found.modules
+            _shape(level, [modules[row].key for row in level.name.tolist()], epoch) for level in shown.modules
         ],
-        "omitted": found.omitted,
+        "omitted": shown.omitted,
     }
 
 
 def _ran(trace: MemoryTrace, part: Stretch) -> Ran:
     if part.over == "time":
         return trace.steps, trace.phases, trace.calls
-    return KEPT.of(trace, "over events", lambda: over_events(trace))
+    return _CACHE.get(trace, "over events", lambda: over_events(trace))
 
 
 def _shape(spans: Spans, names: list[str], epoch_ns: int) -> list[Json]:
@@ -77,7 +76,7 @@ def _shape(spans: Spans, names: list[str], epoch_ns: int) -> list[Json]:
 
 
 def _step(chosen: Chosen) -> Step:
-    stats = next(item.stats for item in chosen.entry.metadata.devices if item.device == chosen.device)
+    stats = next(device.stats for device in chosen.entry.metadata.devices if device.device == chosen.device)
     start, end = stats.step_start_ns + chosen.epoch_ns, stats.step_end_ns + chosen.epoch_ns
     return Step(chosen.entry.metadata.step, start, end)
 

@@ -41,30 +41,30 @@ def _rows(summary: StepSummary, device: DeviceSummary, highest: list[Json] | Non
     own = np.array(table.own, np.int64).reshape(-1, len(CATEGORIES))
     inclusive, depth = _inclusive(own, list(table.parents)), _depths(list(table.parents))
     rows = []
-    for place, (module, parent) in enumerate(zip(table.modules, table.parents, strict=True)):
-        key = keys[place]
+    for row, (module, parent) in enumerate(zip(table.modules, table.parents, strict=True)):
+        key = keys[row]
         class_name = classes[summary.modules.classes[module]] if module >= 0 else ""
         above = keys[parent] if parent >= 0 else None
         rows.append(
             {
-                "id": place,
+                "id": row,
                 "parent": parent if parent >= 0 else None,
                 "key": key,
                 "name": _name(key, above, class_name),
-                "depth": depth[place],
+                "depth": depth[row],
                 "class_name": class_name or None,
                 "kind": _kind(key),
-                "own": category_bytes(own[place].tolist()),
-                "inclusive": category_bytes(inclusive[place].tolist()),
-                "own_bytes": int(own[place].sum()),
-                "inclusive_bytes": int(inclusive[place].sum()),
-                "highest": highest[place] if highest is not None else None,
-                "peak_inside_bytes": table.peak_inside[place] if table.peak_inside[place] >= 0 else None,
-                "calls": table.calls[place],
-                "allocations": table.allocations[place],
-                "allocated_bytes": table.allocated_bytes[place],
-                "forward_ns": table.forward_ns[place],
-                "backward_ns": table.backward_ns[place],
+                "own": category_bytes(own[row].tolist()),
+                "inclusive": category_bytes(inclusive[row].tolist()),
+                "own_bytes": int(own[row].sum()),
+                "inclusive_bytes": int(inclusive[row].sum()),
+                "highest": highest[row] if highest is not None else None,
+                "peak_inside_bytes": table.peak_inside[row] if table.peak_inside[row] >= 0 else None,
+                "calls": table.calls[row],
+                "allocations": table.allocations[row],
+                "allocated_bytes": table.allocated_bytes[row],
+                "forward_ns": table.forward_ns[row],
+                "backward_ns": table.backward_ns[row],
             }
         )
     return rows
@@ -78,9 +78,9 @@ def _kind(key: str) -> str:
 
 def _inclusive(own: Int64, parents: list[int]) -> Int64:
     total: Int64 = own.copy()
-    for place in range(len(parents) - 1, -1, -1):
-        if parents[place] >= 0:
-            total[parents[place]] += total[place]
+    for row in range(len(parents) - 1, -1, -1):
+        if parents[row] >= 0:
+            total[parents[row]] += total[row]
     return total
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tb_memplugin.analysis.ranks import MISSING, RankPeak, RankSteps, rank_columns, rank_peaks
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.server.catalogue import Entry
+from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
@@ -39,12 +39,12 @@ class _Rank:
 
 def answer(session: Session, request: Request) -> Json:
     """Answer from the metadata of recorded steps and the monitors' records; no side file is read."""
-    found = _ranks(session, request)
-    offered = [name for name in MEASURES if any((getattr(one, name) != MISSING).any() for one in found)]
-    asked = request.text("of", offered[0])
-    of = asked if asked in offered else offered[0]
-    kept = [one for one in found if (getattr(one, of) != MISSING).any()]
-    ranks = [_steps_with(one, of) for one in kept]
+    every = _ranks(session, request)
+    offered = [name for name in MEASURES if any((getattr(rank, name) != MISSING).any() for rank in every)]
+    wanted = request.text("of", offered[0])
+    of = wanted if wanted in offered else offered[0]
+    shown = [rank for rank in every if (getattr(rank, of) != MISSING).any()]
+    ranks = [_steps_with(rank, of) for rank in shown]
     drawn = rank_columns(
         ranks,
         request.number("first") if request.given("first") else None,
@@ -52,7 +52,7 @@ def answer(session: Session, request: Request) -> Json:
         min(request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS), max(1, MOST_CELLS // len(ranks))),
     )
     single = len(drawn.first) == drawn.count  # then the step of every cell is that of its column
-    rows = [_shape(one, peak, kept, of) for one, peak in zip(kept, rank_peaks(ranks), strict=True)]
+    rows = [_shape(rank, peak, shown, of) for rank, peak in zip(shown, rank_peaks(ranks), strict=True)]
     for row, high, step in zip(rows, drawn.high, drawn.high_step, strict=True):
         row["bytes"] = _values(high)
         row["steps"] = None if single else _values(step)
@@ -70,16 +70,16 @@ def _ranks(session: Session, request: Request) -> list[_Rank]:
     """Return the devices of the requested type (`cuda` for cuda:3) of all workers, rank2 before rank10."""
     run, kind = request.text("run"), _kind(request.text("device"))
     for fresh in (False, True):
-        recorded = session.catalogue.listing(request.ctx, request.experiment, fresh=fresh).workers
+        recorded = session.catalog.listing(request.ctx, request.experiment, fresh=fresh).workers
         watched = session.monitored.runs(request.ctx, request.experiment, fresh=fresh).workers
-        found = [
-            one
+        ranks = [
+            rank
             for key in {**recorded, **watched}
             if key[0] == run
-            for one in _of_worker(key[1], recorded.get(key, []), watched.get(key), kind)
+            for rank in _of_worker(key[1], recorded.get(key, []), watched.get(key), kind)
         ]
-        if found:
-            return sorted(found, key=lambda one: (_natural(one.worker), _natural(one.device)))
+        if ranks:
+            return sorted(ranks, key=lambda rank: (_natural(rank.worker), _natural(rank.device)))
     raise NotRecordedError(
         f"Run {run!r} has no worker with a device of this kind.",
         where="run, device",
@@ -89,27 +89,27 @@ def _ranks(session: Session, request: Request) -> list[_Rank]:
 
 def _of_worker(worker: str, entries: list[Entry], series: Series | None, kind: str) -> list[_Rank]:
     parts: dict[str, list[_Rank]] = {}
-    for one in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
-        if _kind(one.device) == kind:
-            parts.setdefault(one.device, []).append(one)
+    for rank in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
+        if _kind(rank.device) == kind:
+            parts.setdefault(rank.device, []).append(rank)
     return [_joined(of_device) for of_device in parts.values()]
 
 
 def _watched(worker: str, series: Series) -> list[_Rank]:
     steps = series.figures.steps
-    none, missing = np.zeros(len(steps), np.bool_), np.full(len(steps), MISSING)
+    recorded, missing = np.zeros(len(steps), np.bool_), np.full(len(steps), MISSING)
     return [
         _Rank(
             worker,
-            one.name,
-            one.capacity,
+            device.name,
+            device.capacity,
             steps,
-            one.peak,
-            missing if one.peak_reserved is None else one.peak_reserved,
-            one.at_least,
-            none,
+            device.peak,
+            missing if device.peak_reserved is None else device.peak_reserved,
+            device.at_least,
+            recorded,
         )
-        for one in series.figures.devices
+        for device in series.figures.devices
     ]
 
 
@@ -118,17 +118,20 @@ def _recorded(worker: str, entries: list[Entry]) -> list[_Rank]:
     capacities: dict[str, int | None] = {}
     for entry in entries:
         for device in entry.metadata.devices:
-            reserved = reserved_bytes(device)
-            kept = MISSING if reserved is None else reserved
-            row = (entry.metadata.step, device.stats.peak_bytes, kept)
+            reserved_peak = reserved_bytes(device)
+            row = (
+                entry.metadata.step,
+                device.stats.peak_bytes,
+                MISSING if reserved_peak is None else reserved_peak,
+            )
             rows.setdefault(device.device, []).append(row)
             capacities[device.device] = capacity_bytes(device)
-    found = []
+    ranks = []
     for name, columns in rows.items():
         steps, allocated, reserved = np.array(columns, np.int64).T
-        exact, told = np.zeros(len(steps), np.bool_), np.ones(len(steps), np.bool_)
-        found.append(_Rank(worker, name, capacities[name], steps, allocated, reserved, exact, told))
-    return found
+        at_least, recorded = np.zeros(len(steps), np.bool_), np.ones(len(steps), np.bool_)
+        ranks.append(_Rank(worker, name, capacities[name], steps, allocated, reserved, at_least, recorded))
+    return ranks
 
 
 def _joined(parts: list[_Rank]) -> _Rank:
@@ -190,5 +193,5 @@ def _kind(device: str) -> str:
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Return a key that sorts numbers in a name by value: rank2 before rank10."""
-    pieces = re.split(r"(\d{1,18})", name)
-    return [(1, int(piece), "") if i % 2 else (0, 0, piece) for i, piece in enumerate(pieces)]
+    pieces = re.split(r"(\d{1,18})", name)  # text and numbers in turn
+    return [(1, int(piece), "") if at % 2 else (0, 0, piece) for at, piece in enumerate(pieces)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import DeviceStats
-from tb_memplugin.server.catalogue import Entry, Listing
+from tb_memplugin.server.catalog import Entry, Listing
 from tb_memplugin.server.monitored import MonitoredRuns, Series
 from tb_memplugin.server.routes.step_figures import whole_shape
 from tb_memplugin.server.selection import Request
@@ -14,7 +14,7 @@ from tb_memplugin.server.shapes import Json, capacity_bytes, reserved_bytes
 
 def answer(session: Session, request: Request) -> Json:
     """Answer with a new query to TensorBoard and a check of the files in the logdir."""
-    listing = session.catalogue.listing(request.ctx, request.experiment, fresh=True)
+    listing = session.catalog.listing(request.ctx, request.experiment, fresh=True)
     monitored = session.monitored.runs(request.ctx, request.experiment, fresh=True)
     problems = [*listing.problems, *monitored.problems, *session.unreadable_files()]
     return {
@@ -48,30 +48,30 @@ def _monitored(series: Series | None) -> Json:
 
 def _steps(entries: list[Entry]) -> Json:
     """Return steps as columns, to keep the answer small: every page loads a list of up to 20,000 steps."""
-    metadata = [entry.metadata for entry in entries]
-    of: dict[str, list[tuple[int, DeviceStats]]] = {}
-    for place, one in enumerate(metadata):
-        for device in one.devices:
-            of.setdefault(device.device, []).append((place, device))
+    steps = [entry.metadata for entry in entries]
+    by_device: dict[str, list[tuple[int, DeviceStats]]] = {}
+    for index, step in enumerate(steps):
+        for device in step.devices:
+            by_device.setdefault(device.device, []).append((index, device))
     return {
-        "step": [one.step for one in metadata],
-        "window": [one.window for one in metadata],
-        "devices": {device: _columns(found) for device, found in of.items()},
+        "step": [step.step for step in steps],
+        "window": [step.window for step in steps],
+        "devices": {name: _columns(devices) for name, devices in by_device.items()},
     }
 
 
-def _columns(found: list[tuple[int, DeviceStats]]) -> Json:
+def _columns(devices: list[tuple[int, DeviceStats]]) -> Json:
     columns: Json = {
-        name: [getattr(device.stats, name) for _, device in found]
+        name: [getattr(device.stats, name) for _, device in devices]
         for name in ("peak_bytes", "peak_time_ns", "step_start_ns", "step_end_ns")
     }
-    columns["peak_reserved_bytes"] = [reserved_bytes(device) for _, device in found]
-    columns["capacity_bytes"] = [capacity_bytes(device) for _, device in found]
-    return {"at": [place for place, _ in found], **columns}
+    columns["peak_reserved_bytes"] = [reserved_bytes(device) for _, device in devices]
+    columns["capacity_bytes"] = [capacity_bytes(device) for _, device in devices]
+    return {"at": [index for index, _ in devices], **columns}
 
 
-def _each_once(found: list[UnreadableFileError]) -> list[UnreadableFileError]:
-    return list({(error.where, error.what): error for error in found}.values())
+def _each_once(errors: list[UnreadableFileError]) -> list[UnreadableFileError]:
+    return list({(error.where, error.what): error for error in errors}.values())
 
 
 def _problem(error: UnreadableFileError, logdir: str) -> Json:

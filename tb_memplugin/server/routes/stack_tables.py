@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tb_memplugin.analysis.breakdown import Part
 from tb_memplugin.analysis.lines import LineRow, lines_made_by
-from tb_memplugin.analysis.source_lines import NO_STACK, lines_of
+from tb_memplugin.analysis.source_lines import lines_of
 from tb_memplugin.analysis.stacks import StackRow
-from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.allocated import Allocated, allocated
-from tb_memplugin.server.frames import LONGEST, Finder, FrameTable, kind_of
+from tb_memplugin.server.frames import LONGEST, Finder, FrameTable, kind_of_line
 from tb_memplugin.server.routes.stacks import found_shape
 from tb_memplugin.server.rule_search import rule_parts
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import Json
 
-SORTS = ("bytes", "count", "per_call", "line")
+SORTS = ("bytes", "count", "per_call", "line", "-bytes", "-count", "-per_call", "-line")
 MOST_ROWS = 500
 DEFAULT_ROWS = 200
-
-_LINE = re.compile(r"(?P<place>.*?:-?\d+) \((?P<function>.*)\)", re.DOTALL)
 
 Row = TypeVar("Row")
 Named = tuple[str, str, StackRow]
@@ -32,9 +28,9 @@ Named = tuple[str, str, StackRow]
 
 def answer(session: Session, request: Request) -> Json:
     """Answer `stack_table` from the side file."""
-    chosen, finder = _asked(session, request)
+    chosen, finder = _requested(session, request)
     stacks = chosen.stacks()
-    rows = chosen.kept("named", lambda: _named(stacks))
+    rows = chosen.cached("named", lambda: _named(stacks))
     rows = [row for row in rows if not finder or finder.has(row[2].frames)]
     keys: dict[str, Callable[[Named], Any]] = {
         "bytes": lambda row: row[2].bytes,
@@ -51,8 +47,8 @@ def answer(session: Session, request: Request) -> Json:
 
 def answer_lines(session: Session, request: Request) -> Json:
     """Answer `line_table` from the side file."""
-    chosen, finder = _asked(session, request)
-    lines = chosen.kept("lines", lambda: _kinds(lines_made_by(chosen.opened.trace, chosen.rows())))
+    chosen, finder = _requested(session, request)
+    lines = chosen.cached("lines", lambda: _kinds(lines_made_by(chosen.opened.trace, chosen.rows())))
     rows = [row for row in lines if not finder or finder.has((row[0].key,))]
     keys: dict[str, Callable[[tuple[LineRow, str]], Any]] = {
         "bytes": lambda row: row[0].bytes,
@@ -61,10 +57,10 @@ def answer_lines(session: Session, request: Request) -> Json:
         "line": lambda row: row[0].key,
     }
     page, window = _page(request, rows, keys)
-    found = {"bytes": sum(row.bytes for row, _ in rows), "count": sum(row.calls for row, _ in rows)}
+    total = {"bytes": sum(row.bytes for row, _ in rows), "count": sum(row.calls for row, _ in rows)}
     return {
         **chosen.shape(chosen.stacks()),
-        "found": found if finder else None,
+        "found": total if finder else None,
         **window,
         "rows": [
             {
@@ -88,35 +84,24 @@ def answer_rules(session: Session, request: Request) -> Json:
     return {**chosen.shape(stacks), "found": None, "rows": shape}
 
 
-def _asked(session: Session, request: Request) -> tuple[Allocated, Finder]:
+def _requested(session: Session, request: Request) -> tuple[Allocated, Finder]:
     opened = session.opened(session.chosen(request))
     return allocated(request, opened), Finder(request.text("find", ""))
 
 
 def _named(rows: Sequence[StackRow]) -> list[Named]:
     line, keys = lines_of([row.frames for row in rows])
-    return [
-        (keys[place], kind_of_line(keys[place]), row) for place, row in zip(line.tolist(), rows, strict=True)
-    ]
+    lines = [(key, kind_of_line(key)) for key in keys]
+    return [(*lines[number], row) for number, row in zip(line.tolist(), rows, strict=True)]
 
 
 def _kinds(rows: Sequence[LineRow]) -> list[tuple[LineRow, str]]:
     return [(row, kind_of_line(row.key)) for row in rows]
 
 
-def kind_of_line(line: str) -> str:
-    """Return the kind of code of a line `file:line (function)`: `user`, `library`, `native` or `none`."""
-    if line == NO_STACK:
-        return "none"
-    found = _LINE.fullmatch(line)
-    return kind_of(f"{found['function']} {found['place']}" if found else line)
-
-
 def _page(request: Request, rows: list[Row], keys: dict[str, Callable[[Row], Any]]) -> tuple[list[Row], Json]:
     """Return the page of sorted rows that a request asks for; equal rows keep their order."""
-    sort = request.text("sort", "bytes")
-    if sort.removeprefix("-") not in SORTS:
-        raise MemPluginError(f"Cannot sort by {sort[:40]!r}.", where="sort", fix=f"Choose one of: {SORTS}.")
+    sort = request.choice("sort", SORTS, "bytes")
     by = sort.removeprefix("-")
     descending = sort.startswith("-") if by == "line" else not sort.startswith("-")
     ordered = sorted(rows, key=keys[by], reverse=descending)

@@ -7,8 +7,7 @@ from typing import get_args
 
 from tb_memplugin.analysis.flame import Flame, Frames, flame, label_of
 from tb_memplugin.analysis.stacks import StackRow
-from tb_memplugin.errors import MemPluginError
-from tb_memplugin.server.allocated import KEPT, allocated
+from tb_memplugin.server.allocated import CACHE, allocated
 from tb_memplugin.server.frames import Finder, FrameTable
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
@@ -24,13 +23,11 @@ ROOT, WITHOUT = -1, -2
 
 def answer(session: Session, request: Request) -> Json:
     """Answer from the side file."""
-    frames = request.text("frames", "folded")
-    if frames not in FRAMES:
-        raise MemPluginError(f"There is no {frames[:40]!r}.", where="frames", fix=f"Choose one of: {FRAMES}.")
+    frames = request.choice("frames", FRAMES, "folded")
     opened = session.opened(session.chosen(request))
     chosen = allocated(request, opened)
     rows = chosen.stacks()
-    tree = chosen.kept(frames, lambda: flame(rows, frames))
+    tree = chosen.cached(frames, lambda: flame(rows, frames))
     node = request.number("node", 0, 0)
     node = node if node < len(tree.runs) else 0  # a link may name a node of another moment's tree
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
@@ -48,42 +45,42 @@ def found_shape(rows: Sequence[StackRow], finder: Finder) -> Json | None:
     """Return the sum of the stacks that contain the text; None if the text is empty."""
     if not finder:
         return None
-    found = [row for row in rows if finder.has(row.frames)]
-    return {"bytes": sum(row.bytes for row in found), "count": sum(row.calls for row in found)}
+    matching = [row for row in rows if finder.has(row.frames)]
+    return {"bytes": sum(row.bytes for row in matching), "count": sum(row.calls for row in matching)}
 
 
 def knows_stacks(opened: Opened) -> bool:
     """Return whether any allocation of the device has a stack."""
     blocks, device = opened.trace.allocations, opened.device
-    return KEPT.of(
+    return CACHE.get(
         opened.trace,
         ("knows stacks", device),
         lambda: bool((blocks.stack[blocks.device == device] >= 0).any()),
     )
 
 
-def _tree_shape(tree: Flame, node: int, columns: int, finder: Finder) -> Json:
-    places, omitted = tree.in_sight(node, float(tree.bytes[node]) / columns * NARROWEST)
-    shown = places.tolist()
-    column = {place: row for row, place in enumerate(shown)}
+def _tree_shape(tree: Flame, root: int, columns: int, finder: Finder) -> Json:
+    nodes, omitted = tree.in_sight(root, float(tree.bytes[root]) / columns * NARROWEST)
+    shown = nodes.tolist()
+    column = {node: row for row, node in enumerate(shown)}
     table = FrameTable()
     return {
         "nodes": {
             "id": shown,
-            "parent": [column.get(above, -1) for above in tree.parent[places].tolist()],
-            "label": [_label(tree, place, table) for place in shown],
-            "run": [[] if place in (0, tree.without) else table.rows(tree.runs[place]) for place in shown],
-            "bytes": tree.bytes[places].tolist(),
-            "count": tree.count[places].tolist(),
-            "own": tree.own[places].tolist(),
-            "found": [int(bool(finder) and finder.has(tree.runs[place])) for place in shown],
+            "parent": [column.get(above, -1) for above in tree.parent[nodes].tolist()],
+            "label": [_label(tree, node, table) for node in shown],
+            "run": [[] if node in (0, tree.without) else table.rows(tree.runs[node]) for node in shown],
+            "bytes": tree.bytes[nodes].tolist(),
+            "count": tree.count[nodes].tolist(),
+            "own": tree.own[nodes].tolist(),
+            "found": [int(bool(finder) and finder.has(tree.runs[node])) for node in shown],
         },
         "frames": table.shape(),
         "omitted": omitted,
     }
 
 
-def _label(tree: Flame, place: int, table: FrameTable) -> int:
-    if place in (0, tree.without):
-        return ROOT if place == 0 else WITHOUT
-    return table.row(label_of(tree.runs[place]))
+def _label(tree: Flame, node: int, table: FrameTable) -> int:
+    if node in (0, tree.without):
+        return ROOT if node == 0 else WITHOUT
+    return table.row(label_of(tree.runs[node]))

@@ -26,7 +26,7 @@ def answer(session: Session, request: Request) -> Json:
         "worker": chosen.entry.worker,
         "step": metadata.step,
         "device": chosen.device,
-        "stats": next(stats_shape(item) for item in metadata.devices if item.device == chosen.device),
+        "stats": next(stats_shape(stats) for stats in metadata.devices if stats.device == chosen.device),
         "peak": _peak_shape(summary, device),
         "notes": notes,
         "previous_step": _previous_step(session, request, chosen),
@@ -81,7 +81,7 @@ def _largest_shape(summary: StepSummary, blocks: Allocations) -> list[Json]:
 
 def _previous_step(session: Session, request: Request, chosen: Chosen) -> int | None:
     before = None
-    for entry in session.catalogue.worker(request.ctx, request.experiment, chosen.entry):
+    for entry in session.catalog.worker(request.ctx, request.experiment, chosen.entry):
         if entry.tag == chosen.entry.tag:
             return before
         if chosen.device in entry.devices:
@@ -95,15 +95,15 @@ def _first_end(session: Session, request: Request, chosen: Chosen, source: str) 
     A comparable step is of the same recording. If the source does not count everything alive when a window
     begins, it must also be of the same window.
     """
-    mine = chosen.entry.metadata
+    metadata = chosen.entry.metadata
     across = chosen.device != "cpu" or source in COUNTED_ON_CPU
-    for entry in session.catalogue.worker(request.ctx, request.experiment, chosen.entry):
+    for entry in session.catalog.worker(request.ctx, request.experiment, chosen.entry):
         other = entry.metadata
         if entry.tag == chosen.entry.tag:
             return None
-        if other.writer_id != mine.writer_id or not (across or other.window == mine.window):
+        if other.writer_id != metadata.writer_id or not (across or other.window == metadata.window):
             continue
-        for item in other.devices:
-            if item.device == chosen.device:
-                return {"step": other.step, "end_bytes": item.stats.end_bytes}
+        for device in other.devices:
+            if device.device == chosen.device:
+                return {"step": other.step, "end_bytes": device.stats.end_bytes}
     return None

@@ -18,12 +18,12 @@ MOST_MARKS = 200
 
 def answer(session: Session, request: Request) -> Json:
     """Answer from the monitor's records only."""
-    series, device = series_asked(session, request)
+    series, device = requested_series(session, request)
     figures = series.figures
     first = request.number("first", int(figures.steps[0]))
     last = request.number("last", int(figures.steps[-1]))
     drawn = step_series(figures, device, first, last, request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS))
-    one = figures.devices[device]
+    device_figures = figures.devices[device]
     return {
         "count": drawn.count,
         "first": drawn.first.tolist(),
@@ -32,12 +32,12 @@ def answer(session: Session, request: Request) -> Json:
         "high": drawn.high.tolist(),
         "high_step": drawn.high_step.tolist(),
         "reserved": None if drawn.reserved is None else drawn.reserved.tolist(),
-        "retries": _marks(figures.steps, one.retries, first, last),
-        "ooms": _marks(figures.steps, one.ooms, first, last),
+        "retries": _marks(figures.steps, device_figures.retries, first, last),
+        "ooms": _marks(figures.steps, device_figures.ooms, first, last),
     }
 
 
-def series_asked(session: Session, request: Request) -> tuple[Series, int]:
+def requested_series(session: Session, request: Request) -> tuple[Series, int]:
     """Return the series of the worker that a request names, and the row of its device.
 
     Raises:

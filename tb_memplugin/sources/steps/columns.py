@@ -40,10 +40,10 @@ def _device_figures(steps: Sequence[DeviceStep], counters: Counters) -> DeviceFi
         end=_column([one.allocated for one in steps]),
         peak_reserved=_column([one.peak_reserved or 0 for one in steps]) if reserve else None,
         end_reserved=_column([one.reserved or 0 for one in steps]) if reserve else None,
-        retries=_column([one.num_alloc_retries for one in steps]) if reserve else None,
-        ooms=_column([one.num_ooms for one in steps]) if reserve else None,
-        allocations=_column([one.allocations for one in steps]) if reserve else None,
-        allocated_bytes=_column([one.allocated_bytes for one in steps]) if reserve else None,
+        retries=_column([one.num_alloc_retries or 0 for one in steps]) if reserve else None,
+        ooms=_column([one.num_ooms or 0 for one in steps]) if reserve else None,
+        allocations=_column([one.allocations or 0 for one in steps]) if reserve else None,
+        allocated_bytes=_column([one.allocated_bytes or 0 for one in steps]) if reserve else None,
     )
 
 

@@ -31,7 +31,8 @@ class DeviceStep:
         peak_allocated, allocated: the highest bytes within the step, and the bytes when it ended.
         exact: whether `peak_allocated` is exact; otherwise it is a lower bound.
         peak_reserved, reserved: the same for reserved bytes; None if the device has no reserve.
-        num_alloc_retries, num_ooms, allocations, allocated_bytes: counts within the step.
+        num_alloc_retries, num_ooms, allocations, allocated_bytes: counts within the step; None if the device
+            has no counts, as the process has not.
     """
 
     device: str
@@ -40,10 +41,10 @@ class DeviceStep:
     allocated: int
     peak_reserved: int | None = None
     reserved: int | None = None
-    num_alloc_retries: int = 0
-    num_ooms: int = 0
-    allocations: int = 0
-    allocated_bytes: int = 0
+    num_alloc_retries: int | None = None
+    num_ooms: int | None = None
+    allocations: int | None = None
+    allocated_bytes: int | None = None
 
     @property
     def fragmentation(self) -> float | None:
@@ -231,14 +232,15 @@ class StepRecording:
 
 
 def _device_step(counters: Counters, first: Reading, last: Reading, highs: Highs, row: int) -> DeviceStep:
-    has_reserve = counters.kind == "allocator"
+    if counters.kind != "allocator":
+        return DeviceStep(counters.name, highs.peaks[row], highs.exact[row], last.allocated)
     return DeviceStep(
         device=counters.name,
         peak_allocated=highs.peaks[row],
         exact=highs.exact[row],
         allocated=last.allocated,
-        peak_reserved=highs.reserved[row] if has_reserve else None,
-        reserved=last.reserved if has_reserve else None,
+        peak_reserved=highs.reserved[row],
+        reserved=last.reserved,
         num_alloc_retries=_since(first.retries, last.retries),
         num_ooms=_since(first.ooms, last.ooms),
         allocations=_since(first.allocations, last.allocations),

@@ -182,6 +182,7 @@ def test_the_process_has_memory_and_more_after_a_megabyte_is_touched():
     assert step.peak_allocated >= step.allocated > len(kept)
     assert step.reserved is None
     assert step.fragmentation is None
+    assert (step.num_alloc_retries, step.num_ooms, step.allocations, step.allocated_bytes) == (None,) * 4
     assert grown.allocated > len(kept)
 
 

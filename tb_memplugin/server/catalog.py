@@ -46,7 +46,7 @@ class Listing:
     problems: tuple[UnreadableFileError, ...] = ()
 
 
-class Catalogue:
+class Catalog:
     """Lists and reads recorded steps through TensorBoard's data provider, of any kind."""
 
     def __init__(self, data_provider: provider.DataProvider | None) -> None:
@@ -87,7 +87,7 @@ class Catalogue:
             for entry in reversed(listing.workers.get((run, worker), [])):
                 if entry.metadata.step == step and window in (None, entry.metadata.window):
                     return entry
-        raise _not_recorded(listing, run, worker, step)
+        raise _not_recorded(listing, run, worker, step, window)
 
     def worker(self, ctx: RequestContext, experiment: str, entry: Entry) -> list[Entry]:
         """Return all steps of the worker that recorded the given step."""
@@ -111,32 +111,33 @@ class Catalogue:
                     del self._summaries[next(iter(self._summaries))]
         return summary
 
-    def _sorted(self, found: dict[str, dict[str, bytes]]) -> Listing:
+    def _sorted(self, contents: dict[str, dict[str, bytes]]) -> Listing:
         """Sort the steps; metadata is parsed only once, because for 20,000 steps that takes a second."""
-        before, self._read = self._read, {}
+        known, self._read = self._read, {}
 
         def metadata(content: bytes, where: str) -> StepMetadata:
-            read = before.get(content) or read_metadata(content, where)
-            self._read[content] = read
-            return read
+            parsed = known.get(content) or read_metadata(content, where)
+            self._read[content] = parsed
+            return parsed
 
-        return _sorted(found, metadata)
+        return _sorted(contents, metadata)
 
     def _list(self, ctx: RequestContext, experiment: str) -> dict[str, dict[str, Any]]:
         if self._provider is None:
             return {}
-        found = self._provider.list_blob_sequences(ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME)
+        listed = self._provider.list_blob_sequences(ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME)
         return {
-            run: {tag: series.plugin_content for tag, series in tags.items()} for run, tags in found.items()
+            folder: {tag: series.plugin_content for tag, series in tags.items()}
+            for folder, tags in listed.items()
         }
 
     def _blob(self, ctx: RequestContext, experiment: str, entry: Entry) -> bytes:
         assert self._provider is not None
-        wanted = provider.RunTagFilter(runs=[entry.folder], tags=[entry.tag])
-        found = self._provider.read_blob_sequences(
-            ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME, run_tag_filter=wanted, downsample=1
+        only = provider.RunTagFilter(runs=[entry.folder], tags=[entry.tag])
+        sequences = self._provider.read_blob_sequences(
+            ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME, run_tag_filter=only, downsample=1
         )
-        data = found.get(entry.folder, {}).get(entry.tag, [])
+        data = sequences.get(entry.folder, {}).get(entry.tag, [])
         if not data or not data[-1].values:
             raise NotRecordedError(
                 "TensorBoard no longer has this step.",
@@ -163,12 +164,12 @@ def run_and_worker(folder: str, worker: str) -> tuple[str, str]:
     return run or ".", worker
 
 
-def _sorted(found: dict[str, dict[str, bytes]], read: Callable[[bytes, str], StepMetadata]) -> Listing:
+def _sorted(contents: dict[str, dict[str, bytes]], read: Callable[[bytes, str], StepMetadata]) -> Listing:
     workers: dict[tuple[str, str], list[Entry]] = {}
     problems: list[UnreadableFileError] = []
     folders: dict[str, list[Entry]] = {}
-    for folder in sorted(found):
-        for tag, content in found[folder].items():
+    for folder in sorted(contents):
+        for tag, content in contents[folder].items():
             try:
                 metadata = read(content, f"{folder}: {tag}")
             except UnreadableFileError as error:
@@ -192,7 +193,7 @@ def _sorted(found: dict[str, dict[str, bytes]], read: Callable[[bytes, str], Ste
     return Listing(workers, tuple(problems))
 
 
-def _not_recorded(listing: Listing, run: str, worker: str, step: int) -> NotRecordedError:
+def _not_recorded(listing: Listing, run: str, worker: str, step: int, window: int | None) -> NotRecordedError:
     runs = sorted({name for name, _ in listing.workers})
     workers = sorted(name for of, name in listing.workers if of == run)
     if run not in runs:
@@ -201,7 +202,11 @@ def _not_recorded(listing: Listing, run: str, worker: str, step: int) -> NotReco
         return NotRecordedError(
             f"Run {run!r} has no worker {worker!r}.", where="worker", fix=_choose(workers)
         )
-    steps = [str(entry.metadata.step) for entry in listing.workers[run, worker]]
+    recorded = [entry.metadata for entry in listing.workers[run, worker]]
+    windows = [str(metadata.window) for metadata in recorded if metadata.step == step]
+    if windows:
+        return NotRecordedError(f"Window {window} has no step {step}.", where="window", fix=_choose(windows))
+    steps = [str(metadata.step) for metadata in recorded]
     return NotRecordedError(f"Step {step} was not recorded.", where=f"{run}: {worker}", fix=_choose(steps))
 
 
