@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-import click
 import torch
 from torch import nn
 
 from tb_memplugin.arguments import checked_optimizers, with_inner
 from tb_memplugin.errors import MemPluginError, NotRecordedError
-from tb_memplugin.logs import instance_logger
+from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.sources.history.merge import merge_snapshot
 from tb_memplugin.sources.history.recording import allocators
 from tb_memplugin.sources.history.window import HistoryWindowRecorder, window_recorder
@@ -167,7 +165,9 @@ class _MemoryTraceHandler:
         if self._writer is None:
             self._writer = RunWriter(self._dir_name, self._worker_name or default_worker_name())
         self._writer.write(trace)
-        self._tell()
+        if not self._told:
+            self._told = True
+            say_where(self._dir_name, "memory")
         for problem in window.problems:
             self._warn(problem)
 
@@ -186,16 +186,6 @@ class _MemoryTraceHandler:
                     f"({type(error).__name__}: {error}). The window is written without it."
                 )
         return trace
-
-    def _tell(self) -> None:
-        """Print once, and on rank 0 only, where the recording is."""
-        if not self._told and os.environ.get("RANK", "0") == "0":
-            click.echo(
-                f"tb_memplugin: memory recorded in {self._dir_name}\n  see it in the Memory tab: "
-                f"tensorboard --logdir {shlex.quote(self._dir_name)}",
-                err=True,
-            )
-        self._told = True
 
     def _warn(self, message: str) -> None:
         """Log a warning, once per message."""

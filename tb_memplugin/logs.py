@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+from contextlib import suppress
+
+import click
 
 from tb_memplugin.errors import MemPluginError
 
@@ -138,3 +142,20 @@ def _file(path: str | os.PathLike[str]) -> logging.Handler:
             where=os.fspath(path),
             fix="Choose a file in an existing folder that this process can write to.",
         ) from error
+
+
+def say_where(logdir: str, what: str) -> None:
+    """Print on stderr, on rank 0 only, where something was recorded and how to see it.
+
+    Args:
+        logdir: the folder for TensorBoard.
+        what: what was recorded, such as "memory".
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
+    with suppress(OSError, ValueError):  # stderr is closed
+        click.echo(
+            f"tb_memplugin: {what} recorded in {logdir}\n  see it in the Memory tab: "
+            f"tensorboard --logdir {shlex.quote(logdir)}",
+            err=True,
+        )

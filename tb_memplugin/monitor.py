@@ -16,7 +16,7 @@ import torch
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.handler import default_worker_name
-from tb_memplugin.logs import instance_logger
+from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.sources.steps.columns import figures_of
 from tb_memplugin.sources.steps.devices import counters_of
 from tb_memplugin.sources.steps.recording import (
@@ -257,6 +257,7 @@ class _Stream:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
+        self._told = False
 
     def stepped(self) -> None:
         """Start the writing thread when the first step has ended."""
@@ -299,6 +300,9 @@ class _Stream:
                     self._recording.put_back([*part, *rows])
                     self._refuse(error)
                     return
+                if not self._told:
+                    self._told = True
+                    say_where(self._logdir, "figures of steps")
 
     def _write(self, rows: Sequence[MonitoredStep]) -> None:
         if self._writer is None:

@@ -14,7 +14,7 @@ import torch
 
 import tb_memplugin
 from tb_memplugin import MemPluginError, configure_logging, logs, memory_trace_handler
-from tb_memplugin.logs import configure_from_environment, instance_logger
+from tb_memplugin.logs import configure_from_environment, instance_logger, say_where
 
 PACKAGE = Path(tb_memplugin.__file__).parent
 
@@ -215,3 +215,20 @@ def test_every_object_takes_a_level_of_its_own_and_leaves_the_packages(tmp_path,
     assert make(tmp_path, None)._logger is package
     with pytest.raises(MemPluginError, match="no logging level 'loud'"):
         make(tmp_path, "loud")
+
+
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_rank_0_says_where_something_was_recorded(capsys, monkeypatch, rank, times):
+    monkeypatch.setenv("RANK", rank)
+    say_where("a run", "memory")
+    told = (
+        "tb_memplugin: memory recorded in a run\n  see it in the Memory tab: tensorboard --logdir 'a run'\n"
+    )
+    assert capsys.readouterr().err == told * times
+
+
+def test_where_is_not_said_where_nobody_listens(monkeypatch):
+    with open(os.devnull, "w") as closed:
+        pass
+    monkeypatch.setattr(sys, "stderr", closed)
+    say_where("a run", "memory")

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from tb_memplugin.analysis.units import counted
 from tb_memplugin.arguments import Optimizers, at_least_one, checked_model, checked_optimizers
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.handler import default_worker_name
@@ -197,8 +198,8 @@ class IterationReport:
         if mine:
             highest = max(mine, key=lambda one: one.peak_cached_bytes or 0)
             self._console.print(
-                f"Epoch {self.epoch}: {self.iteration:,} iterations, {len(mine):,} reported; highest cached "
-                f"{size(highest.peak_cached_bytes)} in iteration {highest.iteration}.",
+                f"Epoch {self.epoch}: {counted(self.iteration, 'iteration')}, {len(mine):,} reported; "
+                f"highest cached {size(highest.peak_cached_bytes)} in iteration {highest.iteration}.",
                 markup=False,
             )
 

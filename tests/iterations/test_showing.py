@@ -57,6 +57,17 @@ def test_csv_sums_are_whole(tmp_path):
     assert weights["gradient_bytes"].tolist() == iterations["gradient_bytes"].tolist()
 
 
+@pytest.mark.parametrize(("count", "told"), [(1, "1 iteration, 1 reported"), (2, "2 iterations, 2 reported")])
+def test_an_epoch_tells_how_many_iterations_it_had(count, told):
+    shown, model = io.StringIO(), nn.Linear(4, 3)
+    with IterationReport(model, console=Console(file=shown, width=160)) as report:
+        for _ in range(count):
+            model(torch.ones(2, 4)).sum().backward()
+            report.record_stats()
+        report.epoch_end()
+    assert f"Epoch 1: {told}; highest cached" in shown.getvalue()
+
+
 def test_files_of_an_earlier_report_are_left_alone(tmp_path):
     run(tmp_path, iterations=1)
     before = (tmp_path / "w.iterations.csv").read_text()
