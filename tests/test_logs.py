@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import logging
 import os
 import subprocess
@@ -228,7 +229,7 @@ def test_rank_0_says_where_something_was_recorded(capsys, monkeypatch, rank, tim
 
 
 def test_where_is_not_said_where_nobody_listens(monkeypatch):
-    with open(os.devnull, "w") as closed:
-        pass
+    closed = io.StringIO()
+    closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     say_where("a run", "memory")
