@@ -51,6 +51,7 @@ class DataParallel(Correction):
         patches.set(dist, "_register_comm_hook", FakeReducer.call_hook)
         patches.set(dist, "_register_builtin_comm_hook", FakeReducer.call_builtin_hook)
         patches.set(distributed, "_verify_param_shape_across_processes", _nothing)
+        patches.set(distributed, "_setup_mixed_precision_params", _refuse_mixed_precision)
         if self.target.device_type == "cuda":
             _let_hooks_be_of_a_gpu(patches, distributed.DistributedDataParallel)
 
@@ -254,9 +255,6 @@ class FakeReducer:
     def _set_static_graph(self) -> None:
         self._static = self._may_rebuild = True
 
-    def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
-        raise _refusal("with mixed_precision", "Use autocast, or FSDP2's MixedPrecisionPolicy.")
-
     def __getattr__(self, name: str) -> Any:
         if name in _WITHOUT_MEMORY:
             return _nothing
@@ -324,6 +322,11 @@ class _Silent:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def _refuse_mixed_precision(*_: Any) -> None:
+    """Refuse before DDP makes a stream, which builds for CUDA cannot do on a computer without a GPU."""
+    raise _refusal("with mixed_precision", "Use autocast, or FSDP2's MixedPrecisionPolicy.")
 
 
 def _refusal(what: str, fix: str) -> MemPluginError:

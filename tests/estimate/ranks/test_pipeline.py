@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,17 @@ def test_pipelines_allocate_what_real_processes_do(tmp_path: Path) -> None:
         for told in (False, True):
             found = estimated(kind, 3, told=told).ranks
             assert not differences(found, real[f"{kind}, told={told}"], late=SENT)
+
+
+def test_a_process_group_for_each_pair_of_stages_takes_no_memory() -> None:
+    """Two ranks have two stages each; the setting is new in PyTorch 2.15."""
+    config: Any = importlib.import_module("torch.distributed.config")
+    if not hasattr(config, "pipeline_per_edge_p2p"):
+        pytest.skip("This version of PyTorch has one process group for all stages.")
+    shared = estimated("interleaved", 2).ranks
+    with config.patch(pipeline_per_edge_p2p=True):
+        paired = estimated("interleaved", 2).ranks
+    assert [sizes(one) for one in paired] == [sizes(one) for one in shared]
 
 
 def test_stages_of_several_ranks_allocate_what_real_processes_do(tmp_path: Path) -> None:
