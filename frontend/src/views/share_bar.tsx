@@ -1,3 +1,5 @@
+import type { Unit } from "../state/bytes";
+
 interface Props {
   share: number;
   /** Of frames and lines, whose code they are. */
@@ -13,5 +15,28 @@ export function ShareBar({ share, kind = "library", background }: Props) {
         <i class={background ? undefined : `flame-${kind}`} style={{ width: `${(100 * share).toFixed(2)}%`, background }} />
       )}
     </span>
+  );
+}
+
+/** The head of a table with such bars: what a row is, its share, bytes, percent and allocations. */
+export function ShareHead({ name, unit }: { name: string; unit: Unit }) {
+  return (
+    <thead>
+      <tr>
+        <th scope="col">{name}</th>
+        <th scope="col">
+          <span class="unseen">share</span>
+        </th>
+        <th scope="col" class="number">
+          {unit.name}
+        </th>
+        <th scope="col" class="number">
+          %
+        </th>
+        <th scope="col" class="number">
+          allocations
+        </th>
+      </tr>
+    </thead>
   );
 }

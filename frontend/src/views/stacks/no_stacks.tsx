@@ -14,7 +14,7 @@ import { divisionLabel } from "../divisions";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Segmented } from "../segmented";
-import { ShareBar } from "../share_bar";
+import { ShareBar, ShareHead } from "../share_bar";
 import { ESTIMATOR } from "../times";
 import { choice } from "./choice";
 
@@ -110,23 +110,7 @@ function Division({ pick }: { pick: Pick }) {
       </div>
       <div class="sideways">
         <table class="plain ranked">
-          <thead>
-            <tr>
-              <th scope="col">{divisionLabel(by).toLowerCase()}</th>
-              <th scope="col">
-                <span class="unseen">share</span>
-              </th>
-              <th scope="col" class="number">
-                {unit.name}
-              </th>
-              <th scope="col" class="number">
-                %
-              </th>
-              <th scope="col" class="number">
-                allocations
-              </th>
-            </tr>
-          </thead>
+          <ShareHead name={divisionLabel(by).toLowerCase()} unit={unit} />
           <tbody>
             {shown.map((part, i) => (
               <tr key={part.key} data-testid="division-row" data-key={part.key}>

@@ -9,7 +9,7 @@ import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { Swatch } from "../category";
 import { Name } from "../name";
-import { ShareBar } from "../share_bar";
+import { ShareBar, ShareHead } from "../share_bar";
 import { SAME_RUN } from "./choice";
 import { Tools } from "./ranked";
 
@@ -55,23 +55,7 @@ export function RuleTable({ query, picker }: { query: Query; picker: ComponentCh
           )}
         </div>
         <table class={answer.stale ? "plain stale" : "plain"} aria-busy={answer.stale}>
-          <thead>
-            <tr>
-              <th scope="col">rule</th>
-              <th scope="col">
-                <span class="unseen">share</span>
-              </th>
-              <th scope="col" class="number">
-                {unit.name}
-              </th>
-              <th scope="col" class="number">
-                %
-              </th>
-              <th scope="col" class="number">
-                allocations
-              </th>
-            </tr>
-          </thead>
+          <ShareHead name="rule" unit={unit} />
           <tbody>
             {rows.map((row, i) => (
               <tr key={row.key} data-testid="rule-row" data-key={row.key}>
