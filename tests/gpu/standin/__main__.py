@@ -1,0 +1,25 @@
+"""Run Python on a stand-in for a GPU: `python -m tests.gpu.standin -m pytest -m gpu tests/gpu`. See docs/gpu.md."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.gpu.standin.build import build
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="standin") as folder:
+        library, libraries = build(Path(folder))
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            "LD_LIBRARY_PATH": os.pathsep.join([str(libraries), os.environ.get("LD_LIBRARY_PATH", "")]),
+        }
+        sys.exit(os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv[1:]], environment))
+
+
+if __name__ == "__main__":
+    main()

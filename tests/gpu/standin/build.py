@@ -1,0 +1,100 @@
+"""Build the stand-in for a GPU beside the CUDA build of PyTorch that runs this: two shared libraries.
+
+What PyTorch's libraries want of NVIDIA's is read from them (`nm`): what cudart.cpp and libraries.cpp do not answer gets
+a function that says "done" (mathematics) or "not supported" (the runtime).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+_LINKED = ("libc10_cuda", "libtorch_cuda", "libtorch_python", "libtorch_cuda_linalg", "libtorch_cpu")
+_MATHEMATICS = ("cublas", "cudnn", "cupti", "nccl")
+_NOT_SUPPORTED = 801
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """Compile both libraries into `folder`.
+
+    Returns:
+        The library to preload, and the folder in which `libcuda.so.1` is found.
+
+    Raises:
+        RuntimeError: if PyTorch is not a build with CUDA, or brings no CUDA headers.
+    """
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    torch = Path(spec.origin).parent
+    site = torch.parent
+    homes = [
+        home for home in (site / "nvidia").glob("cu1*") if (home / "include/cuda_runtime_api.h").exists()
+    ]
+    if not homes:
+        raise RuntimeError(f"{torch} is not a CUDA build of PyTorch with the headers of its CUDA runtime.")
+    include = [f"-I{homes[0] / 'include'}", f"-I{site / 'triton/backends/nvidia/include'}"]
+    numbers = [f"-DSTANDIN_CUDA={_cuda_version(homes[0])}", f"-DSTANDIN_CUDNN={_cudnn_version(site)}"]
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / "standin.so"
+    sources = [HERE / "cudart.cpp", HERE / "libraries.cpp"]
+    _compile(sources, library, [*include, *numbers], others=_functions(_wanted(torch / "lib")))
+    driver = folder / "lib" / "libcuda.so.1"
+    driver.parent.mkdir(exist_ok=True)
+    declared = re.findall(
+        r"CUDAAPI (cu[A-Z]\w+)\(", (homes[0] / "include/cuda.h").read_text(encoding="utf-8")
+    )
+    _compile([HERE / "driver.cpp"], driver, numbers, others="\n".join(map(_done, sorted(set(declared)))))
+    return library, driver.parent
+
+
+def _wanted(libraries: Path) -> set[str]:
+    names: set[str] = set()
+    for name in _LINKED:
+        command = ["nm", "-D", "--undefined-only", str(libraries / f"{name}.so")]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        names |= {line.split()[-1].split("@")[0] for line in listed.splitlines()}
+    return names
+
+
+def _functions(wanted: set[str]) -> str:
+    made = []
+    for name in sorted(wanted):
+        if re.fullmatch(r"(cublas|cublasLt|cudnn|nccl)\w*Create\w*", name):
+            made.append(f"__attribute__((weak)) int {name}(void **out) {{ *out = malloc(256); return 0; }}")
+        elif name.startswith(_MATHEMATICS):
+            made.append(_done(name))
+        elif name.startswith(("cuda", "__cuda")):
+            made.append(f"__attribute__((weak)) int {name}(void) {{ return {_NOT_SUPPORTED}; }}")
+    return "\n".join(["#include <stdlib.h>", *made])
+
+
+def _done(name: str) -> str:
+    return f"__attribute__((weak)) int {name}(void) {{ return 0; }}"
+
+
+def _compile(sources: list[Path], library: Path, options: list[str], *, others: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        rest, made = Path(scratch) / "rest.c", Path(scratch) / "rest.o"
+        rest.write_text(others, encoding="utf-8")
+        subprocess.run(["gcc", "-fPIC", "-w", "-c", str(rest), "-o", str(made)], check=True)
+        command = ["g++", "-std=c++17", "-shared", "-fPIC", "-O2", *options, *map(str, sources), str(made)]
+        subprocess.run([*command, "-o", str(library), "-ldl"], check=True)
+
+
+def _cuda_version(home: Path) -> int:
+    found = re.search(r"#define CUDA_VERSION (\d+)", (home / "include/cuda.h").read_text(encoding="utf-8"))
+    assert found is not None
+    return int(found[1]) // 10
+
+
+def _cudnn_version(site: Path) -> int:
+    text = (site / "nvidia/cudnn/include/cudnn_version.h").read_text(encoding="utf-8")
+    major, minor, patch = (
+        int(re.search(rf"#define CUDNN_{part} (\d+)", text)[1])  # type: ignore[index]
+        for part in ("MAJOR", "MINOR", "PATCHLEVEL")
+    )
+    return major * 10_000 + minor * 100 + patch

@@ -1,0 +1,29 @@
+// libcuda.so.1 for those who open it by name: a driver that has a context and runs nothing. The rest: build.py.
+#include <cstdlib>
+
+extern "C" {
+int cuInit(unsigned) { return 0; }
+int cuDriverGetVersion(int* version) { *version = STANDIN_CUDA * 10; return 0; }
+int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
+int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+    if (flags) *flags = 0;
+    if (active) *active = 1;
+    return 0;
+}
+int cuDevicePrimaryCtxRetain(void** context, int) { *context = reinterpret_cast<void*>(1); return 0; }
+int cuCtxGetCurrent(void** context) { *context = reinterpret_cast<void*>(1); return 0; }
+int cuCtxGetDevice(int* device) { *device = 0; return 0; }
+int cuGetErrorString(int, const char** text) { *text = "not in the stand-in"; return 0; }
+int cuModuleLoad(void** module, const char*) { *module = std::malloc(8); return 0; }
+int cuModuleLoadData(void** module, const void*) { *module = std::malloc(8); return 0; }
+int cuModuleLoadDataEx(void** module, const void*, unsigned, void*, void**) { *module = std::malloc(8); return 0; }
+int cuModuleGetFunction(void** function, void*, const char*) { *function = std::malloc(8); return 0; }
+int cuFuncGetAttribute(int* value, int, void*) { *value = 0; return 0; }
+int cuOccupancyMaxActiveClusters(int* count, void*, void*) { *count = 1; return 0; }
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, void*, int, unsigned long) { *count = 2; return 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+    extern int cudaDeviceGetAttribute(int*, int, int) __attribute__((weak));
+    *value = 0;
+    return cudaDeviceGetAttribute ? cudaDeviceGetAttribute(value, attribute, device) : 0;
+}
+}
