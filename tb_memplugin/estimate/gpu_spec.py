@@ -8,16 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.cublas import LARGE_WORKSPACE, WORKSPACE
 
 MIB = 1 << 20
 
-CUBLAS_WORKSPACE = 8_519_680
-"""Workspace for each cuBLAS handle and stream: 2 * 4 MiB + 8 * 16 KiB (CublasHandlePool.cpp)."""
-
-CUBLAS_WORKSPACE_LARGE = 33_554_432
-"""The workspace on `LARGE_WORKSPACE_MAJORS`: 8 * 4 MiB; on Blackwell since PyTorch 2.12 (PR 175344)."""
-
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)
+"""Major compute capabilities with the large cuBLAS workspace; Blackwell since PyTorch 2.12 (PR 175344)."""
 
 CUDNN_FIRST_MAJORS = (9, 10)
 """Major compute capabilities on which `scaled_dot_product_attention` tries cuDNN first.
@@ -27,6 +23,9 @@ It does so if cuDNN is newer than 9.15.0 (sdp_utils.cpp).
 
 FIRST_WITH_FLASH = (8, 0)
 """The lowest compute capability on which PyTorch's flash attention runs (sdp_utils.cpp)."""
+
+SHARED_KIB = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (9, 0): 227, (10, 0): 227}
+"""Shared memory of a block by compute capability; 99 on all others in the table (CUDA programming guide)."""
 
 BEHIND_A_VENDOR = ("nvidia", "geforce", "tesla", "quadro")
 """Words in the driver's name of a device that names in `GPUS` leave out."""
@@ -40,6 +39,7 @@ class GpuSpec:
         name: a name from `GpuSpec.names()`.
         memory_bytes: the total memory that a process can use: the lowest value that drivers reported.
         compute_capability: (major, minor).
+        processors: the number of multiprocessors.
         context_bytes: the part of it that the CUDA context takes, outside PyTorch's allocator: the lowest
             value measured, since it grows with the kernels that a program loads; None if not known.
     """
@@ -48,6 +48,7 @@ class GpuSpec:
     memory_bytes: int
     compute_capability: tuple[int, int]
     context_bytes: int | None = None
+    processors: int = 108
 
     @classmethod
     def named(cls, name: str) -> GpuSpec:
@@ -86,12 +87,16 @@ class GpuSpec:
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """Bytes that PyTorch allocates on first use for each cuBLAS handle (one per thread) and stream.
+        """Bytes of a cuBLAS workspace, without CUBLAS_WORKSPACE_CONFIG (CublasHandlePool.cpp).
 
-        This is the rule of PyTorch 2.12 and 2.13, without CUBLAS_WORKSPACE_CONFIG (CublasHandlePool.cpp).
+        PyTorch allocates it once for each handle (one per thread) and stream; since 2.15, for each product.
         """
-        large = self.compute_capability[0] in LARGE_WORKSPACE_MAJORS
-        return CUBLAS_WORKSPACE_LARGE if large else CUBLAS_WORKSPACE
+        return LARGE_WORKSPACE if self.compute_capability[0] in LARGE_WORKSPACE_MAJORS else WORKSPACE
+
+    @property
+    def shared_bytes(self) -> int:
+        """The most bytes of shared memory that a block of threads can have (sharedMemPerBlockOptin)."""
+        return SHARED_KIB.get(self.compute_capability, 99) << 10
 
     @property
     def sdpa_order(self) -> tuple[str, ...]:
@@ -108,23 +113,23 @@ class GpuSpec:
 
 
 GPUS = (
-    GpuSpec("v100-16gb", 16_130 * MIB, (7, 0)),
-    GpuSpec("v100-32gb", 32_510 * MIB, (7, 0)),
-    GpuSpec("t4", 14_930 * MIB, (7, 5), 100 * MIB),
-    GpuSpec("a100-40gb", 40_448 * MIB, (8, 0), 414 * MIB),
-    GpuSpec("a100-80gb", 81_152 * MIB, (8, 0)),
-    GpuSpec("a10", 22_517 * MIB, (8, 6)),
-    GpuSpec("a10g", 22_587 * MIB, (8, 6)),
-    GpuSpec("rtx3090", 24_259 * MIB, (8, 6), 256 * MIB),
-    GpuSpec("rtxa6000", 48_676 * MIB, (8, 6)),
-    GpuSpec("l4", 22_558 * MIB, (8, 9), 236 * MIB),
-    GpuSpec("l40s", 45_589 * MIB, (8, 9)),
-    GpuSpec("rtx4090", 24_084 * MIB, (8, 9), 473 * MIB),
-    GpuSpec("h100", 81_008 * MIB, (9, 0)),
-    GpuSpec("h100-nvl", 95_232 * MIB, (9, 0)),
-    GpuSpec("h200", 143_156 * MIB, (9, 0)),
-    GpuSpec("b200", 182_631 * MIB, (10, 0), 711 * MIB),
-    GpuSpec("rtx5090", 32_112 * MIB, (12, 0), 595 * MIB),
+    GpuSpec("v100-16gb", 16_130 * MIB, (7, 0), processors=80),
+    GpuSpec("v100-32gb", 32_510 * MIB, (7, 0), processors=80),
+    GpuSpec("t4", 14_930 * MIB, (7, 5), 100 * MIB, processors=40),
+    GpuSpec("a100-40gb", 40_448 * MIB, (8, 0), 414 * MIB, processors=108),
+    GpuSpec("a100-80gb", 81_152 * MIB, (8, 0), processors=108),
+    GpuSpec("a10", 22_517 * MIB, (8, 6), processors=72),
+    GpuSpec("a10g", 22_587 * MIB, (8, 6), processors=80),
+    GpuSpec("rtx3090", 24_259 * MIB, (8, 6), 256 * MIB, processors=82),
+    GpuSpec("rtxa6000", 48_676 * MIB, (8, 6), processors=84),
+    GpuSpec("l4", 22_558 * MIB, (8, 9), 236 * MIB, processors=58),
+    GpuSpec("l40s", 45_589 * MIB, (8, 9), processors=142),
+    GpuSpec("rtx4090", 24_084 * MIB, (8, 9), 473 * MIB, processors=128),
+    GpuSpec("h100", 81_008 * MIB, (9, 0), processors=132),
+    GpuSpec("h100-nvl", 95_232 * MIB, (9, 0), processors=132),
+    GpuSpec("h200", 143_156 * MIB, (9, 0), processors=132),
+    GpuSpec("b200", 182_631 * MIB, (10, 0), 711 * MIB, processors=148),
+    GpuSpec("rtx5090", 32_112 * MIB, (12, 0), 595 * MIB, processors=170),
 )
 """The source of each number is in docs/gpus.md."""
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.sources.cublas import LARGE_WORKSPACE, WORKSPACE, keeps_workspaces
 from tb_memplugin.sources.phases import phase_at
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.trace import Allocations, Category, Phase, Spans
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 COMMUNICATION_PREFIXES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "fsdp::", "record_param_comms")
-WORKSPACE_BYTES = frozenset({8_519_680, 33_554_432})
-"""Bytes of cuBLAS's workspace per handle and stream: before Hopper, and on Hopper (measured). It is allocated
-inside a matrix product."""
+WORKSPACE_BYTES = frozenset({WORKSPACE, LARGE_WORKSPACE})
 _MATMULS = (
     "mm",
     "addmm",
@@ -89,12 +88,16 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
 
 
 def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], window_end_ns: int) -> Bool:
-    """Return a mask of cuBLAS workspaces: of their exact size, allocated in a matrix product, never freed."""
+    """Return a mask of cuBLAS workspaces: of their exact size, allocated in a matrix product.
+
+    They are never freed, or freed before the product returns (`keeps_workspaces`).
+    """
     matmul = np.array([name.removeprefix("aten::") in _MATMULS for name in (*operators, "")], bool)
     on_cuda = np.array([name.startswith("cuda") for name in devices] or [False], bool)
     right_size = np.isin(born.bytes, list(WORKSPACE_BYTES))
-    stays = born.freed_ns > window_end_ns
-    mask: Bool = matmul[born.operator] & right_size & on_cuda[born.device] & stays
+    kept, passing = born.freed_ns > window_end_ns, born.freed_ns <= born.operator_end_ns
+    lives = kept if keeps_workspaces() else passing
+    mask: Bool = matmul[born.operator] & right_size & on_cuda[born.device] & lives
     return mask
 
 

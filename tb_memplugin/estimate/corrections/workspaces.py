@@ -1,9 +1,10 @@
 """cuBLAS workspaces: memory inside the allocator that no tensor owns.
 
-PyTorch allocates a workspace for every cuBLAS handle and stream on the first matrix product, and never frees
-it. A handle belongs to a thread: the program's thread has one and autograd's thread for the device another,
-so inference takes one workspace and training two (aten/src/ATen/cuda/CublasHandlePool.cpp). cuBLASLt uses the
-same memory, unless TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 (torch/backends/cuda/__init__.py).
+Until 2.14, PyTorch allocates a workspace for every cuBLAS handle and stream on the first matrix product,
+and never frees it. A handle belongs to a thread: the program's thread has one and autograd's thread for the
+device another, so inference takes one workspace and training two. cuBLASLt uses the same memory, unless
+TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 (torch/backends/cuda/__init__.py). Since 2.15, each product allocates its
+own and frees it at once, and cuBLASLt's are smaller (aten/src/ATen/cuda/CublasHandlePool.cpp).
 
 PyTorch first copies matrices whose strides cuBLAS cannot read (aten/src/ATen/native/cuda/Blas.cpp,
 prepare_matrix_for_cublas), such as the gradient of a sum, which is one number expanded to a shape.
@@ -11,6 +12,7 @@ prepare_matrix_for_cublas), such as the gradient of a sum, which is one number e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,35 +21,39 @@ from tb_memplugin.estimate.corrections.correction import Correction, Target
 from tb_memplugin.estimate.corrections.matrix_copies import readable
 from tb_memplugin.estimate.fake_ledger import Place
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
-from tb_memplugin.estimate.gpu_spec import CUBLAS_WORKSPACE
+from tb_memplugin.sources.cublas import LT_WORKSPACE, WORKSPACE, keeps_workspaces
 from tb_memplugin.trace import Category, Phase
 
 _PRODUCTS = (
     "mm",
     "addmm",
+    "addmm_",
     "_addmm_activation",
     "bmm",
     "baddbmm",
+    "baddbmm_",
+    "addbmm",
     "mv",
     "addmv",
+    "addmv_",
     "dot",
     "vdot",
     "_scaled_mm",
-    "_int_mm",
-    "addr_",
 )
 
+_WITH_A_BIAS = ("aten::addmm", "aten::_addmm_activation")
+"""Products that cuBLASLt computes if the operands suit it; it computes `_scaled_mm` always."""
 
-_BY_CUBLASLT = ("aten::addmm", "aten::_addmm_activation", "aten::_scaled_mm", "aten::_int_mm")
-"""Operators that cuBLASLt computes: layers with a bias, and 8-bit products."""
+_BY_CUBLASLT = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class Workspaces(Correction):
-    """Allocates one workspace for each device and thread (forward or backward) that multiplies matrices."""
+    """Allocates workspaces: one for each device and thread (forward or backward), or one for each product."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._taken: set[tuple[int, bool]] = set()
+        self._kept: set[tuple[int, bool]] | None = set() if keeps_workspaces() else None
 
     def after(self) -> dict[Any, After]:
         """Return a function for every operator that cuBLAS computes."""
@@ -62,30 +68,57 @@ class Workspaces(Correction):
         self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
     ) -> None:
         device = getattr(out, "fake_device", None)
-        if device is None or device.type != "cuda" or not out.numel():
+        matrices = [one for one in args if isinstance(one, torch.Tensor)]
+        if device is None or device.type != "cuda" or not out.numel() or not all(m.numel() for m in matrices):
             return
-        if func._schema.name in _BY_CUBLASLT:
+        row = mode.ledger.device_row(device)
+        copies = [
+            mode.held(matrix.numel() * matrix.element_size(), func, place, Category.TEMPORARY, row)
+            for matrix in matrices
+            if matrix.dim() >= 2 and not readable(matrix)
+        ]
+        self._workspace(mode, func, matrices, place, row)
+        for block in copies:
+            mode.ledger.give_back(block, place)
+
+    def _workspace(
+        self, mode: CountingFakeMode, func: Any, matrices: Sequence[torch.Tensor], place: Place, row: int
+    ) -> None:
+        by_lt = func._schema.name == "aten::_scaled_mm" or _suits_cublaslt(func._schema.name, matrices)
+        if self._kept is None:
+            size = LT_WORKSPACE if by_lt else self._size()
+            mode.ledger.give_back(mode.held(size, func, place, Category.WORKSPACE, row), place)
+            return
+        if by_lt:
             self.target.note(
                 "cuBLASLt (layers with a bias) shares the workspace of cuBLAS, which is counted. With "
                 "TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 it has its own, which is not counted."
             )
-        key = (mode.ledger.device_row(device), place.phase is Phase.BACKWARD)
-        copies = [
-            mode.held(matrix.numel() * matrix.element_size(), func, place, Category.TEMPORARY, key[0])
-            for matrix in args
-            if isinstance(matrix, torch.Tensor) and matrix.dim() >= 2 and not readable(matrix)
-        ]
-        if key not in self._taken:
-            self._taken.add(key)
-            if self.target.gpu is None:
-                self.target.note(
-                    "The size of cuBLAS workspaces depends on the GPU. No GPU was given, so each is "
-                    "counted as 8,519,680 bytes, as before Hopper."
-                )
-            nobody = Place(-1, place.phase)
-            mode.held(self._size(), func, nobody, Category.WORKSPACE, key[0])
-        for block in copies:
-            mode.ledger.give_back(block, place)
+        key = (row, place.phase is Phase.BACKWARD)
+        if key not in self._kept:
+            self._kept.add(key)
+            mode.held(self._size(), func, Place(-1, place.phase), Category.WORKSPACE, row)
 
     def _size(self) -> int:
-        return self.target.gpu.cublas_workspace_bytes if self.target.gpu is not None else CUBLAS_WORKSPACE
+        if self.target.gpu is not None:
+            return self.target.gpu.cublas_workspace_bytes
+        self.target.note(
+            "The size of cuBLAS workspaces depends on the GPU. No GPU was given, so each is "
+            f"counted as {WORKSPACE:,} bytes, as before Hopper."
+        )
+        return WORKSPACE
+
+
+def _suits_cublaslt(name: str, matrices: Sequence[torch.Tensor]) -> bool:
+    """Return whether cuBLASLt computes a product with a bias (Blas.cpp, isInputCompliesAddmmCudaLt).
+
+    A `beta` other than 1, with which it does not, is not seen.
+    """
+    if name not in _WITH_A_BIAS or len(matrices) != 3:
+        return False
+    bias, left, right = matrices
+    if right.dtype not in _BY_CUBLASLT or min(right.shape) < 2:
+        return False
+    row = bias.is_contiguous() and bias.squeeze().dim() == 1 and bias.shape[-1] == right.shape[1]
+    whole = bias.shape == (left.shape[0], right.shape[1]) and right.dtype in _HALF
+    return row or whole or name == "aten::_addmm_activation"

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from tb_memplugin.sources.cublas import WORKSPACE
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 FEWEST = 8
 """The smallest number of blocks that must agree. Fewer could agree by accident."""
-
-CUBLAS_WORKSPACE = 8_519_680
-"""Bytes of cuBLAS's workspace per handle and stream before Hopper, a size that other blocks do not have."""
 
 
 def by_sizes(trace: MemoryTrace, category: UInt8, phase: UInt8, ends_step: Bool) -> UInt8:
@@ -30,7 +28,7 @@ def by_sizes(trace: MemoryTrace, category: UInt8, phase: UInt8, ends_step: Bool)
     """
     found: UInt8 = category.copy()
     blocks = trace.allocations
-    waits = blocks.bytes == CUBLAS_WORKSPACE
+    waits = blocks.bytes == WORKSPACE  # a size that other blocks do not have
     waits &= (found == Category.UNKNOWN) & (blocks.born < 0) & (blocks.freed == len(trace.events))
     found[waits] = Category.WORKSPACE
     for device in range(len(trace.devices)):

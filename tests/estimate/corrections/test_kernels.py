@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
 from tb_memplugin import MemPluginError
+from tb_memplugin.estimate.corrections import workspaces
 from tb_memplugin.estimate.corrections.fused_kernels import HAS_RMS_NORM, ON_CUDA
 from tests.estimate.fake_runs import KIB, MIB, allocations, estimated, sizes
 
@@ -28,12 +29,51 @@ def product(*, train: bool) -> None:
 
 
 @pytest.mark.parametrize(("gpu", "size"), [("a100", BEFORE_HOPPER), ("h100", HOPPER), ("b200", HOPPER)])
-def test_a_workspace_for_inference_and_another_for_the_backward(gpu: str, size: int) -> None:
+def test_a_workspace_for_inference_and_another_for_the_backward(
+    gpu: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspaces, "keeps_workspaces", lambda: True)
     one = estimated(lambda: product(train=False), gpu=gpu)
     two = estimated(lambda: product(train=True), gpu=gpu)
     assert [bytes_ for _, bytes_, kind in allocations(one) if kind == "workspace"] == [size]
     assert [bytes_ for _, bytes_, kind in allocations(two) if kind == "workspace"] == [size, size]
     assert two.estimate().workspace_bytes == 2 * size
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(*shape, dtype=dtype, device="cuda")
+
+
+HALF = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("product", "size"),
+    [
+        (lambda: ones(8, 8) @ ones(8, 8), BEFORE_HOPPER),
+        (lambda: torch.addmm(ones(8), ones(8, 8), ones(8, 8)), MIB),
+        (lambda: torch.addmm(ones(1, 8), ones(8, 8), ones(8, 8)), MIB),
+        (lambda: torch.addmm(ones(8), ones(1, 8), ones(8, 8)), MIB),
+        (lambda: torch.addmm(ones(8, 8), ones(8, 8), ones(8, 8)), BEFORE_HOPPER),
+        (lambda: torch.addmm(ones(8, 8, dtype=HALF), ones(8, 8, dtype=HALF), ones(8, 8, dtype=HALF)), MIB),
+        (lambda: torch.addmm(ones(8, 1), ones(8, 8), ones(8, 8)), BEFORE_HOPPER),
+        (lambda: torch.addmm(ones(1), ones(8, 8), ones(8, 1)), BEFORE_HOPPER),
+        (lambda: ones(8, 8).addmm_(ones(8, 8), ones(8, 8)), BEFORE_HOPPER),
+        (lambda: ones(8).addmv_(ones(8, 8), ones(8)), BEFORE_HOPPER),
+        (lambda: torch._addmm_activation(ones(8, 8), ones(8, 8), ones(8, 8)), MIB),
+        (lambda: torch.addr(ones(8, 8), ones(8), ones(8)), None),
+        (lambda: ones(8, 0) @ ones(0, 8), None),
+    ],
+)
+def test_newer_versions_allocate_a_workspace_for_each_product(
+    product: Any, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes are those that PyTorch 2.15 allocates for an A100 (tests/gpu/standin)."""
+    monkeypatch.setattr(workspaces, "keeps_workspaces", lambda: False)
+    done = estimated(lambda: (product(), product()), gpu="a100")
+    taken = [bytes_ for _, bytes_, kind in allocations(done) if kind == "workspace"]
+    assert taken == ([size, size] if size else [])
+    assert sum(done.get_current_memory_allocated()) < MIB  # freed again
 
 
 def test_what_multiplies_no_matrices_needs_no_workspace() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tb_memplugin.sources.cublas import WORKSPACE
 from tb_memplugin.sources.snapshot.categories import categorised
-from tb_memplugin.sources.snapshot.same_sizes import CUBLAS_WORKSPACE, FEWEST
+from tb_memplugin.sources.snapshot.same_sizes import FEWEST
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import Category, MemoryTrace
 from tests.recorded_program import program
@@ -73,9 +74,9 @@ def test_state_that_a_step_replaces_is_state():
 
 
 def test_a_block_of_cublas_own_size_that_stays_is_a_workspace():
-    lines = (f"before {CUBLAS_WORKSPACE} a", "alloc 1 x")
-    assert categories(program(*lines)) == {CUBLAS_WORKSPACE: "workspace", 1: "unknown"}
-    assert categories(program(*lines, "free a"))[CUBLAS_WORKSPACE] == "unknown"
+    lines = (f"before {WORKSPACE} a", "alloc 1 x")
+    assert categories(program(*lines)) == {WORKSPACE: "workspace", 1: "unknown"}
+    assert categories(program(*lines, "free a"))[WORKSPACE] == "unknown"
 
 
 def test_a_snapshot_without_a_trace_may_know_gradients_by_their_stacks():
