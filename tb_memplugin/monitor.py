@@ -63,7 +63,7 @@ class MemoryMonitor:
             level.
 
     Raises:
-        TypeError: `worker_name` is not text, or `flush_seconds` is not a number.
+        TypeError: `logdir` is not a path, `worker_name` is not text, or `flush_seconds` is not a number.
         MemPluginError: the device or the level does not exist, or `flush_seconds` is not above 0.
 
     Example:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.tables import Unit, printable
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, NotRecordedError
+from tb_memplugin.exports import monitored_steps
 from tb_memplugin.exports.formats import FORMATS, write_as
+from tb_memplugin.exports.monitored_steps import MonitoredWorker
+from tb_memplugin.store.reader import WatchedSteps, read_recordings
 
 _FORMATS = "; ".join(f"{name}: {one.what}" for name, one in FORMATS.items())
 
@@ -47,13 +51,41 @@ def command(
     """Write a recording in another format.
 
     FILE is a memory snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's
-    folder. For a folder, the window with the highest peak is taken.
+    folder. For a folder, the window with the highest peak is taken. If MemoryMonitor alone recorded it, csv
+    and json have the figures of every step.
     """
     refuse_own_input(file, output)
     chosen = read_rules(rules) if rules else None
-    trace = open_trace(file, reading).trace
-    notes = write_as(format_, trace, output, Path(file).name, by=by, rules=chosen, stacks=stacks)
+    try:
+        trace = open_trace(file, reading).trace
+    except NotRecordedError:
+        watched = read_recordings(file).watched
+        if not watched:
+            raise
+        notes = _write_watched(watched, file, format_, output)
+    else:
+        notes = write_as(format_, trace, output, Path(file).name, by=by, rules=chosen, stacks=stacks)
     report_written(file, output, format_, as_json, notes)
+
+
+def _write_watched(
+    watched: Sequence[WatchedSteps], folder: str, format_: str, output: str
+) -> tuple[str, ...]:
+    """Write the figures that monitors recorded. Return what they say is missing.
+
+    Raises:
+        MemPluginError: the format needs single allocations, or the file cannot be written.
+    """
+    if format_ not in ("csv", "json"):
+        raise MemPluginError(
+            f"{format_} needs single allocations, but MemoryMonitor alone recorded here.",
+            where=folder,
+            fix=f"Choose --to csv or --to json, or run: tensorboard --logdir {shlex.quote(folder)}",
+        )
+    write = monitored_steps.write_csv if format_ == "csv" else monitored_steps.write_json
+    workers = [MonitoredWorker(one.folder, one.worker, one.figures) for one in watched]
+    write(workers, output)
+    return tuple(f"{one.worker}: {note}" for one in workers for note in one.figures.notes)
 
 
 def refuse_own_input(file: str, output: str) -> None:

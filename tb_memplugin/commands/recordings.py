@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,11 @@ READ_SECONDS = 10
 
 RECORD = "Record with torch.profiler.profile(profile_memory=True, on_trace_ready=memory_trace_handler(DIR))."
 
+SNAPSHOTS = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
+TRACES = ("trace.json", "trace.json.gz")
+TIMELINES = (".raw.json", ".raw.json.gz")
+"""Usual endings of files that `tb-memplugin import` reads."""
+
 
 def check_logdir(logdir: str) -> Iterator[Finding]:
     """Check the folder, its event files, the recordings in them, and the side files that they name."""
@@ -27,10 +33,14 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     if absent is not None:
         yield absent
         return
+    closed = _closed_folders(logdir)
+    for folder in closed:
+        yield problem(f"This user cannot read the folder {folder}.", _allow(folder))
     names = [(folder, name) for folder, found in files.walk(logdir) for name in found]
     events = [(folder, name) for folder, name in names if "tfevents" in name]
     recordings = read_recordings(logdir)
-    yield _check_events(logdir, names, events, recordings)
+    if names or not closed:
+        yield _check_events(logdir, names, events, recordings)
     if recordings.watched:
         count = sum(len(series.figures) for series in recordings.watched)
         yield fine(
@@ -40,26 +50,55 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     broken = _unreadable(logdir, recordings)
     for error in broken.values():
         yield problem(f"{error.where}: {error.what}", error.fix)
-    yield from _check_side_files(recordings.steps, broken)
+    yield from _check_side_files(_side_files(recordings.steps, closed), broken)
     yield from _check_access(logdir, recordings)
 
 
 def _check_folder(logdir: str) -> Finding | None:
     if not files.exists(logdir):
         return problem(
-            f"The folder {logdir} does not exist.",
+            f"The folder {shlex.quote(logdir)} does not exist.",
             "Use the same folder here, in tensorboard --logdir and in memory_trace_handler.",
         )
     if files.is_remote(logdir):
         return None
     path = Path(logdir).resolve()
+    worker = next((above for above in path.parents if _is_side_path(path, above)), None)
+    if worker is not None:
+        what = "contains only side files" if path.is_dir() else "is a side file"
+        return problem(f"{logdir} {what}.", f"Use the run's folder: {worker.parent}")
     if not path.is_dir():
+        if path.name.endswith((*SNAPSHOTS, *TRACES, *TIMELINES)):
+            fix = f"Import it: {_import([logdir], 'LOGDIR')}"
+            return problem(f"{logdir} is a file, not a folder.", fix)
         return problem(f"{logdir} is a file, not a folder.", f"Give the folder: {path.parent}")
-    if path.as_posix().endswith(SIDE_FOLDER):
-        return problem(f"{logdir} contains only side files.", f"Use the run's folder: {path.parents[2]}")
     if not os.access(path, os.R_OK | os.X_OK):
-        return problem(f"This user cannot read {logdir}.", f"Run: chmod u+rx {path}")
+        return problem(f"This user cannot read {logdir}.", _allow(str(path)))
     return None
+
+
+def _is_side_path(path: Path, worker: Path) -> bool:
+    """Whether a path is in a worker's folder of side files, or above it in the worker's folder."""
+    side = worker / SIDE_FOLDER
+    return side.is_dir() and (path == side.parent or path == side or side in path.parents)
+
+
+def _closed_folders(logdir: str) -> list[str]:
+    """Return the folders below a local logdir that this user cannot list."""
+    errors: list[OSError] = []
+    if not files.is_remote(logdir):
+        for _ in os.walk(logdir, onerror=errors.append):
+            pass
+    return [str(error.filename) for error in errors]
+
+
+def _allow(path: str) -> str:
+    return f"Give the user who runs TensorBoard permission: chmod -R a+rX {shlex.quote(path)}"
+
+
+def _import(paths: Sequence[str], logdir: str) -> str:
+    named = " ".join([*map(shlex.quote, paths[:3]), *(["..."] if len(paths) > 3 else [])])
+    return f"tb-memplugin import {named} --logdir {shlex.quote(logdir)}"
 
 
 def _check_events(
@@ -81,15 +120,32 @@ def _check_events(
             "There are side files, but not the event files that belong to them.",
             "Copy whole run folders. If the process ended while it was writing, record again.",
         )
-    if any(name.endswith((".pt.trace.json", ".pt.trace.json.gz")) for _, name in names):
+    return _check_importable(logdir, names) or _nothing_recorded(len(events))
+
+
+def _check_importable(logdir: str, names: list[tuple[str, str]]) -> Finding | None:
+    """Look for files that could be imported; None if there are none."""
+    for what, endings, condition in (
+        ("look like memory snapshots", SNAPSHOTS, ""),
+        ("look like memory timelines", TIMELINES, ""),
+        ("are profiler traces", TRACES, " if they were recorded with profile_memory=True"),
+    ):
+        found = [files.join(folder, name) for folder, name in names if name.endswith(endings)]
+        if found:
+            text = f"There is no recording, but there are files that {what}, such as {found[0]}."
+            return problem(text, f"Import them{condition}: {_import(found, logdir)}")
+    return None
+
+
+def _nothing_recorded(event_files: int) -> Finding:
+    if event_files:
         return problem(
-            "There are profiler traces (tensorboard_trace_handler), but no memory recording.", RECORD
+            f"There is no recording, only {counted(event_files, 'event file')} with other data.", RECORD
         )
-    if events:
-        return problem(f"There are {len(events)} event files, but none contains a memory recording.", RECORD)
     return problem(
         "There is no event file.",
-        f"{RECORD} Is this the folder given to memory_trace_handler, or one above it?",
+        f"{RECORD} If you did: is this the folder given to memory_trace_handler, or one above it? Did the "
+        "training reach the steps that the profiler's schedule records?",
     )
 
 
@@ -110,8 +166,13 @@ def _unreadable(logdir: str, recordings: Recordings) -> dict[str, UnreadableFile
     return {error.where: error for error in errors}
 
 
-def _check_side_files(steps: tuple[RecordedStep, ...], broken: Container[str]) -> Iterator[Finding]:
-    paths = sorted({step.side_file for step in steps if step.side_file is not None})
+def _side_files(steps: tuple[RecordedStep, ...], closed: list[str]) -> list[str]:
+    """Return the sorted paths of the side files that steps name, without those in closed folders."""
+    paths = {step.side_file for step in steps if step.side_file is not None}
+    return sorted(path for path in paths if not any(path.startswith(f"{folder}/") for folder in closed))
+
+
+def _check_side_files(paths: list[str], broken: Container[str]) -> Iterator[Finding]:
     existing = {path for path in paths if files.exists(path)}
     missing = [path for path in paths if path not in existing]
     for path in missing[:10]:
@@ -136,7 +197,7 @@ def _check_content(paths: Sequence[str]) -> Iterator[Finding]:
             break
     if complete:
         left = f"; {len(paths) - read} more were not read" if read < len(paths) else ""
-        yield fine(f"{complete} side files are complete{left}")
+        yield fine(f"{counted(complete, 'side file')} complete{left}")
 
 
 def _check_access(logdir: str, recordings: Recordings) -> Iterator[Finding]:

@@ -1,4 +1,5 @@
 import os
+import shlex
 from importlib import metadata
 
 import pytest
@@ -55,18 +56,43 @@ def test_a_file_instead_of_a_folder(tmp_path):
 
 def test_other_peoples_event_files_only(tmp_path):
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"")
-    assert "none contains a memory recording" in problems(tmp_path)[0]
+    assert "only 1 event file with other data" in problems(tmp_path)[0]
 
 
-def test_profiler_traces_without_a_recording(tmp_path):
-    (tmp_path / "host_1.2.pt.trace.json").write_text("{}")
-    assert "tensorboard_trace_handler" in problems(tmp_path)[0]
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("snapshot 1.pickle", "look like memory snapshots"),
+        ("memory.raw.json.gz", "look like memory timelines"),
+        ("host_1.2.pt.trace.json", "are profiler traces"),
+        ("trace.json.gz", "are profiler traces"),
+    ],
+)
+def test_files_that_are_not_imported(tmp_path, name, what):
+    (tmp_path / name).write_text("{}")
+    (finding,) = findings(tmp_path)
+    assert what in finding.what
+    assert f"tb-memplugin import {shlex.quote(str(tmp_path / name))} --logdir {tmp_path}" in finding.fix
 
 
-def test_a_folder_too_deep(logdir):
-    found = findings(logdir / "run/rank0/plugins/tb_memplugin")
-    assert "contains only side files" in found[0].what
-    assert str(logdir / "run") in found[0].fix
+def test_a_file_to_import_instead_of_a_folder(tmp_path):
+    (tmp_path / "snapshot.pickle").write_text("")
+    (finding,) = findings(tmp_path / "snapshot.pickle")
+    assert f"tb-memplugin import {tmp_path / 'snapshot.pickle'} --logdir LOGDIR" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("plugins", "contains only side files"),
+        ("plugins/tb_memplugin", "contains only side files"),
+        ("plugins/tb_memplugin/window-000000.mem", "is a side file"),
+    ],
+)
+def test_a_path_too_deep(logdir, path, what):
+    (finding,) = findings(logdir / "run/rank0" / path)
+    assert what in finding.what
+    assert finding.fix == f"Use the run's folder: {logdir / 'run'}"
 
 
 def test_event_files_that_were_not_copied_along(logdir):
@@ -120,6 +146,16 @@ def test_a_strangers_event_file_beside_ours(logdir):
     (logdir / "run/rank0/events.out.tfevents.9.x").write_bytes(record(b""))
     assert problems(logdir) == []
     assert any("another writer" in finding.what for finding in findings(logdir))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("closed", ["run/rank0", "run/rank0/plugins"])
+def test_a_folder_that_cannot_be_read(logdir, closed):
+    (logdir / closed).chmod(0)
+    try:
+        assert problems(logdir) == [f"This user cannot read the folder {logdir / closed}."]
+    finally:
+        (logdir / closed).chmod(0o700)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")

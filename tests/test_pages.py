@@ -1,0 +1,84 @@
+"""The pages: first examples run and print what stands there, except for times; no link is broken."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def read(page: str | Path) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def run(code: str, folder: Path) -> str:
+    """Run code as `train.py` in a folder; return what it prints."""
+    (folder / "train.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "108", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def comparable(text: str, folder: Path) -> list[str]:
+    """Return the lines without blank ones, spaces at their ends, times and the script's folder."""
+    text = text.replace("/home/me/", "").replace(f"{folder}/", "")
+    text = re.sub(r" +[\d,]+\.\d\d │$", " TIME │", text, flags=re.MULTILINE)
+    return [
+        line.rstrip()
+        for line in text.splitlines()
+        if line.strip() and not line.startswith(("┏", "┃", "┡", "└"))
+    ]
+
+
+@pytest.mark.parametrize("page", ["tracer.md", "lines.md", "iterations.md"])
+def test_the_first_example_prints_what_the_page_shows(page, tmp_path):
+    found = re.search(r"```python\n(.*?)```.*?\n```\n(.*?)```", read(f"docs/{page}"), re.DOTALL)
+    assert found is not None
+    code, output = found.groups()
+    assert comparable(run(code, tmp_path), tmp_path) == comparable(output, tmp_path)
+
+
+YOURS = """
+import torch
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch = torch.ones(2, 4)
+def train_step(batch):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_first_example_of_the_readme_records_a_step(tmp_path):
+    run(YOURS + read("README.md").partition("```python\n")[2].partition("```")[0], tmp_path)
+    assert len(list(tmp_path.glob("runs/first/*/*.tb_memplugin"))) == 1
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_link_leads_somewhere(page):
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", read(page))
+    broken = []
+    for path, anchor in links:
+        target = (ROOT / page.parent / path).resolve() if path else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target.relative_to(ROOT))):
+            broken.append(f"{path}#{anchor}")
+    assert broken == []
