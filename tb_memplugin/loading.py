@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from tb_memplugin.sources.content import (
 from tb_memplugin.sources.kineto.trace import trace_from_kineto
 from tb_memplugin.sources.snapshot.from_json import as_pickled, check_not_shared
 from tb_memplugin.sources.snapshot.safe_pickle import RefusedPickleError, read_pickle
-from tb_memplugin.sources.snapshot.trace import is_snapshot, trace_from_snapshot
+from tb_memplugin.sources.snapshot.trace import from_traces, is_snapshot, trace_from_snapshot
 from tb_memplugin.sources.timeline import is_timeline, trace_from_timeline
 from tb_memplugin.store import files
 from tb_memplugin.store.envelope import HEAD_MAGIC
@@ -103,14 +104,14 @@ def load(
 
 def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> MemoryTrace:
     """Return the trace in an uncompressed stream that begins with the bytes `head`."""
-    begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if begin and begin in b"{[":
+    _refuse_known(head, name)
+    begin = head.decode(json.detect_encoding(head), errors="replace").lstrip()[:1]
+    if begin and begin in "{[":
         content, notes = read_json(stream, name)
         trace = _trace_of(
             content, name, device_type, lambda content: as_pickled(content, name, stream.tell())
         )
         return _with_notes(trace, notes)
-    _refuse_known(head, name)
     try:
         content, notes = read_pickle(stream, name)
     except RefusedPickleError:
@@ -119,6 +120,7 @@ def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> Mem
         if not head or head.startswith(PICKLE_MAGIC):
             raise
         raise _foreign(name, "The kind of this file is not known.") from error
+    content = from_traces(content)
     if not is_snapshot(content):
         raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
     trace = trace_from_snapshot(check_not_shared(content, name, stream.tell()), name, device_type)
@@ -136,6 +138,7 @@ def _trace_of(
     prepared: Callable[[object], object] = lambda content: content,
 ) -> MemoryTrace:
     """Return the trace in an object, whose format is recognized by its keys and elements."""
+    content = from_traces(content)
     first = content[0] if isinstance(content, list) and content else None
     if (isinstance(content, dict) and "traceEvents" in content) or (
         isinstance(first, dict) and "ph" in first

@@ -54,6 +54,26 @@ def test_a_snapshot_in_memory():
     assert peak(load(CONTENT), "cuda:0").bytes == 390
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+def test_json_in_another_encoding(tmp_path, encoding):
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(json.dumps(CONTENT).encode(encoding))
+    assert peak(load(path)).bytes == 390
+
+
+@pytest.mark.parametrize("kind", ["json", "pickle", "in memory"])
+@pytest.mark.parametrize("content", [[], [[]], [[], []], [[], [], []]], ids=len)
+def test_traces_alone_without_the_snapshot_around_them(tmp_path, content, kind):
+    """The entries of one device, or one list for each of 1 to 3 devices, of which the last has them."""
+    one = entries(*(f"alloc {1000 * place} 90" for place in range(1, 5)))
+    content = one if content == [] else [*content[:-1], one]
+    path = tmp_path / "traces"
+    path.write_bytes(pickle.dumps(content) if kind == "pickle" else json.dumps(content).encode())
+    trace = load(content if kind == "in memory" else path)
+    assert trace.live(0).tolist() == [0, 90, 180, 270, 360]
+    assert "the snapshot has no segments" in trace.notes[0]
+
+
 def test_pools_are_tuples_again():
     made = json.loads(json.dumps(CONTENT))
     made["device_traces"][0][0]["pool_id"] = made["segments"][0]["segment_pool_id"] = [0, 1]

@@ -12,6 +12,10 @@ from tb_memplugin.trace.tables import Int64
 
 _NO_SPANS = Spans()
 
+MOST_LEVELS = 100
+"""Autograd nodes of deeper modules count to the module around them at the last level: each node is in every
+level, so a chain of modules would take time and memory with the square of its length."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
@@ -54,7 +58,8 @@ def lanes(
     levels = [*_by_depth(calls, np.flatnonzero(forward & (calls.name >= 0)))]
     nodes = np.flatnonzero(~forward & (calls.name >= 0))
     stretch = _stretch(calls.start_ns[nodes], steps, phases)
-    for depth, owner in enumerate(_owners_by_depth(calls.name[nodes].astype(np.int64), parent)):
+    owners = _not_deeper(parent, MOST_LEVELS)[calls.name[nodes]]
+    for depth, owner in enumerate(_owners_by_depth(owners, parent)):
         merged = _merged(calls, nodes, owner, stretch, depth)
         if depth == len(levels):
             levels.append(_NO_SPANS)
@@ -108,6 +113,16 @@ def _called_parents(modules: Sequence[Module], called: np.ndarray) -> Int64:
     while not (settled := is_called[parent]).all():
         parent = np.where(settled, parent, parent[parent])
     return parent
+
+
+def _not_deeper(parent: Int64, levels: int) -> Int64:
+    """Return for each module itself, or the module around it at the last of the levels."""
+    kept: list[int] = []
+    depth: list[int] = []
+    for row, above in enumerate(parent.tolist()):
+        depth.append(depth[above] + 1 if above >= 0 else 0)
+        kept.append(row if depth[row] < levels else kept[above])
+    return np.array(kept, np.int64)
 
 
 def _touching(spans: Spans, t0_ns: int, t1_ns: int) -> Int64:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 from rich.console import RenderableType
 
+from tb_memplugin.analysis.allocator import Fragmentation
 from tb_memplugin.analysis.breakdown import breakdown
 from tb_memplugin.analysis.oom import OomReport
 from tb_memplugin.analysis.segments import SegmentState
@@ -155,11 +156,10 @@ def _heading(state: DeviceState) -> Iterator[str]:
         f"allocated {_with_unit(state.allocated_bytes)}{_counted(state)}, "
         f"pending {_with_unit(state.pending_bytes)}, reserved {_with_unit(state.reserved_bytes)}"
     )
-    if state.reserved_bytes is not None:
+    if waste.unused is not None:
         yield (
-            f"fragmentation: {_percent(waste.unused)} of the reserved memory is free; "
-            f"{_percent(waste.split)} of that is outside the largest free block "
-            f"({_with_unit(waste.largest_free_bytes)} of {_with_unit(waste.free_bytes)})"
+            f"fragmentation: {100 * waste.unused:.1f} % of the reserved memory is not allocated"
+            f"{_apart(waste)}"
         )
     yield (
         f"peak {_with_unit(peak.bytes)} at event {state.number(peak.event)}: {_with_unit(peak.before_bytes)} "
@@ -235,5 +235,11 @@ def _with_unit(size: int | None) -> str:
     return NOT_KNOWN if size is None else Unit.for_bytes([size]).tell(size)
 
 
-def _percent(ratio: float | None) -> str:
-    return NOT_KNOWN if ratio is None else f"{100 * ratio:.1f} %"
+def _apart(waste: Fragmentation) -> str:
+    """Say how much of the free memory is outside the largest free block, where that is known."""
+    if waste.split is None:
+        return "; no block is free" if waste.free_bytes == 0 else ""
+    return (
+        f"; {100 * waste.split:.1f} % of the free memory is outside the largest free block "
+        f"({_with_unit(waste.largest_free_bytes)} of {_with_unit(waste.free_bytes)})"
+    )

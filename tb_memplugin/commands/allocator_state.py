@@ -80,6 +80,7 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
     memory, placed = levels(trace, device), layout(trace, device, event)
     pools = pools_of(trace, device, event, placed)
     known, reserves = knows_segments(trace, device), trace.devices[device].has_reserved
+    failed = failed_requests(trace, device)
     return DeviceState(
         trace=trace,
         device=device,
@@ -96,8 +97,8 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
         pools=pools,
         segments=segments_at(trace, device, event) if known else None,
         free_blocks=free_histogram(placed) if known else (),
-        ooms=oom_reports(trace, device, MOST_OOMS),
-        failed_requests=len(failed_requests(trace, device)),
+        ooms=oom_reports(trace, device, failed[-MOST_OOMS:]),
+        failed_requests=len(failed),
     )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tb_memplugin.analysis.breakdown import By, breakdown, codes, sums
 from tb_memplugin.analysis.moment import LiveAllocation, moment
+from tb_memplugin.analysis.oom import failed_requests
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.exports.changes import Changes, changes_of
@@ -91,6 +92,10 @@ def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: 
         "lanes": lanes_of(trace, row, epoch),
         "divisions": [_division(trace, row, division, changes, peak) for division in divisions],
         "largest": _largest(trace, row, peak, epoch),
+        "failed": [
+            [oom.event, int(trace.events.time_ns[oom.event]) - epoch, oom.requested_bytes]
+            for oom in (trace.ooms[number] for number in failed_requests(trace, row))
+        ],
     }
 
 

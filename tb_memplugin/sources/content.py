@@ -192,16 +192,16 @@ def too_large(limit: int, where: str) -> UnreadableFileError:
 def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[str, ...]]:
     """Return the content of a JSON file, and notes on parts that were not valid JSON.
 
-    Infinities and NaN as C++ writes them, and control characters in strings, are accepted; bytes that are
-    not UTF-8 become replacement characters. If a key appears twice in an object, the last value counts, and
-    a note gives the number of such keys.
+    Infinities and NaN as C++ writes them, and control characters in strings, are accepted. So are UTF-16 and
+    UTF-32 (PowerShell writes the former); invalid bytes become replacement characters. If a key appears twice
+    in an object, the last value counts, and a note gives the number of such keys.
 
     Raises:
         UnreadableFileError: the content is not JSON, truncated, or nested too deeply.
         OSError: reading the stream failed.
     """
     raw = stream.read()
-    text = raw.decode("utf-8-sig", errors="replace")
+    text = raw.decode(json.detect_encoding(raw), errors="replace")
     del raw
     try:
         return _parsed(text, where)

@@ -181,6 +181,14 @@ def test_real_windows_of_less_than_three_steps_have_no_leaks(number: str) -> Non
 
 
 @real
+@pytest.mark.parametrize("number", ["01", "07", "20"])
+def test_every_size_is_known_where_the_window_saw_all_large_blocks_born_or_kept(number: str) -> None:
+    trace = loaded(number)
+    for device in range(len(trace.devices)):
+        assert not any(Placement(trace, device).at(event).by_rule.any() for event in sampled(trace))
+
+
+@real
 @pytest.mark.parametrize("number", ["01", "03", "07", "10", "12", "20"])
 def test_what_blocks_take_is_what_the_simulated_allocator_set_aside_for_them(number: str) -> None:
     """The rule of rounding finds, from one moment alone, what following every split finds."""

@@ -1,4 +1,4 @@
-from tb_memplugin.analysis.lanes import lanes
+from tb_memplugin.analysis.lanes import MOST_LEVELS, lanes
 from tests.traces import EPOCH, MICROSECOND, trace
 
 FILLER = [f"alloc 1 b{row}" for row in range(20)]
@@ -46,6 +46,14 @@ def test_autograd_nodes_of_one_module_become_one_span_at_each_depth():
     outer, inner = drawn(recorded).modules
     assert named(recorded, outer) == [("net", 0, 10)]
     assert named(recorded, inner) == [("net.a", 0, 5), ("net.b", 5, 7), ("net.a", 8, 10)]
+
+
+def test_nodes_in_a_deep_chain_of_modules_count_to_the_last_level():
+    chain = [".".join("m" * depth) for depth in range(1, MOST_LEVELS + 4)]
+    recorded = trace(*FILLER, calls=[(chain[-1], 0, 1, "backward"), (chain[-2], 3, 4, "backward")])
+    levels = drawn(recorded).modules
+    assert len(levels) == MOST_LEVELS
+    assert named(recorded, levels[-1]) == [(chain[MOST_LEVELS - 1], 0, 5)]
 
 
 def test_containers_that_are_never_called_have_no_lane_in_either_direction():

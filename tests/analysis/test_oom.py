@@ -149,8 +149,8 @@ def test_a_request_of_nothing_does_not_break_the_report() -> None:
     assert found.requested_bytes == 0
 
 
-def test_the_reports_of_a_device_are_the_last_ones_each_as_if_asked_for_alone() -> None:
+def test_several_reports_are_each_as_if_asked_for_alone() -> None:
     lines = (*STRIPED, "oom 3M 90M", "free_completed 100M 20M", "oom 3M 70M", "oom 30M 70M")
     history = allocator_trace(*lines, stacks=STACKS)
-    assert oom_reports(history, 0, 9) == tuple(oom_report(history, number) for number in range(3))
-    assert [found.number for found in oom_reports(history, 0, 2)] == [1, 2]
+    assert oom_reports(history, 0, [0, 2]) == (oom_report(history, 0), oom_report(history, 2))
+    assert oom_reports(history, 0, []) == ()

@@ -68,6 +68,26 @@ def test_pools_and_streams_sum_to_the_device(tmp_path):
     assert sum(pool["allocated_bytes"] for pool in device["pools"]) == device["allocated_bytes"] == M + 600
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (("segment_alloc 16M 2M",), None),
+        (("held 16M 2M", "live 16M 2M", "free_requested 16M 2M"), "0.0 % …; no block is free"),
+        (
+            ("held 16M 8M", "live 16M 1M pending=1", "live 19M 1M", "oom 0 9M"),
+            "87.5 % …; 33.3 % of the free memory is outside the largest free block (4.00 MiB of 6.00 MiB)",
+        ),
+    ],
+)
+def test_how_much_is_not_allocated_and_how_much_of_the_free_memory_is_apart(tmp_path, lines, told):
+    """A pending block is neither allocated nor free."""
+    side_file = RunWriter(str(tmp_path), "w").write(allocator_trace(*lines)).side_file
+    shown = run("allocator", side_file, "--at", "start").stdout.splitlines()
+    said = [line for line in shown if "frag" in line]
+    whole = told and told.replace("…", "of the reserved memory is not allocated")
+    assert said == ([f"fragmentation: {whole}"] if whole else [])
+
+
 def test_a_failed_request_with_the_state_then(tmp_path):
     path = write(tmp_path / "oom.pickle", failing_snapshot())
     (device,) = told("allocator", path, "--at", "oom")["devices"]

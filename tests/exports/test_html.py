@@ -18,6 +18,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports.packed import pack, pack_steps
 from tb_memplugin.exports.report_data import OTHERS, SHOWN_KEYS, Division, report_data
+from tests.analysis.histories import allocator_trace
 from tests.traces import trace
 
 SMALL = trace(
@@ -78,6 +79,12 @@ def test_the_peak_and_the_reserve_are_told():
     assert cpu["divisions"][0]["peak"] == [["parameter", 400, 1], ["activation", 100, 1], ["gradient", 60, 1]]
     assert cuda["reserved"]["start_bytes"] == 2048
     assert (steps(cuda["reserved"]["event"]), steps(cuda["reserved"]["bytes"])) == ([4], [1024])
+
+
+def test_failed_requests_are_told_on_their_own_device():
+    history = allocator_trace("alloc 16M 8", "alloc 32M 8 device=1", "oom 3M 90M device=1")
+    first, second = report_data(history, [CATEGORY], "t")["devices"]
+    assert (first["failed"], second["failed"]) == ([], [[2, 2000, 90 << 20]])
 
 
 def test_many_keys_share_one_exact_band():

@@ -250,7 +250,9 @@ def test_a_block_from_before_the_window(tab, chosen):
 
 
 def test_the_report_of_a_failed_request(tab, chosen):
-    (report,) = tab.get("allocator_oom", **chosen)["reports"]
+    answer = tab.get("allocator_oom", **chosen)
+    (report,) = answer["reports"]
+    assert answer["ooms"] == tab.get("allocator_curve", **chosen)["ooms"]
     assert (report["requested_bytes"], report["free_bytes"], report["event"]) == (12 * M, 3 * M, 4)
     assert (report["reserved_bytes"], report["active_bytes"]) == (22 * M, 12 * M + 600)
     assert (report["largest_usable_bytes"], report["usable_free_bytes"]) == (8 * M, 8 * M)
@@ -259,6 +261,26 @@ def test_the_report_of_a_failed_request(tab, chosen):
     lines = report["lines"]
     assert (lines[0]["line"], lines[0]["bytes"]) == ("/home/me/model.py:12 (forward)", 12 * M)
     assert sum(line["bytes"] for line in lines) + report["other_lines"]["bytes"] == report["active_bytes"]
+
+
+def test_of_many_failed_requests_the_first_of_the_step_and_the_last_20_are_reported(tmp_path):
+    failed = [f"oom 0 {12 * M} {6000 + number}" for number in range(30)]
+    steps = [(5000, "START", 0), (6009, "END", 0), (6010, "START", 1), (6029, "END", 1)]
+    content = {
+        **snapshot(SEGMENTS, entries(*failed)),
+        "external_annotations": [
+            {"name": f"ProfilerStep#{step}", "stage": stage, "device": 0, "time_us": time}
+            for time, stage, step in steps
+        ],
+    }
+    RunWriter(str(tmp_path / "run"), "rank0").write(tb_memplugin.load(content))
+    tab = Tab(tmp_path)
+    of_step_1 = {"run": "run", "worker": "rank0", "step": 1, "device": "cuda:0"}
+    answer = tab.get("allocator_oom", **of_step_1)
+    assert [one["number"] for one in answer["ooms"]] == list(range(30))
+    assert [one["number"] for one in answer["reports"]] == list(range(10, 30))
+    answer = tab.get("allocator_oom", **{**of_step_1, "step": 0})
+    assert [one["number"] for one in answer["reports"]] == [0, *range(10, 30)]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +332,7 @@ def test_a_recording_without_segments_says_so(tmp_path):
     assert tab.get("allocator", **cuda, event=2)["reserved_bytes"] == 2048
     assert max(tab.get("allocator_curve", **cuda)["reserved"]) == 2048
     assert tab.get("allocator_segments", **cuda, event=2)["pieces"]["row"] == []
-    assert tab.get("allocator_oom", **cuda) == {"reports": []}
+    assert tab.get("allocator_oom", **cuda) == {"ooms": [], "reports": []}
 
 
 @real

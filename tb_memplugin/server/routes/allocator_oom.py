@@ -9,10 +9,12 @@ from tb_memplugin.analysis.oom import OomReport, oom_reports
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.routes.allocator_curve import ooms_shape
 from tb_memplugin.server.selection import Request
-from tb_memplugin.server.session import Session
+from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json, parts_shape
 
 LARGEST_LINES = 8
+MOST_REPORTS = 20
+"""A job that retries in a loop fails thousands of times."""
 
 _OF_A_REPORT = (
     "new_segment_bytes",
@@ -34,8 +36,17 @@ _OF_A_REPORT = (
 def answer(session: Session, request: Request) -> Json:
     """Answer from the side file."""
     opened = session.opened(session.chosen(request))
-    failed = zip(ooms_shape(opened), oom_reports(opened.trace, opened.device), strict=True)
-    return {"reports": [{**oom, **_shape(report)} for oom, report in failed]}
+    ooms = ooms_shape(opened)
+    reported = {oom["number"]: oom for oom in _reported(ooms, opened)}
+    reports = oom_reports(opened.trace, opened.device, list(reported))
+    return {"ooms": ooms, "reports": [{**reported[report.number], **_shape(report)} for report in reports]}
+
+
+def _reported(ooms: Sequence[Json], opened: Opened) -> list[Json]:
+    """Return the last requests, and before them the first of the step or window, where a reader begins."""
+    step = opened.trace.steps[opened.step].number
+    earlier = [oom for oom in ooms[:-MOST_REPORTS] if opened.whole or oom["step"] == step]
+    return [*earlier[:1], *ooms[-MOST_REPORTS:]]
 
 
 def _shape(report: OomReport) -> Json:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tb_memplugin.sources.snapshot.birth_extents import extents_at_birth
 from tb_memplugin.sources.snapshot.blocks import FinalState
 from tb_memplugin.sources.snapshot.entries import Entries
 from tb_memplugin.sources.snapshot.rewind import Beginning, reserved_levels, rewind
@@ -29,10 +30,18 @@ class SnapshotDevice:
         final: the device's state when the snapshot was taken. If it is not known, the only known blocks are
             those that an entry allocates or frees.
         rounds_plainly: whether sizes are known to be rounded to multiples of 512 bytes, and not further.
+        splits_all: whether blocks of any size are known to be split.
     """
 
     def __init__(
-        self, row: int, name: str, entries: Entries, final: FinalState, *, rounds_plainly: bool = False
+        self,
+        row: int,
+        name: str,
+        entries: Entries,
+        final: FinalState,
+        *,
+        rounds_plainly: bool = False,
+        splits_all: bool = False,
     ) -> None:
         self.row = row
         self.name = name
@@ -41,6 +50,7 @@ class SnapshotDevice:
         self._taken_as_completed = int(np.count_nonzero(entries.kind != written.kind))
         self.final = final
         self._rounds_plainly = rounds_plainly
+        self._splits_all = splits_all
         self.start: Beginning = rewind(entries, final)
         self.reserved_at_start, self.reserved = reserved_levels(entries, final)
         self.segments = first_segments(entries, final.segments)
@@ -59,9 +69,6 @@ class SnapshotDevice:
     def event_columns(self) -> dict[str, np.ndarray]:
         """Return the columns of `Events` that a snapshot contains."""
         entries = self.entries
-        rounded = np.where(entries.kind == Kind.ALLOC, self._rounded(entries.bytes), -1)
-        known = self.start.made >= 0
-        rounded[self.start.made[known]] = self.final.rounded[known]
         return {
             "time_ns": entries.time_ns,
             "kind": entries.kind,
@@ -75,8 +82,22 @@ class SnapshotDevice:
             "pool": self.pool,
             "context": entries.context,
             "forward": entries.forward,
-            "rounded": rounded,
+            "rounded": self._rounded_at_birth(),
         }
+
+    def _rounded_at_birth(self) -> Int64:
+        """Return what the allocator used for each alloc, in bytes; -1 where that is not certain."""
+        entries, start, final = self.entries, self.start, self.final
+        rounded = np.where(entries.kind == Kind.ALLOC, self._rounded(entries.bytes), -1)
+        if self._rounds_plainly and self._splits_all and not self._contradicts_itself():
+            large = extents_at_birth(entries, start, self.segments.segments, final)
+            rounded = np.where(large >= 0, large, rounded)
+        known = start.made >= 0
+        rounded[start.made[known]] = final.rounded[known]
+        return rounded
+
+    def _contradicts_itself(self) -> bool:
+        return any(self.start.anomalies.values()) or self.segments.contradictions > 0
 
     def start_columns(self) -> dict[str, np.ndarray]:
         """Return the columns of `StartState`; stream and pool of freed blocks come from the freeing entry."""

@@ -53,11 +53,12 @@ def rounded_surely(requested: Int64, entries: Entries, final: FinalState) -> Int
     others = np.isin(entries.kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)).any()
     expandable = bool(len(final.segments.expandable) and final.segments.expandable.all() and not others)
     told = (final.bytes <= SMALL_REQUEST) | expandable
-    if (final.rounded[told] != _rounded(final.bytes[told])).any():
+    if (final.rounded[told] != round_up(final.bytes[told])).any():
         return np.full(len(requested), -1, np.int64)
-    return np.where((requested <= SMALL_REQUEST) | expandable, _rounded(requested), -1)
+    return np.where((requested <= SMALL_REQUEST) | expandable, round_up(requested), -1)
 
 
-def _rounded(requested: Int64) -> Int64:
+def round_up(requested: Int64) -> Int64:
+    """Return the least multiples of `UNIT` for requests, in bytes."""
     units: Int64 = np.maximum(-(-requested // UNIT), 1)
     return units * UNIT

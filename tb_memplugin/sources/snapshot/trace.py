@@ -33,6 +33,9 @@ from tb_memplugin.trace.tables import Int64
 MOST_DEVICES = 256
 """The largest number of devices: the trace's device column is uint8."""
 
+MOST_SPLIT = "max_split_size"
+"""The allocator setting: blocks from this size on are not split; -1 if it is off."""
+
 PINNED = "pinned"
 """The device of page-locked host memory, in snapshots of PyTorch after 2.13."""
 
@@ -58,6 +61,19 @@ def is_snapshot(content: object) -> bool:
     return isinstance(content, list) or (
         isinstance(content, dict) and ("segments" in content or "device_traces" in content)
     )
+
+
+def from_traces(content: object) -> object:
+    """Return a snapshot without segments if the content is a list of trace entries or `device_traces`."""
+    traces = [content] if _begins_with_entry(content) else content
+    if isinstance(traces, list) and any(map(_begins_with_entry, traces)):
+        return {"device_traces": traces}
+    return content
+
+
+def _begins_with_entry(content: object) -> bool:
+    first = content[0] if isinstance(content, list) and content else None
+    return isinstance(first, dict) and "action" in first
 
 
 def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda") -> MemoryTrace:
@@ -93,13 +109,16 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
     if len(numbers) > MOST_DEVICES:
         raise UnreadableFileError(f"The snapshot has {len(numbers)} devices.", where=source, fix=FIX)
     settings = dict(_settings(content.get("allocator_settings")))
-    devices, plain = [], settings.get(DIVISIONS) == OFF
+    plain, splits_all = settings.get(DIVISIONS) == OFF, settings.get(MOST_SPLIT) == "-1"
+    devices = []
     for row, number in enumerate(numbers):
         name = f"{device_type}:{number}"
         with damage_told(f"The trace entries of {name}", source), collector_at_rest():
             entries = read_entries(traces.get(number, []), tables)
             state = final.get(number, without_segments)
-            devices.append(SnapshotDevice(row, name, entries, state, rounds_plainly=plain))
+            devices.append(
+                SnapshotDevice(row, name, entries, state, rounds_plainly=plain, splits_all=splits_all)
+            )
     notes = _pinned_memory(content, devices, tables)
     with damage_told("The annotations of the snapshot", source):
         trace = _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)})
