@@ -12,13 +12,11 @@ import rankStyle from "./views/style/ranks.css?inline";
 import shellStyle from "./views/style/shell.css?inline";
 import themeStyle from "./views/style/theme.css?inline";
 import viewStyle from "./views/style/views.css?inline";
-import chartStyle from "uplot/dist/uPlot.min.css?inline";
 import { Shell } from "./views/shell";
 
 export function render(): void {
   const style = document.createElement("style");
   style.textContent = [
-    chartStyle,
     themeStyle,
     shellStyle,
     controlStyle,

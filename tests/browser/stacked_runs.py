@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 import tb_memplugin
 from tb_memplugin.store.writer import RunWriter
-from tests.browser.made_stacks import stacked_snapshot
+from tests.browser.made_stacks import TORCH, stacked_snapshot
 from tests.recorded_program import program
 from tests.traces import trace
 
@@ -18,7 +18,7 @@ SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
 def write_runs(folder: Path) -> None:
-    """Write `made`, `names` (whose frames are attacks), `plain` (without stacks) and `profiled`."""
+    """Write `made`, `names` (attacks), `plain` (no stacks), `twice` (one line, two calls) and `profiled`."""
     RunWriter(str(folder / "made"), "rank0").write(tb_memplugin.load(stacked_snapshot()))
     evil = {
         "script": (f"{SCRIPT} {SCRIPT}.py:1", "main train.py:3"),
@@ -34,6 +34,12 @@ def write_runs(folder: Path) -> None:
             "alloc 30 b operator=aten::relu",
         )
     )
+    twice = {
+        name: (f"{name} {TORCH}/nn/functional.py:{line}", "main train.py:3")
+        for name, line in (("linear", 1), ("gelu", 2))
+    }
+    calls = (f"alloc 100 {name} at={name}" for name in twice)
+    RunWriter(str(folder / "twice"), "rank0").write(program(*calls, stacks=twice))
     record_with_stacks(folder / "profiled")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,6 +87,14 @@ class Tab:
             return self.frame.get_by_test_id(testid)
         wanted = "".join(f"[data-{name}={_quoted(value)}]" for name, value in data.items())
         return self.frame.locator(f"[data-testid={_quoted(testid)}]{wanted}")
+
+    def plot_box(self, testid: str) -> tuple[float, float, float, float]:
+        """Left, top, width and height in the page of the plot within a canvas that says where it is."""
+        self(testid).wait_for()
+        left, top, width, height = json.loads(self(testid).get_attribute("data-box") or "")
+        box = self(testid).bounding_box()
+        assert box is not None
+        return box["x"] + left, box["y"] + top, width, height
 
     def keys(self, testid: str) -> list[str]:
         """`data-key` of all rows of a kind, from the top."""

@@ -26,17 +26,19 @@ TOP, BELOW, LEFT, RIGHT = 6, 34, 78, 12
 """From the canvas' edges to the plot's, in pixels."""
 
 MANY = 100_000
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory):
-    """A made snapshot, a recording with more allocations than a page could hold, and one with brief ones."""
+    """A made snapshot, more allocations than a page could hold, two, and brief ones."""
     folder = tmp_path_factory.mktemp("allocations")
     RunWriter(str(folder / "made"), "rank0").write(tb_memplugin.load(stacked_snapshot()))
     RunWriter(str(folder / "many"), "rank0").write(
         trace(*(f"alloc {1000 + number} b{number} operator=aten::op{number % 7}" for number in range(MANY)))
     )
     passing = ("alloc 1000 large", "free large", "alloc 100 small", "free small")
+    RunWriter(str(folder / "sizes"), "rank0").write(trace(f"alloc {4 * MIB} large", f"alloc {MIB} small"))
     RunWriter(str(folder / "brief"), "rank0").write(
         trace("alloc 4096 kept", *passing, *(f"alloc 200 b{number}" for number in range(2900)))
     )
@@ -46,7 +48,7 @@ def windows(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(windows, load_fast):
     with tensorboard(windows, load_fast) as running:
-        running.wait_for("runs", lambda answer: count_steps(answer) == 3)
+        running.wait_for("runs", lambda answer: count_steps(answer) == 4)
         yield running
 
 
@@ -100,6 +102,15 @@ def test_it_says_how_many_live_too_briefly_to_be_drawn(tab):
     expect(tab("bands-sum")).to_have_text(
         "2,902 allocations are drawn one by one; 1 other lives too briefly to show here."
     )
+
+
+def test_a_size_has_the_unit_of_the_peak_in_sentence_table_and_panel(tab):
+    ready(tab, "sizes", block=1)
+    expect(tab("headline")).to_have_text(
+        "One allocation makes up half of the 5.00 MiB alive at the peak of the recording."
+    )
+    expect(tab("allocation-row").last.locator("td.number").first).to_have_text("1.00")
+    expect(tab("allocation-bytes")).to_have_text("1.00 MiB")
 
 
 def test_only_where_memory_is_reserved_a_segment_is_offered(tab):

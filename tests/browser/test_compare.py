@@ -54,6 +54,36 @@ def test_the_other_way_round_every_sign_and_status_turns(tab, logdir):
     expect(tab("headline")).to_contain_text("above")
 
 
+def test_the_sides_can_be_swapped(tab, logdir):
+    base, other = recorded(logdir, "checkpointed"), recorded(logdir, "baseline")
+    ready(tab, what="category")
+    tab("swap").click()
+    expect(tab("headline")).to_contain_text("Step 2 of baseline peaks")
+    expect(tab("picker-base")).to_have_text("step 2 of checkpointed")
+    tab.settle()
+    assert shown(tab) == wanted(base, other, "category")
+    tab("swap").click()
+    expect(tab("headline")).to_contain_text("Step 2 of checkpointed peaks")
+
+
+def test_a_side_says_how_long_its_step_took(tab, logdir):
+    ready(tab)
+    for side, run in enumerate(("baseline", "checkpointed")):
+        stats = recorded(logdir, run).stats
+        took = (stats.end_ns - stats.start_ns) / 1e6
+        unit = f"{took:,.2f} ms" if took < 1000 else f"{took / 1000:,.2f} s"
+        expect(tab.frame.locator(".pair h2").nth(side)).to_contain_text(f"took {unit}")
+
+
+def test_only_rows_that_have_a_category_get_a_column_of_them(tab):
+    ready(tab, what="module")
+    head = tab.frame.get_by_role("columnheader", name="category")
+    expect(head).to_have_count(1)
+    tab("what-phase").click()
+    expect(tab("compare-row", key="forward")).to_be_visible()
+    expect(head).to_have_count(0)
+
+
 def test_what_to_compare_with_is_picked_in_the_page(tab, logdir):
     tab.open_anew("compare", run="baseline", worker="rank0", step=6)
     expect(tab("picker-base")).to_have_text("step 5")

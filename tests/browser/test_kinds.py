@@ -29,13 +29,14 @@ RED_NEAR_THE_FLOOR = """(canvas) => {
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory):
-    """A snapshot that ends out of memory, the same without names, a traced run, and its estimate."""
+    """Snapshots out of memory (once, without names, 30 times), a traced run, and its estimate."""
     folder = tmp_path_factory.mktemp("kinds")
     file = folder / "snapshot.pickle"
     file.write_bytes(pickle.dumps(made_snapshot()))
     RunWriter(str(folder / "snapshot"), "rank0").write(tb_memplugin.load(file))
     file.unlink()
     RunWriter(str(folder / "stacks"), "rank0").write(tb_memplugin.load(nameless(made_snapshot())))
+    RunWriter(str(folder / "retries"), "rank0").write(tb_memplugin.load(retrying(made_snapshot())))
     record_traced(str(folder / "traced"))
     record_estimate(str(folder / "estimate"))
     return folder
@@ -45,6 +46,14 @@ def nameless(snapshot):
     """The same, as PyTorch writes it where nobody set metadata."""
     entries = [[{**entry, "user_metadata": ""} for entry in told] for told in snapshot["device_traces"]]
     return {**snapshot, "device_traces": entries}
+
+
+def retrying(snapshot):
+    """The same, but its request fails 30 times."""
+    (entries,) = snapshot["device_traces"]
+    place = next(place for place, entry in enumerate(entries) if entry["action"] == "oom")
+    retries = [*entries[:place], *([entries[place]] * 30), *entries[place + 1 :]]
+    return {**snapshot, "device_traces": [retries]}
 
 
 def record_traced(run):
@@ -70,7 +79,7 @@ def record_estimate(run):
 @pytest.fixture(scope="module")
 def server(kinds):
     with tensorboard(kinds) as running:
-        running.wait_for("runs", lambda answer: len(answer["runs"]) == 4)
+        running.wait_for("runs", lambda answer: len(answer["runs"]) == 5)
         yield running
 
 
@@ -96,6 +105,17 @@ def test_the_timeline_marks_the_request_that_failed(tab):
     expect(canvas).to_have_attribute("aria-label", re.compile(r"A request of 292\.97 MiB failed at "))
     tab.settle()
     assert canvas.evaluate(RED_NEAR_THE_FLOOR) > 100
+
+
+def test_of_many_failed_requests_the_first_and_the_last_are_reported(tab):
+    tab.open_anew("allocator", run="retries")
+    expect(tab("oom-count")).to_contain_text("30 requests failed.")
+    expect(tab("oom-report")).to_have_count(21)
+    expect(tab("oom-report").first).to_have_attribute("data-key", "0")
+    expect(tab("to-oom").first).to_be_disabled()  # the first one is shown
+    expect(tab("reserve-canvas")).to_have_attribute("aria-label", re.compile("27 more requests failed"))
+    tab.open_anew("overview", run="retries")
+    expect(tab("out-of-memory")).to_contain_text("and 29 more after it")
 
 
 def test_allocations_without_names_go_by_the_code_that_asked(tab):

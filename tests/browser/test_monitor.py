@@ -95,7 +95,7 @@ def test_steps_of_a_training_that_runs_show_after_each_reload(
 def take_pictures(tab, folder):
     for theme in ("light", "dark"):
         tab.open(query=f"?darkMode={'true' if theme == 'dark' else 'false'}", run="live", step=20)
-        tab("peak-of-all-steps").locator(".u-over").wait_for()
+        tab("steps-plot").wait_for()
         tab.settle()
         picture = folder / f"monitor-{theme}.png"
         tab.page.screenshot(path=picture, animations="disabled")
@@ -145,29 +145,21 @@ def watched(tmp_path_factory):
         yield server, peaks
 
 
-def plot(tab):
-    """The chart's inner box."""
-    over = tab("peak-of-all-steps").locator(".u-over")
-    over.wait_for()
-    box = over.bounding_box()
-    assert box is not None
-    return box
-
-
 def test_of_a_hundred_thousand_steps_the_highest_is_found_and_any_can_be_picked(watched, open_tab):
     server, peaks = watched
     tab = open_tab(server.url).open(run="long")
     expect(tab("headline")).to_contain_text("Step 76543 peaked at 50.00 GiB")
     expect(tab("columns-foot")).to_contain_text("100,000 steps in 1,000 columns")
-    box = plot(tab)
-    tab.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] / 2)
-    title = tab("peak-of-all-steps").locator(".plot").get_attribute("title") or ""
-    found = re.search(r"steps (\d+) to (\d+): .*\(([\d,]+) bytes\) in step (\d+)", title)
-    assert found is not None, title
-    first, last, size, step = (int(number.replace(",", "")) for number in found.groups())
+    left, top, width, height = tab.plot_box("steps-plot")
+    place = (left + width * 0.25, top + height / 2)
+    tab.page.mouse.move(*place)
+    told = tab("steps-tip").inner_text()
+    found = re.search(r"steps (\d+) to (\d+), highest in step (\d+)\s.* · ([\d,]+) bytes", told)
+    assert found is not None, told
+    first, last, step, size = (int(number.replace(",", "")) for number in found.groups())
     assert last - first == 99
     assert peaks[first : last + 1].max() == size == peaks[step]
-    tab.page.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + box["height"] / 2)
+    tab.page.mouse.click(*place)
     expect(tab("headline")).to_contain_text(f"Step {step} peaked")
     assert exact(tab("headline").locator(".amount")) == peaks[step]
     tab("highest-step").click()
@@ -180,19 +172,18 @@ def test_of_a_hundred_thousand_steps_the_highest_is_found_and_any_can_be_picked(
 def test_a_drag_zooms_until_each_step_is_a_point_of_its_own_and_the_address_keeps_it(watched, open_tab):
     server, peaks = watched
     tab = open_tab(server.url).open(run="long", step=50_000, s0=49_900, s1=50_100)
-    box = plot(tab)
-    y = box["y"] + box["height"] / 2
-    tab.page.mouse.move(box["x"] + box["width"] * 0.5, y)
+    left, top, width, height = tab.plot_box("steps-plot")
+    y = top + height / 2
+    tab.page.mouse.move(left + width * 0.5, y)
     tab.page.mouse.down()
-    tab.page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=5)
+    tab.page.mouse.move(left + width * 0.6, y, steps=5)
     tab.page.mouse.up()
     tab.wait_until(lambda: "s0=50000" in tab.page.url, "the zoom in the address")
     expect(tab("columns-foot")).to_have_count(0)
     expect(tab("headline")).to_contain_text("Step 50000 peaked")  # a drag is no click
     tab.settle()
-    tab.page.mouse.move(box["x"] + 2, y)
-    title = tab("peak-of-all-steps").locator(".plot").get_attribute("title") or ""
-    assert f"({peaks[50_000]:,} bytes)" in title
+    tab.page.mouse.move(left + 2, y)
+    expect(tab("steps-tip")).to_contain_text(f"{peaks[50_000]:,} bytes")
     tab("all-steps").click()
     expect(tab("columns-foot")).to_contain_text("100,000 steps")
 

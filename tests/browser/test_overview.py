@@ -66,6 +66,13 @@ def test_the_sentence_below_says_what_changed_since_the_step_before(each_tab, lo
     expect(each_tab("picker-base")).to_have_text("step 5")
 
 
+def test_where_nothing_differs_no_difference_is_offered(tab):
+    tab.open_anew(step=2, base_run="baseline", base_worker="rank0", base_step=2)
+    expect(tab("change")).to_contain_text("to the byte.")
+    expect(tab("show-difference")).to_have_count(0)
+    expect(tab("another-run")).to_be_visible()
+
+
 def test_another_run_is_one_click_away_and_all_views_then_tell_the_same_change(tab, logdir):
     delta = recorded(logdir, "checkpointed").stats.peak_bytes - recorded(logdir).stats.peak_bytes
     tab.open_anew(run="checkpointed", worker="rank0", step=2)
@@ -123,12 +130,14 @@ def test_findings_stand_in_the_overview_and_lead_to_where_they_show(tab):
     assert exact(tab("finding", key="checkpointing").get_by_test_id("finding-bytes")) == size
 
 
-def test_a_click_on_the_curve_of_peaks_picks_that_step(tab):
+def test_the_curve_of_peaks_tells_each_steps_and_a_click_picks_it(tab, logdir):
     tab.open_anew(step=2)
-    plot = tab("peak-of-each-step").locator(".u-over")
-    box = plot.bounding_box()
-    assert box is not None
-    plot.click(position={"x": box["width"] * (5 - 2) / (6 - 2), "y": box["height"] / 2})
+    left, top, width, height = tab.plot_box("steps-plot")
+    place = (left + width * (5 - 2) / (6 - 2), top + height / 2)
+    tab.page.mouse.move(*place)
+    expect(tab("steps-tip")).to_contain_text("step 5")
+    expect(tab("steps-tip")).to_contain_text(f"{recorded(logdir, step=5).stats.peak_bytes:,} bytes")
+    tab.page.mouse.click(*place)
     expect(tab("headline")).to_contain_text("Step 5 peaked")
 
 

@@ -145,7 +145,9 @@ def test_the_highest_rank_its_step_and_how_far_it_is_above_the_median(tab):
         median, name = ranks[(len(ranks) - 1) // 2]
         assert rows[f"rank{rank}"] == (peak(rank, step), step, peak(rank, step) - median, f"rank{name}")
     tab("ranks-compare").click()
-    expect(tab("headline")).to_contain_text("Step 47 of rank3 peaks 3.50 GiB above step 47 of rank4.")
+    expect(tab("headline")).to_contain_text(
+        "Step 47 of rank3 peaks 3.50 GiB (38.9 %) above step 47 of rank4."
+    )
     assert exact(tab("headline").locator(".amount")) == peak(TOP, TOP_STEP) - peak(4, TOP_STEP)
 
 

@@ -11,6 +11,7 @@ from tb_memplugin.exports import html
 from tb_memplugin.exports.report_data import Division
 from tests.analysis.histories import allocator_trace
 from tests.browser.tab import SIZE, bytes_in
+from tests.browser.test_kinds import RED_NEAR_THE_FLOOR
 from tests.traces import trace
 
 SCRIPT = "<script>alert(1)</script>"
@@ -163,6 +164,21 @@ def test_a_narrow_window_needs_no_sideways_scrolling(report):
         "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     )
     assert widths[0] <= widths[1] == 700
+
+
+def test_a_failed_request_is_marked_on_both_axes(chromium, tmp_path):
+    made = allocator_trace("alloc 16M 100", "alloc 17M 100", "oom 3M 90M", "free_completed 16M 100")
+    html.write(made, tmp_path / "report.html", [Division("category", "Category")], "a run")
+    context = chromium.new_context(viewport=SIZE, offline=True)
+    report = Page(context.new_page(), tmp_path / "report.html")
+    canvas = report("timeline-canvas")
+    for axis, at in (("axis-time", "2.00 µs"), ("axis-event", "event 2")):
+        report(axis).click()
+        expect(canvas).to_have_attribute(
+            "aria-label", re.compile(rf"A request of 90\.00 MiB failed at {at}\.")
+        )
+        assert canvas.evaluate(RED_NEAR_THE_FLOOR) > 100
+    context.close()
 
 
 def test_a_source_line_reads_from_left_to_right(chromium, tmp_path):

@@ -32,7 +32,7 @@ def windows(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(windows, load_fast):
     with tensorboard(windows, load_fast) as running:
-        running.wait_for("runs", lambda answer: count_steps(answer) == 4)
+        running.wait_for("runs", lambda answer: count_steps(answer) == 5)
         yield running
 
 
@@ -198,6 +198,19 @@ def test_the_table_of_stacks_is_the_analysis_and_sums_to_the_peak(tab, made):
     assert exact(tab("stacks-sum")) == sum(row.bytes for row in table) == made.live(0)[peak_of(made) + 1]
     first = tab("stack-row").first.locator("td.number")
     assert_rounds(f"{first.first.inner_text()} MiB", table[0].bytes)
+
+
+def test_a_line_of_the_overview_leads_to_its_stacks(tab):
+    tab.open_anew("overview", run="made", worker="rank0")
+    tab("line-row", key="/home/made/optimizer.py:57 (adamw)").get_by_role("link").click()
+    expect(tab("stack-search")).to_have_value("optimizer.py:57")
+    expect(tab("stack-row", key="/home/made/optimizer.py:57 (adamw)").first).to_be_visible()
+
+
+def test_stacks_of_one_line_are_told_apart_by_what_ran_in_each(tab):
+    ready(tab, run="twice")
+    expect(tab("stack-row")).to_have_count(2)
+    assert {row.locator(".folder").inner_text() for row in tab("stack-row").all()} == {"→ gelu", "→ linear"}
 
 
 def test_a_row_opens_to_all_of_its_frames(tab):

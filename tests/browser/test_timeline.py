@@ -124,9 +124,10 @@ def test_the_arrow_keys_step_through_events(tab, logdir):
 
 def test_dragging_zooms_and_a_double_click_shows_the_whole_step_again(tab):
     ready(tab)
-    whole = span(tab)
+    whole, place = span(tab), point(tab, 0.5)
     drag(tab, 0.25, 0.5)
     tab.wait_until(lambda: span(tab) != whole, "the zoom")
+    assert point(tab, 0.5) == place  # nothing moves under the pointer
     width = whole[1] - whole[0]
     wanted = (whole[0] + 0.25 * width, whole[0] + 0.5 * width)
     assert span(tab) == pytest.approx(wanted, abs=width / 300)

@@ -133,6 +133,12 @@ export interface BlockAnswer extends Allocation {
   stack: string[];
 }
 
+/** All failed requests of the window; reports of the last ones, and of the first in the step. */
+export interface FailedRequests {
+  ooms: FailedRequest[];
+  reports: OomReport[];
+}
+
 export interface OomReport extends FailedRequest {
   new_segment_bytes: number;
   free_bytes: number | null;

@@ -9,7 +9,7 @@ export interface StepsAnswer {
   low: number[];
   high: number[];
   high_step: number[];
-  reserved: number[] | null;
+  reserved: (number | null)[] | null;
   /** Steps and how often. */
   retries: [number, number][];
   ooms: [number, number][];

@@ -57,7 +57,7 @@ export function drawPeak(
   context: Context,
   at: { x: number; y: number },
   bottom: number,
-  label: string,
+  size: string,
   palette: Palette,
   right: number,
 ): void {
@@ -74,7 +74,8 @@ export function drawPeak(
   context.arc(at.x, at.y, 4.5, 0, 2 * Math.PI);
   context.fill();
   context.stroke();
-  if (label === "") return;
+  if (size === "") return;
+  const label = `peak ${size}`;
   context.font = "600 12px system-ui, sans-serif";
   const width = context.measureText(label).width;
   const left = at.x + 9 + width > right ? at.x - 9 - width : at.x + 9;
@@ -82,27 +83,36 @@ export function drawPeak(
   outlinedText(context, label, left, y, palette.peak, palette, "left");
 }
 
-/** A request that failed: a line across the picture, with words at the height of `at.y`. */
+/** Requests that failed, from left to right: lines across the picture, with words at the height `y` if there is room. */
 export function drawFailed(
   context: Context,
-  at: { x: number; y: number },
+  failed: readonly { x: number; bytes: number }[],
+  y: number,
   [top, bottom]: readonly [number, number],
-  bytes: number,
   palette: Palette,
-  right: number,
+  [left, right]: Scale["range"],
 ): void {
-  context.strokeStyle = palette.peak;
-  context.lineWidth = 2;
-  context.setLineDash([3, 2]);
-  context.beginPath();
-  context.moveTo(at.x, top);
-  context.lineTo(at.x, bottom);
-  context.stroke();
-  context.setLineDash([]);
   context.font = "600 12px system-ui, sans-serif";
-  const text = `out of memory: ${withUnit(bytes)} requested`;
-  const before = at.x + 8 + context.measureText(text).width > right;
-  outlinedText(context, text, before ? at.x - 8 : at.x + 8, at.y, palette.peak, palette, before ? "right" : "left");
+  let [drawn, written] = [-Infinity, -Infinity]; // the last line, and the end of the last words
+  for (const { x: place, bytes } of failed) {
+    const x = Math.min(Math.max(place, left + 1), right - 1);
+    if (Math.abs(x - place) > 2 || x - drawn < 1) continue;
+    drawn = x;
+    context.strokeStyle = palette.peak;
+    context.lineWidth = 2;
+    context.setLineDash([3, 2]);
+    context.beginPath();
+    context.moveTo(x, top);
+    context.lineTo(x, bottom);
+    context.stroke();
+    context.setLineDash([]);
+    const text = `out of memory: ${withUnit(bytes)} requested`;
+    const width = 8 + context.measureText(text).width;
+    const before = x + width > right;
+    if ((before ? x - width : x) < written) continue;
+    written = before ? x : x + width;
+    outlinedText(context, text, before ? x - 8 : x + 8, y, palette.peak, palette, before ? "right" : "left");
+  }
 }
 
 /** Words that stay readable across lines and areas. */

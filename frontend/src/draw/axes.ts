@@ -33,9 +33,10 @@ export function drawByteAxis(
   right: number,
   unit: Unit,
   palette: Palette,
+  apart = 38,
 ): void {
   const [low, high] = y.domain;
-  const most = Math.max(2, Math.floor(Math.abs(y.range[0] - y.range[1]) / 38));
+  const most = Math.max(2, Math.floor(Math.abs(y.range[0] - y.range[1]) / apart));
   const digits = tickDecimals(roundStep((high - low) / unit.size, most));
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "right";
@@ -51,6 +52,13 @@ export function drawByteAxis(
   }
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
+}
+
+/** Whole numbers of steps. */
+export function drawStepAxis(context: Context, x: Scale, top: number, palette: Palette): void {
+  const [from, to] = x.domain;
+  const most = Math.max(1, Math.min(to - from, Math.floor((x.range[1] - x.range[0]) / 64)));
+  for (const step of ticks(from, to, most)) drawTick(context, x, step, top, String(step), palette);
 }
 
 /** Times count from `origin`, the start of the step. */

@@ -103,13 +103,11 @@ function drawMarks(context: Context, { curve, over, x }: ReservePicture, y: Scal
   const place = (mark: { event: number; time_ns: number }): number => x(over === "event" ? mark.event : mark.time_ns);
   const { peak } = curve;
   const at = { x: place(peak), y: y(peak.bytes) };
-  const shown = curve.ooms.filter((failed) => place(failed) >= left - 1 && place(failed) <= right + 1);
+  const failed = curve.ooms.map((one) => ({ x: place(one), bytes: one.requested_bytes }));
+  const shown = failed.some((one) => one.x >= left - 1 && one.x <= right + 1);
   if (at.x >= left - 1 && at.x <= right + 1)
-    drawPeak(context, at, LEVELS[1], shown.length ? "" : `peak ${withUnit(peak.bytes)}`, palette, right);
-  for (const failed of shown) {
-    const px = Math.min(Math.max(place(failed), left + 1), right - 1);
-    drawFailed(context, { x: px, y: LEVELS[0] + 12 }, [LEVELS[0], SHARES[1]], failed.requested_bytes, palette, right);
-  }
+    drawPeak(context, at, LEVELS[1], shown ? "" : withUnit(peak.bytes), palette, right);
+  drawFailed(context, failed, LEVELS[0] + 12, [LEVELS[0], SHARES[1]], palette, x.range);
 }
 
 function drawShareAxis(context: Context, y: Scale, left: number, right: number, palette: Palette): void {

@@ -28,6 +28,7 @@ interface DeviceData {
   lanes: LanesAnswer | null;
   divisions: DivisionData[];
   largest: Largest[];
+  failed: [event: number, time_ns: number, bytes: number][];
 }
 
 interface DivisionData {

@@ -80,6 +80,10 @@ function DeviceView({ data, device }: { data: ReportData; device: Device }) {
   );
   const strip = useMemo(() => (width > 0 ? curveOf(levels, axis, ...whole, px) : undefined), [levels, whole, px, width > 0]);
   const lanes = useMemo(() => (axis === "time" ? device.lanes : lanesByEvent(data, device)), [axis, device]);
+  const failed = useMemo(
+    () => device.failed.map(([event, time, bytes]) => ({ place: axis === "time" ? time : event + 0.5, bytes })),
+    [axis, device],
+  );
   const peak = useMemo(() => stateAfter(levels, axis, countTo(device.event, device.peak.event)), [levels, axis]);
   const state =
     hovered !== undefined ? stateAt(levels, axis, hovered) : pinned !== undefined ? stateAfter(levels, axis, pinned) : peak;
@@ -146,6 +150,7 @@ function DeviceView({ data, device }: { data: ReportData; device: Device }) {
             cursor={{ place: hovered ?? state.place, atPeak: state.event === peak.event, hover: setHovered, pin, step }}
             peakBytes={device.peak.bytes}
             peakPlace={peak.place}
+            failed={failed}
             canZoom
             axis={words}
             onWidth={setWidth}

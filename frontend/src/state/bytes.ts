@@ -37,7 +37,7 @@ export function asPartOf(whole: number, bytes: number): string {
 /** The number alone, in a unit that the table names once. Never shows 0.00 for something that is there. */
 export function inUnit(bytes: number, unit: Unit): string {
   if (unit.size === 1) return grouped(bytes);
-  if (bytes !== 0 && Math.abs(bytes) / unit.size < 0.005) return bytes > 0 ? "< 0.01" : "> −0.01";
+  if (bytes !== 0 && roundsAway(bytes, unit)) return bytes > 0 ? "< 0.01" : "> −0.01";
   return decimals(bytes / unit.size, 2);
 }
 
@@ -48,14 +48,22 @@ export function withUnit(bytes: number, unit: Unit = unitFor(bytes)): string {
 /** A signed change; a dash where nothing changed. */
 export function deltaInUnit(bytes: number, unit: Unit): string {
   if (bytes === 0) return "–";
-  if (unit.size > 1 && Math.abs(bytes) / unit.size < 0.005) return bytes > 0 ? "< +0.01" : "> −0.01";
+  if (unit.size > 1 && roundsAway(bytes, unit)) return bytes > 0 ? "< +0.01" : "> −0.01";
   return (bytes > 0 ? "+" : "") + inUnit(bytes, unit);
 }
 
 /** A signed change with its unit: the given one, or its own where that would round it away. */
 export function deltaWithUnit(bytes: number, unit: Unit): string {
-  const readable = Math.abs(bytes) / unit.size < 0.005 ? unitFor(bytes) : unit;
-  return `${bytes > 0 ? "+" : ""}${withUnit(bytes, readable)}`;
+  return `${bytes > 0 ? "+" : bytes < 0 ? "−" : ""}${changeWithUnit(bytes, unit)}`;
+}
+
+/** The same without its sign. */
+export function changeWithUnit(bytes: number, unit: Unit): string {
+  return withUnit(Math.abs(bytes), roundsAway(bytes, unit) ? unitFor(bytes) : unit);
+}
+
+function roundsAway(bytes: number, unit: Unit): boolean {
+  return Math.abs(bytes) / unit.size < 0.005;
 }
 
 export function exactBytes(bytes: number): string {

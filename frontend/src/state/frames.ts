@@ -39,6 +39,12 @@ export function lineParts(line: string): { place: string; name: string; folder: 
   };
 }
 
+/** `/a/model.py:20 (forward)` is found by `model.py:20`, in frames and in lines. */
+export function searchFor(line: string): string {
+  const place = /^(.*?:-?\d+) \(/s.exec(line)?.[1] ?? line;
+  return lastPart(place).slice(0, 400);
+}
+
 /** Of stacks that go by the same line, by key: what ran in the innermost frame that not all of them have. */
 export function toldApart(parts: readonly { key: string; label?: string }[]): Map<string, string> {
   const alike = new Map<string, string[]>();

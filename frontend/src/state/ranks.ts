@@ -1,6 +1,7 @@
 /** Ranks side by side: what the view says of them, and what one cell of its map is. */
 import type { Rank, RanksAnswer } from "../api/ranks";
-import { percent, type Unit, unitFor, withUnit } from "./bytes";
+import { changeWithUnit, percent, type Unit, withUnit } from "./bytes";
+import { shortened, visible } from "./names";
 import { grouped } from "./numbers";
 import type { Piece } from "./sentences";
 import { inOrder } from "./selection";
@@ -37,7 +38,7 @@ function above({ highest_bytes, median }: Rank, unit: Unit, rows: Rank[]): Piece
   const more = highest_bytes - median.bytes;
   if (more === 0) return [", as much as the median rank."];
   const share = percent(more, median.bytes);
-  const size: Piece = { strong: withUnit(more, more < unit.size / 100 ? unitFor(more) : unit), exact: more };
+  const size: Piece = { strong: changeWithUnit(more, unit), exact: more };
   if (rows.length === 2) return [", ", size, ` (${share}) above `, { name: rankName(median, rows) }, "."];
   return [", ", size, ` (${share}) above the median rank.`];
 }
@@ -69,6 +70,11 @@ export function severalDevices(rows: Rank[]): boolean {
 /** The worker, and the device where any worker has several. */
 export function rankName({ worker, device }: { worker: string; device: string }, rows: Rank[]): string {
   return severalDevices(rows) ? `${worker} ${device}` : worker;
+}
+
+/** Names of at most so many letters: the middle is cut, so that the device, which is last, stays. */
+export function shortNames(rows: Rank[], letters: number): string[] {
+  return rows.map((rank) => shortened(visible(rankName(rank, rows)), letters));
 }
 
 /** The cell that a worker, device and step lie in; null where the map has none. */

@@ -1,10 +1,11 @@
 /** The sentences that open each view, as pieces, so that names and numbers get their own look. */
 import type { CompareAnswer, CompareRow, CompareSide, Part, StepAnswer } from "../api/types";
-import { deltaWithUnit, type Unit, unitFor, withUnit } from "./bytes";
+import { asPartOf, changeWithUnit, deltaWithUnit, percent, type Unit, unitFor, withUnit } from "./bytes";
 import { counted, grouped } from "./numbers";
 import { CATEGORIES, categoryLabel } from "./categories";
 import { foldChanges } from "./change_folding";
-import { capital, cellText, isModule, moduleLabel, placeName } from "./names";
+import { foldParts } from "./folding";
+import { capital, cellText, isModule, moduleLabel, NOT_NAMED, placeName } from "./names";
 import { runName } from "./run_name";
 
 export type Piece = string | { strong: string; exact?: number } | { name: string };
@@ -46,12 +47,12 @@ function when(phase: string | null): string {
 export function changeSince(answer: CompareAnswer, unit: Unit): Piece[] {
   const base = sideName(answer.base, answer.other);
   if (answer.delta_bytes === 0) return [...sameAs(base, answer)];
-  const size = sized(answer.delta_bytes, unit);
+  const size = changeWithUnit(answer.delta_bytes, unit);
   const direction = answer.delta_bytes > 0 ? "more" : "less";
   return [{ strong: size, exact: answer.delta_bytes }, ` ${direction} than ${base}`, ...whereItIs(answer, ", ")];
 }
 
-/** "Step 42 peaks 0.31 GiB above step 41." */
+/** "Step 42 peaks 0.31 GiB (1.7 %) above step 41." */
 export function comparison(answer: CompareAnswer, unit: Unit): Piece[] {
   const other = capital(sideName(answer.other, answer.base));
   const base = sideName(answer.base, answer.other);
@@ -64,8 +65,8 @@ export function comparison(answer: CompareAnswer, unit: Unit): Piece[] {
   const word = answer.delta_bytes > 0 ? "above" : "below";
   return [
     `${other} peaks `,
-    { strong: sized(answer.delta_bytes, unit), exact: answer.delta_bytes },
-    ` ${word} ${base}.`,
+    { strong: changeWithUnit(answer.delta_bytes, unit), exact: answer.delta_bytes },
+    ` (${percent(Math.abs(answer.delta_bytes), answer.base.peak_bytes)}) ${word} ${base}.`,
   ];
 }
 
@@ -96,28 +97,43 @@ function whereItIs(answer: CompareAnswer, lead: string): Piece[] {
   const rows = foldChanges(answer.rows);
   const top = rows.find((row) => Math.sign(row.delta_bytes) === sign);
   if (!top) return ["."];
-  const tail: Piece[] = [{ name: rowName(top) }, asCategory(top), "."];
+  const tail = [...placeOf(top), "."];
   const share = top.delta_bytes / answer.delta_bytes;
   const unit = unitFor(answer.base.peak_bytes, answer.other.peak_bytes);
   const alone = rows.every((row) => row === top || row.delta_bytes === 0);
-  if (alone) return [`${lead}all of it in `, ...tail];
-  if (share >= 0.5 && share <= 1) return [`${lead}most of it in `, ...tail];
-  return [`${lead}the largest part, ${deltaWithUnit(top.delta_bytes, unit)}, in `, ...tail];
+  if (alone) return [`${lead}all of it `, ...tail];
+  if (share >= 0.5 && share <= 1) return [`${lead}most of it `, ...tail];
+  return [`${lead}the largest part, ${deltaWithUnit(top.delta_bytes, unit)}, `, ...tail];
 }
 
-function rowName(row: CompareRow): string {
-  const category = (row.category ?? row.key) === row.key && (CATEGORIES as readonly string[]).includes(row.key);
-  return category ? categoryLabel(row.key) : moduleLabel(row.key);
+/** "At the peak of step 42, 4.91 GiB of 18.53 GiB (26.5 %) are in `blocks.*.mlp`." Of what the modules themselves hold. */
+export function largestModule({ step, peak }: StepAnswer, alone: boolean): Piece[] | null {
+  const top = foldParts(peak.by_module)[0];
+  if (!top || top.key === NOT_NAMED) return null;
+  const size = { strong: asPartOf(peak.bytes, top.bytes), exact: top.bytes };
+  const share = `${withUnit(peak.bytes)} (${percent(top.bytes, peak.bytes)})`;
+  return [`At the peak of ${stepName(step, alone)}, `, size, ` of ${share} are `, ...placeOf({ key: top.key, category: null }), "."];
+}
+
+/** "in `loss`, as temporary memory"; of what nobody named, the category alone. */
+function placeOf(row: Pick<CompareRow, "key" | "category">): Piece[] {
+  const { key, category } = row;
+  const kind = asCategory(row);
+  if ((category ?? key) === key && (CATEGORIES as readonly string[]).includes(key)) return ["in ", { name: categoryLabel(key) }];
+  if (key === NOT_NAMED && kind !== "") return [kind];
+  const operator = isModule(key) ? null : placeName(key, null);
+  const name = operator ?? moduleLabel(key);
+  return ["in ", { name }, operator === null ? "" : ", outside the modules", kind === "" ? "" : `, ${kind}`];
+}
+
+function asCategory({ key, category }: Pick<CompareRow, "key" | "category">): string {
+  if (category === null || category === key) return "";
+  return category === "unknown" ? "of unknown category" : `as ${categoryLabel(category)} memory`;
 }
 
 /** Whether the rows by module name any on this side. */
 export function namesModules(rows: CompareRow[], side: "base_bytes" | "other_bytes"): boolean {
   return rows.some((row) => row[side] > 0 && isModule(row.key));
-}
-
-function asCategory(row: CompareRow): string {
-  if (row.category === null || row.category === row.key) return "";
-  return row.category === "unknown" ? ", of unknown category" : `, as ${categoryLabel(row.category)} memory`;
 }
 
 type Side = Omit<CompareSide, "peak_bytes" | "allocations">;
@@ -129,11 +145,6 @@ export function sideName(side: Side, against: Omit<Side, "step">): string {
   if (side.run !== against.run) return `${step} of ${cellText(runName(side.run))}`;
   if (side.worker !== against.worker) return `${step} of ${cellText(side.worker)}`;
   return side.device === against.device ? step : `${step} on ${cellText(side.device)}`;
-}
-
-function sized(bytes: number, unit: Unit): string {
-  const size = Math.abs(bytes);
-  return withUnit(size, size / unit.size < 0.005 ? unitFor(size) : unit);
 }
 
 /** The sentence as plain text, for labels and tests. */

@@ -10,6 +10,7 @@ import {
   rankName,
   ranksSentence,
   readOrder,
+  shortNames,
 } from "../../src/state/ranks";
 import { plain } from "../../src/state/sentences";
 
@@ -128,4 +129,12 @@ describe("the order of the table", () => {
   it("puts what is not known last", () => expect(names("median")).toEqual(["rank0", "rank2", "rank10"]));
   it("bears whatever an address says", () => expect(readOrder("-nonsense")).toEqual({ by: "highest", turned: false }));
   it("knows what is above the median", () => expect(rows.map(overMedian)).toEqual([GIB, 0, null]));
+});
+
+describe("names beside the map", () => {
+  it("keep the device of a worker whose name is too long", () => {
+    const worker = "gke-training-pool-a100-europe-west4-node-17.c.my-company.internal_31337";
+    const rows = [rank(worker, [1]), rank(worker, [2], { device: "cuda:1" })];
+    expect(shortNames(rows, 32)).toEqual(["gke-training-poo…al_31337 cuda:0", "gke-training-poo…al_31337 cuda:1"]);
+  });
 });

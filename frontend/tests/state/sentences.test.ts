@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import type { CompareAnswer, CompareRow, StepAnswer } from "../../src/api/types";
 import { unitFor } from "../../src/state/bytes";
-import { changeSince, comparison, comparisonDetail, headline, namesModules, plain } from "../../src/state/sentences";
+import { changeSince, comparison, comparisonDetail, headline, largestModule, namesModules, plain } from "../../src/state/sentences";
 
 const MiB = 2 ** 20;
 const mib = unitFor(100 * MiB);
@@ -43,6 +43,20 @@ describe("the headline", () => {
   });
 });
 
+describe("the sentence on modules", () => {
+  const peak = (by_module: [string, number][]) =>
+    step({ by_module: by_module.map(([key, mib]) => ({ key, bytes: mib * MiB, count: 1, categories: {} })), bytes: 80 * MiB });
+  it("names what holds most, repeated layers together", () =>
+    expect(plain(largestModule(peak([["head", 30], ["blocks.0.mlp", 20], ["blocks.1.mlp", 20]]), false)!)).toBe(
+      "At the peak of step 5, 40.00 MiB of 80.00 MiB (50.0 %) are in blocks.*.mlp.",
+    ));
+  it("may name what no module owns", () =>
+    expect(plain(largestModule(peak([["outside:cross_entropy_loss", 60], ["head", 20]]), false)!)).toBe(
+      "At the peak of step 5, 60.00 MiB of 80.00 MiB (75.0 %) are in cross_entropy_loss, outside the modules.",
+    ));
+  it("says nothing where nobody is named", () => expect(largestModule(peak([["(not named)", 80]]), false)).toBeNull());
+});
+
 const side = (step: number, peak: number, allocations: number, run = "a") => ({
   run,
   worker: "w",
@@ -74,7 +88,7 @@ const compare = (deltas: Record<string, number>, run = "a"): CompareAnswer => {
 describe("what changed", () => {
   it("lies all in one module", () => {
     const answer = compare({ loss: 3 * MiB, head: 0 });
-    expect(plain(comparison(answer, mib))).toBe("Step 42 peaks 3.00 MiB above step 41.");
+    expect(plain(comparison(answer, mib))).toBe("Step 42 peaks 3.00 MiB (3.0 %) above step 41.");
     expect(plain(comparisonDetail(answer))).toBe(
       "All of it in loss, as temporary memory. 6,769 allocations against 6,768.",
     );
@@ -90,7 +104,7 @@ describe("what changed", () => {
     );
   });
   it("may be less", () =>
-    expect(plain(comparison(compare({ loss: -2 * MiB }), mib))).toBe("Step 42 peaks 2.00 MiB below step 41."));
+    expect(plain(comparison(compare({ loss: -2 * MiB }), mib))).toBe("Step 42 peaks 2.00 MiB (2.0 %) below step 41."));
   it("may be nothing", () => {
     expect(plain(changeSince(compare({ loss: 0 }), mib))).toBe("The same as step 41, to the byte.");
     expect(plain(changeSince(compare({ loss: MiB, head: -MiB }), mib))).toBe(
@@ -102,17 +116,25 @@ describe("what changed", () => {
   });
   it("names the runs where they differ", () =>
     expect(plain(comparison(compare({ loss: MiB }, "b"), mib))).toBe(
-      "Step 42 of b peaks 1.00 MiB above step 41 of a.",
+      "Step 42 of b peaks 1.00 MiB (1.0 %) above step 41 of a.",
     ));
   it("names a recording without steps by its run", () => {
     const answer = compare({ loss: MiB }, "b");
     const told = { ...answer, base: { ...answer.base, step: 0, alone: true }, other: { ...answer.other, step: 0, alone: true } };
-    expect(plain(comparison(told, mib))).toBe("Recording b peaks 1.00 MiB above recording a.");
+    expect(plain(comparison(told, mib))).toBe("Recording b peaks 1.00 MiB (1.0 %) above recording a.");
   });
   it("lies in a category where the rows are categories", () => {
     const answer = compare({ optimizer_state: MiB });
     const told = { ...answer, rows: answer.rows.map((row) => ({ ...row, category: null })) };
     expect(plain(changeSince(told, mib))).toBe("1.00 MiB more than step 41, all of it in optimizer state.");
+  });
+  it("says of what no module owns that it is outside, and of what nobody named only what it is", () => {
+    expect(plain(changeSince(compare({ "outside:cross_entropy_loss": MiB }), mib))).toBe(
+      "1.00 MiB more than step 41, all of it in cross_entropy_loss, outside the modules, as temporary memory.",
+    );
+    expect(plain(changeSince(compare({ "(not named)": MiB }), mib))).toBe(
+      "1.00 MiB more than step 41, all of it as temporary memory.",
+    );
   });
   it("knows which side names modules", () => {
     const added: CompareRow = { ...change("blocks.0", MiB), base_bytes: 0, status: "added" };

@@ -1,6 +1,6 @@
 import type { Evidence, Finding, Where } from "../../api/advice";
 import { linkTo, ruleName, titleOf } from "../../state/advice";
-import { exactBytes, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
+import { asPartOf, exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { capital, titleText } from "../../state/names";
 import { Bytes } from "../amount";
 import { Name } from "../name";
@@ -26,7 +26,7 @@ export function FindingCard({ finding }: { finding: Finding }) {
         </div>
         <div class="finding-size">
           <span class="value amount" data-testid="finding-bytes" title={exactBytes(bytes)}>
-            {withUnit(bytes, unitWithin(unitFor(of_bytes), bytes))}
+            {asPartOf(of_bytes, bytes)}
           </span>
           <span class="under">{measure}</span>
           <span class="under" title={exactBytes(of_bytes)}>

@@ -1,10 +1,11 @@
 import type { Remote } from "../../api/remote";
 import type { AllocationAnswer } from "../../api/stacks";
 import { navigate, selection } from "../../state/app";
-import { exactBytes, withUnit } from "../../state/bytes";
+import { exactBytes } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { moduleLabel, NOT_NAMED, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
+import { asPartOfPeak } from "../../state/part_of_peak";
 import { duration, exactTime } from "../../state/time";
 import { Swatch } from "../category";
 import { Name } from "../name";
@@ -62,7 +63,7 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
         )}
       </h2>
       <div class="big amount" title={exactBytes(one.bytes)} data-testid="allocation-bytes">
-        {withUnit(one.bytes)}
+        {asPartOfPeak(one.bytes)}
       </div>
       <p class="where">
         {exactBytes(one.bytes)}

@@ -24,7 +24,7 @@ const COLUMNS = [
   ["bytes", "bytes", "The largest first"],
   ["born", "allocated", "When it was made, since the step began"],
   ["lifetime", "lives", "How long it lived, as far as the window shows it"],
-  ["address", "address_version", "Its address, and how many were there before it"],
+  ["address", "address", "Its address, and after _ how many were there before it"],
 ] as const;
 
 interface Props {

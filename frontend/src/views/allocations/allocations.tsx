@@ -5,9 +5,9 @@ import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
 import { columnsIn } from "../../draw/axes";
 import { halfOf } from "../../draw/bands";
 import { navigate, route, stretch } from "../../state/app";
-import { asPartOf, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
+import { asPartOfPeak } from "../../state/part_of_peak";
 import type { Piece } from "../../state/sentences";
 import { divisionLabel, useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
@@ -123,12 +123,12 @@ export function Allocations() {
 /** "14 allocations make up half of the 8.48 GiB at the peak of step 0; the largest is 512 MiB." */
 function headline(data: BandsAnswer, zoomed: boolean, name: string): Piece[] {
   const { peak, bands } = data;
-  const size = { strong: withUnit(peak.bytes), exact: peak.bytes };
+  const size = { strong: asPartOfPeak(peak.bytes), exact: peak.bytes };
   const when = zoomed ? "at the highest moment shown" : `at the peak of ${name}`;
   const half = halfOf(data, peak.column);
   const alive = bands.bytes.filter((_, i) => bands.first[i]! <= peak.column && bands.last[i]! >= peak.column);
   const largest = alive.reduce((top, bytes) => Math.max(top, bytes), 0);
-  const largestOne = { strong: asPartOf(peak.bytes, largest), exact: largest };
+  const largestOne = { strong: asPartOfPeak(largest), exact: largest };
   if (largest === 0) return [size, ` are alive ${when}.`];
   if (!half) return [size, ` are alive ${when}, in allocations of no more than `, largestOne, "."];
   const few = half.count === 1 ? "One allocation makes up" : `${grouped(half.count)} allocations make up`;

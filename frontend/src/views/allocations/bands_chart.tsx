@@ -7,6 +7,7 @@ import { sharpness, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { exactBytes, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
+import { asPartOfPeak } from "../../state/part_of_peak";
 import { partLabel } from "../divisions";
 import { useWheel } from "../timeline/chart";
 import { useDrag } from "../timeline/drag";
@@ -146,7 +147,7 @@ export function BandsChart(props: Props) {
 function tip({ bands, keys, parts }: BandsAnswer, hovered: number, column: number, color: string): string {
   const pile = hovered - bands.row.length;
   const size = (pile < 0 ? bands.bytes[hovered] : parts?.[pile]?.[column]) ?? 0;
-  const words = `${withUnit(size)} (${exactBytes(size)})`;
+  const words = `${asPartOfPeak(size)} (${exactBytes(size)})`;
   return pile < 0 ? words : `${partLabel(color, keys[pile]?.label ?? "")}: ${words} in small allocations`;
 }
 

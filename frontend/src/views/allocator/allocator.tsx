@@ -1,9 +1,10 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { OomReport, ReserveCurve } from "../../api/allocator";
+import type { FailedRequests, ReserveCurve } from "../../api/allocator";
 import { columnsIn } from "../../draw/axes";
 import { navigate, route, stretch } from "../../state/app";
+import { grouped } from "../../state/numbers";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
@@ -35,8 +36,8 @@ export function Allocator() {
     window ? 70 : 0,
     SAME_WINDOW,
   );
-  // The reports are those of the whole recording: another step has the same.
-  const oom = useRemote<{ reports: OomReport[] }>(address("allocator_oom", { ...pick }), 0, ["step"]);
+  // The requests are those of the whole recording: another step has the same.
+  const oom = useRemote<FailedRequests>(address("allocator_oom", { ...pick }), 0, ["step"]);
   const shown = oom.loading && !oom.data ? undefined : curve.data; // a report stands above the curve and would push it down
   const moment = useMoment(pick, shown);
   const state = moment.state.data;
@@ -69,6 +70,12 @@ export function Allocator() {
             {state && <Sentence pieces={atMoment(state)} />}
           </p>
         </>
+      )}
+      {oom.data && oom.data.ooms.length > oom.data.reports.length && (
+        <p class="foot" data-testid="oom-count">
+          {grouped(oom.data.ooms.length)} requests failed. Shown are the last ones, and the first of this{" "}
+          {part.whole ? "window" : "step"}; the curve marks all.
+        </p>
       )}
       {oom.data?.reports.map((report) => (
         <Oom

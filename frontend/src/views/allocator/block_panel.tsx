@@ -2,10 +2,11 @@ import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import { type BlockAnswer, FREE, type SegmentsAnswer } from "../../api/allocator";
-import { exactBytes, withUnit } from "../../state/bytes";
+import { exactBytes } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { moduleLabel, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
+import { asPartOfPeak } from "../../state/part_of_peak";
 import type { Pick } from "../../state/selection";
 import { duration, exactTime } from "../../state/time";
 import { Swatch } from "../category";
@@ -62,18 +63,18 @@ function Stretch({ answer, piece }: { answer: SegmentsAnswer; piece: number }) {
     <aside class="side block-panel" data-testid="block-panel" data-kind={free ? "free" : "many"}>
       <h2>{free ? "Free" : `${grouped(count)} blocks and gaps`}</h2>
       <div class="big amount" title={exactBytes(bytes)}>
-        {withUnit(bytes)}
+        {asPartOfPeak(bytes)}
       </div>
       <dl class="facts">
         <dt>at</dt>
         <dd class="mono">{plus(segments.address[segment]!, pieces.offset[piece]!)}</dd>
         <dt>segment</dt>
         <dd>
-          <span class="mono">{segments.address[segment]}</span>, {withUnit(segments.bytes[segment]!)}
+          <span class="mono">{segments.address[segment]}</span>, {asPartOfPeak(segments.bytes[segment]!)}
           {segments.expandable[segment] ? ", expandable" : ""}
         </dd>
         <dt>free in it</dt>
-        <dd title={exactBytes(segments.free[segment]!)}>{withUnit(segments.free[segment]!)}</dd>
+        <dd title={exactBytes(segments.free[segment]!)}>{asPartOfPeak(segments.free[segment]!)}</dd>
       </dl>
       {!free && <p class="muted">They are narrower than a pixel: make the tape larger to see each.</p>}
     </aside>
@@ -110,7 +111,7 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
         )}
       </h2>
       <div class="big amount" title={exactBytes(block.bytes)} data-testid="block-bytes">
-        {withUnit(block.bytes)} <span class="approx">requested</span>
+        {asPartOfPeak(block.bytes)} <span class="approx">requested</span>
       </div>
       {owner !== null && (
         <p class="where">
@@ -134,7 +135,7 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
             <dt>segment</dt>
             <dd>
               <span class="mono">{block.segment.address}</span> + {grouped(block.segment.offset)}, of{" "}
-              {withUnit(block.segment.bytes)}
+              {asPartOfPeak(block.segment.bytes)}
             </dd>
           </>
         )}

@@ -6,6 +6,7 @@ import { columnAt, panned, turned, zoomed } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { percent, unitFor, withUnit } from "../../state/bytes";
+import { failedInWords } from "../../state/failures";
 import { grouped } from "../../state/numbers";
 import { duration } from "../../state/time";
 import { useWheel } from "../timeline/chart";
@@ -164,9 +165,7 @@ function spoken({ curve, over, origin }: Props): string {
   const { words } = over === "event" ? EVENT_AXIS : TIME_AXIS;
   const { peak, reserved_peak: reserved, ooms } = curve;
   const when = over === "event" ? `event ${grouped(peak.event)}` : duration(peak.time_ns - origin);
-  const failed = ooms.map(
-    (one) => `A request of ${withUnit(one.requested_bytes)} failed at event ${grouped(one.event)}.`,
-  );
+  const failed = failedInWords(ooms.map((one) => ({ bytes: one.requested_bytes, at: `event ${grouped(one.event)}` })));
   const most = reserved ? ` The reserve is at most ${withUnit(reserved.bytes)}.` : "";
-  return `Allocated, pending and reserved memory over ${words(curve.t1 - curve.t0)}. Peak ${withUnit(peak.bytes)} at ${when}.${most} ${failed.join(" ")} Left and right step through events.`;
+  return `Allocated, pending and reserved memory over ${words(curve.t1 - curve.t0)}. Peak ${withUnit(peak.bytes)} at ${when}.${most}${failed} Left and right step through events.`;
 }

@@ -5,8 +5,9 @@ import { readPalette } from "../../draw/palette";
 import { prepare, watchWidth } from "../../draw/surface";
 import { lastLine, pieceAt, pieceStarts, segmentAt, type Tape } from "../../draw/tape";
 import { dark } from "../../host/theme";
-import { exactBytes, withUnit } from "../../state/bytes";
+import { exactBytes } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
+import { asPartOfPeak } from "../../state/part_of_peak";
 
 /** A piece under the pointer or under the keyboard's cursor: an index into the answer's pieces. */
 export interface Place {
@@ -141,10 +142,10 @@ function Tip({ answer, place, top, width }: { answer: SegmentsAnswer; place: Pla
   const free = pieces.state[piece] === FREE;
   const text =
     count > 1
-      ? `${grouped(count)} blocks and gaps, ${withUnit(bytes)}: larger shows each`
+      ? `${grouped(count)} blocks and gaps, ${asPartOfPeak(bytes)}: larger shows each`
       : free
-        ? `free: ${withUnit(bytes)}`
-        : `a block that takes ${withUnit(bytes)}`;
+        ? `free: ${asPartOfPeak(bytes)}`
+        : `a block that takes ${asPartOfPeak(bytes)}`;
   const segment = segments.bytes[pieces.segment[piece]!]!;
   return (
     <span
@@ -153,7 +154,7 @@ function Tip({ answer, place, top, width }: { answer: SegmentsAnswer; place: Pla
     >
       {text}
       <br />
-      of a segment of {withUnit(segment)}
+      of a segment of {asPartOfPeak(segment)}
     </span>
   );
 }

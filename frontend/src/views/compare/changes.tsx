@@ -49,6 +49,7 @@ export function Changes({
   const changed = answer.rows.filter((row) => row.status !== "same").length;
   const { box, sight } = useRowsInSight(rows.length, ROW);
   const widest = rows.reduce((top, { row }) => Math.max(top, Math.abs(row.delta_bytes)), 0);
+  const withCategory = by !== "category" && answer.rows.some((row) => row.category !== null);
   const sum = answer.rows.reduce((s, row) => s + row.delta_bytes, 0);
   return (
     <section class={stale ? "card stale" : "card"} style={{ marginTop: "14px" }}>
@@ -88,7 +89,7 @@ export function Changes({
             <col style={{ width: "15%" }} />
             <col style={{ width: "10%" }} />
             <col />
-            {by !== "category" && <col style={{ width: "138px" }} />}
+            {withCategory && <col style={{ width: "138px" }} />}
           </colgroup>
           <thead>
             <tr>
@@ -106,7 +107,7 @@ export function Changes({
               <th scope="col">
                 <span class="unseen">delta as a bar</span>
               </th>
-              {by !== "category" && <th scope="col">category</th>}
+              {withCategory && <th scope="col">category</th>}
             </tr>
           </thead>
           <tbody onKeyDown={walkRows}>
@@ -119,6 +120,7 @@ export function Changes({
                 own={own?.get(line.row.key)}
                 onFlip={flip}
                 by={by}
+                withCategory={withCategory}
                 unit={unit}
                 widest={widest}
                 index={sight.first + i}
@@ -180,12 +182,13 @@ interface RowProps {
   own: string | undefined;
   onFlip: (key: string) => void;
   by: CompareBy;
+  withCategory: boolean;
   unit: Unit;
   widest: number;
   index: number;
 }
 
-function ChangeRow({ line, open, own, onFlip, by, unit, widest, index }: RowProps) {
+function ChangeRow({ line, open, own, onFlip, by, withCategory, unit, widest, index }: RowProps) {
   const { row, depth, within } = line;
   const module =
     within === undefined ? <Name text={row.key} module /> : <Name text={layerOf(row.key, within)} title={row.key} />;
@@ -240,7 +243,7 @@ function ChangeRow({ line, open, own, onFlip, by, unit, widest, index }: RowProp
           {row.delta_bytes !== 0 && <i class={row.delta_bytes > 0 ? "plus" : "minus"} style={{ width: `${share}%` }} />}
         </span>
       </td>
-      {by !== "category" && (
+      {withCategory && (
         <td>
           {row.delta_bytes !== 0 && row.category !== null && (
             <>

@@ -63,6 +63,9 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
           value={over ? "over" : "beside"}
           onPick={(v) => navigate({ curves: v === "beside" ? undefined : v })}
         />
+        <button type="button" class="toggle" data-testid="swap" onClick={() => swap(pick, basis)}>
+          Swap sides
+        </button>
         {basis.run === pick.run && (
           <span class="hint">
             <AnotherRun />
@@ -73,6 +76,12 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
       <Changes answer={withNames(table.data)} by={by} usual={usual} whats={whats} unit={unit} stale={table.stale} />
     </>
   );
+}
+
+function swap(pick: Pick, { run, worker, device, step }: Pick): void {
+  const [base_run, base_worker, base_step] = [pick.run, pick.worker, String(pick.step)];
+  const base_device = pick.device === device ? undefined : pick.device;
+  navigate({ run, worker, device, step: String(step), base_run, base_worker, base_device, base_step });
 }
 
 /** Every summary keeps these; the others come where this step's window knows something of them. */

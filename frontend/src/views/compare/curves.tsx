@@ -7,6 +7,7 @@ import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { type Unit, withUnit } from "../../state/bytes";
 import { CATEGORIES, categoryLabel } from "../../state/categories";
+import { duration } from "../../state/time";
 import { capital } from "../../state/names";
 import type { Pick } from "../../state/selection";
 import { sideName } from "../../state/sentences";
@@ -142,6 +143,7 @@ function Side({
           <Name text={capital(name)} prose />
         </RouteLink>
         <span class="amount">{withUnit(bytes, unit)}</span>
+        {curve && <span class="muted">took {duration(curve.t1 - curve.t0)}</span>}
       </h2>
       <Picture
         label={`Allocated memory of ${name}; peak ${withUnit(bytes, unit)}.`}

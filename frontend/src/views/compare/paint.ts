@@ -33,7 +33,7 @@ export function paintSide(
   if (reserve) drawReserved(context, curve, { x, y }, palette);
   else labelAbove(context, highestReserve([curve]), x.range, x(curve.peak.time_ns), palette);
   const at = { x: x(curve.peak.time_ns), y: y(curve.peak.bytes) };
-  drawPeak(context, at, BOTTOM, `peak ${withUnit(curve.peak.bytes, unit)}`, palette, width - 6);
+  drawPeak(context, at, BOTTOM, withUnit(curve.peak.bytes, unit), palette, width - 6);
 }
 
 /** Both steps as lines, by time since each began: the base dashed, the picked one solid and filled below. */
@@ -67,7 +67,7 @@ export function paintOver(
     context,
     { x: x(peak.time_ns), y: y(peak.bytes) },
     BOTTOM,
-    `peak ${withUnit(peak.bytes, unit)}`,
+    withUnit(peak.bytes, unit),
     palette,
     width - 6,
   );

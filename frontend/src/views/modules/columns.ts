@@ -70,7 +70,7 @@ export const COLUMNS: readonly Column[] = [
   },
   {
     id: "backward",
-    width: 78,
+    width: 84,
     label: "backward",
     title: "Time in its backward calls",
     kind: "time",

@@ -1,6 +1,6 @@
 import { useMemo } from "preact/hooks";
 import { navigate, route } from "../../state/app";
-import { exactBytes, percent, withUnit } from "../../state/bytes";
+import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { categoryLabel, inStackingOrder, total } from "../../state/categories";
 import { type Icicle, icicleOf, wayTo } from "../../state/module_icicle";
 import type { ModuleNode } from "../../state/module_tree";
@@ -83,7 +83,7 @@ function Way({ icicle, zoom, onZoom }: { icicle: Icicle; zoom: number; onZoom: (
             {place === zoom && (
               <span class="muted" title={exactBytes(bytes)}>
                 {" "}
-                {withUnit(bytes)}
+                {asPartOf(total(icicle.categories[0]!), bytes)}
               </span>
             )}
           </span>
@@ -102,7 +102,7 @@ function BarTip({ icicle, place, zoom, at }: { icicle: Icicle; place: number; zo
   return (
     <>
       <div class="tip-bytes">
-        <strong>{withUnit(bytes)}</strong> · {exactBytes(bytes)}
+        <strong>{asPartOf(total(icicle.categories[0]!), bytes)}</strong> · {exactBytes(bytes)}
       </div>
       <div>
         {percent(bytes, total(icicle.categories[0]!))} of all

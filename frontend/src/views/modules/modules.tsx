@@ -8,8 +8,9 @@ import { counted } from "../../state/numbers";
 import { layersAsOne } from "../../state/module_icicle";
 import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
 import { matcher, matches, type Order, visibleRows } from "../../state/module_rows";
-import { stepName } from "../../state/sentences";
+import { largestModule, stepName } from "../../state/sentences";
 import { Segmented, Toggle } from "../segmented";
+import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { aboutTimes } from "../times";
 import { type At, COLUMNS, nextSorting, readSorting } from "./columns";
@@ -33,9 +34,17 @@ export function Modules() {
   const answer = useRemote<ModulesAnswer>(address("modules", pick), 0, ["step"]);
   const step = useRemote<StepAnswer>(address("step", pick));
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
-  if (!answer.data) return <Loading what="the modules" />;
+  if (!answer.data || !(step.data || step.failure)) return <Loading what="the modules" />;
+  const largest = step.data && largestModule(step.data, alone.value);
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
+      {largest ? (
+        <h1 class="headline" data-testid="headline">
+          <Sentence pieces={largest} />
+        </h1>
+      ) : (
+        <h1 class="unseen">Memory by module, {stepName(pick.step, alone.value)}</h1>
+      )}
       {!answer.data.rows.some((row) => row.kind === "module") && (
         <NoModules kind={step.data?.source.kind} operators={answer.data.rows.some((row) => row.kind === "outside")} />
       )}
@@ -70,7 +79,6 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
   };
   return (
     <>
-      <h1 class="unseen">Memory by module, {stepName(step, alone.value)}</h1>
       <div class="tools">
         <input
           class="search"

@@ -13,7 +13,7 @@ import { Notes } from "../notices";
 import { RouteLink } from "../route_link";
 import { FailureState, Loading } from "../states";
 import { HowToRecord } from "./only_figures";
-import { PeakOfAllSteps } from "./peak_of_all_steps";
+import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
 import { Phases } from "./phases";
 
 /** A step of which there are figures alone: what peaked, and how it stands among all steps. */

@@ -4,6 +4,7 @@ import type { LineTableAnswer } from "../../api/stacks";
 import type { StepAnswer } from "../../api/types";
 import { picked } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { searchFor } from "../../state/frames";
 import { NOT_NAMED } from "../../state/names";
 import { RouteLink } from "../route_link";
 import { ShareBar } from "../share_bar";
@@ -44,7 +45,13 @@ export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
           {data.rows.map((row) => (
             <tr key={row.line} data-testid="line-row" data-key={row.line}>
               <th scope="row">
-                <Line line={row.line} kind={row.kind} />
+                {row.kind === "none" ? (
+                  <Line line={row.line} kind={row.kind} />
+                ) : (
+                  <RouteLink to={{ view: "stacks", search: searchFor(row.line) }} class="plain-link">
+                    <Line line={row.line} kind={row.kind} />
+                  </RouteLink>
+                )}
               </th>
               <td class="wide">
                 <ShareBar share={row.bytes / full} kind={row.kind} />

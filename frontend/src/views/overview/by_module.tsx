@@ -60,8 +60,8 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
         </tbody>
       </table>
       <p class="foot" data-testid="module-sum" title={exactBytes(sum)}>
-        {percent(named(peak.by_module), peak.bytes)} of the bytes belong to a module · parts sum to{" "}
-        {withUnit(sum, whole)}
+        each without the modules inside it · {percent(named(peak.by_module), peak.bytes)} belong to a module · parts sum
+        to {withUnit(sum, whole)}
       </p>
     </section>
   );

@@ -37,6 +37,7 @@ function Since({ answer, basis }: { answer: StepAnswer; basis: Pick }) {
     base_step: String(basis.step),
     what: "module",
   } as const;
+  const same = change.data?.rows.every((row) => row.delta_bytes === 0);
   return (
     <>
       {change.data ? (
@@ -46,9 +47,11 @@ function Since({ answer, basis }: { answer: StepAnswer; basis: Pick }) {
       ) : (
         "Comparing …"
       )}{" "}
-      <RouteLink to={link} testid="show-difference">
-        Show the difference
-      </RouteLink>
+      {!same && (
+        <RouteLink to={link} testid="show-difference">
+          Show the difference
+        </RouteLink>
+      )}
     </>
   );
 }

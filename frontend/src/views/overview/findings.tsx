@@ -5,7 +5,7 @@ import { alone } from "../../state/app";
 import { adviceHeadline, linkTo, titleOf } from "../../state/advice";
 import { capital } from "../../state/names";
 import { plain } from "../../state/sentences";
-import { exactBytes, percent, unitFor, unitWithin, withUnit } from "../../state/bytes";
+import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import type { Pick } from "../../state/selection";
 import { RouteLink } from "../route_link";
 import { Sentence } from "../sentence";
@@ -40,7 +40,7 @@ function Line({ finding }: { finding: Finding }) {
   return (
     <tr data-testid="finding-line" data-key={kind}>
       <td class="number strong" title={exactBytes(bytes)}>
-        {withUnit(bytes, unitWithin(unitFor(of_bytes), bytes))}
+        {asPartOf(of_bytes, bytes)}
       </td>
       <td class="breaking">
         <Sentence pieces={titleOf(finding)} />

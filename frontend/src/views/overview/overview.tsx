@@ -6,7 +6,7 @@ import { cellText, isModule, titleText } from "../../state/names";
 import { headline } from "../../state/sentences";
 import { useFailed } from "../failed";
 import { Notes } from "../notices";
-import { PeakOfAllSteps } from "../monitored/peak_of_all_steps";
+import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { Cards } from "./cards";
@@ -17,7 +17,7 @@ import { ByModule } from "./by_module";
 import { Findings } from "./findings";
 import { Largest } from "./largest";
 import { OutOfMemory, withoutFailures } from "./out_of_memory";
-import { PeakOfEachStep } from "./peak_of_each_step";
+import { PeakOfEachStep } from "../steps/peak_of_each_step";
 
 /** What peaked, where, and what changed; below it the numbers that prove it. */
 export function Overview() {

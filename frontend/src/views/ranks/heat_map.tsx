@@ -4,9 +4,9 @@ import { cellAt, cellPixels, columnLeft, type HeatLayout, layHeatMap, ramp } fro
 import { readPalette } from "../../draw/palette";
 import { prepare, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
-import { shortened, visible } from "../../state/names";
+import { visible } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
-import { type Cell, cellOf, colorRange, highestRank, rankName } from "../../state/ranks";
+import { type Cell, cellOf, colorRange, highestRank, rankName, shortNames } from "../../state/ranks";
 import { drawCell, drawHeatMap, type Picture } from "./paint";
 import { CellTip } from "./cell_tip";
 
@@ -25,6 +25,10 @@ const AXIS = 24;
 const ROOM = 460;
 const HIGHEST = 560;
 const LEAST_DRAG = 6;
+/** Of names: characters, pixels of one, and room around them. */
+const LONGEST = 40;
+const LETTER = 7;
+const BESIDE = 16;
 const STOPS = ["--ramp-0", "--ramp-1", "--ramp-2", "--ramp-3", "--ramp-4"] as const;
 
 /** A row a rank, a column a step, the color its peak. Only what is in sight is drawn. */
@@ -38,8 +42,9 @@ export function HeatMap({ answer, shares, kept, onPick, onZoom }: Props) {
   const [dragged, setDragged] = useState<[number, number] | null>(null);
   const theme = dark.value;
   const { rows, first } = answer;
-  const names = useMemo(() => rows.map((rank) => shortened(visible(rankName(rank, rows)), 40)), [rows]);
-  const left = Math.min(Math.max(48, width * 0.26), 16 + 7 * names.reduce((most, name) => Math.max(most, name.length), 4));
+  const letters = Math.floor((Math.max(48, width * 0.26) - BESIDE) / LETTER);
+  const names = useMemo(() => shortNames(rows, Math.min(letters, LONGEST)), [rows, letters]);
+  const left = BESIDE + LETTER * names.reduce((most, name) => Math.max(most, name.length), 4);
   const layout = layHeatMap(rows.length, first.length, width - 6, left, TOP, ROOM);
   const shown = Math.min(layout.height, HIGHEST);
   const cells = useMemo(() => cellCanvas(answer, shares), [answer, shares, theme]);

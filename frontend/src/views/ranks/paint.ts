@@ -2,7 +2,6 @@
 import { columnLeft, type HeatLayout } from "../../draw/heat_map";
 import type { Palette } from "../../draw/palette";
 import { roundStep } from "../../draw/scale";
-import { fitted } from "../../draw/surface";
 
 type Context = CanvasRenderingContext2D;
 
@@ -70,7 +69,7 @@ function drawNames(context: Context, { layout, names, colors }: Picture): void {
   context.fillStyle = colors.muted;
   for (let row = 0; row < layout.rows; row += every) {
     const y = layout.top + (row + 0.5) * layout.rowHeight;
-    context.fillText(fitted(context, names[row] ?? "", layout.left - 16), layout.left - 8, y);
+    context.fillText(names[row] ?? "", layout.left - 8, y);
   }
   context.textAlign = "left";
 }

@@ -4,7 +4,7 @@ import type { Rank } from "../../api/ranks";
 import type { CompareAnswer } from "../../api/types";
 import { isAlone } from "../../state/app";
 import { exactBytes, type Unit, withUnit } from "../../state/bytes";
-import { cellText } from "../../state/names";
+import { shortened, visible } from "../../state/names";
 import type { RoutePatch } from "../../state/route";
 import { highestRank, rankName } from "../../state/ranks";
 import { changeSince } from "../../state/sentences";
@@ -46,11 +46,16 @@ export function Why({ rows, run, unit }: { rows: Rank[]; run: string; unit: Unit
       )}{" "}
       {comparable && (
         <RouteLink to={comparing(top, run)} testid="ranks-compare">
-          Compare {cellText(rankName(top, rows))} with {cellText(rankName(median, rows))}
+          Compare {short(rankName(top, rows))} with {short(rankName(median, rows))}
         </RouteLink>
       )}
     </p>
   );
+}
+
+/** The device, which is last, stays. */
+function short(name: string): string {
+  return shortened(visible(name), 40);
 }
 
 /** Whether both steps were recorded in full, and are not one and the same. */

@@ -1,5 +1,5 @@
 import { type Frame, ROOT, type StacksAnswer, WITHOUT } from "../../api/stacks";
-import { exactBytes, percent, withUnit } from "../../state/bytes";
+import { asPartOf, exactBytes, percent } from "../../state/bytes";
 import { titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
 
@@ -22,7 +22,7 @@ export function FlameTip({ answer, place }: Props) {
   return (
     <>
       <div class="tip-bytes">
-        <strong title={exactBytes(bytes)}>{withUnit(bytes)}</strong> · {exactBytes(bytes)}
+        <strong title={exactBytes(bytes)}>{asPartOf(answer.bytes, bytes)}</strong> · {exactBytes(bytes)}
       </div>
       <div>
         {percent(bytes, answer.bytes)} of {answer.of === "step" ? "all allocated" : "all alive"}

@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 import type { Query } from "../../api/request";
 import type { SourceLine } from "../../api/stacks";
 import { navigate } from "../../state/app";
-import { lastPart } from "../../state/frames";
+import { searchFor } from "../../state/frames";
 import { Line, Ranked, RankedCells } from "./ranked";
 
 interface Props {
@@ -22,7 +22,7 @@ export function LineTable({ query, search, picker }: Props) {
       name={["source line", "File, line and function"]}
       size={["median", "Size of the median allocation", (row) => row.median]}
       noMatch="No source line contains this text."
-      row={(row, scale) => (
+      rows={(_, scale) => (row) => (
         <tr key={row.line} data-testid="line-row" data-key={row.line} data-bytes={row.bytes}>
           <th scope="row">
             <button
@@ -39,10 +39,4 @@ export function LineTable({ query, search, picker }: Props) {
       )}
     />
   );
-}
-
-/** `/a/model.py:20 (forward)` is found by `model.py:20`, in frames and in lines. */
-function searchFor(line: string): string {
-  const place = /^(.*?:-?\d+) \(/s.exec(line)?.[1] ?? line;
-  return lastPart(place).slice(0, 400);
 }

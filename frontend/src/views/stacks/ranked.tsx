@@ -47,7 +47,8 @@ interface Props<Row, Answer> {
   /** The last column, the size of one allocation: label, title, and a row's value. */
   size: readonly [string, string, (row: Row) => number];
   noMatch: string;
-  row: (row: Row, scale: Scale, answer: Answer, at: number) => ComponentChildren;
+  /** Of an answer, what makes a row. */
+  rows: (answer: Answer, scale: Scale) => (row: Row, at: number) => ComponentChildren;
 }
 
 /** Rows by their bytes, page by page; the server sorts and searches. */
@@ -91,7 +92,7 @@ export function Ranked<Row extends RankedRow, Answer extends RankedAnswer<Row> =
               <Head id="per_call" label={sizeUnit === unit ? size[0] : `${size[0]}, ${sizeUnit.name}`} title={size[1]} />
             </tr>
           </thead>
-          <tbody onKeyDown={walkRows}>{data.rows.map((row, i) => props.row(row, scale, data, data.first + i))}</tbody>
+          <tbody onKeyDown={walkRows}>{data.rows.map(props.rows(data, scale))}</tbody>
         </table>
       </div>
       {data.rows.length === 0 && (

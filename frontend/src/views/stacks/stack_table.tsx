@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { Query } from "../../api/request";
 import type { Frame, StackLine, StackTableAnswer } from "../../api/stacks";
-import { frameName } from "../../state/frames";
+import { frameName, toldApart } from "../../state/frames";
 import { Fold } from "../fold";
 import { FrameList } from "./frame_list";
 import { Line, Ranked, RankedCells, type Scale } from "./ranked";
@@ -24,19 +24,36 @@ export function StackTable({ query, search, picker }: Props) {
       name={["stack", "The innermost line of your code in the stack"]}
       size={["each", "Bytes of an allocation, on average", (row) => row.per_call]}
       noMatch="No frame of any stack contains this text."
-      row={(row, scale, data, at) => <Row key={`${at} ${row.line}`} row={row} scale={scale} frames={data.frames} />}
+      rows={({ rows, frames, first }, scale) => {
+        const own = toldApart(rows.map((row) => ({ key: keyOf(row, frames), label: row.line })));
+        return (row, i) => (
+          <Row key={`${first + i} ${row.line}`} row={row} scale={scale} frames={frames} own={own.get(keyOf(row, frames))} />
+        );
+      }}
     />
   );
 }
 
-function Row({ row, scale, frames }: { row: StackLine; scale: Scale; frames: Frame[] }) {
+function keyOf({ stack }: StackLine, frames: Frame[]): string {
+  return stack.map((place) => frameName(frames[place]!)).join("\n");
+}
+
+interface RowProps {
+  row: StackLine;
+  scale: Scale;
+  frames: Frame[];
+  /** What tells it apart from others that go by the same line. */
+  own: string | undefined;
+}
+
+function Row({ row, scale, frames, own }: RowProps) {
   const [open, setOpen] = useState(false);
   return (
     <>
       <tr data-testid="stack-row" data-key={row.line} data-bytes={row.bytes}>
         <th scope="row">
           <Fold open={open} onFlip={() => setOpen(!open)}>
-            <Line line={row.line} kind={row.kind} by={callers(row, frames)} />
+            <Line line={row.line} kind={row.kind} by={[own && `→ ${own}`, callers(row, frames)].filter(Boolean).join(" ")} />
           </Fold>
         </th>
         <RankedCells row={row} size={row.per_call} scale={scale} />

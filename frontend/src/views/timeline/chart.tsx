@@ -7,6 +7,7 @@ import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
+import { failedInWords } from "../../state/failures";
 import { moduleLabel, shortened, visible } from "../../state/names";
 import type { Cursor } from "./cursor";
 import { type Failed, paintCurve, paintLanes } from "./paint";
@@ -176,9 +177,9 @@ function spoken({ curve, by, window, whole, peakBytes, peakPlace, axis, failed =
     (key, k) =>
       `${shortened(visible(by === "module" ? moduleLabel(key) : categoryLabel(curve.labels?.[k] ?? key)), 60)} ${withUnit(curve.stacks[k]?.[column] ?? 0, unit)}`,
   );
-  const lost = failed.map((one) => ` A request of ${withUnit(one.bytes)} failed at ${place(one.place, whole[0])}.`);
+  const lost = failedInWords(failed.map((one) => ({ bytes: one.bytes, at: place(one.place, whole[0]) })));
   const keys = "Left and right step through events, plus and minus zoom, with Shift left and right move, Home goes to the peak, Escape shows everything.";
-  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)}${when}. At the highest moment shown: ${parts.join(", ")}.${lost.join("")} ${keys}`;
+  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)}${when}. At the highest moment shown: ${parts.join(", ")}.${lost} ${keys}`;
 }
 
 function spokenLanes(rows: Lane[], words: Axis["words"]): string {

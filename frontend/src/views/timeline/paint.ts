@@ -59,11 +59,9 @@ export function paintCurve(canvas: HTMLCanvasElement, picture: Picture): void {
   if (picture.reserve) labelReserved(context, curve, y, x.range, at.x, palette);
   else labelAbove(context, highestReserve(both), x.range, at.x, palette);
   if (at.x >= left && at.x <= right)
-    drawPeak(context, at, bottom, `peak ${withUnit(picture.peakBytes, unit)}`, palette, right);
-  for (const one of picture.failed ?? []) {
-    const px = Math.min(Math.max(x(one.place), left + 1), right - 1);
-    if (Math.abs(px - x(one.place)) <= 2) drawFailed(context, { x: px, y: bottom - 10 }, [6, bottom], one.bytes, palette, right);
-  }
+    drawPeak(context, at, bottom, withUnit(picture.peakBytes, unit), palette, right);
+  const failed = (picture.failed ?? []).map((one) => ({ x: x(one.place), bytes: one.bytes }));
+  drawFailed(context, failed, bottom - 10, [6, bottom], palette, x.range);
 }
 
 function labelReserved(

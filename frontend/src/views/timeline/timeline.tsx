@@ -125,14 +125,10 @@ export function Timeline() {
             onFlip={() => navigate({ reserve: reserve !== reserves ? undefined : reserve ? "off" : "on" })}
           />
         )}
-        {zoomed && (
-          <span class="muted">
-            showing {words(window[1] - window[0])} of {words(whole[1] - whole[0])}
-          </span>
-        )}
         {!coarse && (
           <span class="hint">
-            drag or wheel to zoom · double-click or Esc to reset · ← → step through events
+            {zoomed ? `showing ${words(window[1] - window[0])} of ${words(whole[1] - whole[0])}` : "drag or wheel to zoom"} · double-click or
+            Esc to reset{!zoomed && " · ← → step through events"}
           </span>
         )}
       </div>

@@ -1,0 +1,60 @@
+import type { StepsAnswer } from "../../api/monitored";
+import { address } from "../../api/request";
+import { useRemote } from "../../api/remote";
+import { navigate, picked, route } from "../../state/app";
+import { grouped } from "../../state/numbers";
+import { stepsZoom } from "../../state/over";
+import type { Selection } from "../../state/selection";
+import { KeyEntry } from "../key_entry";
+import { StepChart, StepKey } from "./step_chart";
+
+const COLUMNS = 1000;
+
+/** Peaks of all steps that a monitor saw, the recorded ones marked; a drag zooms. */
+export function PeakOfAllSteps({ selection, bytes }: { selection: Selection; bytes: number | undefined }) {
+  const { run, worker, device } = picked.value!;
+  const zoom = stepsZoom(route.value);
+  const steps = useRemote<StepsAnswer>(
+    address("steps", { run, worker, device, px: COLUMNS, ...(zoom ? { first: zoom[0], last: zoom[1] } : {}) }),
+    0,
+    ["first", "last"],
+  );
+  const data = steps.data;
+  const recorded = selection.steps.map((one): [number, number] => [one.step, one.stats.peak_bytes]);
+  return (
+    <section class={steps.stale ? "card stale" : "card"} data-testid="peak-of-all-steps" aria-busy={steps.loading}>
+      <div class="row">
+        <h2 class="grow">Peak of each step</h2>
+        {zoom && (
+          <button
+            type="button"
+            class="quiet"
+            data-testid="all-steps"
+            onClick={() => navigate({ s0: undefined, s1: undefined })}
+          >
+            All steps
+          </button>
+        )}
+        <StepKey data={data} measured={selection.monitored?.kind === "process" ? "resident memory" : "allocated"} />
+        {recorded.length > 0 && <KeyEntry look="dot">recorded steps</KeyEntry>}
+        {data && data.retries.length > 0 && <KeyEntry look="count-mark">retries</KeyEntry>}
+        {data && data.ooms.length > 0 && <KeyEntry look="count-mark oom">out of memory</KeyEntry>}
+        <span class="key muted">click picks a step · drag zooms</span>
+      </div>
+      {steps.failure ? (
+        <p class="muted">{steps.failure.what}</p>
+      ) : !data ? (
+        <div class="plot" />
+      ) : data.count === 0 ? (
+        <p class="muted">No steps in this range.</p>
+      ) : (
+        <StepChart data={data} marks={{ step: selection.step, bytes, recorded }} zooms />
+      )}
+      {data && data.count > data.high.length && (
+        <p class="foot" data-testid="columns-foot">
+          {grouped(data.count)} steps in {grouped(data.high.length)} columns, each with its exact highest and lowest peak.
+        </p>
+      )}
+    </section>
+  );
+}
