@@ -11,6 +11,7 @@ import numpy as np
 from tb_memplugin.sources.modules import clean_name
 from tb_memplugin.sources.phases import phase_at, phase_spans
 from tb_memplugin.sources.profiler.calls import Calls, by_thread, calls_from, crossings_from_spans
+from tb_memplugin.sources.profiler.found import ProfilerTree
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents
 from tb_memplugin.sources.profiler.node_owners import (
     ForwardThreads,
@@ -19,7 +20,6 @@ from tb_memplugin.sources.profiler.node_owners import (
     unseen_threads,
 )
 from tb_memplugin.sources.profiler.roles import MODULE_PREFIX, NODE_PREFIX, Role
-from tb_memplugin.sources.profiler.tree import ProfilerTree
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Module, Phase, Spans, Step
@@ -89,20 +89,18 @@ def attribute(
     owners, hooked, threads = logged.owners, logged.hooked, logged.threads
     calls = threads[window.thread]
     main = main_thread(tree)
-    node_start, node_end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
-    operator_end = np.array(tree.operator_end, np.int64)
+    node_start, node_end, parent, node_sequence, _ = tree.nodes
     optimizer = _with(
         tree.range_spans(Role.OPTIMIZER), [(step.start_ns, step.end_ns) for step in window.optimizer_steps]
     )
     forward = _forward_operators(tree, calls, hooked)
-    node_sequence = np.array(tree.node_sequence, np.int64)
     maker = forward.creator(node_sequence)
     node_module = (
         node_modules(tree, threads, window.thread, main, made_by)
         if hooked
         else calls.module_of(_call_of_maker(calls, forward, maker))
     )
-    root_node = np.array(tree.node_parent, np.int64) < 0
+    root_node = parent < 0
     marks = _forward_marks(calls, forward)
     step_starts = np.array([step.start_ns for step in steps], np.int64)
     phases = phase_spans(marks, (node_start[root_node], node_end[root_node]), optimizer, step_starts)
@@ -133,7 +131,7 @@ def attribute(
     phase = phase_at(phases, time)
     phase[in_node & (phase != Phase.OPTIMIZER)] = Phase.BACKWARD
     ends = np.where(
-        (operator < 0) & in_node, np.append(node_end, 0)[node], np.append(operator_end, 0)[operator]
+        (operator < 0) & in_node, np.append(node_end, 0)[node], np.append(tree.operators.end_ns, 0)[operator]
     )
     return Attribution(
         row=row,
@@ -208,7 +206,7 @@ def _modules_from_frames(names: Sequence[str], start: Int64, end: Int64) -> tupl
 
 def main_thread(tree: ProfilerTree) -> int:
     """Return the profiler's number of the training loop's thread: that with most operators outside nodes."""
-    threads = tree.thread_of(2)[np.array(tree.operator_node, np.int64) < 0]
+    threads = tree.thread_of(2)[tree.operators.node < 0]
     if not len(threads):
         return tree.threads[0][0]
     found, count = np.unique(threads, return_counts=True)
@@ -217,14 +215,13 @@ def main_thread(tree: ProfilerTree) -> int:
 
 def _forward_operators(tree: ProfilerTree, calls: Calls, hooked: bool) -> _Forward:
     """Return operators outside autograd nodes and optimizer steps, and outside modules if hooks ran."""
-    sequence = np.array(tree.operator_sequence, np.int64)
+    start, end, _, sequence = tree.operators
     row = np.flatnonzero(sequence > -2)
-    start, end = np.array(tree.operator_start, np.int64), np.array(tree.operator_end, np.int64)
     row = row[np.argsort(start[row], kind="stable")]
     sequence = sequence[row]
     times = np.concatenate((start[row], calls.boundary_ns if hooked else calls.boundary_ns[:0]))
     known = np.concatenate((sequence, calls.boundary_sequence if hooked else calls.boundary_sequence[:0]))
-    last = max(max(tree.node_sequence, default=-1) + 1, int(known.max(initial=-1)))
+    last = int(max(tree.nodes.sequence.max(initial=-1) + 1, known.max(initial=-1)))
     numbered = np.flatnonzero(known >= 0)
     numbered = numbered[np.argsort(times[numbered], kind="stable")]
     following = np.full(len(known), -1, np.int64)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch._C import _profiler
 
-from tb_memplugin.sources.profiler.tree import ProfilerTree, getter
+from tb_memplugin.sources.profiler.found import ProfilerTree
+from tb_memplugin.sources.profiler.tree import getter
 from tb_memplugin.sources.shared_memory import SHARED, in_shared_memory
 from tb_memplugin.trace.tables import Int64, UInt8, UInt64
 

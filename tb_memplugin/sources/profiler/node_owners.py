@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.sources.profiler.calls import Calls
+from tb_memplugin.sources.profiler.found import ProfilerTree
 from tb_memplugin.sources.profiler.roles import NODE_PREFIX
-from tb_memplugin.sources.profiler.tree import ProfilerTree
 from tb_memplugin.trace.tables import Int64
 
 ForwardThreads = Callable[[], Mapping[int, int]]
@@ -46,14 +46,14 @@ def node_modules(
         first_number: the profiler's number of that thread.
         ask: returns the thread of each node: see `forward_threads`.
     """
-    sequence = np.array(tree.node_sequence, np.int64)
+    sequence = tree.nodes.sequence
     found = _owning(threads[first], sequence)
     others = {ident: calls for ident, calls in threads.items() if ident != first and len(calls)}
     numbers = {ident: thread_running(calls, tree, first_number) for ident, calls in others.items()}
     if not others or (None not in numbers.values() and not _in_another(tree, first_number)):
         return found
     told = ask()
-    made_by = np.array([told.get(start, first_number) for start in tree.node_start], np.int64)
+    made_by = np.array([told.get(start, first_number) for start in tree.nodes.start_ns.tolist()], np.int64)
     for number in np.unique(made_by[made_by != first_number]).tolist():
         mine = np.flatnonzero(made_by == number)
         own = [ident for ident, seen in numbers.items() if seen == number]
@@ -69,10 +69,9 @@ def thread_running(calls: Calls, tree: ProfilerTree, first_number: int) -> int |
     Return None for threads that the profiler does not see. Nodes of the first thread are ignored: they are
     unrelated to the calls on another thread.
     """
-    start, end = np.array(tree.node_start, np.int64), np.array(tree.node_end, np.int64)
-    number = tree.thread_of_nodes()
-    around = (start <= calls.start_ns[0]) & (calls.start_ns[0] < end) & (number != first_number)
-    return int(number[np.flatnonzero(around)[-1]]) if around.any() else None
+    nodes, first = tree.nodes, calls.start_ns[0]
+    around = (nodes.start_ns <= first) & (first < nodes.end_ns) & (nodes.thread != first_number)
+    return int(nodes.thread[np.flatnonzero(around)[-1]]) if around.any() else None
 
 
 def unseen_threads(
@@ -92,5 +91,4 @@ def _owning(calls: Calls, sequence: Int64) -> Int64:
 
 def _in_another(tree: ProfilerTree, first_number: int) -> bool:
     """Whether a node ran inside another on a thread other than the first, which then also made it."""
-    nested = np.array(tree.node_parent, np.int64) >= 0
-    return bool(np.any(nested & (tree.thread_of_nodes() != first_number)))
+    return bool(np.any((tree.nodes.parent >= 0) & (tree.nodes.thread != first_number)))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.sources.profiler.found import ProfilerTree
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents
-from tb_memplugin.sources.profiler.tree import ProfilerTree
 from tb_memplugin.trace.tables import Bool, Int32, Int64
 
 
@@ -49,8 +49,8 @@ def _frames_of_makers(tree: ProfilerTree, main: int) -> Int64:
     own thread, every other node on the main thread, in forward.
     """
     found = np.full(len(tree.node_names), -1, np.int64)
-    thread, of_maker = tree.thread_of_nodes(), tree.thread_of(3)
-    made_on = np.where(np.array(tree.node_parent, np.int64) < 0, main, thread)
+    of_maker = tree.thread_of(3)
+    made_on = np.where(tree.nodes.parent < 0, main, tree.nodes.thread)
     for number in np.unique(made_on).tolist():
         nodes = made_on == number
         found[nodes] = _made_by(tree, of_maker == number, nodes)
@@ -66,11 +66,11 @@ def _made_by(tree: ProfilerTree, makers: Bool, nodes: Bool) -> Int64:
     start, sequence, frame = (column[makers] for column in tree.maker_columns())
     order = np.argsort(start, kind="stable")
     start, sequence, frame = start[order], np.maximum.accumulate(sequence[order]), frame[order]
-    wanted = np.array(tree.node_sequence, np.int64)[nodes]
+    wanted = tree.nodes.sequence[nodes]
     following = np.append(sequence[1:], np.max(wanted, initial=-1) + 1)[: len(sequence)]
     some = following > sequence
     start, sequence, frame = start[some], sequence[some], frame[some]
     place = np.searchsorted(sequence, wanted, side="right") - 1
     known = (wanted >= 0) & (place >= 0)
-    known &= np.append(start, 0)[place] <= np.array(tree.node_start, np.int64)[nodes]
+    known &= np.append(start, 0)[place] <= tree.nodes.start_ns[nodes]
     return np.where(known, np.append(frame, -1)[place], -1)

@@ -12,13 +12,14 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.sources.categories import Born, by_lifetime, match_sightings, workspaces
 from tb_memplugin.sources.profiler.attribution import Attribution, Logged, attribute, main_thread
 from tb_memplugin.sources.profiler.dtypes import dtype_properties
+from tb_memplugin.sources.profiler.found import ProfilerTree
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
 from tb_memplugin.sources.profiler.node_owners import forward_threads
 from tb_memplugin.sources.profiler.optimizer_order import temporaries_in_order
 from tb_memplugin.sources.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.sources.profiler.stacks import ProfiledStacks, stacks_of
 from tb_memplugin.sources.profiler.start_state import start_state
-from tb_memplugin.sources.profiler.tree import ProfilerTree, walk
+from tb_memplugin.sources.profiler.tree import walk
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.python_frames import note_on_cut
 from tb_memplugin.sources.tables import Names

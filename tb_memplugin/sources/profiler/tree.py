@@ -13,22 +13,29 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from torch._C import _profiler
 
+from tb_memplugin.sources.profiler.found import (
+    ProfilerTree,
+    pack_maker,
+    pack_memory,
+    pack_node,
+    pack_operator,
+    pack_place,
+)
 from tb_memplugin.sources.profiler.node_numbers import number_behind_hooks
 from tb_memplugin.sources.profiler.roles import NODE_PREFIX, Event, Role, role_of
-from tb_memplugin.sources.python_frames import CallTree
-from tb_memplugin.trace.tables import Int64
 
 
 def getter(owner: Any, name: str) -> Callable[[Any], Any]:
-    """Return the getter function of a property, to save the attribute look-up at every event."""
+    """Return the getter function of a property, to save the attribute look-up at every event.
+
+    pybind11 wraps some getters once more, for binding, which takes a third of a call.
+    """
     function: Callable[[Any], Any] = getattr(owner, name).fget
-    return function
+    return getattr(function, "__func__", function)
 
 
 _get_children = getter(_profiler._ProfilerEvent, "children")
@@ -43,74 +50,7 @@ _Kineto = _profiler._ExtraFields_Kineto
 _get_address = getter(_Allocation, "ptr")
 _get_size = getter(_Allocation, "alloc_size")
 _get_total = getter(_Allocation, "total_allocated")
-
-
-@dataclass(slots=True)
-class ProfilerTree:
-    """The result of the walk, in no particular order; times in epoch nanoseconds.
-
-    `operator_*` are the outermost operators that allocate, free, or may have made autograd nodes.
-    `operator_sequence` is the autograd sequence number of operators outside all autograd nodes, optimizer
-    steps and outermost module calls; -2 marks the others. `node_*` are autograd nodes.
-    `memory` contains five numbers per allocator event: time, address, signed bytes, the allocator's total
-    after it, and the row of its place. `places` contains, per place in the tree, the row of the outermost
-    operator, the row of the innermost autograd node, and the innermost Python frame (a key of `frames`), each
-    -1 for none. `fields` contains the events' fields if devices other than the CPU may occur.
-    `makers` contains, if stacks were recorded, three numbers per operator that may have made an autograd
-    node: its start, its sequence number and the frame around it. `threads` contains, for each run of events
-    on one of the profiler's threads, the thread and how many rows of memory, operators and makers had been
-    found when the run ended.
-    """
-
-    memory: list[int] = field(default_factory=list)
-    places: list[tuple[int, int, int]] = field(default_factory=list)
-    fields: list[Any] = field(default_factory=list)
-    operator_names: list[str] = field(default_factory=list)
-    operator_start: list[int] = field(default_factory=list)
-    operator_end: list[int] = field(default_factory=list)
-    operator_node: list[int] = field(default_factory=list)
-    operator_sequence: list[int] = field(default_factory=list)
-    node_names: list[str] = field(default_factory=list)
-    node_start: list[int] = field(default_factory=list)
-    node_end: list[int] = field(default_factory=list)
-    node_parent: list[int] = field(default_factory=list)
-    node_sequence: list[int] = field(default_factory=list)
-    node_thread: list[int] = field(default_factory=list)
-    ranges: dict[Role, list[tuple[str, int, int]]] = field(default_factory=dict)
-    makers: list[int] = field(default_factory=list)
-    frames: CallTree = field(default_factory=CallTree)
-    threads: list[tuple[int, int, int, int]] = field(default_factory=list)
-
-    def memory_columns(self) -> tuple[Int64, ...]:
-        """Return allocator events as columns: time, address, signed bytes, total, operator, node, frame."""
-        *columns, place = np.fromiter(self.memory, np.int64, len(self.memory)).reshape(-1, 5).T
-        return (*columns, *np.array(self.places, np.int64).T[:, place])
-
-    def maker_columns(self) -> tuple[Int64, Int64, Int64]:
-        """Return start, autograd sequence number and frame of `makers` as columns."""
-        start, sequence, frame = np.fromiter(self.makers, np.int64, len(self.makers)).reshape(-1, 3).T
-        return start, sequence, frame
-
-    def end_run(self, thread: int) -> None:
-        """Assign everything found since the end of the last run to a thread."""
-        self.threads.append((thread, len(self.memory) // 5, len(self.operator_names), len(self.makers) // 3))
-
-    def thread_of_nodes(self) -> Int64:
-        """Return the profiler's thread of each node."""
-        return np.array(self.node_thread, np.uint64).view(np.int64)  # 2**64 - 1: none
-
-    def thread_of(self, kind: int) -> Int64:
-        """Return the profiler's thread of each row of memory (kind 1), operators (2) or makers (3)."""
-        numbers = np.array([row[0] for row in self.threads], np.uint64).view(np.int64)  # see thread_of_nodes
-        ends = np.array([row[kind] for row in self.threads], np.int64)
-        return np.repeat(numbers, np.diff(ends, prepend=0))
-
-    def range_spans(self, role: Role) -> tuple[Int64, Int64]:
-        """Return the starts and ends of the ranges with a role, sorted by start."""
-        found = sorted((start, end) for _, start, end in self.ranges.get(role, ()))
-        return np.array([start for start, _ in found], np.int64), np.array(
-            [end for _, end in found], np.int64
-        )
+_get_sequence = getter(_profiler._ExtraFields_TorchOp, "sequence_number")
 
 
 def walk(
@@ -163,10 +103,8 @@ def _walk_thread(
     """
     roles: dict[str, Role] = {}
     memory, places, keep = tree.memory, tree.places, tree.fields.append
-    remember, add_maker = memory.extend, tree.makers.extend
-    names, starts, ends = tree.operator_names, tree.operator_start, tree.operator_end
-    nodes, sequences = tree.operator_node, tree.operator_sequence
-    called = tree.frames.add
+    remember, add_place, add_maker = memory.append, places.append, tree.makers.append
+    names, node_names, called = tree.operator_names, tree.node_names, tree.frames.add
     since, until, in_call = 0, 0, False  # the span around the last operator in which `in_call` holds
     running = thread
     pending = [(events, -1, -1, _OUTSIDE, -1, thread)]
@@ -183,9 +121,9 @@ def _walk_thread(
                 if type(fields) is _Allocation:
                     if place < 0:
                         place = len(places)
-                        places.append((operator, node, frame))
+                        add_place(pack_place(operator, node, frame))
                     start, address = _get_start(event), _get_address(fields)
-                    remember((start, address, _get_size(fields), _get_total(fields), place))
+                    remember(pack_memory(start, address, _get_size(fields), _get_total(fields), place))
                     if keep_fields:
                         keep(fields)
                     continue
@@ -209,11 +147,11 @@ def _walk_thread(
                         since, until, in_call = _span_around(start, outer_calls)
                     loose = not in_call
                 if with_stack or loose:
-                    sequence = _get_fields(event).sequence_number
+                    sequence = _get_sequence(_get_fields(event))
                     # An operator may have made an autograd node, unless it is the own function of a node.
-                    own = node >= 0 and tree.node_names[node] == NODE_PREFIX + name
+                    own = node >= 0 and node_names[node] == NODE_PREFIX + name
                     if with_stack and sequence >= 0 and not own:
-                        add_maker((start or _get_start(event), sequence, frame))
+                        add_maker(pack_maker(start or _get_start(event), sequence, frame))
                 if not inner and not loose:
                     continue
                 row, found = len(names), len(memory)
@@ -224,7 +162,7 @@ def _walk_thread(
                         pending.append((inner, row, node, where, frame, thread))
                         inner, used = [], True
                 below, its_place = [inner], len(places)
-                places.append((row, node, frame))
+                add_place(pack_place(row, node, frame))
                 while below:
                     for deeper in below.pop():
                         if _get_duration(deeper):
@@ -238,7 +176,8 @@ def _walk_thread(
                         fields = _get_fields(deeper)
                         if type(fields) is _Allocation:
                             time_ns, address = _get_start(deeper), _get_address(fields)
-                            remember((time_ns, address, _get_size(fields), _get_total(fields), its_place))
+                            size, total = _get_size(fields), _get_total(fields)
+                            remember(pack_memory(time_ns, address, size, total, its_place))
                             if keep_fields:
                                 keep(fields)
                         else:
@@ -249,26 +188,17 @@ def _walk_thread(
                     sequence = _first_number(event)
                 start = start or _get_start(event)
                 names.append(name)
-                starts.append(start)
-                ends.append(start + duration)
-                nodes.append(node)
-                sequences.append(sequence if loose else -2)
+                tree.operator_rows.append(
+                    pack_operator(start, start + duration, node, sequence if loose else -2)
+                )
             elif role is _NODE:
                 its_thread = _get_thread(event)
-                tree.node_thread.append(its_thread)
-                tree.node_names.append(name)
-                start = _get_start(event)
-                tree.node_start.append(start)
-                tree.node_end.append(start + duration)
-                tree.node_parent.append(node)
-                sequence = _get_fields(event).sequence_number
+                start, sequence = _get_start(event), _get_sequence(_get_fields(event))
                 if sequence < 0 and len(inner) > 1:
                     sequence = number_behind_hooks(name.removeprefix(NODE_PREFIX), inner)
-                tree.node_sequence.append(sequence)
-                pending.append((inner, -1, len(tree.node_names) - 1, _IN_NODE, frame, its_thread))
-            elif role is _CALL:
-                if inner:
-                    pending.append((inner, operator, node, where, called(name, frame), thread))
+                pending.append((inner, -1, len(node_names), _IN_NODE, frame, its_thread))
+                node_names.append(name)
+                tree.node_rows.append(pack_node(start, start + duration, node, sequence, its_thread))
             else:
                 below_it = where
                 # Kineto adds a range with the same name for a step or an optimizer on the GPU's timeline.
@@ -295,7 +225,7 @@ def _look_inside(
     while below:
         children, around = below.pop()
         place = len(tree.places)
-        tree.places.append((*owner, around))
+        tree.places.append(pack_place(*owner, around))
         for event in children:
             if _get_duration(event):
                 inner = _get_children(event)
@@ -305,8 +235,8 @@ def _look_inside(
                 continue
             fields = _get_fields(event)
             if type(fields) is _Allocation:
-                time_ns, address = _get_start(event), _get_address(fields)
-                tree.memory.extend((time_ns, address, _get_size(fields), _get_total(fields), place))
+                start, address = _get_start(event), _get_address(fields)
+                tree.memory.append(pack_memory(start, address, _get_size(fields), _get_total(fields), place))
                 if keep_fields:
                     tree.fields.append(fields)
             else:

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tb_memplugin import memory_trace_handler
 from tb_memplugin.commands import main
 from tb_memplugin.sources.kineto.trace import trace_from_kineto
+from tb_memplugin.sources.profiler.found import ProfilerTree, pack_maker, pack_memory, pack_node, pack_place
 from tb_memplugin.sources.profiler.memory_events import read_memory_events
 from tb_memplugin.sources.profiler.stacks import stacks_of
 from tb_memplugin.sources.profiler.trace import trace_from_profile
-from tb_memplugin.sources.profiler.tree import ProfilerTree
 from tb_memplugin.sources.profiler.window import WindowRecorder, watch
 from tb_memplugin.sources.python_frames import MOST_FRAMES, CallTree, frame_text
 from tb_memplugin.store.reader import load_window
@@ -131,12 +131,12 @@ def test_what_a_thread_without_python_allocates_in_backward_goes_by_its_forwards
     """As on a GPU: the node (number 7) runs on thread 2, what made it in `step` on thread 1."""
     tree = ProfilerTree()
     step = tree.frames.add("train.py(5): step", tree.frames.add("train.py(1): main", -1))
-    tree.makers += [10, 6, -1, 20, 7, step, 30, 8, -1]
+    tree.makers += [pack_maker(10, 6, -1), pack_maker(20, 7, step), pack_maker(30, 8, -1)]
     tree.threads.append((1, 0, 0, 3))
-    tree.memory += [55, 0x1000, 64, 64, 0]
-    tree.places.append((-1, 0, -1))
-    tree.node_names, tree.node_parent, tree.node_sequence = ["MulBackward0"], [-1], [7]
-    tree.node_start, tree.node_end, tree.node_thread = [50], [60], [2]
+    tree.memory.append(pack_memory(55, 0x1000, 64, 64, 0))
+    tree.places.append(pack_place(-1, 0, -1))
+    tree.node_names.append("MulBackward0")
+    tree.node_rows.append(pack_node(50, 60, -1, 7, 2))
     tree.threads.append((2, 1, 0, 3))
     found = stacks_of(tree, read_memory_events(tree), main=1)
     assert found.stacks == (("step train.py:5", "main train.py:1"),)
