@@ -51,6 +51,9 @@ Its engine sums gradients with them (input_buffer.cpp), and derivatives write in
 _ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default})
 """Operators that create zeros. Derivatives write only into these, not into a gradient from elsewhere."""
 
+_LAST_FIRST = frozenset({aten.native_dropout.default})
+"""Operators whose kernels allocate their last result first (Dropout.cu: the mask)."""
+
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 _ENGINE = "_engine_run_backward"
@@ -97,8 +100,7 @@ class CountingFakeMode(FakeTensorMode):
         self._thread = threading.get_ident()
         self._composite: dict[Any, bool] = {}
         self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Place] | None = None
-        self.adds_bias = False
-        """Whether `linear` is running: it adds its bias in place (corrections/linear.py)."""
+        self._adding_in_place = False
 
     @property
     def is_here(self) -> bool:
@@ -196,6 +198,23 @@ class CountingFakeMode(FakeTensorMode):
         for block in reversed(held):
             self.ledger.give_back(block, place)
 
+    def see(self, results: Any, func: Any) -> None:
+        """Record the storages of results now, for rules whose kernel allocates more in between."""
+        for one in _tensors(results):
+            self._see(one, func, (), self.layers.place())
+
+    @contextmanager
+    def adding_in_place(self) -> Iterator[None]:
+        """Count sums inside this context as written into the first summand, if that dies at once.
+
+        That is how torch adds biases and masks to products, but not under any dispatch mode.
+        """
+        before, self._adding_in_place = self._adding_in_place, True
+        try:
+            yield
+        finally:
+            self._adding_in_place = before
+
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Record each operator that a rule calls inside this context, as if the program called it."""
@@ -223,7 +242,7 @@ class CountingFakeMode(FakeTensorMode):
         if kind is FakeTensor:
             self._see(out, func, args, place)
         elif isinstance(out, tuple | list | dict):
-            for one in _tensors(out):
+            for one in _tensors(out[::-1] if func in _LAST_FIRST else out):
                 self._see(one, func, (), place)
         after = self._after.get(func)
         if after is not None:
@@ -275,11 +294,11 @@ class CountingFakeMode(FakeTensorMode):
         can_accumulate_inplace). Gradients of weights and biases are views.
         """
         first = args[0] if args else None
-        if not self.adds_bias and (place.phase is not Phase.BACKWARD or not self._engine_adds):
+        if not self._adding_in_place and (place.phase is not Phase.BACKWARD or not self._engine_adds):
             return None
         if type(first) is not FakeTensor or first._is_view():
             return None
-        if not self.adds_bias and not _called_by_engine():
+        if not self._adding_in_place and not _called_by_engine():
             return None
         block = self.ledger.block_of(first.untyped_storage())
         if block is None or block.bytes != size:

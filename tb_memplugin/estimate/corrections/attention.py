@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tb_memplugin.estimate.corrections.attention_buffers import buffer_rules
 from tb_memplugin.estimate.corrections.attention_kernels import Call, kernel
 from tb_memplugin.estimate.corrections.correction import Correction
-from tb_memplugin.estimate.fake_ledger import Place
-from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
+from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.patches import Patches
 
 aten = torch.ops.aten
@@ -21,8 +21,8 @@ aten = torch.ops.aten
 _FLASH_STEP = 8
 """Flash attention pads head dimensions to a multiple of this (sdp_utils, pad_last_dim)."""
 
-_MASK_STEP = 16
-"""The efficient kernel needs masks whose row length is a multiple of this (attention.cpp, pad_bias)."""
+_MASK_STEP = 8
+"""The efficient kernel needs masks whose strides are multiples of this (attention.cpp, aligned_tensor)."""
 
 
 class Attention(Correction):
@@ -30,17 +30,17 @@ class Attention(Correction):
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Register `attend` for CUDA tensors, below autocast and above autograd's formulas."""
+        self._mode = mode
         library = torch.library.Library("aten", "IMPL")
         patches.on_undo(library._destroy)
         library.impl("scaled_dot_product_attention", self.attend, "AutogradCUDA")
 
     def rules(self) -> dict[Any, Rule]:
-        """Return a rule for the whole operator, which arrives undecomposed in inference mode."""
-        return {aten.scaled_dot_product_attention.default: self._undivided}
-
-    def after(self) -> dict[Any, After]:
-        """Return a function that records the buffers of flash attention's backward kernel."""
-        return {aten._scaled_dot_product_flash_attention_backward.default: _flash_buffers}
+        """Return rules for the kernels, and for the whole operator, which inference mode does not divide."""
+        return {
+            aten.scaled_dot_product_attention.default: self._undivided,
+            **buffer_rules(self.target.gpu),
+        }
 
     def attend(
         self,
@@ -75,9 +75,10 @@ class Attention(Correction):
             return aten._scaled_dot_product_efficient_attention(
                 query, key, value, bias, call.needs_grad, dropout_p, is_causal, scale=scale
             )[0]
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        with self._mode.adding_in_place():  # the mask to the scores (attention.cpp)
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
 
     def _undivided(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         with mode.looking():
@@ -100,29 +101,13 @@ def _as_bias(call: Call) -> torch.Tensor | None:
     mask = call.mask
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    bias = torch.where(mask, 0.0, float("-inf"))
-    return bias.to(call.query.dtype)
+    dtype = call.query.dtype
+    kept, left_out = (torch.scalar_tensor(n, dtype=dtype, device=mask.device) for n in (0.0, float("-inf")))
+    return torch.where(mask, kept, left_out)
 
 
 def _padded(bias: torch.Tensor | None) -> torch.Tensor | None:
-    if bias is None or bias.shape[-1] % _MASK_STEP == 0:
+    if bias is None or (bias.stride(-1) == 1 and not any(one % _MASK_STEP for one in bias.stride()[:-1])):
         return bias
     size = bias.shape[-1]
-    return F.pad(bias, (0, -size % _MASK_STEP))[..., :size]
-
-
-def _flash_buffers(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    """Record the backward's buffers (flash_api.cpp, mha_bwd).
-
-    They are softmax_d and dq_accum; with fewer key heads than query heads, also dk and dv for all heads.
-    """
-    query, key = args[1], args[2]
-    batch, heads, length, size = query.shape
-    rounded = -(-length // 128) * 128
-    wide = 256 if size > 192 else -(-size // (32 if size <= 128 else 64)) * (32 if size <= 128 else 64)
-    per_row = batch * heads * rounded * 4
-    sizes = [per_row, per_row * wide]
-    if key.shape[1] != heads:
-        sizes += [batch * key.shape[2] * heads * size * query.element_size()] * 2
-    device = mode.ledger.device_row(query.fake_device)
-    mode.passing(sizes, func, place, device)
+    return F.pad(bias, (0, _MASK_STEP - size % _MASK_STEP))[..., :size]

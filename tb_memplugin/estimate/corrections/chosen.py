@@ -10,12 +10,14 @@ from tb_memplugin.estimate.corrections.communication import Communication
 from tb_memplugin.estimate.corrections.compiled import Compiled
 from tb_memplugin.estimate.corrections.composed_kernels import ComposedKernels
 from tb_memplugin.estimate.corrections.constants import Constants
+from tb_memplugin.estimate.corrections.convolutions import Convolutions
 from tb_memplugin.estimate.corrections.correction import Correction, Corrections, Target
 from tb_memplugin.estimate.corrections.data_loading import DataLoading
 from tb_memplugin.estimate.corrections.data_parallel import DataParallel
 from tb_memplugin.estimate.corrections.devices import Devices
 from tb_memplugin.estimate.corrections.fused_kernels import FusedKernels
 from tb_memplugin.estimate.corrections.grouped_products import GroupedProducts
+from tb_memplugin.estimate.corrections.image_copies import ImageCopies
 from tb_memplugin.estimate.corrections.initialisers import Initialisers
 from tb_memplugin.estimate.corrections.kernel_buffers import (
     ContiguousCopies,
@@ -25,9 +27,11 @@ from tb_memplugin.estimate.corrections.kernel_buffers import (
 )
 from tb_memplugin.estimate.corrections.libraries import Libraries
 from tb_memplugin.estimate.corrections.linear import BiasInPlace
+from tb_memplugin.estimate.corrections.loss_derivatives import LossDerivatives
 from tb_memplugin.estimate.corrections.loss_scaling import LossScaling
 from tb_memplugin.estimate.corrections.matrix_copies import MatrixCopies
 from tb_memplugin.estimate.corrections.module_moves import ModuleMoves
+from tb_memplugin.estimate.corrections.one_hot import OneHot
 from tb_memplugin.estimate.corrections.optimizers import ForeachByDefault, FusedOptimizers
 from tb_memplugin.estimate.corrections.packed_sequences import PackedSequences
 from tb_memplugin.estimate.corrections.printing import Printing
@@ -35,6 +39,7 @@ from tb_memplugin.estimate.corrections.product_derivatives import ProductDerivat
 from tb_memplugin.estimate.corrections.promotions import Promotions
 from tb_memplugin.estimate.corrections.random_states import RandomStates
 from tb_memplugin.estimate.corrections.recurrent import Recurrent
+from tb_memplugin.estimate.corrections.reductions import Reductions
 from tb_memplugin.estimate.corrections.refusals import Refusals
 from tb_memplugin.estimate.corrections.same_dtypes import SameDtypes
 from tb_memplugin.estimate.corrections.sizes import Sizes
@@ -46,7 +51,16 @@ from tb_memplugin.estimate.corrections.workspaces import Workspaces
 ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)
 """Corrections that use the user's hints."""
 
-ON_CUDA: tuple[type[Correction], ...] = (Attention, KernelBuffers, Recurrent, Unknown, Workspaces)
+ON_CUDA: tuple[type[Correction], ...] = (
+    Attention,
+    Convolutions,
+    ImageCopies,
+    KernelBuffers,
+    Recurrent,
+    Reductions,
+    Unknown,
+    Workspaces,
+)
 """Corrections for CUDA kernels."""
 
 ON_CPU: tuple[type[Correction], ...] = (CpuKernels, MatrixCopies, Promotions, RandomStates)
@@ -70,6 +84,8 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     ComposedKernels,
     SameDtypes,
     ProductDerivatives,
+    LossDerivatives,
+    OneHot,
     OtherTypes,
     BiasInPlace,
     StorageResizing,

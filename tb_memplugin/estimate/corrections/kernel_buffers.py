@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +20,12 @@ _WITHOUT_SORTING = 3072
 Source: aten/src/ATen/native/cuda/Embedding.cu.
 """
 
+_SORTED_AT_ONCE = 4096
+"""Up to about this many indices are sorted without a buffer (CUB, DeviceRadixSort)."""
+
+_MAXIMUM = 2
+"""The mode of `embedding_bag` that takes the maximum, whose derivative sorts nothing."""
+
 _ROWS_A_THREAD = 10
 """The constant NROWS_PER_THREAD of EmbeddingBackwardKernel.cu."""
 
@@ -32,6 +39,11 @@ class KernelBuffers(Correction):
             aten.embedding_dense_backward.default: _embedding,
             aten.masked_scatter.default: _scattered,
             aten.masked_scatter_.default: _scattered,
+            aten._softmax_backward_data.default: _weighted,
+            aten.index_put.default: _accumulated_at,
+            aten.index_put_.default: _accumulated_at,
+            aten._index_put_impl_.default: _accumulated_at,
+            aten._embedding_bag_backward.default: _bags,
         }
 
 
@@ -46,13 +58,14 @@ class OtherTypes(Correction):
     def after(self) -> dict[Any, After]:
         """Return a function for each operator."""
         running = (aten.cumsum.default, aten.cumprod.default)
-        reduced = (
+        reduced: tuple[Any, ...] = (
             *(aten.sum.default, aten.sum.dim_IntList, aten.nansum.default),
             *(aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int),
         )
+        if self.target.device_type == "cuda":  # reductions.py
+            reduced = ()
         return {
-            **dict.fromkeys(running, _accumulated),
-            **dict.fromkeys(reduced, _reduced),
+            **dict.fromkeys((*running, *reduced), _accumulated),
             **dict.fromkeys((aten.abs.default, aten.angle.default), _complex),
             aten.where.self: _chosen_from,
         }
@@ -76,6 +89,9 @@ class ContiguousCopies(Correction):
             aten._log_softmax_backward_data.default: 2,
             aten.embedding_dense_backward.default: 1,
         }
+        if self.target.device_type == "cuda":
+            del reads[aten._softmax_backward_data.default]  # _weighted
+            reads |= dict.fromkeys((aten.cumsum.default, aten.cumprod.default), 1)
         if self.target.device_type == "cuda" and HAS_RMS_NORM:
             reads[aten._fused_rms_norm.default] = 1
             reads[aten._fused_rms_norm_backward.default] = 2
@@ -103,14 +119,6 @@ def _copy(tensor: torch.Tensor) -> int:
 def _accumulated(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     if args[0].dim():
         _converted(mode, func, args[:1], out, place)
-
-
-def _reduced(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    """Record the copy, which a GPU does not need to sum half precision in float32."""
-    halves = (torch.float16, torch.bfloat16)
-    on_gpu = out.fake_device.type == "cuda"
-    if not (on_gpu and args[0].dtype in halves and out.dtype is torch.float32):
-        _accumulated(mode, func, args, out, place)
 
 
 def _chosen_from(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
@@ -167,22 +175,63 @@ def _masked_rows(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: 
         mode.passing([out.numel(), rows], func, place, mode.ledger.device_row(out.fake_device))
 
 
+def _weighted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record the product of gradient and result, which the kernel reads (cuda/SoftMax.cu)."""
+    if _counts(mode, out):
+        size = args[0].numel() * args[0].element_size()
+        mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
+
+
+def _accumulated_at(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record what adds values at indices, as the derivative of indexing does.
+
+    These are the indices, a contiguous copy of the values, and the sorted indices with their order
+    (cuda/Indexing.cu, index_put_with_sort_kernel). Many indices are sorted in a buffer as large as both; its
+    few extra bytes are not counted.
+    """
+    indices, values = [one for one in args[1] if one is not None], args[2]
+    if len(args) < 4 or not args[3] or not _counts(mode, out) or not indices:
+        return
+    if any(one.dtype in (torch.bool, torch.uint8) for one in indices):
+        return
+    count = prod(torch.broadcast_shapes(*(one.shape for one in indices)))
+    sizes = [8 * count, _copy(values), *[8 * count] * 3, 16 * count if count > _SORTED_AT_ONCE else 1]
+    mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+
+
+def _bags(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record a copy of the gradient, and what sums and means of bags sort (cuda/EmbeddingBag.cu)."""
+    gradient, indices, weights, by_frequency, kind = args[0], args[1], args[6], args[7], args[8]
+    if not _counts(mode, out):
+        return
+    sizes = [_copy(gradient)]
+    if kind != _MAXIMUM:
+        sizes += [indices.numel() * indices.element_size()] * by_frequency
+        sizes += _sorted(indices, weights, gradient)
+    mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+
+
 def _embedding(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     """Record the sorted indices, segments of equal indices, and a float32 row for each partial sum."""
     gradient, indices, weights, _, by_frequency = args[:5]
-    count, width = indices.numel(), gradient.shape[-1]
+    count = indices.numel()
     if out.fake_device.type != "cuda":
         return
     if count <= _WITHOUT_SORTING and not by_frequency:
         mode.passing([_copy(gradient)], func, place, mode.ledger.device_row(out.fake_device))
         return
+    counts = [count * indices.element_size()] * bool(by_frequency)
+    mode.passing(
+        [_copy(gradient), *counts, *_sorted(indices, weights, gradient)],
+        func,
+        place,
+        mode.ledger.device_row(out.fake_device),
+    )
+
+
+def _sorted(indices: torch.Tensor, weights: int, gradient: torch.Tensor) -> list[int]:
+    count, width, index = indices.numel(), gradient.shape[-1], indices.element_size()
     segments = min(count, weights)
     partial = count // _ROWS_A_THREAD + segments
-    index = indices.element_size()
     sums = partial * width * max(4, gradient.element_size())
-    sizes = (
-        [_copy(gradient)]
-        + [count * index] * 3
-        + [8, segments * index, segments * index, 8, partial * index, sums]
-    )
-    mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+    return [count * index] * 3 + [8, segments * index, segments * index, 8, partial * index, sums]

@@ -27,10 +27,7 @@ class BiasInPlace(Correction):
         def linear(*args: Any, **kwargs: Any) -> Any:
             if not mode.is_here or any(type(one) is not FakeTensor for one in (*args, *kwargs.values())):
                 return original(*args, **kwargs)  # a real run also adds out of place for subclasses (DTensor)
-            mode.adds_bias = True
-            try:
+            with mode.adding_in_place():
                 return original(*args, **kwargs)
-            finally:
-                mode.adds_bias = False
 
         patches.set(functional, "linear", linear)

@@ -25,10 +25,7 @@ _BATCH_NORM = (
     "Batch normalization: what cuDNN keeps for backward (channels-last, half precision) is not known "
     "and not counted."
 )
-_SORTING = (
-    "Sorting on a GPU: the buffers of sort, topk, unique and nonzero, and of sums at an index (the "
-    "derivative of indexing), are not known and not counted."
-)
+_SORTING = "Sorting on a GPU: the buffers of sort, topk, unique and nonzero are not known and not counted."
 _FOURIER = "Fourier transforms: cuFFT's workspaces are not known and not counted."
 _SOLVERS = (
     "Factorizations and solvers of torch.linalg: the workspaces of cuSOLVER, cuBLAS and MAGMA are not known "
@@ -47,7 +44,6 @@ _MET: dict[str, tuple[Any, ...]] = {
         aten._unique2.default,
         aten.nonzero.default,
         aten.masked_select.default,
-        aten.index_put.default,
     ),
     _BILINEAR: (aten._trilinear.default,),
     _FOURIER: (aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default),

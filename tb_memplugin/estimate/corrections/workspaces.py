@@ -49,11 +49,11 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Workspaces(Correction):
-    """Allocates workspaces: one for each device and thread (forward or backward), or one for each product."""
+    """Allocates workspaces: one for each device, stream and thread (forward or backward), or for each product."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._kept: set[tuple[int, bool]] | None = set() if keeps_workspaces() else None
+        self._kept: set[tuple[int, int, bool]] | None = set() if keeps_workspaces() else None
 
     def after(self) -> dict[Any, After]:
         """Return a function for every operator that cuBLAS computes."""
@@ -94,7 +94,7 @@ class Workspaces(Correction):
                 "cuBLASLt (layers with a bias) shares the workspace of cuBLAS, which is counted. With "
                 "TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 it has its own, which is not counted."
             )
-        key = (row, place.phase is Phase.BACKWARD)
+        key = (row, mode.ledger.stream(), place.phase is Phase.BACKWARD)
         if key not in self._kept:
             self._kept.add(key)
             mode.held(self._size(), func, Place(-1, place.phase), Category.WORKSPACE, row)

@@ -117,7 +117,7 @@ def test_derivatives_fill_zeros_in_place() -> None:
         table = torch.randn(1024, 1024, device="cuda", requires_grad=True)
         table[torch.zeros(4, dtype=torch.long, device="cuda")].sum().backward()
 
-    assert sizes(estimated(run), "index_put") == []
+    assert 4 * MIB not in sizes(estimated(run), "index_put")
     assert sizes(estimated(run, corrected=False), "index_put") == [4 * MIB]
 
 

@@ -1,0 +1,147 @@
+"""Operators take on the GPU what the estimator says: within forward and backward, and kept after each.
+
+The same lines run on fake tensors and on the GPU, and read PyTorch's own counters. Convolutions, attention on
+Hopper, sorting and Fourier transforms are left out: cuDNN, CUB and cuFFT choose how much they take.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tb_memplugin import MemoryEstimator, MemPluginError
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device, or not run with -m gpu: make gpu"
+    ),
+]
+
+TOKENS, ROWS, IMAGES, TABLE = (4, 512, 768), (2048, 768), (8, 64, 32, 32), (5000, 64)
+Function = Callable[..., torch.Tensor]
+
+
+def rows(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.long, device="cuda")
+
+
+OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "sum": (lambda x: x.sum(), (TOKENS,)),
+    "sum of columns": (lambda x: x.sum((0, 1)), (TOKENS,)),
+    "sum of transposed rows": (lambda x: x.transpose(0, 2).sum(0), (TOKENS,)),
+    "mean of rows": (lambda x: x.mean(-1), (TOKENS,)),
+    "variance": (lambda x: x.var(), (TOKENS,)),
+    "variance of columns": (lambda x: x.std(0), (ROWS,)),
+    "norm": (lambda x: torch.linalg.vector_norm(x), (TOKENS,)),
+    "largest of columns": (lambda x: x.max(0)[0], (ROWS,)),
+    "largest by columns": (lambda x: x.amax((0, 1)), (TOKENS,)),
+    "number that is not zero": (lambda x: x * x.count_nonzero(), (TOKENS,)),
+    "running sum": (lambda x: x.transpose(1, 2).cumsum(-1), (TOKENS,)),
+    "bias": (lambda x, bias: x + bias, (TOKENS, (768,))),
+    "scale": (lambda x, scale: x * scale, (TOKENS, (768,))),
+    "softmax": (lambda x: x.softmax(-1), (TOKENS,)),
+    "log_softmax": (lambda x: x.log_softmax(-1), (TOKENS,)),
+    "softmax in float32": (lambda x: x.softmax(-1, dtype=torch.float32), (TOKENS,)),
+    "gelu": (functional.gelu, (TOKENS,)),
+    "silu and product": (lambda x: functional.silu(x) * x, (TOKENS,)),
+    "dropout": (functional.dropout, (TOKENS,)),
+    "layer norm": (lambda x, w, b: functional.layer_norm(x, (768,), w, b), (TOKENS, (768,), (768,))),
+    "rms norm": (lambda x, w: functional.rms_norm(x, (768,), w), (TOKENS, (768,))),
+    "linear": (functional.linear, (TOKENS, (1024, 768), (1024,))),
+    "linear without bias": (functional.linear, (TOKENS, (1024, 768))),
+    "product": (lambda x, y: x @ y, (ROWS, (768, 512))),
+    "product of stacks": (lambda x, y: x @ y.transpose(1, 2), (TOKENS, TOKENS)),
+    "einsum": (lambda x, y: torch.einsum("btd,dhk->bthk", x, y), (TOKENS, (768, 12, 64))),
+    "cross entropy": (lambda x: functional.cross_entropy(x, rows(2048)), (ROWS,)),
+    "smoothed cross entropy": (
+        lambda x: functional.cross_entropy(x, rows(2048), label_smoothing=0.1),
+        (ROWS,),
+    ),
+    "mse": (lambda x: functional.mse_loss(x, x.detach()), (TOKENS,)),
+    "huber": (lambda x: functional.huber_loss(x, x.detach()), (TOKENS,)),
+    "smooth l1": (lambda x: functional.smooth_l1_loss(x, x.detach()), (TOKENS,)),
+    "cross entropy of logits": (
+        lambda x: functional.binary_cross_entropy_with_logits(x, x.detach()),
+        (TOKENS,),
+    ),
+    "binary cross entropy": (lambda x: functional.binary_cross_entropy(x.sigmoid(), x.detach()), (TOKENS,)),
+    "divergence": (lambda x: functional.kl_div(x, x.detach(), reduction="batchmean"), (TOKENS,)),
+    "small embedding": (lambda x: functional.embedding(rows(4, 512), x), (TABLE,)),
+    "gather": (lambda x: x.gather(1, rows(4, 64, 768)), (TOKENS,)),
+    "scatter": (lambda x: torch.zeros_like(x).scatter_add(1, rows(4, 512, 768), x), (TOKENS,)),
+    "selected rows": (lambda x: x.index_select(1, rows(64)), (TOKENS,)),
+    "indexed rows": (lambda x: x[rows(1000)], (TABLE,)),
+    "concatenation": (lambda x: torch.cat([x, x], 1), (TOKENS,)),
+    "roll": (lambda x: x.roll((2, 2), (0, 1)), (TOKENS,)),
+    "padding": (lambda x: functional.pad(x, (2, 2), mode="reflect"), (TOKENS,)),
+    "one_hot": (lambda x: x * functional.one_hot(rows(4, 512), 768), (TOKENS,)),
+    "pooling": (lambda x: functional.max_pool2d(x, 2), (IMAGES,)),
+    "average pooling": (lambda x: functional.adaptive_avg_pool2d(x, 1), (IMAGES,)),
+    "bilinear": (lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"), (IMAGES,)),
+    "nearest": (lambda x: functional.interpolate(x, scale_factor=2), (IMAGES,)),
+    "half": (lambda x: x.to(torch.float16).float(), (TOKENS,)),
+    "masked": (lambda x: x.masked_fill(x > 0, 0.0), (TOKENS,)),
+    "where": (lambda x: torch.where(x > 0, x, x * 2), (TOKENS,)),
+    "clip": (lambda x: torch.stack(torch._foreach_norm([x, x])).norm(), (TOKENS,)),
+}
+
+
+Figures = tuple[int, int]
+"""Peak, and change of the level; bytes, with blocks counted as multiples of 512."""
+
+
+def on_fake_tensors(run: Callable[[], Any]) -> tuple[Any, Figures]:
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = run()
+    return result, (torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before)
+
+
+def on_the_gpu(run: Callable[[], Any]) -> tuple[Any, Figures]:
+    """Add up the history, which has no unused ends of large blocks in it."""
+    history: Any = torch.cuda.memory
+    history._record_memory_history(context=None)
+    result = run()
+    events = history._snapshot()["device_traces"][torch.cuda.current_device()]
+    history._record_memory_history(enabled=None)
+    level = peak = 0
+    for event in events:
+        size = -(-event["size"] // 512) * 512
+        level += {"alloc": size, "free_completed": -size}.get(event["action"], 0)
+        peak = max(peak, level)
+    return result, (peak, level)
+
+
+def train(measure: Any, name: str, dtype: torch.dtype, wide: bool) -> list[Figures]:
+    """Return the figures of an operator's forward and backward."""
+    function, shapes = OPERATORS[name]
+    inputs = [torch.ones(shape, dtype=dtype, device="cuda", requires_grad=True) for shape in shapes]
+    result, forward = measure(lambda: function(*inputs))
+    one = torch.ones((), dtype=result.dtype, device="cuda")
+    gradient = one.expand(result.shape) if wide else torch.empty_like(result)
+    return [forward, measure(lambda: result.backward(gradient))[1]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)],
+    ids=["float32", "expanded gradient", "bfloat16"],
+)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_takes_what_the_estimate_says(name: str, dtype: torch.dtype, wide: bool) -> None:
+    try:
+        gpu = GpuSpec.named(torch.cuda.get_device_name())
+    except MemPluginError:
+        pytest.skip("the number of this GPU's processors is not known")
+    with MemoryEstimator(gpu=gpu):
+        estimated = train(on_fake_tensors, name, dtype, wide)
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    assert train(on_the_gpu, name, dtype, wide) == estimated
