@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._subclasses import fake_tensor
@@ -18,17 +19,32 @@ _MULTIPROCESSORS = 132
 _WARP = 32
 
 
+_POOLED = 32
+"""Streams of one priority; the next one is the first again (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
+
+
 class FakeStream:
     """A stand-in for `torch.cuda.Stream` whose work is always done."""
 
-    cuda_stream = 0
-    stream_id = 0
     device_index = 0
     device_type = 1
-    priority = 0
+    current: ClassVar[list[FakeStream]] = []
+    """The streams that were entered and not left, the default one first."""
+    _made: ClassVar[Counter[int]] = Counter()
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.device = torch.device("cuda", 0)
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device, self.priority = torch.device("cuda", 0), priority
+        number = self._made[priority] % _POOLED
+        self._made[priority] += 1
+        self.cuda_stream = self.stream_id = 1 + 2 * number + (priority < 0)
+
+    @classmethod
+    def begin(cls) -> None:
+        """Forget all streams, and create the default one: its pointer is 0."""
+        default = cls()
+        default.cuda_stream = default.stream_id = 0
+        cls._made.clear()
+        cls.current[:] = [default]
 
     def wait_stream(self, stream: Any) -> None:
         """Do nothing."""
@@ -48,10 +64,11 @@ class FakeStream:
         return True
 
     def __enter__(self) -> FakeStream:
+        self.current.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        return None
+        self.current.pop()
 
 
 class FakeEvent:
@@ -160,16 +177,19 @@ def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: C
                 patches.set(owner, name, answer)
 
 
-def stand_in(patches: Patches) -> None:
+def stand_in(patches: Patches, mode: CountingFakeMode) -> None:
     """Make the `torch.cuda` calls work that programs use on a machine with one GPU."""
-    default = FakeStream()
+    FakeStream.begin()
+    current = FakeStream.current
+    mode.ledger.stream = lambda: current[-1].cuda_stream
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "current_stream": lambda device=None: default,
-        "default_stream": lambda device=None: default,
+        "current_stream": lambda device=None: current[-1],
+        "default_stream": lambda device=None: current[0],
+        "set_stream": lambda stream: current.__setitem__(-1, stream),
         "stream": lambda stream: stream if stream is not None else contextlib.nullcontext(),
         "is_current_stream_capturing": lambda: False,
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
@@ -182,7 +202,6 @@ def stand_in(patches: Patches) -> None:
         "_lazy_init",
         "set_device",
         "synchronize",
-        "set_stream",
         "set_rng_state",
     )
     nothing += ("empty_cache", "manual_seed", "manual_seed_all")

@@ -27,7 +27,11 @@ FOREVER = (1 << 63) - 1
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One allocation. `bytes` is the requested size; `module` is a row of `ModuleNames`, -1 for none."""
+    """One allocation.
+
+    `bytes` is the requested size; `module` is a row of `ModuleNames`, -1 for none; `stream` is the pointer of
+    the stream on which it was made, 0 for the default one.
+    """
 
     address: int
     bytes: int
@@ -40,6 +44,7 @@ class Block:
     freed_ns: int = FOREVER
     category: Category = Category.UNKNOWN
     label: str = ""
+    stream: int = 0
 
 
 class Life(weakref.ref[torch.UntypedStorage]):
@@ -83,7 +88,8 @@ class FakeLedger:
 
     `allocated` and `peaks` are bytes for each device, as `torch.cuda.memory_allocated` counts them: on a GPU
     each block is a multiple of 512 (only the simulator knows the few blocks that are larger). `recent_peaks`
-    are the peaks since the program last called `reset_peak_memory_stats`.
+    are the peaks since the program last called `reset_peak_memory_stats`. `stream` returns the pointer of the
+    current stream.
 
     Args:
         device_type: for example "cuda"; fake tensors on other devices are not recorded.
@@ -99,6 +105,7 @@ class FakeLedger:
         self.lives: dict[int, Life] = {}
         self.deaths: deque[Life] = deque()
         self.phases: list[NamedPhase] = []
+        self.stream: Callable[[], int] = _default_stream
         self._unit = 1 if device_type == "cpu" else SMALLEST_BLOCK
         self._next_address = FIRST_ADDRESS
         self._rows: dict[torch.device, int] = {}
@@ -124,6 +131,7 @@ class FakeLedger:
         block = Block(
             self._next_address, size, device, made_by, place.module, place.phase, place.recomputing, now
         )
+        block.stream = self.stream()
         self._next_address += rounded
         level = self.allocated[device] = self.allocated[device] + rounded
         if level > self.recent_peaks[device]:
@@ -198,3 +206,7 @@ def _queue(deaths: deque[Life]) -> Callable[[Any], None]:
     It refers only to the queue, since the ledger may be deleted before the storages.
     """
     return deaths.append
+
+
+def _default_stream() -> int:
+    return 0

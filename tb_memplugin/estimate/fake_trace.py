@@ -53,7 +53,8 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
     operators, labels, names = Names(), Names(), Names()
     owners = Owners(run.layers.names.modules)
     phases = _phases(run)
-    full = _events(run, phases, operators, labels, owners)
+    streams = _streams(run)
+    full = _events(run, phases, operators, labels, owners, streams)
     capacity, product = (None, "") if gpu is None else (gpu.memory_bytes, gpu.name)
     devices = run.ledger.devices or [f"{run.ledger.device_type}:0"]
     return MemoryTrace(
@@ -69,6 +70,7 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
         annotations=named_phases(run.marks, full, names),
         annotation_names=names.as_tuple(),
         modules=owners.as_tuple(),
+        streams=streams,
         notes=tuple(notes),
         properties={"torch": torch.__version__},
     )
@@ -94,7 +96,15 @@ def _phases(run: FakeRun) -> Spans:
     )
 
 
-def _events(run: FakeRun, phases: Spans, operators: Names, labels: Names, owners: Owners) -> Events:
+def _streams(run: FakeRun) -> tuple[int, ...]:
+    """Return the pointers of all streams that allocated; none if that was only the default one."""
+    found = {entry[2].stream for entry in run.ledger.entries}
+    return () if found <= {0} else tuple(sorted(found))
+
+
+def _events(
+    run: FakeRun, phases: Spans, operators: Names, labels: Names, owners: Owners, streams: tuple[int, ...]
+) -> Events:
     entries = run.ledger.entries
     blocks = [entry[2] for entry in entries]
     time = np.array([entry[0] for entry in entries], np.int64)
@@ -146,6 +156,7 @@ def _events(run: FakeRun, phases: Spans, operators: Names, labels: Names, owners
         ],
         phase=phase,
         category=category,
+        stream=[streams.index(block.stream) if streams else -1 for block in blocks],
     )
 
 

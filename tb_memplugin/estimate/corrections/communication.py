@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from tb_memplugin.estimate.corrections import shard_copies
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.fake_ledger import Place
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
@@ -17,13 +18,19 @@ from tb_memplugin.trace import Category
 
 
 class Communication(Correction):
-    """Corrects functional collectives, and categorises the buffers of FSDP2."""
+    """Corrects functional collectives and copies of FSDP2, and categorises the buffers of FSDP2."""
 
     def rules(self) -> dict[Any, Rule]:
-        """Return a rule for `wait_tensor`: it returns its input; torch's fake one allocates a new tensor."""
+        """Return rules for FSDP2's copies, and one for `wait_tensor`, which returns its input.
+
+        torch's fake `wait_tensor` allocates a new tensor.
+        """
         if not dist.is_available():
             return {}
-        return {torch.ops._c10d_functional.wait_tensor.default: _the_same}
+        found: dict[Any, Rule] = {torch.ops._c10d_functional.wait_tensor.default: _the_same}
+        if dist.is_initialized() and self.target.device_type == "cuda":
+            found |= shard_copies.rules(self.target.gpu)
+        return found
 
     def after(self) -> dict[Any, After]:
         """Return functions that categorise FSDP2's gather and reduce buffers and received tensors."""

@@ -11,6 +11,9 @@ The rules are those of torch/csrc/distributed/c10d/reducer.cpp (2.13):
   communication hook.
 - With `static_graph` the first backward is reduced at its end, and buckets are rebuilt before the third
   forward.
+- Before 2.15, NCCL keeps what a hook sent until the first bucket of the next backward (works.py).
+- On a GPU, small tensors carry numbers to the other ranks: shapes at construction, the order of buckets,
+  which parameters were used.
 """
 
 from __future__ import annotations
@@ -24,9 +27,13 @@ import torch.distributed as dist
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.corrections.works import watched
 from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.patches import Patches
 from tb_memplugin.trace import Category
+
+_BEFORE_2_15 = torch.torch_version.TorchVersion(torch.__version__) < "2.15"
+"""Whether NCCL's group gathers a list of tensors into one first, and keeps what a hook sent (works.py)."""
 
 Name = Callable[[torch.Tensor, Category, str], None]
 """`name(tensor, category, label)` sets the category and label of a tensor's memory."""
@@ -50,7 +57,7 @@ class DataParallel(Correction):
         patches.set(dist, "Logger", _Silent)
         patches.set(dist, "_register_comm_hook", FakeReducer.call_hook)
         patches.set(dist, "_register_builtin_comm_hook", FakeReducer.call_builtin_hook)
-        patches.set(distributed, "_verify_param_shape_across_processes", _nothing)
+        patches.set(distributed, "_verify_param_shape_across_processes", _exchange_shapes)
         patches.set(distributed, "_setup_mixed_precision_params", _refuse_mixed_precision)
         if self.target.device_type == "cuda":
             _let_hooks_be_of_a_gpu(patches, distributed.DistributedDataParallel)
@@ -108,7 +115,12 @@ class FakeReducer:
         self._ready_indices: set[int] = set()
         self._reduced = 0
         self._hook: Callable[[FakeBucket], Any] | None = None
+        self._sent: list[list[torch.Tensor]] = []
+        self._sent_before: list[list[torch.Tensor]] = []
+        self._used: torch.Tensor | None = None
         self._make_buckets(bucket_indices)
+        if find_unused_parameters:
+            self._make_map_of_used()
         self._handles = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
             for index, parameter in enumerate(self._parameters)
@@ -121,6 +133,7 @@ class FakeReducer:
         """Expect a backward whose gradients are reduced."""
         self._expects, self._reduced = True, 0
         self._ready_indices.clear()
+        self._sent_before, self._sent = self._sent, []
 
     def call_hook(self, state: Any, hook: Callable[[Any, FakeBucket], Any]) -> None:
         """Use a communication hook of the program to reduce each bucket."""
@@ -159,8 +172,22 @@ class FakeReducer:
             [False] * len(self._order),
             self._order,
         )
+        indices = self._small(torch.int32.itemsize * (len(self._order) + 1))
+        self._sent.clear()  # indices are sent before sizes
+        sizes = self._small(torch.int32.itemsize * len(found))
         self._make_buckets(found)
+        del indices, sizes
         return True
+
+    def _small(self, size: int) -> torch.Tensor:
+        """Allocate bytes that carry numbers between ranks."""
+        made = torch.empty(size, dtype=torch.uint8, device=self._parameters[0].device)
+        self._name(made, Category.COMMUNICATION, "DDP bookkeeping")
+        return made
+
+    def _make_map_of_used(self) -> None:
+        """Allocate the map of used parameters (Reducer::initialize_local_used_map)."""
+        self._used = self._small(torch.int32.itemsize * len(self._parameters))
 
     def _make_buckets(self, indices: Sequence[Sequence[int]]) -> None:
         """Create the buckets after the old ones are freed, as in Reducer::initialize_buckets."""
@@ -232,7 +259,14 @@ class FakeReducer:
         bucket.last = self._reduced == len(self._buckets) - 1
         self._reduced += 1
         if self._hook is not None:
-            self._hook(bucket).wait()
+            with watched(self._send):
+                self._hook(bucket).wait()
+
+    def _send(self, tensors: list[torch.Tensor]) -> None:
+        """Keep what a hook sends as NCCL does, and let go what it sent in the previous backward."""
+        self._sent_before.clear()
+        if _BEFORE_2_15 and tensors[0].device.type == "cuda":
+            self._sent.append(tensors)
 
     @torch.no_grad()
     def _finished(self) -> None:
@@ -254,6 +288,7 @@ class FakeReducer:
 
     def _set_static_graph(self) -> None:
         self._static = self._may_rebuild = True
+        self._make_map_of_used()
 
     def __getattr__(self, name: str) -> Any:
         if name in _WITHOUT_MEMORY:
@@ -333,6 +368,18 @@ def _refusal(what: str, fix: str) -> MemPluginError:
     return MemPluginError(
         f"DistributedDataParallel {what} cannot be estimated.", where="DistributedDataParallel", fix=fix
     )
+
+
+def _exchange_shapes(group: Any, parameters: Sequence[torch.Tensor], *_: Any) -> None:
+    """Allocate what verify_params_across_processes does on a GPU: counts of all ranks, and all shapes."""
+    device = parameters[0].device
+    if device.type == "cuda":
+        ranks = group.size()
+        counts = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(ranks + 1)]
+        if _BEFORE_2_15:
+            torch.empty(ranks, dtype=torch.int64, device=device)
+        torch.empty(sum(2 * one.dim() for one in parameters), dtype=torch.int64, device=device)
+        del counts
 
 
 def _nothing(*_: Any, **__: Any) -> None:

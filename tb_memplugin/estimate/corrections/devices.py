@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from tb_memplugin.estimate import cuda_shim, fake_cuda
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.fake_mode import CountingFakeMode
@@ -22,7 +24,9 @@ class Devices(Correction):
         fake_cuda.describe(patches, self.target.gpu)
         fake_cuda.count(patches, mode, self.target.gpu, self.target.note)
         if self.target.has_device:
+            device = torch.cuda.current_device()
+            mode.ledger.stream = lambda: torch._C._cuda_getCurrentRawStream(device)
             return
         cuda_shim.switch(True)
         patches.on_undo(lambda: cuda_shim.switch(False))
-        fake_cuda.stand_in(patches)
+        fake_cuda.stand_in(patches, mode)

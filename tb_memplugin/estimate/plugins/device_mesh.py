@@ -52,9 +52,9 @@ class DeviceMeshes:
         patches = Patches()
         try:
             for name in _READS_RANKS:
-                _replace(patches, device_mesh.DeviceMesh, name, _really)
+                _replace(patches, device_mesh.DeviceMesh, name, really)
             _replace(patches, device_mesh.DeviceMesh, "__init__", _with_real_ranks)
-            _replace(patches, ShardingPropagator, "_propagate_tensor_meta_non_cached", _really)
+            _replace(patches, ShardingPropagator, "_propagate_tensor_meta_non_cached", really)
             yield
         finally:
             patches.undo()
@@ -71,7 +71,7 @@ def _replace(patches: Patches, owner: Any, name: str, around: Callable[[Any], An
         patches.set(owner, name, around(method))
 
 
-def _really(method: Any) -> Any:
+def really(method: Any) -> Any:
     """Wrap a method to run without the estimate's mode: its tensors are real, or fake but not counted."""
 
     @functools.wraps(method)

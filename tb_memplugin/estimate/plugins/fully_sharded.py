@@ -11,10 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.plugins.device_mesh import really
 from tb_memplugin.estimate.plugins.plugin import replaced
+
+_MESHES = "_get_post_forward_mesh_info"
+"""The function that makes the mesh of `reshard_after_forward=n`, by its name in two modules."""
 
 
 class FullySharded:
@@ -28,12 +34,15 @@ class FullySharded:
 
     @contextmanager
     def patch(self) -> Iterator[None]:
-        """Keep FSDP2 from resetting shards that did not change.
+        """Keep FSDP2 from resetting shards that did not change, and let it move fake models to the GPU.
 
-        It would pad a smaller shard a second time (`FSDPParam.reset_sharded_param`).
+        It would pad a smaller shard a second time (`FSDPParam.reset_sharded_param`). Meshes of
+        `reshard_after_forward=n` keep real ranks.
         """
         from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
+        begin: Any = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_init")
+        fully: Any = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
         older: Any = importlib.import_module("torch.distributed.fsdp.fully_sharded_data_parallel")
 
         original: Any = FSDPParam.reset_sharded_param
@@ -45,9 +54,26 @@ class FullySharded:
 
         with replaced(
             (FSDPParam, "reset_sharded_param", reset_sharded_param),
+            (begin, "_move_states_to_device", _moving_fakes(begin._move_states_to_device)),
+            *((home, _MESHES, really(getattr(home, _MESHES))) for home in (begin, fully)),
             (older, "_init_device_handle", _told(older._init_device_handle)),
         ):
             yield
+
+
+def _moving_fakes(original: Any) -> Any:
+    """Wrap FSDP2's move of a model to its device: assigning to `.data` keeps a fake tensor's device."""
+
+    @functools.wraps(original)
+    def run(parameters: list[Any], buffers: list[Any], device: torch.device) -> None:
+        for tensor in (*parameters, *buffers):
+            if isinstance(tensor, FakeTensor) and tensor.device not in (device, torch.device("meta")):
+                moved: Any = tensor.to(device)
+                tensor.data = moved
+                tensor.fake_device = moved.fake_device
+        original(parameters, buffers, device)
+
+    return run
 
 
 def _told(find_device: Any) -> Any:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.corrections.works import Underway
 from tb_memplugin.estimate.patches import Patches
-from tb_memplugin.estimate.plugins.distributed import Done
 from tb_memplugin.estimate.ranks.post import Post
 
 OLDEST_TORCH = "2.13"
@@ -85,19 +85,6 @@ def _stay_fake(patches: Patches) -> None:
     for owner in (dist, distributed_c10d):
         patches.set(owner, "new_group", new_group)
         patches.set(owner, "init_process_group", _nothing)
-
-
-class Underway(Done):
-    """The work of a send, receive or all-reduce; it keeps its tensors alive, as gloo's and NCCL's do."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = list(tensors)
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Return a finished future with the tensors as its result."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(self._tensors)
-        return future
 
 
 def _hold_what_is_on_its_way(patches: Patches) -> None:

@@ -17,7 +17,8 @@ from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
 from tests.estimate.ranks.experts import SENT, WIDTH, exchange, train_a_mixture
 from tests.estimate.ranks.real_ranks import differences, really, sizes
 
-ROWS_OF_A_RANK = 16 * 4 * WIDTH
+ROW = 4 * WIDTH
+"""Bytes of a row."""
 
 MIXTURE = {
     "model_type": "mixtral",
@@ -65,8 +66,9 @@ def test_uneven_exchanges_allocate_what_real_processes_do(tmp_path: Path) -> Non
     received = [[SENT[sender][rank] for sender in (0, 1)] for rank in (0, 1)]
     for name, program in programs.items():
         found = of_both(program, [in_turn(rows) for rows in received])
-        assert not differences(found.ranks, real[name], late=2 * ROWS_OF_A_RANK)
-        assert 4 * WIDTH * sum(received[0]) in sizes(found.of(0))
+        # Forward and backward both send 16 rows there and at most 18 back; gloo's threads may hold all.
+        assert not differences(found.ranks, real[name], late=2 * (16 + 18) * ROW)
+        assert ROW * sum(received[0]) in sizes(found.of(0))
 
 
 def test_a_mixture_of_transformers_allocates_what_real_processes_do(tmp_path: Path) -> None:

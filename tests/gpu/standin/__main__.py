@@ -1,4 +1,4 @@
-"""Run Python on a stand-in for a GPU: `python -m tests.gpu.standin -m pytest -m gpu tests/gpu`. See docs/gpu.md."""
+"""Run Python on a stand-in for a GPU, see docs/gpu.md: `python -m tests.gpu.standin -m pytest tests/gpu`."""
 
 from __future__ import annotations
 

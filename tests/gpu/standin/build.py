@@ -1,7 +1,7 @@
 """Build the stand-in for a GPU beside the CUDA build of PyTorch that runs this: two shared libraries.
 
-What PyTorch's libraries want of NVIDIA's is read from them (`nm`): what cudart.cpp and libraries.cpp do not answer gets
-a function that says "done" (mathematics) or "not supported" (the runtime).
+What PyTorch's libraries want of NVIDIA's is read from them (`nm`). What the C++ files beside this one do not
+answer gets a function that says "done" (mathematics) or "not supported" (the runtime).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def build(folder: Path) -> tuple[Path, Path]:
         RuntimeError: if PyTorch is not a build with CUDA, or brings no CUDA headers.
     """
     spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.origin is not None
-    torch = Path(spec.origin).parent
+    assert spec is not None
+    torch = Path(spec.origin or "").parent
     site = torch.parent
     homes = [
         home for home in (site / "nvidia").glob("cu1*") if (home / "include/cuda_runtime_api.h").exists()
@@ -40,7 +40,7 @@ def build(folder: Path) -> tuple[Path, Path]:
     numbers = [f"-DSTANDIN_CUDA={_cuda_version(homes[0])}", f"-DSTANDIN_CUDNN={_cudnn_version(site)}"]
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "standin.so"
-    sources = [HERE / "cudart.cpp", HERE / "libraries.cpp"]
+    sources = [HERE / "cudart.cpp", HERE / "libraries.cpp", HERE / "nccl.cpp", HERE / "pool.cpp"]
     _compile(sources, library, [*include, *numbers], others=_functions(_wanted(torch / "lib")))
     driver = folder / "lib" / "libcuda.so.1"
     driver.parent.mkdir(exist_ok=True)
@@ -48,6 +48,9 @@ def build(folder: Path) -> tuple[Path, Path]:
         r"CUDAAPI (cu[A-Z]\w+)\(", (homes[0] / "include/cuda.h").read_text(encoding="utf-8")
     )
     _compile([HERE / "driver.cpp"], driver, numbers, others="\n".join(map(_done, sorted(set(declared)))))
+    management = driver.with_name("libnvidia-ml.so.1")
+    management.unlink(missing_ok=True)
+    management.symlink_to(driver.name)
     return library, driver.parent
 
 

@@ -221,8 +221,6 @@ cudaError_t cudaFree(void* at) {
     ranges.erase(found);
     return cudaSuccess;
 }
-cudaError_t cudaMallocAsync(void** out, size_t bytes, cudaStream_t) { return cudaMalloc(out, bytes); }
-cudaError_t cudaFreeAsync(void* at, cudaStream_t) { return cudaFree(at); }
 cudaError_t cudaMallocManaged(void** out, size_t bytes, unsigned) { return cudaMalloc(out, bytes); }
 cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {
     if (posix_memalign(out, 4096, std::max<size_t>(bytes, 1))) return fail(cudaErrorMemoryAllocation);
@@ -268,10 +266,11 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* it, const void* at) 
     return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-    // What is on the device is never computed: copies within it would only touch pages.
-    if (kind == cudaMemcpyDeviceToDevice) return cudaSuccess;
-    if (kind == cudaMemcpyDefault && accessible(to) && accessible(from)) return cudaSuccess;
-    std::memcpy(to, from, bytes);
+    // What is on the device is never computed: long copies within it would only touch pages.
+    const bool within = kind == cudaMemcpyDeviceToDevice ||
+                        (kind == cudaMemcpyDefault && accessible(to) && accessible(from));
+    if (within && bytes > 4096) return cudaSuccess;
+    std::memmove(to, from, bytes);
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {

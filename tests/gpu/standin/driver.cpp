@@ -26,4 +26,13 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
     *value = 0;
     return cudaDeviceGetAttribute ? cudaDeviceGetAttribute(value, attribute, device) : 0;
 }
+
+// libnvidia-ml.so.1 is the same file: expandable segments ask it whether devices share a fabric.
+int nvmlInit_v2() { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** device) { *device = reinterpret_cast<void*>(1); return 0; }
+int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return 0; }  // it stays as it was, all zeros: no fabric
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return 3; }  // 3: not supported
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return 3; }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) { *count = 0; return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int* version) { *version = STANDIN_CUDA * 10; return 0; }
 }

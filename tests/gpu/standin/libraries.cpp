@@ -42,8 +42,6 @@ size_t weight_elements(const RecurrentNet& net) {
     return all;
 }
 
-struct Communicator { int ranks, rank; };
-
 }  // namespace
 
 #define SAYS_ZERO(name, ...) \
@@ -140,18 +138,4 @@ int cuptiActivityGetNextRecord(uint8_t*, size_t, void**) { return 12; }  // CUPT
 int cuptiActivityGetNumDroppedRecords(void*, uint32_t, size_t* dropped) { *dropped = 0; return 0; }
 int cuptiSubscribe(void** out, void*, void*) { *out = handle(); return 0; }
 int cuptiGetCallbackName(int, uint32_t, const char** out) { *out = "unknown"; return 0; }
-
-// NCCL: every rank is alone and told that the others did their part.
-int ncclGetVersion(int* version) { *version = 22900; return 0; }
-const char* ncclGetErrorString(int) { return "not in the stand-in"; }
-const char* ncclGetLastError(void*) { return ""; }
-int ncclGetUniqueId(void* id) { std::memset(id, 7, 128); return 0; }
-struct UniqueId { char bytes[128]; };
-int ncclCommInitRank(void** out, int ranks, UniqueId, int rank) { *out = new Communicator{ranks, rank}; return 0; }
-int ncclCommInitRankConfig(void** out, int ranks, UniqueId, int rank, void*) { *out = new Communicator{ranks, rank}; return 0; }
-int ncclCommInitRankScalable(void** out, int ranks, int rank, int, void*, void*) { *out = new Communicator{ranks, rank}; return 0; }
-int ncclCommSplit(void* whole, int, int, void** out, void*) { *out = new Communicator(*static_cast<Communicator*>(whole)); return 0; }
-int ncclCommCount(void* it, int* count) { *count = static_cast<Communicator*>(it)->ranks; return 0; }
-int ncclCommUserRank(void* it, int* rank) { *rank = static_cast<Communicator*>(it)->rank; return 0; }
-int ncclCommGetAsyncError(void*, int* error) { *error = 0; return 0; }
 }
