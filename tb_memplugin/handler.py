@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -160,7 +161,13 @@ class _MemoryTraceHandler:
                 where="memory_trace_handler",
                 fix="Create the handler before the profiler starts, and call it once per window.",
             )
-        trace = self._with_histories(trace_from_profile(prof, window, self._windows))
+        histories = self._histories()
+        try:
+            trace = self._merged(trace_from_profile(prof, window, self._windows), histories)
+        except NotRecordedError:
+            if not getattr(prof, "profile_memory", False) or not any(len(one.events) for one in histories):
+                raise
+            trace = _unseen(histories)
         self._windows += 1
         if self._writer is None:
             self._writer = RunWriter(self._dir_name, self._worker_name or default_worker_name())
@@ -171,27 +178,49 @@ class _MemoryTraceHandler:
         for problem in window.problems:
             self._warn(problem)
 
-    def _with_histories(self, trace: MemoryTrace) -> MemoryTrace:
-        """Return the trace merged with the allocators' history; unchanged where merging fails."""
-        if not isinstance(self._recorder, HistoryWindowRecorder):
-            return trace
-        for device_type, taken in self._recorder.take_snapshots():
+    def _histories(self) -> list[MemoryTrace]:
+        """Return the traces of the allocators' histories that can be read."""
+        found = []
+        if isinstance(self._recorder, HistoryWindowRecorder):
+            for device_type, taken in self._recorder.take_snapshots():
+                try:
+                    name = f"the allocator's history of {device_type}"
+                    found.append(trace_from_snapshot(taken, name, device_type))
+                except Exception as error:  # the profile is worth writing without it
+                    self._cannot_read(error)
+        return found
+
+    def _merged(self, trace: MemoryTrace, histories: Sequence[MemoryTrace]) -> MemoryTrace:
+        """Return the trace merged with the allocators' histories; unchanged where merging fails."""
+        for history in histories:
             try:
-                history = trace_from_snapshot(taken, f"the allocator's history of {device_type}", device_type)
                 trace = merge_snapshot(trace, history)
-            except Exception as error:  # the profile is worth writing without it
-                self._logger.debug("joining the allocator's history failed", exc_info=error)
-                self._warn(
-                    f"The allocator's history of {device_type} could not be read "
-                    f"({type(error).__name__}: {error}). The window is written without it."
-                )
+            except Exception as error:  # see _histories
+                self._cannot_read(error)
         return trace
+
+    def _cannot_read(self, error: Exception) -> None:
+        self._logger.debug("joining the allocator's history failed", exc_info=error)
+        self._warn(
+            f"The allocator's history could not be read ({type(error).__name__}: {error}). The window is "
+            "written without it."
+        )
 
     def _warn(self, message: str) -> None:
         """Log a warning, once per message."""
         if message not in self._warned:
             self._warned.add(message)
             self._logger.warning("%s", message)
+
+
+def _unseen(histories: Sequence[MemoryTrace]) -> MemoryTrace:
+    """Return the longest of the histories of a window in which the profiler saw no allocation."""
+    trace = max(histories, key=lambda one: len(one.events))
+    note = (
+        "The profiler saw no allocation, because it sees only the thread that starts it and autograd's. This "
+        "is the allocator's history alone."
+    )
+    return replace(trace, notes=(note, *trace.notes))
 
 
 def _models(model: nn.Module | Mapping[str, nn.Module] | None) -> Mapping[str, nn.Module]:

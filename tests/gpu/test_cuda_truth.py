@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,6 +21,7 @@ from tb_memplugin.sources.categories import WORKSPACE_BYTES
 from tb_memplugin.sources.cublas import keeps_workspaces
 from tb_memplugin.sources.profiler.trace import trace_from_profile
 from tb_memplugin.sources.profiler.window import WindowRecorder, watch
+from tb_memplugin.store.reader import load_window
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tests.training import MODELS
 
@@ -169,3 +173,89 @@ def test_backward_has_modules_although_it_runs_on_another_thread(seen):
         if mine[row] and trace.modules[blocks.module[row]].is_module
     )
     assert owned >= 0.5 * int(blocks.bytes[mine].sum())
+
+
+def train_step(model, optimizer) -> None:
+    x, y = (tensor.cuda() for tensor in model.batch())
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def recorded(model, optimizer, steps, **options) -> MemoryTrace:
+    """The trace of a window around a function of the profiler."""
+    recorder = WindowRecorder({"": model}, [optimizer])
+    watch(recorder)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, **options) as prof:
+        steps(prof)
+        torch.cuda.synchronize()
+    window = recorder.take()
+    assert window is not None
+    return trace_from_profile(prof, window)
+
+
+@pytest.mark.parametrize("name", ["cnn", "transformer", "lstm"])
+def test_a_window_without_steps_has_what_is_freed_between_operators(name):
+    """The profiler's tree lacks it: tb_memplugin/sources/profiler/outside_tree.py."""
+    model = MODELS[name]().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    ends: list[int] = []
+
+    def steps(_: profile) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        for _number in range(3):
+            train_step(model, optimizer)
+        ends.extend([torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()])
+
+    trace = recorded(model, optimizer, steps)
+    (step,) = step_stats(trace, trace.device_row("cuda:0"))
+    assert [step.peak_bytes, step.end_bytes] == ends
+    assert [note for note in trace.notes if "profile misses" in note or "without a report" in note] == []
+
+
+def test_what_is_freed_between_two_ranges_of_steps_is_not_in_the_next():
+    """As callbacks record: no range is open while the next batch is loaded."""
+    model = MODELS["cnn"]().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train_step(model, optimizer)
+    peaks: list[int] = []
+
+    def steps(_: profile) -> None:
+        for number in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                train_step(model, optimizer)
+                batch = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+            peaks.append(torch.cuda.max_memory_allocated())
+            del batch
+
+    trace = recorded(model, optimizer, steps)
+    stats = step_stats(trace, trace.device_row("cuda:0"))
+    assert [step.peak_bytes for step in stats] == peaks
+    assert len(set(peaks)) == 1
+
+
+ASYNC = """
+import logging, sys, tempfile, torch
+from tb_memplugin import memory_trace_handler
+layer = torch.nn.Linear(100, 100, bias=False).cuda()
+handler = memory_trace_handler(sys.argv[1], "w", model=layer)
+with torch.profiler.profile(profile_memory=True, on_trace_ready=handler):
+    layer(torch.ones(1, 100).cuda()).sum().backward()
+"""
+
+
+def test_an_allocator_that_reports_nothing_is_named(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", ASYNC, str(tmp_path)],
+        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "The CUDA allocator 'cudaMallocAsync' reports nothing to torch.profiler" in result.stderr
+    (side_file,) = tmp_path.rglob("*.mem")
+    trace = load_window(str(side_file))
+    assert int(trace.live(trace.device_row("cuda:0"))[-1]) == 40_000
+    assert not any("blocks alive at the window's start" in note for note in trace.notes)

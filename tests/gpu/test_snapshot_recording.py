@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,6 +117,32 @@ def test_a_users_history_stays_on_with_what_it_holds(tmp_path):
 )
 def test_marks_are_given_back(seen):
     assert torch.cuda.memory._get_memory_metadata() == ""
+
+
+def test_a_training_on_a_thread_that_the_profiler_does_not_see_is_the_history_alone(tmp_path):
+    model = MODELS["cnn"]().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        x, y = (tensor.cuda() for tensor in model.batch())
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    torch.cuda.reset_peak_memory_stats()
+    handler = memory_trace_handler(tmp_path, "w", model=model, optimizer=optimizer, snapshot=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, on_trace_ready=handler):
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        torch.cuda.synchronize()
+        stats = torch.cuda.memory_stats()
+    (side_file,) = tmp_path.rglob("*.mem")
+    trace = load_window(str(side_file))
+    live = trace.live(trace.device_row("cuda:0"))
+    assert int(live.max()) == stats["requested_bytes.all.peak"]
+    assert int(live[-1]) == stats["requested_bytes.all.current"]
+    assert "The profiler saw no allocation" in trace.notes[0]
 
 
 def run_out() -> None:

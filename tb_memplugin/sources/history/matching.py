@@ -16,6 +16,9 @@ TOLERANCE_NS = 1_000_000
 """The largest difference between the two times of an event, after subtracting the clocks' constant offset.
 Both clocks read the same processor counter, converted to wall time by two separate measurements."""
 
+BLOCK = 512
+"""The allocator's block sizes are multiples of this (kMinBlockSize)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -28,7 +31,7 @@ class Match:
         unseen: rows of the history's allocs and frees that the profile does not contain, because it sees
             only the profiled thread and the autograd threads.
         later_ns: nanoseconds to add to the history's times to get the profile's.
-        out_of_order: how many pairs precede the pair before them in the history.
+        out_of_order: how many pairs of allocs precede the pair before them in the history.
     """
 
     profile: Rows
@@ -48,6 +51,10 @@ def match_events(profile: Events, device: int, snapshot: Events, same_device: in
     agree, the events are paired in order. If not (another thread's events are only in the history), each
     is paired with the nearest in time, with the clocks' offset computed from the pairs already found.
 
+    The two times of an event can be far apart if the system stopped the thread between them. Such a pair
+    counts if it is between its neighbors on both sides. Frees that the profile tells without their address
+    (`sources/profiler/outside_tree.py`) are paired by size and time.
+
     Args:
         profile: events of a profile; frees are FREE_COMPLETED.
         device: the device's row in the profile.
@@ -63,9 +70,10 @@ def match_events(profile: Events, device: int, snapshot: Events, same_device: in
     partner = _by_place(group, same_group)
     sure = partner >= 0
     later = int(np.median(time[sure] - same_time[partner[sure]])) if sure.any() else 0
-    far = np.abs(time - same_time[partner] - later) > TOLERANCE_NS if len(kept) else ~sure
-    partner[far] = -1
+    far = sure & (np.abs(time - same_time[partner] - later) > TOLERANCE_NS) if len(kept) else sure
+    partner[far & ~_in_order(partner, sure & ~far)] = -1
     _by_time(partner, group, time - later, same_group, same_time, ~sure)
+    _guessed_frees(partner, profile, told, snapshot, kept, later)
     found = partner >= 0
     unseen = np.ones(len(kept), bool)
     unseen[partner[found]] = False
@@ -75,8 +83,28 @@ def match_events(profile: Events, device: int, snapshot: Events, same_device: in
         missing=told[~found],
         unseen=kept[unseen],
         later_ns=later,
-        out_of_order=int(np.count_nonzero(np.diff(partner[found]) < 0)),
+        out_of_order=int(np.count_nonzero(np.diff(partner[found & (profile.kind[told] == Kind.ALLOC)]) < 0)),
     )
+
+
+def _guessed_frees(
+    partner: Int64, profile: Events, told: Rows, snapshot: Events, kept: Rows, later: int
+) -> None:
+    """Pair frees that are left over on both sides by rounded size and time, whatever their addresses."""
+    taken = np.zeros(len(kept), bool)
+    taken[partner[partner >= 0]] = True
+    rows = np.flatnonzero((partner < 0) & (profile.kind[told] != Kind.ALLOC))
+    free = np.flatnonzero(~taken & (snapshot.kind[kept] != Kind.ALLOC))
+    found = np.full(len(rows), -1, np.int64)
+    _by_time(
+        found,
+        profile.bytes[told[rows]],
+        profile.time_ns[told[rows]] - later,
+        -(-snapshot.bytes[kept[free]] // BLOCK) * BLOCK,
+        snapshot.time_ns[kept[free]],
+        np.ones(len(rows), bool),
+    )
+    partner[rows[found >= 0]] = free[found[found >= 0]]
 
 
 def _rows(events: Events, device: int, free: Kind) -> Rows:
@@ -105,6 +133,14 @@ def _by_place(group: Int64, same_group: Int64) -> Int64:
     order, same_order = np.argsort(group, kind="stable"), np.argsort(same_group, kind="stable")
     partner[order[agrees[group[order]]]] = same_order[agrees[same_group[same_order]]]
     return partner
+
+
+def _in_order(partner: Int64, near: Bool) -> Bool:
+    """Return the mask of rows whose partner is between those of the rows before and after that are near."""
+    below = np.maximum.accumulate(np.where(near, partner, -1))
+    above = np.minimum.accumulate(np.where(near, partner, np.iinfo(np.int64).max)[::-1])[::-1]
+    ordered: Bool = (below < partner) & (partner < above)
+    return ordered
 
 
 def _by_time(

@@ -80,9 +80,16 @@ def _pair(profile: MemoryTrace, snapshot: MemoryTrace, row: int) -> _Pair:
     reason = ""
     if missing > MOST_MISSING * told:
         reason = f"{missing:,} of {told:,} profiled events are not in it"
-    elif missing and (not len(match.profile) or match.missing[0] < match.profile[0]):
+    elif missing and match.missing[0] < match.profile[0] and not _goes_back(profile, snapshot, row, match):
         reason = "it does not go back to the first profiled event (its oldest entries were overwritten)"
     return _Pair(row, profiled, match, reason)
+
+
+def _goes_back(profile: MemoryTrace, snapshot: MemoryTrace, row: int, match: Match) -> bool:
+    """Whether the history begins before the first profiled event, which it does not contain."""
+    times = snapshot.events.time_ns[snapshot.events.device == row]
+    first = profile.events.time_ns[match.missing[0]]
+    return bool(len(times) and times[0] + match.later_ns <= first)
 
 
 class _Merger:

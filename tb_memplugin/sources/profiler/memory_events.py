@@ -47,17 +47,23 @@ def beside_counters(memory: MemoryEvents) -> list[str]:
     for device, name in enumerate(memory.devices):
         if name in ("cpu", SHARED):
             continue
-        here = np.flatnonzero(memory.device == device)
-        before = memory.total[here] - memory.bytes[here]
-        above = np.cumsum(before[1:] - memory.total[here][:-1])
-        high, low = int(above.max(initial=0)), -int(above.min(initial=0))
-        if high or low:
+        if above := misses(memory, device):
+            high, low = above
             notes.append(
                 f"{name}: the profile misses some of what was allocated and freed (for example, on "
                 "threads that the profiler does not see). The allocator's own counter was up to "
                 f"{high:,} bytes above this curve, and up to {low:,} below."
             )
     return notes
+
+
+def misses(memory: MemoryEvents, device: int) -> tuple[int, int] | None:
+    """Return the most bytes by which a device's counter was above and below the sum of its events, if any."""
+    here = np.flatnonzero(memory.device == device)
+    before = memory.total[here] - memory.bytes[here]
+    above = np.cumsum(before[1:] - memory.total[here][:-1])
+    high, low = int(above.max(initial=0)), -int(above.min(initial=0))
+    return (high, low) if high or low else None
 
 
 def read_memory_events(tree: ProfilerTree) -> MemoryEvents:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.sources.categories import WORKSPACE_BYTES
+from tb_memplugin.sources.cublas import LARGE_WORKSPACE, WORKSPACE
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.shared_memory import SHARED
@@ -17,12 +17,16 @@ from tb_memplugin.trace import Category, StartState
 from tb_memplugin.trace import start_state as as_start_state
 from tb_memplugin.trace.replay import match_frees
 
-WORKSPACE = "cuBLAS workspace, by its size"
+BY_SIZE = "cuBLAS workspace, by its size"
 """The label of a block of the workspace size that no known storage uses and that is not freed."""
 
-MOST_WORKSPACES = 4
-"""A thread has one workspace per stream with matrix products. If more blocks have the size, none is taken
-for a workspace."""
+MOST_WORKSPACES = {WORKSPACE: 32, LARGE_WORKSPACE: 8}
+"""By size, the largest number of blocks that are taken for workspaces; if more have it, none is.
+
+A thread has one per stream with matrix products. After the capture of a CUDA graph there are six: the
+forward's thread and autograd's have one each for the streams of the warm-up, the capture and the training.
+Tensors have the larger size more often (4,096 x 4,096 of bfloat16).
+"""
 
 
 @dataclass(slots=True)
@@ -85,14 +89,14 @@ def _counted(
     """Return the start state of a device whose allocator has a counter, so that it sums to the counter."""
     here = np.flatnonzero(memory.device == device) if name in memory.devices else np.empty(0, np.intp)
     blocks = [(address, size) for where, address, size in window.blocks if where == name]
-    base = (
-        int(memory.total[here[0]] - memory.bytes[here[0]]) if len(here) else sum(size for _, size in blocks)
-    )
     owner = {sighting.address: sighting for sighting in seen}
     freed = dict(_freed_later(memory, here, set()))
     if not blocks:  # a free tells the size of its block, rounded; a storage its own
         sizes = {address: sighting.bytes for address, sighting in owner.items()}
         blocks = list((sizes | freed).items())
+    base = (
+        int(memory.total[here[0]] - memory.bytes[here[0]]) if len(here) else sum(size for _, size in blocks)
+    )
     rows = [
         _named(device, owner[address], owners, labels, size)
         if address in owner
@@ -116,10 +120,11 @@ def _counted(
 
 def _name_workspaces(rows: Sequence[_Row], labels: Names) -> None:
     """Mark blocks of the workspace size as workspaces, in place, unless there are too many of them."""
-    found = [row for row in rows if row.bytes in WORKSPACE_BYTES]
-    if len(found) <= MOST_WORKSPACES:
-        for row in found:
-            row.category, row.label = Category.WORKSPACE, labels.add(WORKSPACE)
+    for size, most in MOST_WORKSPACES.items():
+        found = [row for row in rows if row.bytes == size]
+        if len(found) <= most:
+            for row in found:
+                row.category, row.label = Category.WORKSPACE, labels.add(BY_SIZE)
 
 
 def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners: Owners) -> list[_Row]:

@@ -16,6 +16,7 @@ from tb_memplugin.sources.profiler.found import ProfilerTree
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
 from tb_memplugin.sources.profiler.node_owners import forward_threads
 from tb_memplugin.sources.profiler.optimizer_order import temporaries_in_order
+from tb_memplugin.sources.profiler.outside_tree import with_events_outside
 from tb_memplugin.sources.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.sources.profiler.stacks import ProfiledStacks, stacks_of
 from tb_memplugin.sources.profiler.start_state import start_state
@@ -58,11 +59,18 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         raise NotRecordedError(
             "The profile contains no memory events, so nothing was written.",
             where="torch.profiler.profile(...)",
-            fix="Let the loop reach the active steps of the schedule, and allocate memory there."
+            fix="Let the loop reach the active steps of the schedule, and allocate memory there, on the "
+            "thread that starts the profiler. (On a GPU, snapshot=True records all threads.)"
             if getattr(prof, "profile_memory", False)
             else "Pass profile_memory=True.",
         )
-    memory = read_memory_events(tree)
+    memory = with_events_outside(
+        read_memory_events(tree),
+        results.events,
+        window.blocks,
+        window.sightings,
+        has_steps=Role.STEP in tree.ranges,
+    )
     on_steps: list[str] = []
     steps = _steps(tree, window, number, on_steps)
     found = attribute(tree, memory, window, logged, steps, lambda: forward_threads(results.events()))

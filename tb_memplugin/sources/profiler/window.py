@@ -127,7 +127,14 @@ class WindowRecorder:
                 StepHooks(self._before_step, self._after_step),
                 Newcomers(window.names, self._modules, self._failed),
             ]
-            window.blocks = allocator_blocks()  # last: cudaMallocAsync cannot list them
+            window.blocks = allocator_blocks()
+            if not reports_to_profiler():
+                window.problems.append(
+                    f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
+                    "torch.profiler: the curve of a CUDA device has only the parameters, buffers, gradients "
+                    "and optimizer state from the window's start. Use torch's own allocator (without "
+                    "backend: in PYTORCH_ALLOC_CONF), or MemoryTracer or MemoryMonitor."
+                )
         except Exception as error:  # the training goes on, whatever happens to us
             self._failed("start", error)
 
@@ -290,24 +297,33 @@ def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]
     return freed
 
 
+def reports_to_profiler() -> bool:
+    """Whether profiles have what is allocated on CUDA. Allocators other than torch's own do not report it."""
+    return not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() == "native"
+
+
 def allocator_blocks() -> list[tuple[str, int, int]]:
     """Return the allocated blocks of CUDA's caching allocator: (device name, address, rounded bytes).
 
-    The profiler counts the same rounded sizes, so they sum to its counter at that moment.
+    The profiler counts the same rounded sizes, so they sum to its counter at that moment. Other allocators
+    list no blocks.
     """
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized() or not reports_to_profiler():
         return []
     light = (
         {"include_traces": False}
         if "include_traces" in signature(torch.cuda.memory_snapshot).parameters
         else {}
     )
-    return [
-        (f"cuda:{segment['device']}", block["address"], block["size"])
-        for segment in torch.cuda.memory_snapshot(**light)
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    ]
+    found: list[tuple[str, int, int]] = []
+    for segment in torch.cuda.memory_snapshot(**light):
+        name = f"cuda:{segment['device']}"
+        found += [
+            (name, block["address"], block["size"])
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        ]
+    return found
 
 
 _recorders: weakref.WeakSet[WindowRecorder] = weakref.WeakSet()

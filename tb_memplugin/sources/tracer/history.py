@@ -164,6 +164,7 @@ class LayerClock(ModuleRecorder):
         self.crossings: deque[Crossing] = deque(maxlen=most)
         self._here = threading.local()
         self._nodes: deque[Any] = deque(maxlen=most)
+        self._seen = object()
         self._on = True
 
     def stop(self) -> None:
@@ -207,22 +208,24 @@ class LayerClock(ModuleRecorder):
         self.crossings.append((time_ns(), row, ends, phase, threading.get_ident(), False))
 
     def _at_node(self, tensors: Any, row: int) -> None:
-        """Record the start of a layer's backward (-1: none) when autograd reaches the tensors' nodes."""
-        for tensor in _tensors(tensors):
-            node = tensor.grad_fn
-            if node is not None:
-                self._nodes.append(node.register_prehook(self._reached(row, node._sequence_nr())))
+        """Record the start of a layer's backward (-1: none) when autograd reaches the tensors' nodes.
 
-    def _reached(self, row: int, sequence: int) -> Callable[[Any], None]:
+        A node belongs to the innermost layer, which is the first that gets here.
+        """
+        for tensor in _tensors(tensors):
+            node: Any = tensor.grad_fn
+            if node is not None and self._seen not in node.metadata:
+                node.metadata[self._seen] = row
+                self._nodes.append(node.register_prehook(self._reached(row)))
+
+    def _reached(self, row: int) -> Callable[[Any], None]:
         def reached(_: Any) -> None:
-            # The innermost layer registers its hook on a node first, and is called first.
-            task = torch._C._current_graph_task_id()
-            if not self._on or getattr(self._here, "node", None) == (task, sequence):
+            if not self._on:
                 return
+            task = torch._C._current_graph_task_id()
             if getattr(self._here, "task", None) != task:
                 self._here.task = task
                 torch.autograd.Variable._execution_engine.queue_callback(self._done)
-            self._here.node = task, sequence
             self.crossings.append((time_ns(), row, False, Phase.BACKWARD, threading.get_ident(), True))
 
         return reached

@@ -45,6 +45,47 @@ def test_one_address_reused_many_times_with_events_that_only_the_history_has():
     assert match.out_of_order == 0
 
 
+def stopped_at(row: int) -> tuple[Events, Events]:
+    """The system stops the thread for 5 ms after the allocator wrote this event, before the profiler did."""
+    profile, told = reused(0)
+    late = 5_000_000 * (np.arange(40) >= row)
+    times = replace(profile, time_ns=profile.time_ns + late)
+    return times, replace(told, time_ns=told.time_ns + np.where(np.arange(40) == row, 0, late))
+
+
+@pytest.mark.parametrize("row", [0, 11, 39])
+def test_a_thread_that_the_system_stopped_between_the_two_reports_loses_no_event(row):
+    profile, told = stopped_at(row)
+    match = match_events(profile, 0, told, 0)
+    assert match.snapshot.tolist() == list(range(40))
+
+
+def test_a_far_event_out_of_order_is_another_one():
+    profile, told = reused(0)
+    address, time = told.address.copy(), told.time_ns.copy()
+    address[6], time[34:] = 0x2000, time[34:] + 5_000_000
+    other = address.copy()
+    other[6], other[36] = 0x9000, 0x2000  # the profile has it 30 events later
+    match = match_events(
+        replace(profile, address=other, time_ns=time), 0, replace(told, address=address, time_ns=time), 0
+    )
+    assert 36 in match.missing
+    assert 6 in match.unseen
+
+
+def test_a_free_whose_address_was_guessed_is_found_by_its_size_and_time():
+    profile, told = reused(0)
+    address, size = told.address.copy(), told.bytes.copy()
+    address[2:4], size[2:4] = 0x2000, 700
+    other = address.copy()
+    other[3] = 0x3000  # of two blocks of 1,024 bytes the wrong one
+    rounded = np.where(size == 700, 1_024, 512)
+    match = match_events(
+        replace(profile, address=other, bytes=rounded), 0, replace(told, address=address, bytes=size), 0
+    )
+    assert match.snapshot.tolist() == list(range(40))
+
+
 def test_frees_are_matched_where_requests_were_not_recorded():
     profile, told = reused(0)
     completed = replace(

@@ -235,6 +235,18 @@ def test_history_that_begins_too_late_is_not_joined_however_little_is_missing():
     assert any("does not go back" in note for note in merged.notes)
 
 
+def test_history_that_has_the_first_event_at_another_time_is_joined():
+    lines = ["alloc 512 a device=cuda:0", *(f"alloc 512 b{number} device=cuda:0" for number in range(20))]
+    told = ["alloc 4096 500 0", "free_requested 4096 500 0", "free_completed 4096 500 0"]  # by another thread
+    told += [
+        f"alloc {0x1000 * (number + 1)} 500 {number + 5_000 if number else 2_000}" for number in range(21)
+    ]
+    final = [segment(*(block(0x1000 * (n + 1), 500) for n in range(21)), total=1 << 20)]
+    merged = merge_snapshot(trace(*lines), history(*told, segments=final))
+    assert any("1 profiled events (512 bytes) are not in" in note for note in merged.notes)
+    assert len(merged.devices) == 1
+
+
 def test_a_frees_completion_on_the_histories_coarse_clock_does_not_move_the_profiles_times():
     profile = trace(
         "alloc 512 a device=cuda:0", "alloc 512 b device=cuda:0", "free a", "alloc 512 c device=cuda:0"

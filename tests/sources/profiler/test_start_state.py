@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.profiler.start_state import start_state
 from tb_memplugin.sources.profiler.window import Window
@@ -34,11 +36,25 @@ def test_a_parameter_of_that_size_is_a_parameter():
 
 
 def test_many_blocks_of_that_size_are_something_else():
-    found, _ = state([(0x1000 * row, WORKSPACE) for row in range(1, 6)], 5 * WORKSPACE)
+    found, _ = state([(0x1000 * row, WORKSPACE) for row in range(1, 10)], 9 * WORKSPACE)
     assert set(found.category.tolist()) == {Category.UNKNOWN}
+
+
+@pytest.mark.parametrize("size", [WORKSPACE, 8_519_680])
+def test_two_threads_have_one_for_each_stream_of_a_cuda_graphs_capture(size):
+    found, _ = state([(0x1000 * row, size) for row in range(1, 7)], 6 * size)
+    assert set(found.category.tolist()) == {Category.WORKSPACE}
 
 
 def test_what_the_counter_has_beside_the_blocks_is_a_row_of_its_own():
     found, _ = state([(0x1000, 512)], 2048)
     assert found.bytes.tolist() == [512, 1536]
     assert found.address.tolist() == [0x1000, 0]
+
+
+def test_an_allocator_that_tells_nothing_has_what_models_held_and_no_contradiction():
+    weight = Sighting(0, "cuda:0", 0x1000, 400, Category.PARAMETER, -1, "weight")
+    window = Window(0, 1, ModuleNames(), start=[weight])
+    found, notes = start_state(window, events("cpu", (512, 512)), ("cpu", "cuda:0"), Owners([]), Names())
+    assert found.bytes.tolist() == [400]
+    assert notes == []

@@ -10,7 +10,8 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.history.recording import HistorySwitch
-from tb_memplugin.sources.tracer.history import HistoryRecording
+from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.tracer.history import HistoryRecording, LayerClock
 from tests.allocators import StandIn
 from tests.snapshots import block, segment
 
@@ -167,3 +168,17 @@ def test_a_device_that_is_not_in_use_is_told(gpu):
     with pytest.raises(MemPluginError, match="No cuda device is in use yet"):
         recording(gpu).start({}, [])
     assert not gpu.recording
+
+
+def test_a_node_that_several_layers_meet_is_the_innermost_ones():
+    """The node of the linear layer's result is also that of the next layer's input, within the root."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    clock, names = LayerClock(most=100), ModuleNames.of({"": model})
+    clock.start({"": model}, names)
+    loss = model(torch.ones(1, 2)).sum()
+    assert len(clock._nodes) == 2
+    before = len(clock.crossings)
+    loss.backward()
+    clock.stop()
+    rows = [row for _, row, *_ in list(clock.crossings)[before:]]
+    assert rows == [names.row_of[id(model[1])], names.row_of[id(model[0])], -1]
