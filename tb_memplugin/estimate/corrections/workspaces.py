@@ -49,7 +49,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Workspaces(Correction):
-    """Allocates workspaces: one for each device, stream and thread (forward or backward), or for each product."""
+    """Allocates a workspace for each device, stream and thread (forward, backward), or for each product."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)

@@ -12,27 +12,38 @@ FREE, LIVE, UNMAPPED = 0, 1, 2
 
 PoolId = tuple[int, int]
 
-ADDRESS_BITS = 64
+ADDRESS_BITS, AGE_BITS = 64, 32
+SIZE_SHIFT = ADDRESS_BITS + AGE_BITS
+AGES = (1 << AGE_BITS) - 1
 
 
 class Block:
     """A part of a segment. `prev` and `next` are its neighbours there, None at the ends of the segment.
 
     `address` and `size` are bytes. `origin` is the first address of its segment if that is expandable, else
-    -1. `since` is the pool's count of searches at the time when the block became free.
+    -1. `age` is the number of its segment, counted from the first one; among blocks of one size, the lowest
+    is taken. `since` is the pool's count of searches at the time when the block became free.
     """
 
-    __slots__ = ("address", "home", "next", "origin", "prev", "since", "size", "state")
+    __slots__ = ("address", "age", "home", "next", "origin", "prev", "since", "size", "state")
 
-    def __init__(self, address: int, size: int, home: FreeBlocks, state: int, origin: int = -1) -> None:
+    def __init__(
+        self, address: int, size: int, home: FreeBlocks, state: int, origin: int = -1, age: int = 0
+    ) -> None:
         self.address = address
         self.size = size
         self.home = home
         self.state = state
         self.origin = origin
+        self.age = age
         self.prev: Block | None = None
         self.next: Block | None = None
         self.since = 0
+
+    @property
+    def key(self) -> int:
+        """The block's place in search order (BlockComparatorSize): size, age, address."""
+        return self.size << SIZE_SHIFT | self.age << ADDRESS_BITS | self.address
 
     @property
     def is_whole(self) -> bool:
@@ -72,14 +83,14 @@ class Pool:
         return self.streams[stream]
 
     def in_order(self) -> list[Block]:
-        """Return every free block, ordered by stream, size and address."""
+        """Return every free block in search order, stream by stream."""
         return [blocks.at[key] for _, blocks in sorted(self.streams.items()) for key in blocks.keys]
 
 
 class FreeBlocks:
-    """The free blocks of one stream in a pool: a sorted list of (size, address), each packed in one number.
+    """The free blocks of one stream in a pool: a sorted list of (size, age, address), packed in one number.
 
-    A search is a bisection in C, and one number sorts and hashes faster than a pair. `unmapped` holds the
+    A search is a bisection in C, and one number sorts and hashes faster than a tuple. `unmapped` holds the
     sorted addresses of the unmapped blocks of expandable segments.
     """
 
@@ -101,7 +112,7 @@ class FreeBlocks:
             self.unmapped_at[block.address] = block
             return
         block.since = self.pool.searches
-        key = block.size << ADDRESS_BITS | block.address
+        key = block.key
         insort(self.keys, key)
         self.at[key] = block
 
@@ -111,13 +122,13 @@ class FreeBlocks:
             del self.unmapped[bisect_left(self.unmapped, block.address)]
             del self.unmapped_at[block.address]
             return
-        key = block.size << ADDRESS_BITS | block.address
+        key = block.key
         del self.keys[bisect_left(self.keys, key)]
         del self.at[key]
 
     def first_of(self, size: int) -> int:
-        """Return the index in `keys` of the smallest block of at least a size, the lowest address first."""
-        return bisect_left(self.keys, size << ADDRESS_BITS)
+        """Return the index in `keys` of the first of the smallest blocks of at least a size."""
+        return bisect_left(self.keys, size << SIZE_SHIFT)
 
     def block(self, place: int) -> Block:
         """Return the block at an index in `keys`."""

@@ -14,7 +14,17 @@ from tb_memplugin.estimate.simulator.allocator_settings import (
     UNLIMITED,
     AllocatorSettings,
 )
-from tb_memplugin.estimate.simulator.blocks import FREE, LIVE, Block, FreeBlocks, Pool, PoolId, join
+from tb_memplugin.estimate.simulator.blocks import (
+    ADDRESS_BITS,
+    AGES,
+    FREE,
+    LIVE,
+    Block,
+    FreeBlocks,
+    Pool,
+    PoolId,
+    join,
+)
 from tb_memplugin.estimate.simulator.driver import DeviceMemory, Driver
 from tb_memplugin.estimate.simulator.expandable import ExpandableSegments
 from tb_memplugin.trace import Kind
@@ -43,15 +53,25 @@ class CachingAllocator:
         pending: blocks that the program freed and that still wait for a stream, by ticket.
         freed_early: the clocks at which some of these were freed without waiting any longer, by ticket.
         destroyed: private pools that no graph uses any more; other private pools never free segments.
+        recorded_address: where the recording has the next block, 0 if it is not followed. Nobody recorded
+            the ages of segments from before the recording: among their blocks of one size, this one is taken.
         simple: whether the first block that is large enough is always taken; False with expandable
             segments, `max_split_bytes` or garbage collection.
 
     Args:
         settings: of the allocator; PyTorch's defaults if None.
         driver: provides memory; a device without limit if None.
+        by_age: whether the block of the oldest segment is taken among blocks of one size, as in PyTorch
+            2.13; if not, the one at the lowest address, as in earlier versions.
     """
 
-    def __init__(self, settings: AllocatorSettings | None = None, driver: Driver | None = None) -> None:
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        driver: Driver | None = None,
+        *,
+        by_age: bool = True,
+    ) -> None:
         self.settings = settings or AllocatorSettings()
         self.driver = driver or DeviceMemory()
         self.reserved = 0
@@ -61,6 +81,8 @@ class CachingAllocator:
         self.pending: dict[int, Block] = {}
         self.freed_early: dict[int, int] = {}
         self._tickets = 0
+        self.recorded_address = 0
+        self._age_step, self._newest = int(by_age), 0
         self.destroyed: set[PoolId] = set()
         self._pools: dict[tuple[PoolId, bool], Pool] = {}
         self._expandable = ExpandableSegments(self.settings, self.driver, self.changed)
@@ -157,7 +179,7 @@ class CachingAllocator:
         if rest >= SMALLEST_BLOCK and (
             home.small or self._expands or (rest > LARGEST_SMALL and size < self._max_split)
         ):
-            front = Block(block.address, size, home, LIVE, block.origin)
+            front = Block(block.address, size, home, LIVE, block.origin, block.age)
             front.put_before(block)
             block.address += size
             block.size = rest
@@ -170,11 +192,18 @@ class CachingAllocator:
         """Remove and return the best fit among the free blocks, None if nothing fits (get_free_block)."""
         if self.simple:
             place = home.first_of(size)
-            return home.at.pop(home.keys.pop(place)) if place < len(home.keys) else None
-        if self._collects:
-            home.pool.searches += 1
-        place = self._candidate(size, home)
-        return home.at.pop(home.keys.pop(place)) if place >= 0 else None
+            if place == len(home.keys):
+                return None
+        else:
+            home.pool.searches += self._collects
+            place = self._candidate(size, home)
+            if place < 0:
+                return None
+        key = home.keys[place]
+        if self.recorded_address and not key >> ADDRESS_BITS & AGES and home.at[key].origin < 0:
+            told = key >> ADDRESS_BITS << ADDRESS_BITS | self.recorded_address
+            place = home.keys.index(told, place) if told in home.at else place
+        return home.at.pop(home.keys.pop(place))
 
     def _candidate(self, size: int, home: FreeBlocks) -> int:
         """Return the index of the best fit, -1 if there is none."""
@@ -227,7 +256,8 @@ class CachingAllocator:
         if address is None:
             return None
         self.changed(Kind.SEGMENT_ALLOC, address, segment, home)
-        return Block(address, segment, home, FREE)
+        self._newest += self._age_step
+        return Block(address, segment, home, FREE, age=self._newest)
 
     def _release(self, pool: Pool) -> None:
         """Free the unused memory of a pool: first whole segments, then pages of expandable ones."""

@@ -164,7 +164,23 @@ def replay(
     follow = settings is None and capacity is None if recorded is None else recorded
     follow = follow and _tells_segments(trace, device)
     chosen = recorded_settings(trace) if settings is None else settings
-    outcome: Outcome = run(trace, device, chosen, capacity, follow)
+    outcome: Outcome = run(trace, device, chosen, capacity, follow, by_age=True)
+    found = _replay(trace, device, chosen, capacity, follow, outcome)
+    if found.first_miss is None:
+        return found
+    outcome = run(trace, device, chosen, capacity, follow, by_age=False)  # recorded by an older PyTorch
+    other = _replay(trace, device, chosen, capacity, follow, outcome)
+    return max(found, other, key=lambda one: one.exact_addresses)
+
+
+def _replay(
+    trace: MemoryTrace,
+    device: int,
+    chosen: AllocatorSettings,
+    capacity: int | None,
+    follow: bool,
+    outcome: Outcome,
+) -> Replay:
     return Replay(
         source=trace,
         device=device,

@@ -63,13 +63,19 @@ class Outcome:
 
 
 def run(
-    trace: MemoryTrace, device: int, settings: AllocatorSettings, capacity: int | None, follow: bool
+    trace: MemoryTrace,
+    device: int,
+    settings: AllocatorSettings,
+    capacity: int | None,
+    follow: bool,
+    *,
+    by_age: bool,
 ) -> Outcome:
-    """Replay one device. With `follow`, the driver follows the recording; see `replay`."""
+    """Replay one device. `follow` and `by_age`: see `replay` and `CachingAllocator`."""
     beyond = first_made_up_address(trace)
     driver = RecordedDriver(beyond, capacity) if follow else DeviceMemory(capacity, first_address=beyond)
-    allocator = CachingAllocator(settings, driver)
-    return _Run(trace, device, allocator).run()
+    allocator = CachingAllocator(settings, driver, by_age=by_age)
+    return _Run(trace, device, allocator, trusts_start=follow and by_age).run()
 
 
 def first_made_up_address(trace: MemoryTrace) -> int:
@@ -80,8 +86,11 @@ def first_made_up_address(trace: MemoryTrace) -> int:
 
 
 class _Run:
-    def __init__(self, trace: MemoryTrace, device: int, allocator: CachingAllocator) -> None:
+    def __init__(
+        self, trace: MemoryTrace, device: int, allocator: CachingAllocator, *, trusts_start: bool
+    ) -> None:
         self._trace = trace
+        self._trusts_start = trusts_start and bool((trace.segments.device == device).any())
         self._device = device
         self._allocator = allocator
         self._recorded = allocator.driver if isinstance(allocator.driver, RecordedDriver) else None
@@ -163,6 +172,7 @@ class _Run:
         allocator, live, out, recorded = self._allocator, self._live, self._out, self._recorded
         place, free = allocator.place, allocator.free
         served, put, took = out.events.append, out.address.append, out.rounded.append
+        trusts_start = self._trusts_start
         upcoming = recorded.upcoming if recorded is not None else None
         surprised = recorded.surprises if recorded is not None else None
         for row, kind, address, size, home in zip(rows, kinds, addresses, sizes, homes, strict=True):
@@ -170,6 +180,8 @@ class _Run:
                 if address in live:
                     free(live.pop(address))  # the recording misses its free
                 allocator.clock = row
+                if trusts_start:
+                    allocator.recorded_address = address
                 block = self._as_recorded(size, home) if upcoming else place(size, home)
                 if block is None:
                     self._fail(row, size)
@@ -315,7 +327,7 @@ def _homes(
     """Return the free blocks of the pool and stream of each request; other events get any."""
     pool, stream = trace.events.pool[rows].astype(np.int64), trace.events.stream[rows].astype(np.int64)
     small = (size <= LARGEST_SMALL).astype(np.int64)
-    code = np.where(asks, ((pool + 1) * (len(trace.streams) + 1) + stream + 1) * 2 + small, 0)
+    code = np.where(asks, ((pool + 1) * (len(trace.streams) + 1) + stream + 1) * 2 + small, -1)
     _, first, place = np.unique(code, return_index=True, return_inverse=True)
     homes = [
         allocator.half(pool_of(trace, int(pool[row])), bool(small[row])).on(

@@ -53,6 +53,39 @@ def test_a_segment_that_is_not_recorded_is_a_miss_with_its_cause():
     assert done.first_miss.cause == what
 
 
+EQUAL_BLOCKS = (
+    *("segment_alloc 64M 12M", "alloc 64M 12M", "segment_alloc 32M 12M", "alloc 32M 12M"),
+    *("free_requested 32M 12M", "free_completed 32M 12M", "free_requested 64M 12M", "free_completed 64M 12M"),
+)
+
+
+@pytest.mark.parametrize("oldest_or_lowest", [64, 32])
+def test_equal_blocks_are_taken_as_the_pytorch_that_recorded_takes_them(oldest_or_lowest):
+    done = replay(allocator_trace(*EQUAL_BLOCKS, f"alloc {oldest_or_lowest}M 12M"), 0)
+    assert (done.allocs, done.exact_addresses) == (3, 3)
+
+
+@pytest.mark.parametrize(("first", "second"), [(16, 64), (64, 16)])
+def test_of_equal_blocks_from_before_the_recording_the_recorded_one_is_taken(first, second):
+    # The segment at 8 MiB is of the recording, so PyTorch 2.13 takes it last. Nobody knows the others' ages.
+    events = ("segment_alloc 8M 12M", "alloc 8M 12M", "free_requested 8M 12M", "free_completed 8M 12M")
+    taken = [f"alloc {address}M 12M" for address in (first, second, 8)]
+    held = ("held 16M 12M", "live 16M 12M", "held 64M 12M", "live 64M 12M")
+    freed = [f"free_{what} {at}M 12M" for at in (16, 64) for what in ("requested", "completed")]
+    done = replay(allocator_trace(*held, *events[:2], *freed, *events[2:], *taken), 0)
+    assert (done.allocs, done.exact_addresses) == (4, 4)
+
+
+def test_requests_without_a_known_stream_come_from_the_pool_of_their_size():
+    """A small block that was freed before the first large request does not decide that request's pool.
+
+    Two MiB fill the first segment, and the third gets one of its own, though 16 MiB are free of the large.
+    """
+    small = [f"alloc {M} {name} device=cuda:0" for name in "cde"]
+    done = replay(profile("alloc 512 a device=cuda:0", "free a", f"alloc {4 * M} b device=cuda:0", *small), 0)
+    assert [(change.clock, change.bytes) for change in done.changes] == [(0, 2 * M), (2, 20 * M), (5, 2 * M)]
+
+
 def test_what_was_there_before_the_window_is_laid_out_first():
     # 4 MiB are free, 2 live, 6 free, 8 live. 3 MiB fit the first gap best; then 5 MiB fit only the second.
     done = replay(
