@@ -172,9 +172,12 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
     """Return the phases, with allocations without frames set to backward if only Python frames are recorded.
 
     Autograd runs on its own thread without Python, so a history recorded with `stacks="python"` has no
-    frames of it. Allocations before a known forward or after an optimizer step are not changed.
+    frames of it. Allocations before a known forward or after an optimizer step are not changed. Frames of
+    blocks from before say nothing: an earlier history may have recorded them in another way.
     """
-    if not trace.stacks or any(not read_frame(text).is_python for stack in trace.stacks for text in stack):
+    recorded = trace.events.stack[trace.events.stack >= 0]
+    stacks = [trace.stacks[row] for row in np.unique(recorded).tolist()]
+    if not stacks or any(not read_frame(text).is_python for stack in stacks for text in stack):
         return phase
     found: UInt8 = phase.copy()
     silent = (trace.events.stack < 0) & (trace.events.kind == Kind.ALLOC) & (phase == Phase.OTHER)

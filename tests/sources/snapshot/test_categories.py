@@ -179,8 +179,9 @@ def test_without_native_frames_what_has_no_frame_behind_a_forward_is_of_the_back
         32: "optimizer_state",
         64: "unknown",
     }
-    native = program(*lines, stacks={**PYTHON, "native": ("malloc ??:0",)})
-    assert categories(native)[16] == "unknown"
+    both = {**PYTHON, "native": ("malloc ??:0",)}
+    assert categories(program(*lines, "alloc 128 n at=native", stacks=both))[16] == "unknown"
+    assert categories(program("before 128 n at=native", *lines, stacks=both))[16] == "gradient"
 
 
 def test_a_block_from_before_counts_as_kept_only_if_the_backward_began_in_the_trace():
