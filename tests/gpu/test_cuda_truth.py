@@ -23,6 +23,7 @@ from tb_memplugin.sources.profiler.trace import trace_from_profile
 from tb_memplugin.sources.profiler.window import WindowRecorder, watch
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tests.gpu.training import train_step
 from tests.training import MODELS
 
 pytestmark = [
@@ -173,14 +174,6 @@ def test_backward_has_modules_although_it_runs_on_another_thread(seen):
         if mine[row] and trace.modules[blocks.module[row]].is_module
     )
     assert owned >= 0.5 * int(blocks.bytes[mine].sum())
-
-
-def train_step(model, optimizer) -> None:
-    x, y = (tensor.cuda() for tensor in model.batch())
-    loss = F.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
 
 
 def recorded(model, optimizer, steps, **options) -> MemoryTrace:

@@ -6,11 +6,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tb_memplugin import MemoryTracer, MemPluginError
 from tb_memplugin.trace import Phase
+from tests.gpu.training import train_step
 from tests.training import MODELS
 
 pytestmark = [
@@ -19,15 +19,6 @@ pytestmark = [
         not torch.cuda.is_available(), reason="no CUDA device, or not run with -m gpu: make gpu"
     ),
 ]
-
-
-def train_step(model, optimizer) -> None:
-    x, y = (tensor.cuda() for tensor in model.batch())
-    loss = F.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module", params=["cnn", "transformer", "checkpointed"])
