@@ -100,10 +100,11 @@ def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, 
 def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tuple[str, ...], Int64]:
     """Return the live bytes of each key at each index into `live`."""
     blocks = trace.allocations
-    part, names = codes(trace, by)
-    part, names = _folded(trace, device, part, names, int(at[np.argmax(trace.live(device)[at])]) - 1, by)
-    near = (blocks.device == device) & (blocks.born < at.max()) & (blocks.freed >= at.min())
-    born, freed, size, part = blocks.born[near], blocks.freed[near], blocks.bytes[near], part[near]
+    near = np.flatnonzero((blocks.device == device) & (blocks.born < at.max()) & (blocks.freed >= at.min()))
+    born, freed, size = blocks.born[near], blocks.freed[near], blocks.bytes[near]
+    part, names = codes(trace, by, near)
+    top = int(at[np.argmax(trace.live(device)[at])])
+    part, names = _folded(part, names, np.where((born < top) & (freed >= top), size, 0), by)
     stacks = np.zeros((len(names), len(at)), np.int64)
     order = np.argsort(at, kind="stable")
     moments = at[order]
@@ -121,14 +122,11 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tu
     return tuple(names[row] for row in used), stacks[used]
 
 
-def _folded(
-    trace: MemoryTrace, device: int, part: Int64, names: tuple[str, ...], event: int, by: Divided
-) -> tuple[Int64, tuple[str, ...]]:
-    """Keep the largest modules (stacks, lines, ...) at an event, and give all others one key."""
+def _folded(part: Int64, names: tuple[str, ...], size: Int64, by: Divided) -> tuple[Int64, tuple[str, ...]]:
+    """Keep the parts (modules, stacks, lines, ...) with the most bytes, and give all others one key."""
     if isinstance(by, (Rules, ModuleGroups)) or by in ("category", "phase") or len(names) <= SHOWN_MODULES:
         return part, names
-    alive = trace.allocations.alive_at(event, device)
-    total = sums(part[alive], trace.allocations.bytes[alive], len(names))
+    total = sums(part, size, len(names))
     shown = np.argsort(-total, kind="stable")[:SHOWN_MODULES]
     shown = shown[total[shown] > 0]
     key_of = np.full(len(names), len(shown), np.int64)

@@ -71,6 +71,7 @@ class WindowSummaries:
     def __init__(self, trace: MemoryTrace, window: Window) -> None:
         self._trace, self._window = trace, window
         self._epoch = epoch_ns(trace)
+        self._times = np.append(trace.events.time_ns - self._epoch, -1)  # -1: never
         self._stats = [step_stats(trace, device) for device in range(len(trace.devices))]
         self._modules = self._all_modules()
 
@@ -163,9 +164,8 @@ class WindowSummaries:
         )
 
     def _largest(self, device: int, event: int, limit: int) -> summary_pb2.Allocations:
-        trace, blocks = self._trace, self._trace.allocations
+        trace, blocks, times = self._trace, self._trace.allocations, self._times
         rows = largest_rows(trace, blocks.alive_at(event, device), limit)
-        times = np.append(trace.events.time_ns - self._epoch, -1)
         return summary_pb2.Allocations(
             bytes=blocks.bytes[rows].tolist(),
             addresses=blocks.address[rows].tolist(),

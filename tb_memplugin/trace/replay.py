@@ -112,7 +112,26 @@ def pair(events: Events, start: StartState) -> Allocations:
     row_of[len(addressed) :] = len(start) + np.cumsum(is_alloc[len(addressed) :]) - 1
     freed = np.full(len(born), len(events), np.int64)
     freed[row_of[began]] = event_of[ended]
-    absent = np.full(len(start), -1, np.int32)
+    return _allocations(
+        events,
+        start,
+        born,
+        freed,
+        unseen_frees=int(np.count_nonzero(is_alloc[ended])),
+        unmatched_frees=event_of[unmatched & (event_of >= 0)],
+    )
+
+
+def attributed(blocks: Allocations, events: Events, start: StartState) -> Allocations:
+    """Return the same blocks with the columns of events and a start state that are attributed by now."""
+    counts = blocks.unseen_frees, blocks.unmatched_frees
+    return _allocations(events, start, blocks.born, blocks.freed, *counts)
+
+
+def _allocations(
+    events: Events, start: StartState, born: Int64, freed: Int64, unseen_frees: int, unmatched_frees: Int64
+) -> Allocations:
+    absent, allocs = np.full(len(start), -1, np.int32), born[len(start) :]
     return Allocations(
         born=born,
         freed=freed,
@@ -130,8 +149,8 @@ def pair(events: Events, start: StartState) -> Allocations:
         context=np.concatenate((absent, events.context[allocs])),
         forward=np.concatenate((absent, events.forward[allocs])),
         rounded=np.concatenate((start.rounded, events.rounded[allocs])),
-        unseen_frees=int(np.count_nonzero(is_alloc[ended])),
-        unmatched_frees=event_of[unmatched & (event_of >= 0)],
+        unseen_frees=unseen_frees,
+        unmatched_frees=unmatched_frees,
     )
 
 

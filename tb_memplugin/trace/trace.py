@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,7 @@ class MemoryTrace:
         ooms: failed allocations, in event order.
         notes: sentences for the reader about what is not exact, and by how much.
         properties: versions and settings to show.
+        paired: `allocations`, from those who have computed them already.
     """
 
     source: str
@@ -57,6 +58,11 @@ class MemoryTrace:
     ooms: tuple[OutOfMemory, ...] = ()
     notes: tuple[str, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
+    paired: InitVar[Allocations | None] = None
+
+    def __post_init__(self, paired: Allocations | None) -> None:
+        if paired is not None:
+            self.__dict__["allocations"] = paired
 
     @cached_property
     def allocations(self) -> Allocations:

@@ -25,7 +25,7 @@ from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.python_frames import note_on_cut
 from tb_memplugin.sources.tables import Names
 from tb_memplugin.trace import Category, Device, Events, Kind, MemoryTrace, Phase, Step, events
-from tb_memplugin.trace.replay import Allocations, pair
+from tb_memplugin.trace.replay import Allocations, attributed, pair
 from tb_memplugin.trace.tables import Int64
 
 
@@ -103,6 +103,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             *_notes(blocks, full, tree, called, found.unseen_calls),
         ),
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
+        paired=attributed(blocks, full, start),
     )
 
 

@@ -128,7 +128,8 @@ def _walk_thread(
                         keep(fields)
                     continue
             inner = _get_children(event)
-            if not inner and not _get_correlation(event):  # a Python function that called nothing
+            # A Python function that called nothing, or an operator where no nodes are made.
+            if not inner and ((where and not with_stack) or not _get_correlation(event)):
                 continue
             try:  # here, not in a function: this is the loop that takes the time
                 name = _get_name(event)
@@ -175,9 +176,15 @@ def _walk_thread(
                             continue
                         fields = _get_fields(deeper)
                         if type(fields) is _Allocation:
-                            time_ns, address = _get_start(deeper), _get_address(fields)
-                            size, total = _get_size(fields), _get_total(fields)
-                            remember(pack_memory(time_ns, address, size, total, its_place))
+                            remember(
+                                pack_memory(
+                                    _get_start(deeper),
+                                    _get_address(fields),
+                                    _get_size(fields),
+                                    _get_total(fields),
+                                    its_place,
+                                )
+                            )
                             if keep_fields:
                                 keep(fields)
                         else:
