@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.metadata import version
 
 WORKSPACE = 8_519_680
@@ -24,5 +25,11 @@ def keeps_workspaces() -> bool:
     Older versions do, and newer ones where TORCH_CUBLAS_WORKSPACE_CACHE=1. cuBLASLt then shares the workspace
     of cuBLAS. Otherwise each product allocates its own and frees it before it returns.
     """
+    return _torch_version() < KEPT_UNTIL or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+@cache
+def _torch_version() -> tuple[int, int]:
+    """Return the installed torch's major and minor version, which takes milliseconds to look up."""
     major, minor = map(int, version("torch").split(".")[:2])
-    return (major, minor) < KEPT_UNTIL or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+    return major, minor

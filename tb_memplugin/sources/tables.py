@@ -29,8 +29,10 @@ class Names:
 
     def add_all(self, names: Iterable[str]) -> Int64:
         """Return the rows of names, adding new ones: int64, shape (names,)."""
-        rows = self._rows
-        return np.array([rows.setdefault(name, len(rows)) for name in names], np.int64)
+        names = list(names)
+        for name in dict.fromkeys(names):
+            self.add(name)
+        return np.fromiter(map(self._rows.__getitem__, names), np.int64, len(names))
 
     def as_tuple(self) -> tuple[str, ...]:
         """Return all names in row order."""

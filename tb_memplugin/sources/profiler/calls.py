@@ -68,12 +68,13 @@ def calls_from(log: Iterable[Crossing], end_ns: int) -> Calls:
             start.append(time_ns)
             end.append(end_ns)
         else:
-            if not any(row[call] == -1 - entered for call in reversed(open_calls)):
+            left = -1 - entered
+            if left not in (row[call] for call in reversed(open_calls)):
                 continue  # entered before the window began
             while open_calls:
                 call = open_calls.pop()
                 end[call] = time_ns
-                if row[call] == -1 - entered:
+                if row[call] == left:
                     break
         times.append(time_ns)
         sequences.append(sequence)
