@@ -8,7 +8,7 @@ import pickle
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from types import TracebackType
@@ -163,13 +163,8 @@ class OomRecorder:
         try:
             self._import(device_type, snapshot)
         except Exception as error:  # see begin
-            self._warn(
-                (
-                    f"Memory ran out on {name}. What filled it was written to {path}, but could not be added "
-                    "to the Memory tab"
-                ),
-                error,
-            )
+            what = f"Memory ran out on {name}. What filled it was written to {path}, but could not be added"
+            self._warn(f"{what} to the Memory tab", error)
             return
         logger.warning(
             "Memory ran out on %s: what filled it was written to %s\n  see it in the Memory tab: "
@@ -261,11 +256,9 @@ def _observe(allocator: Allocator) -> None:
 
 
 def _struck(allocator: Allocator, device: int, asked: int, limit: int, free: int) -> None:  # noqa: ARG001
-    """Notify the recorders in the allocating thread, before torch raises. Errors here would hide torch's."""
-    for recorder in _one_a_folder():
+    """Notify the recorders in the allocating thread, before torch raises. Errors here would hide torch's.
+
+    Of several recorders that write to the same folder, only the newest does.
+    """
+    for recorder in {recorder.dir_name: recorder for recorder in list(_active.values())}.values():
         recorder.failed(allocator, device)
-
-
-def _one_a_folder() -> Iterator[OomRecorder]:
-    """Yield the open recorders; of several that write to the same folder, only the newest."""
-    yield from {recorder.dir_name: recorder for recorder in list(_active.values())}.values()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -68,84 +68,52 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
     if isinstance(by, Rules):
         return by.rows(trace)[trace.allocations.stack[rows]], by.keys
     if isinstance(by, ModuleGroups):
-        return by.part[_by_module(trace, rows)[0]], by.keys
-    if by not in _CODES:
+        return by.part[_row_or_none(trace.allocations.module[rows])], by.keys
+    if by not in ALL_DIVISIONS:
         choices = ", ".join(ALL_DIVISIONS)
         raise MemPluginError(f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {choices}.")
-    return _CODES[by](trace, rows)
+    blocks = trace.allocations
+    match by:
+        case "category":
+            return blocks.category[rows].astype(np.int64), _CATEGORY_KEYS
+        case "phase":
+            return blocks.phase[rows].astype(np.int64), tuple(phase.key for phase in Phase)
+        case "module":
+            return _row_or_none(blocks.module[rows]), (NOT_NAMED, *(module.key for module in trace.modules))
+        case "pool":
+            return _row_or_none(blocks.pool[rows]), (NOT_KNOWN, *map(pool_key, trace.pools))
+        case "stream":
+            return _row_or_none(blocks.stream[rows]), (NOT_KNOWN, *map(stream_key, trace.streams))
+        case "operator":
+            return _from_birth(trace, rows, blocks.operator[rows], (NO_OPERATOR, *trace.operators))
+        case "context":
+            return _from_birth(trace, rows, blocks.context[rows], (NONE, *trace.contexts))
+        case "annotation":
+            names = (NONE, *trace.annotation_names)
+            return _from_birth(trace, rows, innermost_at_birth(trace, rows), names)
+        case "stack":
+            part, stacks = stacks_in_use(trace, blocks.stack[rows])
+            return part, tuple("\n".join(trace.stack(row)) if row >= 0 else NO_STACK for row in stacks)
+        case "line":
+            part, stacks = stacks_in_use(trace, blocks.stack[rows])
+            line, keys = lines_of([trace.stack(row) for row in stacks])
+            return line[part], keys
 
 
-Codes = tuple[Int64, tuple[str, ...]]
+Column = npt.NDArray[np.signedinteger]
 
 
-def _by_category(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    return trace.allocations.category[rows].astype(np.int64), _CATEGORY_KEYS
+def _row_or_none(row: Column) -> Int64:
+    """Return rows of a table as indices into its keys behind a first key, which stands for row -1: none."""
+    return row.astype(np.int64) + 1
 
 
-def _by_phase(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    return trace.allocations.phase[rows].astype(np.int64), tuple(phase.key for phase in Phase)
-
-
-def _by_module(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    keys = (NOT_NAMED, *(module.key for module in trace.modules))
-    return trace.allocations.module[rows].astype(np.int64) + 1, keys
-
-
-def _by_operator(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    operator = trace.allocations.operator[rows]
-    return _known_from_birth(trace, rows, operator), (BEFORE_WINDOW, NO_OPERATOR, *trace.operators)
-
-
-def _by_context(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    context = trace.allocations.context[rows]
-    return _known_from_birth(trace, rows, context), (BEFORE_WINDOW, NONE, *trace.contexts)
-
-
-def _by_annotation(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    annotation = innermost_at_birth(trace, rows)
-    return _known_from_birth(trace, rows, annotation), (BEFORE_WINDOW, NONE, *trace.annotation_names)
-
-
-def _by_pool(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    keys = (NOT_KNOWN, *(pool_key(pool) for pool in trace.pools))
-    return trace.allocations.pool[rows].astype(np.int64) + 1, keys
-
-
-def _by_stream(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    keys = (NOT_KNOWN, *(stream_key(stream) for stream in trace.streams))
-    return trace.allocations.stream[rows].astype(np.int64) + 1, keys
-
-
-def _by_stack(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
-    return part, tuple("\n".join(trace.stack(row)) if row >= 0 else NO_STACK for row in stacks)
-
-
-def _by_line(trace: MemoryTrace, rows: ChosenRows) -> Codes:
-    part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
-    line, keys = lines_of([trace.stack(row) for row in stacks])
-    return line[part], keys
-
-
-_CODES: dict[str, Callable[[MemoryTrace, ChosenRows], Codes]] = {
-    "category": _by_category,
-    "module": _by_module,
-    "operator": _by_operator,
-    "phase": _by_phase,
-    "stack": _by_stack,
-    "line": _by_line,
-    "context": _by_context,
-    "pool": _by_pool,
-    "stream": _by_stream,
-    "annotation": _by_annotation,
-}
-
-
-def _known_from_birth(
-    trace: MemoryTrace, rows: ChosenRows, table_row: npt.NDArray[np.signedinteger]
-) -> Int64:
-    """Return 0 for blocks allocated before the window, else the row of a table plus 2 (1 for no row)."""
-    return np.where(trace.allocations.born[rows] < 0, 0, table_row.astype(np.int64) + 2)
+def _from_birth(
+    trace: MemoryTrace, rows: ChosenRows, row: Column, keys: tuple[str, ...]
+) -> tuple[Int64, tuple[str, ...]]:
+    """Return `_row_or_none` and the keys, with `BEFORE_WINDOW` first for blocks from before the window."""
+    before = trace.allocations.born[rows] < 0
+    return np.where(before, 0, _row_or_none(row) + 1), (BEFORE_WINDOW, *keys)
 
 
 def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> tuple[Part, ...]:

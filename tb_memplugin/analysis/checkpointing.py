@@ -8,9 +8,9 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import highest_step
 from tb_memplugin.analysis.recompute import Activations, Recomputed
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import FEWEST, Unit, size_told
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import ROOT, Int64
 
 LEAST_SHARE = 0.1
 """Least share of the peak that checkpointing must save for a finding."""
@@ -57,17 +57,18 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
     shown = [(name, estimate) for name, estimate in estimates if estimate.saved_bytes >= least]
     shown.sort(key=lambda item: (-item[1].saved_bytes, item[1].forward_ns))
     calls = f"{best.calls:,} calls" if best.calls > 1 else "one call"
+    rates = Unit.for_bytes(FEWEST * _per_ms(estimate) for _, estimate in shown)  # the highest is 1 or more
     return Finding(
         kind="checkpointing",
         level="option",
         device=trace.devices[device].name,
         step=step.number,
-        title=f"Recompute {_shown(name)} in backward instead of keeping its activations ({calls} per step).",
-        subject=_shown(name),
+        title=f"Recompute {name or ROOT} in backward instead of keeping its activations ({calls} per step).",
+        subject=name or ROOT,
         bytes=best.saved_bytes,
         measure="less at the peak",
         of_bytes=step.peak_bytes,
-        evidence=tuple(_evidence(name, estimate, step.number) for name, estimate in shown[:SHOWN]),
+        evidence=tuple(_evidence(name, estimate, step.number, rates) for name, estimate in shown[:SHOWN]),
         where=_where(name, step.number),
         what_to_do="Call it through torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).",
         price=f"one more forward of it: {_ms(best)} per step",
@@ -90,21 +91,22 @@ def _groups(trace: MemoryTrace, own: Int64) -> list[tuple[str, Int64]]:
     return [(name, np.array(rows[name], np.int64)) for name in largest]
 
 
-def _evidence(name: str, estimate: Recomputed, step: int) -> Evidence:
+def _per_ms(estimate: Recomputed) -> float:
+    """Return the bytes that each millisecond of recomputation saves."""
+    return estimate.saved_bytes * 1e6 / max(estimate.forward_ns, 1)
+
+
+def _evidence(name: str, estimate: Recomputed, step: int, rates: Unit) -> Evidence:
     calls = f"{estimate.calls:,} {'call' if estimate.calls == 1 else 'calls'}"
-    per_ms = size_told(estimate.saved_bytes * 1e6 / max(estimate.forward_ns, 1))
     held = size_told(estimate.held_bytes)
+    per_ms = rates.tell(_per_ms(estimate))
     detail = f"{_ms(estimate)} of forward in {calls}; saves {per_ms} per ms; holds {held}"
-    return Evidence(_shown(name), estimate.saved_bytes, detail, where=_where(name, step))
+    return Evidence(name or ROOT, estimate.saved_bytes, detail, where=_where(name, step))
 
 
 def _where(name: str, step: int) -> Where:
     search = (("find", name),) if name else ()
     return Where("modules", (("step", str(step)), *search, ("sort", "activations")))
-
-
-def _shown(name: str) -> str:
-    return name or "(root)"
 
 
 def _ms(estimate: Recomputed) -> str:

@@ -160,24 +160,16 @@ def shortened_deltas(rows: Sequence[Delta], most: int, rest_key: str) -> tuple[D
 
 
 def _delta(key: str, base: Part | None, other: Part | None) -> Delta:
-    before, after = base.bytes if base else 0, other.bytes if other else 0
+    before, after = base or Part(key, 0, 0), other or Part(key, 0, 0)
     return Delta(
         key=key,
-        status=_status(base, other),
-        base_bytes=before,
-        other_bytes=after,
-        base_count=base.count if base else 0,
-        other_count=other.count if other else 0,
-        category=_changed_category(base.categories if base else {}, other.categories if other else {}),
+        status="added" if base is None else "removed" if other is None else _change(base.bytes, other.bytes),
+        base_bytes=before.bytes,
+        other_bytes=after.bytes,
+        base_count=before.count,
+        other_count=after.count,
+        category=_changed_category(before.categories, after.categories),
     )
-
-
-def _status(base: Part | None, other: Part | None) -> Status:
-    if base is None:
-        return "added"
-    if other is None:
-        return "removed"
-    return _change(base.bytes, other.bytes)
 
 
 def _change(before: int, after: int) -> Status:
@@ -187,9 +179,8 @@ def _change(before: int, after: int) -> Status:
 
 
 def _changed_category(base: dict[str, int], other: dict[str, int]) -> str | None:
-    change = {key: abs(other.get(key, 0) - base.get(key, 0)) for key in {**base, **other}}
-    return (
-        max(change, key=lambda key: (change[key], max(base.get(key, 0), other.get(key, 0))))
-        if change
-        else None
-    )
+    def rank(key: str) -> tuple[int, int]:
+        before, after = base.get(key, 0), other.get(key, 0)
+        return abs(after - before), max(before, after)
+
+    return max({**base, **other}, key=rank, default=None)

@@ -12,7 +12,7 @@ from tb_memplugin.analysis.source_lines import leading_frame, line_key
 from tb_memplugin.analysis.units import counted, size_told
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import FX
-from tb_memplugin.trace.tables import NOT_NAMED, Int64
+from tb_memplugin.trace.tables import NOT_NAMED, ROOT, Int64
 
 MATTERS_IN_STEPS = 1_000
 MATTERS_SHARE = 0.01
@@ -80,7 +80,7 @@ def _finding(
     rows = [_evidence(place, last, event) for place in places[:SHOWN_PLACES]]
     rest = places[SHOWN_PLACES:]
     if rest:
-        more = _Place(counted(len(rest), "more place"), _all(rest))
+        more = _Place(counted(len(rest), "more place"), tuple(leak for place in rest for leak in place.leaks))
         rows.append(Evidence(more.name, more.bytes, _rise(more), name=False))
     count = len(places) - 1
     others = f" (also {counted(count, 'more place')})" if count else ""
@@ -104,10 +104,6 @@ def _finding(
         ),
         levels=tuple(trace.live(device)[bounds].tolist()),
     )
-
-
-def _all(places: list[_Place]) -> tuple[Leak, ...]:
-    return tuple(leak for place in places for leak in place.leaks)
 
 
 def _evidence(place: _Place, step: int, event: int) -> Evidence:
@@ -136,7 +132,7 @@ def place_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
     if frame is not None:
         return line_key(frame)
     module, dot, operator = key.partition(" · ")
-    return f"{rows.get(module, module) or '(root)'}{dot}{operator}"
+    return f"{rows.get(module, module) or ROOT}{dot}{operator}"
 
 
 def _where(place: _Place, step: int, event: int) -> Where:

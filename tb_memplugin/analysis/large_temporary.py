@@ -10,8 +10,8 @@ from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import HighestStep, highest_step
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
 from tb_memplugin.analysis.units import size_told
-from tb_memplugin.trace import Category, MemoryTrace
-from tb_memplugin.trace.tables import NO_OPERATOR, OUTSIDE, Int64
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.tables import NO_OPERATOR, OUTSIDE, ROOT, Int64
 
 LEAST_SHARE = 0.1
 """Least share of the peak that must be gone without the temporaries for a finding."""
@@ -19,9 +19,30 @@ LEAST_SHARE = 0.1
 TRIED = 3
 """How many places are examined: those whose temporaries hold the most bytes at the peak."""
 
+_OF_AN_OPERATOR = (
+    "they exist only while this operator runs",
+    "Process the input in pieces, such as computing the loss over parts of the batch, or use a fused or "
+    "in-place variant of the operator.",
+)
+
+BY_PHASE = {
+    Phase.FORWARD: _OF_AN_OPERATOR,
+    Phase.BACKWARD: _OF_AN_OPERATOR,
+    Phase.OPTIMIZER: (
+        "they are freed before the optimizer step ends",
+        "Give the optimizer fused=True, or foreach=False, with which it updates one parameter at a time.",
+    ),
+}
+"""How long the temporaries of a phase live (docs/categories.md), and what to do."""
+
+ELSEWHERE = (
+    "they are freed soon after they are made",
+    "Process the data in pieces, or free each result before the next one is made.",
+)
+
 
 def large_temporary(trace: MemoryTrace, device: int) -> Result:
-    """Find a place whose temporaries (allocated and freed within one operator) raise the peak.
+    """Find a place whose temporaries (docs/categories.md) raise the peak.
 
     A place is an operator in a module; repeated layers count as one. The finding's bytes are by how much
     the peak of the highest step falls without these temporaries.
@@ -79,18 +100,19 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
     largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
     operator = blocks.operator[largest]
     name = trace.operators[operator] if operator >= 0 else NO_OPERATOR
-    key = trace.modules[blocks.module[largest]].key if blocks.module[largest] >= 0 else ""
+    key = trace.modules[blocks.module[largest]].key if blocks.module[largest] >= 0 else OUTSIDE
     folded_name = folds([module.key for module in trace.modules])
-    inside = f" in {folded_name[key]}" if key and not key.startswith(OUTSIDE) else ""
+    inside = "" if key.startswith(OUTSIDE) else f" in {folded_name[key] or ROOT}"
     detail = f"{len(at_peak):,} alive at the peak, {len(rows):,} in the step"
     frame = leading_frame(trace.stack(int(blocks.stack[largest])))
+    lifetime, what_to_do = BY_PHASE.get(Phase(int(blocks.phase[largest])), ELSEWHERE)
     line = [Evidence(line_key(frame), int(blocks.bytes[largest]), "made here")] if frame else []
     return Finding(
         kind="large_temporary",
         level="option",
         device=trace.devices[device].name,
         step=step.number,
-        title=f"Temporaries of {name}{inside} set the peak: they exist only while this operator runs.",
+        title=f"Temporaries of {name}{inside} set the peak: {lifetime}.",
         subject=name,
         bytes=saved,
         measure="less at the peak",
@@ -102,9 +124,6 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
             Evidence("the same peak without them", step.peak_bytes - saved, "", False),
         ),
         where=Where("allocations", (("step", str(step.number)), ("block", str(largest)))),
-        what_to_do=(
-            "Process the input in pieces, such as computing the loss over parts of the batch, or use a fused "
-            "or in-place variant of the operator."
-        ),
+        what_to_do=what_to_do,
         price="a change to the code",
     )

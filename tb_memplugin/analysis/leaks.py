@@ -92,7 +92,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     grew = (kept > 0) & (rise > 0)
     often = 4 * np.count_nonzero(grew, axis=1) >= 3 * (len(bounds) - 1)
     replaced = _grows_evenly(rise) & ~often
-    if _rises(_born(trace, rows[~replaced[place_of]], bounds)):
+    if (np.diff(_born(trace, rows[~replaced[place_of]], bounds)) > 0).all():
         replaced[:] = False  # the batches grow, and everything computed from them grows with them
     grew[replaced] = True
     grew[replaced & (level[:, 0] == 0), 0] = False
@@ -244,11 +244,6 @@ def _born(trace: MemoryTrace, rows: Int64, bounds: Int64) -> Int64:
     step = np.searchsorted(bounds, trace.allocations.born[rows], side="right") - 1
     in_steps = (step >= 0) & (step < len(bounds) - 1)
     return sums(step[in_steps], trace.allocations.bytes[rows][in_steps], len(bounds) - 1)
-
-
-def _rises(size: Int64) -> bool:
-    """Return whether each value is larger than the one before."""
-    return bool((np.diff(size) > 0).all())
 
 
 def _leak(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.frames import distinct
 from tb_memplugin.trace.replay import address_order
 from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt64
 
@@ -51,7 +52,7 @@ def found(trace: MemoryTrace, rows: Rows, text: str, version: Int64) -> Rows:
         return rows
     needle = text.strip().casefold()
     blocks = trace.allocations
-    mask = _has(blocks.stack[rows], [_in_any(needle, stack) for stack in _lowered(trace)])
+    mask = _has(blocks.stack[rows], [any(needle in text for text in stack) for stack in _lowered(trace)])
     for column, names in (
         (blocks.module, [module.key for module in trace.modules]),
         (blocks.operator, trace.operators),
@@ -67,16 +68,8 @@ def found(trace: MemoryTrace, rows: Rows, text: str, version: Int64) -> Rows:
 
 
 def _lowered(trace: MemoryTrace) -> list[tuple[str, ...]]:
-    lowered: dict[str, str] = {}
-    for stack in trace.stacks:
-        for text in stack:
-            if text not in lowered:
-                lowered[text] = text.casefold()
+    lowered = {text: text.casefold() for text in distinct(trace.stacks)}
     return [tuple(map(lowered.__getitem__, stack)) for stack in trace.stacks]
-
-
-def _in_any(needle: str, texts: tuple[str, ...]) -> bool:
-    return any(needle in text for text in texts)
 
 
 def _has(column: npt.NDArray[np.integer], table: list[bool]) -> Bool:

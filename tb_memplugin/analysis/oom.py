@@ -242,13 +242,7 @@ def _cause(request: int, new_segment: int, room: _Room) -> Cause:
 
 
 def _why(
-    cause: Cause,
-    request: int,
-    new_segment: int,
-    active: int,
-    reserved: int | None,
-    room: _Room,
-    home: str,
+    cause: Cause, request: int, new_segment: int, active: int, reserved: int | None, room: _Room, home: str
 ) -> str:
     held = f"PyTorch uses {size_told(active)}"
     if reserved is not None and reserved >= active:  # less: the record contradicts itself

@@ -117,10 +117,8 @@ def _by_state(trace: MemoryTrace, rows: Int64) -> list[Evidence]:
     numbers = [names.setdefault(match.group(1) if match else "", len(names)) for match in matches]
     none = names.setdefault("", len(names))
     code = np.array([*numbers, none], np.int64)[trace.allocations.label[rows]]
-    size, count = (
-        sums(code, trace.allocations.bytes[rows], len(names)),
-        np.bincount(code, minlength=len(names)),
-    )
+    size = sums(code, trace.allocations.bytes[rows], len(names))
+    count = np.bincount(code, minlength=len(names))
     largest = sorted(((int(size[row]), int(count[row]), name) for name, row in names.items()), reverse=True)
     return [
         Evidence(name, bytes_, f"{tensors:,} tensors")

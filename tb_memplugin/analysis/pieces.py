@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.layout import Layout
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8, UInt64
@@ -74,8 +75,7 @@ def segment_order(layout: Layout, order: str) -> Rows:
         return np.argsort(-free_of_segments(layout), kind="stable")
     if order == "pool":
         homes, home_of = homes_of(layout)
-        total = np.zeros(len(homes), np.int64)
-        np.add.at(total, home_of, segments.bytes)
+        total = sums(home_of, segments.bytes, len(homes))
         return np.lexsort((-segments.bytes, home_of, -total[home_of]))
     raise MemPluginError(
         f"Cannot order segments by {order!r}.", where="order", fix=f"Choose one of: {', '.join(ORDERS)}."
@@ -91,19 +91,11 @@ def homes_of(layout: Layout) -> tuple[list[tuple[int, int]], Int64]:
 
 def free_of_segments(layout: Layout) -> Int64:
     """Return the free bytes of each segment."""
-    free = np.zeros(len(layout.segments), np.int64)
-    np.add.at(free, layout.free_segment, layout.free_bytes)
-    return free
+    return sums(layout.free_segment, layout.free_bytes, len(layout.segments))
 
 
 def pieces(
-    layout: Layout,
-    order: Rows,
-    live: LiveBlocks,
-    *,
-    first: int = 0,
-    last: int | None = None,
-    finest: int = 1,
+    layout: Layout, order: Rows, live: LiveBlocks, *, first: int = 0, last: int | None = None, finest: int = 1
 ) -> Pieces:
     """Return the stretches that fill some segments.
 

@@ -10,8 +10,6 @@ from tb_memplugin.analysis.highest_step import HighestStep
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64
 
-_FOREVER = np.iinfo(np.int64).max
-
 _INPUTS_LOOKED_AT = 4
 """How many of the newest blocks before a call are searched for its input."""
 
@@ -98,7 +96,8 @@ class Activations:
         owner = inner[spans.name[backward]]
         order = np.lexsort((spans.start_ns[backward], owner))
         begins, owner = spans.start_ns[backward][order], owner[order]
-        following = _next_of(owner, begins, spans.name[forward].astype(np.int64), spans.end_ns[forward])
+        module, end_ns = spans.name[forward].astype(np.int64), spans.end_ns[forward]
+        following = _nearest(owner, begins, module, end_ns, later=True)
         forward, back = forward[following >= 0], begins[following[following >= 0]]
         order = np.argsort(spans.start_ns[forward], kind="stable")
         forward, back = forward[order], back[order]
@@ -114,7 +113,7 @@ class Activations:
         """Return the blocks that calls would not keep if they were checkpointed, and the call of each."""
         owner = np.append(inner, -1)[self._module]
         order = np.lexsort((calls.start, calls.module))
-        last = _last_of(calls.module[order], calls.start[order], owner, self._born)
+        last = _nearest(calls.module[order], calls.start[order], owner, self._born, later=False)
         call = np.where(last >= 0, np.append(order, -1)[last], -1)
         inside = np.flatnonzero((call >= 0) & (self._born < np.append(calls.end, 0)[call]))
         inside = inside[self._freed[inside] >= calls.end[call[inside]]]  # alive at the call's end
@@ -196,46 +195,22 @@ def _inside(trace: MemoryTrace, rows: Int64) -> Int64:
     return np.array(outermost, np.int64)
 
 
-def _next_of(group: Int64, value: Int64, of_group: Int64, after: Int64) -> Int64:
-    """Return the index of the first value >= `after` in the group `of_group`; -1 if there is none.
+def _nearest(group: Int64, value: Int64, of_group: Int64, at: Int64, *, later: bool) -> Int64:
+    """Return the index of the last value <= `at` in the group `of_group`, or if `later` of the first >= `at`.
 
     Args:
         group, value: the groups and values to search, sorted by group, then value.
-        of_group, after: the queries: a group and its least value each.
+        of_group, at: the queries: a group and a value each. Those without such a value get -1.
+        later: whether to look for larger values.
     """
     if not len(group):
         return np.full(len(of_group), -1, np.int64)
-    order = np.lexsort(
-        (
-            np.concatenate((np.ones(len(group)), np.zeros(len(after)))),
-            np.concatenate((value, after)),
-            np.concatenate((group, of_group)),
-        )
-    )
-    is_value = order < len(group)
-    following = np.where(is_value, order, _FOREVER)
-    following = np.minimum.accumulate(following[::-1])[::-1]
+    is_query = np.arange(len(group) + len(at)) >= len(group)
+    order = np.lexsort((is_query != later, np.concatenate((value, at)), np.concatenate((group, of_group))))
+    order = order[::-1] if later else order  # so that the wanted value comes right before its query
+    is_query = is_query[order]
+    before = np.maximum.accumulate(np.where(is_query, -1, np.arange(len(order))))[is_query]
     index = np.full(len(of_group), -1, np.int64)
-    index[order[~is_value] - len(group)] = following[~is_value]
-    index[index == _FOREVER] = -1
-    index[(index >= 0) & (group[index] != of_group)] = -1
-    return index
-
-
-def _last_of(group: Int64, value: Int64, of_group: Int64, until: Int64) -> Int64:
-    """Return the index of the last value <= `until` in the group `of_group`; -1 if none. See `_next_of`."""
-    if not len(group):
-        return np.full(len(of_group), -1, np.int64)
-    order = np.lexsort(
-        (
-            np.concatenate((np.zeros(len(group)), np.ones(len(until)))),
-            np.concatenate((value, until)),
-            np.concatenate((group, of_group)),
-        )
-    )
-    is_value = order < len(group)
-    before = np.maximum.accumulate(np.where(is_value, order, -1))
-    index = np.full(len(of_group), -1, np.int64)
-    index[order[~is_value] - len(group)] = before[~is_value]
+    index[order[is_query] - len(group)] = np.where(before >= 0, order[before], -1)
     index[(index >= 0) & (group[index] != of_group)] = -1
     return index

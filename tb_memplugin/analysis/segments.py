@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.layout import Layout, layout
 from tb_memplugin.analysis.pending import pending_since
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
@@ -124,7 +125,6 @@ def free_histogram(placed: Layout) -> tuple[tuple[int, int, int], ...]:
     exponent = np.frexp(placed.free_bytes.astype(np.float64))[1] - 1
     exponent -= (np.int64(1) << exponent) > placed.free_bytes  # float64 may round up to the next power of two
     edges, group = np.unique(exponent, return_inverse=True)
-    total = np.zeros(len(edges), np.int64)
-    np.add.at(total, group, placed.free_bytes)
+    total = sums(group.astype(np.int64), placed.free_bytes, len(edges))
     rows = zip(edges.tolist(), np.bincount(group).tolist(), total.tolist(), strict=True)
     return tuple((1 << edge, count, size) for edge, count, size in rows)

@@ -52,7 +52,8 @@ def configure_logging(
 
     The default level is that of the environment variables, else INFO.
     """
-    least = _level_asked_for() if level is None else level
+    asked_for = os.environ.get(logs.LEVEL_VARIABLE) or os.environ.get(LEVEL_VARIABLE)
+    least = asked_for if level is None else level
     logs.configure_logging(least, log_file if log_to_file else None, rich_format)
 
 
@@ -60,10 +61,6 @@ def get_logger(name: str = logs.LOGGER) -> logging.Logger:
     """Return a child of our logger, whose messages `configure_logging` shows."""
     inside = name == logs.LOGGER or name.startswith(f"{logs.LOGGER}.")
     return logging.getLogger(name if inside else f"{logs.LOGGER}.{name}")
-
-
-def _level_asked_for() -> str | None:
-    return os.environ.get(logs.LEVEL_VARIABLE) or os.environ.get(LEVEL_VARIABLE)
 
 
 if not os.environ.get(logs.LEVEL_VARIABLE):  # otherwise importing the package has configured it

@@ -30,9 +30,6 @@ SUB_COMMANDS = {
 }
 """Sub-commands by name, with the line that `--help` shows. Each is `command` in the module of its name."""
 
-LONGEST_COMMAND = 200
-"""How many characters of the command line an error message repeats at most."""
-
 FILES = {"import": "import_", "json": "json_"}
 """Modules of sub-commands whose names are a keyword or a standard module in Python."""
 
@@ -93,7 +90,9 @@ def _write_any_text() -> None:
 
 def _refuse_all(what: str, fix: str) -> NoReturn:
     """Exit with an error whose place is the command line, because the file at fault is not known."""
-    _refuse(MemPluginError(what, where=" ".join(sys.argv[1:])[:LONGEST_COMMAND], fix=fix))
+    from tb_memplugin.commands.refusals import the_command
+
+    _refuse(MemPluginError(what, where=the_command(), fix=fix))
 
 
 def _refuse(error: MemPluginError) -> NoReturn:

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from tb_memplugin.analysis.advice import Advice, Evidence, Finding, Judgement, Where, advice
 from tb_memplugin.analysis.growth_across import WindowLevel, spread, window_levels
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
@@ -32,7 +34,7 @@ RULE_NAMES = {
 
 
 @click.command("advice")
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "--step", type=int, help="For a folder: number of the step. Default: the step with the highest peak."
 )
@@ -111,8 +113,8 @@ def _count(count: int, word: str) -> str:
 
 def _show(finding: Finding) -> None:
     out = console()
-    size = Unit.for_bytes([finding.bytes]).tell(finding.bytes)
-    total = Unit.for_bytes([finding.of_bytes]).tell(finding.of_bytes)
+    size = size_told(finding.bytes)
+    total = size_told(finding.of_bytes)
     percent = 100 * finding.bytes / finding.of_bytes if finding.of_bytes else 0
     step = "" if finding.step is None else f", step {finding.step}"
     heading = f"{finding.level}, {finding.device}{step}: {finding.title}"

@@ -12,11 +12,13 @@ from tb_memplugin.analysis.allocator import Fragmentation
 from tb_memplugin.analysis.breakdown import breakdown
 from tb_memplugin.analysis.oom import OomReport
 from tb_memplugin.analysis.segments import SegmentState
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.commands.allocator_replay import Simulation, simulate, simulation_options
 from tb_memplugin.commands.allocator_state import DeviceState, device_state, last_event_of, state_json
 from tb_memplugin.commands.divisions import shown_key, top_parts
-from tb_memplugin.commands.events import event_numbered
+from tb_memplugin.commands.event_numbers import event_numbered
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import MemoryTrace
@@ -26,7 +28,7 @@ OOM_LINES = 5
 
 
 @click.command("allocator")
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "--at",
     "moment",
@@ -232,7 +234,7 @@ def _show_oom(state: DeviceState, oom: OomReport) -> None:
 
 
 def _with_unit(size: int | None) -> str:
-    return NOT_KNOWN if size is None else Unit.for_bytes([size]).tell(size)
+    return NOT_KNOWN if size is None else size_told(size)
 
 
 def _apart(waste: Fragmentation) -> str:

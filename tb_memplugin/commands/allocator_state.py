@@ -20,9 +20,13 @@ from tb_memplugin.analysis.allocator import (
 from tb_memplugin.analysis.layout import layout
 from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_reports
 from tb_memplugin.analysis.segments import SegmentState, free_histogram, segments_at
-from tb_memplugin.commands.divisions import parts_json
-from tb_memplugin.commands.events import own_number
+from tb_memplugin.commands.event_numbers import own_number
+from tb_memplugin.exports.json import parts_json
 from tb_memplugin.trace import MemoryTrace
+
+OF_FRAGMENTATION = ("unused", "split", "free_bytes", "largest_free_bytes")
+OF_BLOCK = ("address", "state", "bytes", "extent_bytes")
+"""The fields that JSON has of each."""
 
 MOST_OOMS = 100
 """How many failed requests of a device are reported; a job that retries in a loop has thousands."""
@@ -110,7 +114,6 @@ def last_event_of(trace: MemoryTrace, device: int) -> int:
 
 def state_json(state: DeviceState, blocks: bool) -> dict[str, Any]:
     """Return the state of a device's allocator for JSON; events are counted on their device."""
-    waste = state.fragmentation
     return {
         "device": state.name,
         "event": state.number(state.event),
@@ -122,12 +125,7 @@ def state_json(state: DeviceState, blocks: bool) -> dict[str, Any]:
         "reserved_bytes": state.reserved_bytes,
         "peak_reserved_bytes": state.peak_reserved_bytes,
         "peak": {**asdict(state.peak), "event": state.number(state.peak.event)},
-        "fragmentation": {
-            "unused": waste.unused,
-            "split": waste.split,
-            "free_bytes": waste.free_bytes,
-            "largest_free_bytes": waste.largest_free_bytes,
-        },
+        "fragmentation": {field: getattr(state.fragmentation, field) for field in OF_FRAGMENTATION},
         "pools": [pool_json(pool, state.rounded_bytes is not None) for pool in state.pools],
         "segments": None
         if state.segments is None
@@ -164,13 +162,7 @@ def segment_json(segment: SegmentState, blocks: bool) -> dict[str, Any]:
     }
     if blocks:
         document["blocks"] = [
-            {
-                "address": block.address,
-                "state": block.state,
-                "bytes": block.bytes,
-                "extent_bytes": block.extent_bytes,
-            }
-            for block in segment.blocks
+            {field: getattr(block, field) for field in OF_BLOCK} for block in segment.blocks
         ]
     return document
 

@@ -166,7 +166,6 @@ class _Guard:
 
 
 def _refuse(what: str, fix: str) -> None:
-    from tb_memplugin.commands.refusals import refusal
+    from tb_memplugin.commands.refusals import refusal, the_command
 
-    where = " ".join(sys.argv[1:])[:200]
-    sys.stderr.write(f"{refusal(UnreadableFileError(what, where=where, fix=fix))}\n")
+    sys.stderr.write(f"{refusal(UnreadableFileError(what, where=the_command(), fix=fix))}\n")

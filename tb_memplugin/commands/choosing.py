@@ -15,9 +15,7 @@ from tb_memplugin.store.paths import readable
 from tb_memplugin.store.reader import RecordedStep, read_recordings
 
 
-def chosen_steps(
-    path: str, step: int | None = None, device: str | None = None, worker: str | None = None
-) -> list[RecordedStep]:
+def chosen_steps(path: str, step: int | None, device: str | None, worker: str | None) -> list[RecordedStep]:
     """Return the recorded steps below a folder that match the options; there is at least one.
 
     Files that cannot be read are reported as warnings on stderr.
@@ -34,7 +32,8 @@ def chosen_steps(
         raise NotRecordedError(
             f"This folder has only MemoryMonitor figures, of {count:,} steps: no step was recorded in full.",
             where=path,
-            fix=f"See them in the Memory tab: tensorboard --logdir {shlex.quote(path)}",
+            fix=f"Write them as a table: tb-memplugin export {shlex.quote(path)} --to csv -o steps.csv  "
+            f"or show them: tensorboard --logdir {shlex.quote(path)}",
         )
     if not steps:
         fix = f"Record one with memory_trace_handler, or find out why with: tb-memplugin doctor {path}"
@@ -66,7 +65,7 @@ def peaks(step: RecordedStep) -> dict[str, int]:
     return {device.device: device.stats.peak_bytes for device in step.metadata.devices}
 
 
-def highest(steps: Sequence[RecordedStep], device: str | None = None) -> RecordedStep:
+def highest(steps: Sequence[RecordedStep], device: str | None) -> RecordedStep:
     """Return the step with the highest peak on a device; without one, on any device."""
     return max(
         steps, key=lambda step: peaks(step)[device] if device else max(peaks(step).values(), default=-1)

@@ -11,7 +11,7 @@ from tb_memplugin.analysis.moment import moment
 from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_report
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.steps import StepStats, step_stats
-from tb_memplugin.commands.events import own_number
+from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.store.reader import RecordedStep, full_summary, peak_parts
 from tb_memplugin.trace import MemoryTrace, Phase
 
@@ -20,10 +20,10 @@ from tb_memplugin.trace import MemoryTrace, Phase
 class DevicePeak:
     """A device's peak in a step. Bytes; epoch nanoseconds.
 
-    `peak_time_ns` and `reached_event` are when the peak was first reached. `peak_event` is the last event
-    after which live bytes were at the peak; the parts are those of that moment. `again` is True if live bytes
-    fell in between. Events are counted on the device, like the entries of a snapshot; they are None if there
-    is only a summary. `oom` is the last request that failed on the device, of `failed_requests` in all.
+    `peak_time_ns` and `reached_event` are when the peak was first reached. `peak_event` is an event after
+    which live bytes were at the peak; the parts are those of that moment. `again` is True if live bytes fell
+    between the two. Events are counted on the device, like the entries of a snapshot; they are None if
+    there is only a summary. `oom` is the last request that failed on the device, of `failed_requests` in all.
     """
 
     device: str
@@ -46,7 +46,9 @@ class DevicePeak:
     again: bool = False
 
 
-def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None = None) -> DevicePeak:
+def trace_peak(
+    trace: MemoryTrace, device: int, by: By | Rules, step: int | None = None, *, last: bool
+) -> DevicePeak:
     """Return a device's peak in a step.
 
     Args:
@@ -54,6 +56,7 @@ def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None
         device: row in `trace.devices`.
         by: what to divide by.
         step: the step's number; None takes the step with the highest peak.
+        last: show the last event after which live bytes are at the peak, else the first.
 
     Raises:
         NotRecordedError: the trace has no such step.
@@ -62,8 +65,8 @@ def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None
     highest = max(steps, key=lambda stats: stats.peak_bytes)
     stats = highest if step is None else steps[trace.step_row(step)]
     reached = moment(trace, device, stats.peak_event, largest=0)
-    last = _last_at_peak(trace, device, stats)
-    between = trace.live(device)[stats.peak_event + 1 : last + 2]
+    shown = _last_at_peak(trace, device, stats) if last else stats.peak_event
+    between = trace.live(device)[stats.peak_event + 1 : shown + 2]
     failed = failed_requests(trace, device)
     oom = oom_report(trace, failed[-1]) if failed else None
     return DevicePeak(
@@ -72,7 +75,7 @@ def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None
         peak_bytes=stats.peak_bytes,
         window_peak_bytes=stats.window_peak_bytes,
         reached_event=own_number(trace, device, stats.peak_event),
-        peak_event=own_number(trace, device, last),
+        peak_event=own_number(trace, device, shown),
         peak_time_ns=stats.peak_time_ns,
         step_start_ns=stats.start_ns,
         start_bytes=stats.start_bytes,
@@ -80,7 +83,7 @@ def trace_peak(trace: MemoryTrace, device: int, by: By | Rules, step: int | None
         peak_reserved_bytes=stats.peak_reserved_bytes,
         phase=reached.phase,
         operator=reached.operator,
-        parts=moment(trace, device, last, largest=0).parts(by),
+        parts=moment(trace, device, shown, largest=0).parts(by),
         oom=oom,
         oom_event=own_number(trace, device, oom.event) if oom else None,
         failed_requests=len(failed),

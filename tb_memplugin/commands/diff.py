@@ -11,23 +11,23 @@ import click
 from tb_memplugin.analysis.compare import Delta, DeviceComparison, compare, shortened_deltas
 from tb_memplugin.commands.divisions import REST, division, division_name, division_options, shown_key
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
 
 SHOWN = 20
+ROW_FIELDS = ("key", "status", "base_bytes", "other_bytes", "delta_bytes")
 
 
 @click.command("diff")
-@click.argument("base")
-@click.argument("other")
+@click.argument("base", type=PATH)
+@click.argument("other", type=PATH)
 @division_options
 @click.option("--device", help="Name of a device that both have. Default: all.")
 @click.option(
     "--step", type=int, help="Number of a step that both have. Default: the step with the highest peak."
 )
 @click.option(
-    "--top",
-    type=click.IntRange(min=0),
-    help=f"Number of rows; 0: all. Default: {SHOWN}; with --json all.",
+    "--top", type=click.IntRange(min=0), help=f"Number of rows; 0: all. Default: {SHOWN}; with --json all."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 @reading_options
@@ -72,14 +72,7 @@ def _json(comparison: DeviceComparison, top: int) -> dict[str, Any]:
         "base_peak_bytes": comparison.base_peak_bytes,
         "other_peak_bytes": comparison.other_peak_bytes,
         "rows": [
-            {
-                "key": row.key,
-                "status": row.status,
-                "base_bytes": row.base_bytes,
-                "other_bytes": row.other_bytes,
-                "delta_bytes": row.delta_bytes,
-            }
-            for row in top_rows(comparison.rows, top)
+            {field: getattr(row, field) for field in ROW_FIELDS} for row in top_rows(comparison.rows, top)
         ],
     }
 

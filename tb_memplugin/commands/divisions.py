@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import click
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Part, shortened
 from tb_memplugin.analysis.rules import Rules, read_rules
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.tables import ROOT
 
 RULE = "rule"
 DEFAULT: By = "category"
@@ -31,6 +33,8 @@ def division_options(command: Command) -> Command:
     )
     rules = click.option(
         "--rules",
+        type=PATH,
+        metavar="TEXT",
         multiple=True,
         help=(
             "name=regex, searched in the functions and files of a call stack, or a JSON file of rules. "
@@ -71,7 +75,7 @@ def shown_key(key: str) -> str:
     """
     frames = [read_frame(text) for text in key.split("\n")]
     if len(frames) == 1:
-        return key or "(root)"
+        return key or ROOT
     python = [frame for frame in frames if frame.is_python and frame.function not in CALL_FRAMES]
     return " ← ".join(f"{frame.function} {_file_end(frame.file)}:{frame.line}" for frame in python or frames)
 
@@ -83,8 +87,3 @@ def _file_end(path: str) -> str:
 def top_parts(parts: Sequence[Part], top: int) -> list[Part]:
     """Return the `top` largest parts, and one part for all the others, with the same sum; 0 keeps all."""
     return list(shortened(parts, top or len(parts), REST))
-
-
-def parts_json(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Return parts for JSON."""
-    return [{"key": part.key, "bytes": part.bytes, "count": part.count} for part in parts]

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 
 import click
 
-from tb_memplugin.commands.findings import Finding, Level, problem
-from tb_memplugin.commands.installation import check_installation
+from tb_memplugin.commands.doctor_findings import Finding, Level, problem
+from tb_memplugin.commands.doctor_installation import check_installation
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import printable
 
 _SIGNS = {Level.FINE: ("ok", "green"), Level.HINT: ("note", "yellow"), Level.PROBLEM: ("problem", "red")}
 
 
 @click.command("doctor")
-@click.argument("logdir")
+@click.argument("logdir", type=PATH)
 def command(logdir: str) -> None:
     """Find out why the Memory tab is empty, and what to do.
 
@@ -37,7 +38,7 @@ def command(logdir: str) -> None:
 def _findings(logdir: str) -> Iterator[Finding]:
     yield from check_installation()
     try:
-        from tb_memplugin.commands.recordings import check_logdir
+        from tb_memplugin.commands.doctor_logdir import check_logdir
     except ImportError as error:
         yield problem(f"Recordings cannot be read here: {error}.", "Fix the installation first.")
         return

@@ -11,6 +11,7 @@ import click
 
 from tb_memplugin.commands.allocator_replay import read_size
 from tb_memplugin.commands.estimate_report import Report, report_json, show_more, show_step
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import doing
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
@@ -35,7 +36,7 @@ model is trained on the sum of its output."""
 
 
 @click.command("estimate", help=f"Whether a training step fits a GPU, and what fills it.\n\n{TARGET_HELP}")
-@click.argument("target")
+@click.argument("target", type=PATH)
 @click.option(
     "--gpu", default="h100", show_default=True, help=f"Name of the GPU: one of {', '.join(GpuSpec.names())}."
 )
@@ -105,7 +106,7 @@ model is trained on the sum of its output."""
 @click.option(
     "--changes/--no-changes", default=True, help="Also estimate which changes would lower the peak."
 )
-@click.option("--logdir", help="Write the estimate to this folder as a run for the Memory tab.")
+@click.option("--logdir", type=PATH, help="Write the estimate to this folder as a run for the Memory tab.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in seconds.")
 def command(
     target: str,

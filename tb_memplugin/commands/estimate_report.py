@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tb_memplugin.commands.tables import Unit, console, printable, table
+from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, percent, printable, table
 
 if TYPE_CHECKING:
     from tb_memplugin.estimate.changes import Change, Changes
     from tb_memplugin.estimate.max_batch import MaxBatch
     from tb_memplugin.estimate.step_estimate import StepEstimate
 
-NOT_TOLD = "?"
 JUST = "just"
 
 
@@ -70,12 +69,14 @@ def show_step(step: StepEstimate) -> None:
     out, found, unit = console(), step.estimate, _unit(step)
     for line in _headline(step, unit):
         out.print(printable(line), soft_wrap=True)
-    rows = [(key, unit.show(size), _share(size, found.peak_allocated_bytes)) for key, size in found.breakdown]
+    rows = [
+        (key, unit.show(size), percent(size, found.peak_allocated_bytes)) for key, size in found.breakdown
+    ]
     total = sum(size for _, size in found.breakdown)
     out.print(
         table(
             ("allocated at the peak", unit.name, "%"),
-            [*rows, ("total", unit.show(total), _share(total, found.peak_allocated_bytes))],
+            [*rows, ("total", unit.show(total), percent(total, found.peak_allocated_bytes))],
         )
     )
     phases = [(name, unit.show(size)) for name, size in found.phases]
@@ -164,7 +165,7 @@ def _show_changes(changes: Changes, unit: Unit, usable_bytes: int) -> None:
 def fits_told(change: Change, usable_bytes: int) -> str:
     """Return one word for whether a step with a change would fit: yes, just, no, or ? if not known."""
     if change.fits is None:
-        return NOT_TOLD
+        return NOT_KNOWN
     if not change.fits:
         return "no"
     return "yes" if change.peak_reserved_bytes <= usable_bytes else JUST
@@ -174,7 +175,3 @@ def _max_batch_line(step: StepEstimate, found: MaxBatch) -> str:
     if not found.batch:
         return f"Not even a batch of 1 fits {step.gpu.name}."
     return f"The largest batch that fits is {found.batch:,} ({found.estimates} estimates)."
-
-
-def _share(size: int, whole: int) -> str:
-    return f"{100 * size / whole:.1f}" if whole else "0.0"

@@ -11,28 +11,38 @@ import click
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.tables import Unit, printable
+from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports import monitored_steps
 from tb_memplugin.exports.formats import FORMATS, write_as
-from tb_memplugin.exports.monitored_steps import MonitoredWorker
-from tb_memplugin.store.reader import WatchedSteps, read_recordings
+from tb_memplugin.store.reader import read_recordings
+from tb_memplugin.trace.step_figures import WatchedSteps
 
 _FORMATS = "; ".join(f"{name}: {one.what}" for name, one in FORMATS.items())
 
 
 @click.command("export", epilog=f"Formats: {_FORMATS}")
-@click.argument("file")
+@click.argument("file", type=PATH)
 @click.option("--to", "format_", type=click.Choice(list(FORMATS)), required=True, help="The format.")
-@click.option("-o", "--output", required=True, help="The file to write. An existing file is replaced.")
+@click.option(
+    "-o", "--output", type=PATH, required=True, help="The file to write. An existing file is replaced."
+)
 @click.option(
     "--by",
     type=click.Choice(ALL_DIVISIONS),
     multiple=True,
     help="html: what to color by; may be given several times. Default: every division that applies.",
 )
-@click.option("--rules", multiple=True, help="html: also color by name=regex, or by a JSON file of rules.")
+@click.option(
+    "--rules",
+    type=PATH,
+    metavar="TEXT",
+    multiple=True,
+    help="html: also color by name=regex, or by a JSON file of rules.",
+)
 @click.option(
     "--stacks/--no-stacks", default=True, help="csv: write whole call stacks, which are most of the file."
 )
@@ -83,9 +93,8 @@ def _write_watched(
             fix=f"Choose --to csv or --to json, or run: tensorboard --logdir {shlex.quote(folder)}",
         )
     write = monitored_steps.write_csv if format_ == "csv" else monitored_steps.write_json
-    workers = [MonitoredWorker(one.folder, one.worker, one.figures) for one in watched]
-    write(workers, output)
-    return tuple(f"{one.worker}: {note}" for one in workers for note in one.figures.notes)
+    write(watched, output)
+    return tuple(f"{one.worker}: {note}" for one in watched for note in one.figures.notes)
 
 
 def refuse_own_input(file: str, output: str) -> None:
@@ -112,6 +121,6 @@ def report_written(file: str, output: str, format_: str, as_json: bool, notes: S
         document = {"source": file, "format": format_, "path": output, "bytes": size, "notes": list(notes)}
         click.echo(json.dumps(document, indent=2))
         return
-    click.echo(f"Wrote {printable(output)} ({Unit.for_bytes([size]).tell(size)}).", err=True)
+    click.echo(f"Wrote {printable(output)} ({size_told(size)}).", err=True)
     for note in notes:
         click.echo(f"note: {printable(note)}", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +11,16 @@ from typing import Any
 
 import click
 
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.commands import on_scheduler
 from tb_memplugin.commands.opening import Reading, load_file, reading_options
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.refusals import refusal
-from tb_memplugin.commands.tables import Unit, printable
+from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.paths import SIDE_FOLDER, folder_name, readable
-from tb_memplugin.trace import MemoryTrace
 
 ENDINGS = (".gz", ".pickle", ".pkl", ".json", ".raw", ".trace", ".pt", ".mem")
 """Endings that are removed from a file's name, because they only say which format it has."""
@@ -37,10 +37,14 @@ class _Imported:
     replaced: bool
 
 
+_IN_JSON = ("file", "run", "worker", "folder", "steps", "replaced")
+
+
 @click.command("import")
-@click.argument("sources", nargs=-1, required=True, metavar="FILE...")
+@click.argument("sources", nargs=-1, type=PATH, required=True, metavar="FILE...")
 @click.option(
     "--logdir",
+    type=PATH,
     required=True,
     help="The folder that you give to tensorboard --logdir; created if it does not exist.",
 )
@@ -87,8 +91,7 @@ def _outcomes(
     """Yield the outcome of each file: in order on this machine, or on a cluster as workers finish."""
     work = partial(_import, logdir=logdir, run=run, reading=reading)
     if scheduler is not None:
-        there = logdir if files.is_remote(logdir) else os.path.abspath(logdir)  # noqa: PTH100  # as above
-        work = partial(_import, logdir=there, run=run, reading=reading)
+        work = partial(_import, logdir=on_scheduler.absolute(logdir), run=run, reading=reading)
         for source, outcome in on_scheduler.read_on(scheduler, sources, work):
             yield source, outcome if isinstance(outcome, MemPluginError) else replace(outcome, file=source)
         return
@@ -103,7 +106,7 @@ def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imp
     name = worker_name(source)
     run_name = name if run is None else run
     trace = load_file(source, reading)
-    origin = source if files.is_remote(source) else os.path.abspath(source)  # noqa: PTH100  # links stay links
+    origin = on_scheduler.absolute(source)
     done = write_import(files.join(logdir, *run_folders(run_name)), name, origin, trace)
     written = done.written
     if written.worker != name:
@@ -118,7 +121,7 @@ def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imp
         worker=written.worker,
         folder=written.folder,
         steps=len(written.steps),
-        peaks=dict(_peaks(trace)),
+        peaks={device.name: int(trace.live(row).max()) for row, device in enumerate(trace.devices)},
         replaced=done.replaced,
     )
 
@@ -151,21 +154,11 @@ def run_folders(run: str) -> list[str]:
     return parts
 
 
-def _peaks(trace: MemoryTrace) -> Iterator[tuple[str, int]]:
-    for row, device in enumerate(trace.devices):
-        yield device.name, int(trace.live(row).max())
-
-
 def _document(imported: Sequence[_Imported], failed: Sequence[tuple[str, MemPluginError]]) -> dict[str, Any]:
     return {
         "imported": [
             {
-                "file": item.file,
-                "run": item.run,
-                "worker": item.worker,
-                "folder": item.folder,
-                "steps": item.steps,
-                "replaced": item.replaced,
+                **{field: getattr(item, field) for field in _IN_JSON},
                 "devices": [{"device": name, "peak_bytes": peak} for name, peak in item.peaks.items()],
             }
             for item in imported
@@ -180,7 +173,7 @@ def _document(imported: Sequence[_Imported], failed: Sequence[tuple[str, MemPlug
 def _show(imported: Sequence[_Imported], logdir: str) -> None:
     for item in imported:
         place = item.run if item.run.endswith(item.worker) else f"{item.run}, worker {item.worker}"
-        peaks = ", ".join(f"{name} {Unit.for_bytes([peak]).tell(peak)}" for name, peak in item.peaks.items())
+        peaks = ", ".join(f"{name} {size_told(peak)}" for name, peak in item.peaks.items())
         click.echo(
             printable(
                 f"{'replaced' if item.replaced else 'imported'} {item.file}: run {place}; "

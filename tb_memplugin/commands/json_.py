@@ -6,13 +6,16 @@ import click
 
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.exports import json as trace_json
 from tb_memplugin.exports import snapshot
 
 
 @click.command("json")
-@click.argument("file")
-@click.option("-o", "--output", required=True, help="The file to write. An existing file is replaced.")
+@click.argument("file", type=PATH)
+@click.option(
+    "-o", "--output", type=PATH, required=True, help="The file to write. An existing file is replaced."
+)
 @click.option(
     "--layout",
     type=click.Choice(["trace", "snapshot"]),

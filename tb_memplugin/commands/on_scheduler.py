@@ -43,7 +43,7 @@ def read_on(
     with _client(scheduler) as client:
         from distributed import as_completed
 
-        there = {_absolute(source): source for source in sources}
+        there = {absolute(source): source for source in sources}
         futures = {client.submit(work, path, pure=False): source for path, source in there.items()}
         for future in as_completed(futures, loop=client.loop):
             yield futures[future], _outcome(future)
@@ -66,7 +66,8 @@ def _client(scheduler: str) -> Any:
         ) from error
 
 
-def _absolute(source: str) -> str:
+def absolute(source: str) -> str:
+    """Return a path that does not depend on the working folder; a URL stays as it is."""
     return source if files.is_remote(source) else os.path.abspath(source)  # noqa: PTH100  # links stay links
 
 

@@ -73,7 +73,7 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_trace(
     path: str,
-    reading: Reading = Reading(),  # frozen, so a shared default is safe
+    reading: Reading,
     *,
     device: str | None = None,
     step: int | None = None,
@@ -104,7 +104,7 @@ def open_trace(
     return Opened(load_file(path, reading), path)
 
 
-def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen, as above
+def load_file(path: str, reading: Reading) -> MemoryTrace:
     """Read the trace in a file; print its notes to stderr and, on a terminal, a progress bar.
 
     Raises:
@@ -121,9 +121,7 @@ def load_file(path: str, reading: Reading = Reading()) -> MemoryTrace:  # frozen
         ) from error
     except io.UnsupportedOperation as error:
         raise UnreadableFileError(
-            "A pipe cannot be read: the file must be seekable.",
-            where=path,
-            fix="Save it to a file first.",
+            "A pipe cannot be read: the file must be seekable.", where=path, fix="Save it to a file first."
         ) from error
     except OSError as error:
         raise UnreadableFileError(

@@ -13,24 +13,25 @@ from tb_memplugin.analysis.breakdown import DIVISIONS, By, Part
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.commands.choosing import chosen_steps, highest, peaks, print_others
 from tb_memplugin.commands.device_peak import DevicePeak, summary_peak, trace_peak
-from tb_memplugin.commands.divisions import (
-    division,
-    division_name,
-    division_options,
-    parts_json,
-    shown_key,
-    top_parts,
-)
+from tb_memplugin.commands.divisions import division, division_name, division_options, shown_key, top_parts
 from tb_memplugin.commands.opening import Reading, load_file, print_notes, reading_options
-from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
+from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
+from tb_memplugin.exports.json import parts_json
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import RecordedStep, load_window
 from tb_memplugin.trace import MemoryTrace
 
+FIGURES = (
+    *("step", "peak_bytes", "window_peak_bytes", "peak_event", "peak_time_ns"),
+    *("start_bytes", "end_bytes", "peak_reserved_bytes"),
+)
+"""The fields of a peak that JSON has as they are, in this order."""
+
 
 @click.command("peak")
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option("--step", type=int, help="Number of the step. Default: the step with the highest peak.")
 @click.option("--device", help="Name of a device, such as cuda:0. Default: all.")
 @click.option("--worker", help="For a folder: name of the worker. Default: the one with the highest peak.")
@@ -65,7 +66,11 @@ def command(
         if worker is not None:
             raise MemPluginError("A file has no workers.", where="--worker", fix="Leave it out.")
         source, worker = path, Path(path).name
-        device_peaks = _of_trace(load_file(path, reading), step, device, chosen)
+        trace = load_file(path, reading)
+        rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+        if step is not None:
+            trace.step_row(step)
+        device_peaks = [trace_peak(trace, row, chosen, step, last=True) for row in rows]
     if as_json:
         document = {"source": source, "devices": [_json(peak, top) for peak in device_peaks]}
         click.echo(json.dumps(document, indent=2))
@@ -74,13 +79,6 @@ def command(
         _show(peak, worker, division_name(chosen), top)
     if not device_peaks:
         click.echo(f"{printable(source)} has no device: nothing was recorded in it.")
-
-
-def _of_trace(trace: MemoryTrace, step: int | None, device: str | None, by: By | Rules) -> list[DevicePeak]:
-    rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
-    if step is not None:
-        trace.step_row(step)
-    return [trace_peak(trace, row, by, step) for row in rows]
 
 
 def _of_folder(
@@ -117,7 +115,7 @@ def _recorded_peak(
     trace = _window(step, traces)
     if not isinstance(trace, UnreadableFileError):
         try:
-            return trace_peak(trace, trace.device_row(device), by, step.metadata.step)
+            return trace_peak(trace, trace.device_row(device), by, step.metadata.step, last=False)
         except NotRecordedError as error:
             trace = UnreadableFileError("The side file belongs to another window.", where=error.where)
     if isinstance(by, Rules) or by not in DIVISIONS:
@@ -142,14 +140,7 @@ def _window(
 def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
     return {
         "device": peak.device,
-        "step": peak.step,
-        "peak_bytes": peak.peak_bytes,
-        "window_peak_bytes": peak.window_peak_bytes,
-        "peak_event": peak.peak_event,
-        "peak_time_ns": peak.peak_time_ns,
-        "start_bytes": peak.start_bytes,
-        "end_bytes": peak.end_bytes,
-        "peak_reserved_bytes": peak.peak_reserved_bytes,
+        **{field: getattr(peak, field) for field in FIGURES},
         "oom": _oom_json(peak),
         "breakdown": parts_json(top_parts(peak.parts, top)),
     }
@@ -159,16 +150,10 @@ def _oom_json(peak: DevicePeak) -> dict[str, Any] | None:
     oom = peak.oom
     if oom is None:
         return None
+    sizes = ("requested_bytes", "free_bytes", "active_bytes", "reserved_bytes", "largest_free_bytes")
     return {
         "event": peak.oom_event,
-        "time_ns": oom.time_ns,
-        "requested_bytes": oom.requested_bytes,
-        "free_bytes": oom.free_bytes,
-        "active_bytes": oom.active_bytes,
-        "reserved_bytes": oom.reserved_bytes,
-        "largest_free_bytes": oom.largest_free_bytes,
-        "cause": oom.cause,
-        "why": oom.why,
+        **{field: getattr(oom, field) for field in ("time_ns", *sizes, "cause", "why")},
         "failed_requests": peak.failed_requests,
     }
 
@@ -179,7 +164,7 @@ def _show(peak: DevicePeak, worker: str, by: str, top: int) -> None:
     parts = top_parts(peak.parts, top)
     total = Part("total", sum(part.bytes for part in parts), sum(part.count for part in parts))
     rows = [
-        (shown_key(part.key), unit.show(part.bytes), _share(part.bytes, peak.peak_bytes), f"{part.count:,}")
+        (shown_key(part.key), unit.show(part.bytes), percent(part.bytes, peak.peak_bytes), f"{part.count:,}")
         for part in (*parts, total)
     ]
     for line in _heading(peak, worker, unit):
@@ -200,7 +185,3 @@ def _heading(peak: DevicePeak, worker: str, unit: Unit) -> list[str]:
     if peak.oom is not None:
         lines.append(f"out of memory at event {peak.oom_event} of {peak.device}: {peak.oom.why}")
     return lines
-
-
-def _share(size: int, total: int) -> str:
-    return f"{100 * size / total:.1f}" if total else "0.0"

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError
+
+
+def the_command() -> str:
+    """Return the command line, shortened: the place of an error that no file or option is known for."""
+    return " ".join(sys.argv[1:])[:200]
 
 
 def refusal(error: MemPluginError, level: str = "error") -> str:

@@ -9,12 +9,13 @@ import click
 
 from tb_memplugin.analysis.stages import Stage, stages
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import Unit, console, printable, table
 from tb_memplugin.errors import MemPluginError
 
 
 @click.command("stages")
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.argument("more", nargs=-1, metavar="")
 @click.option(
     "--annotation",
@@ -29,12 +30,7 @@ from tb_memplugin.errors import MemPluginError
 )
 @reading_options
 def command(
-    path: str,
-    more: Sequence[str],
-    names: Sequence[str],
-    device: str | None,
-    as_json: bool,
-    reading: Reading,
+    path: str, more: Sequence[str], names: Sequence[str], device: str | None, as_json: bool, reading: Reading
 ) -> None:
     """Live bytes at the START and END of every annotation, for each device.
 
@@ -56,22 +52,13 @@ def command(
         if device is None or stage.device == device
     ]
     if as_json:
-        click.echo(json.dumps({"stages": [_json(stage) for stage in chosen]}, indent=2))
+        fields = ("key", "name", "stage", "device", "time_ns", "bytes")
+        rows = [{field: getattr(stage, field) for field in fields} for stage in chosen]
+        click.echo(json.dumps({"stages": rows}, indent=2))
     elif chosen:
         _show(chosen)
     else:
         click.echo(f"{printable(opened.source)} has no annotations.")
-
-
-def _json(stage: Stage) -> dict[str, str | int]:
-    return {
-        "key": stage.key,
-        "name": stage.name,
-        "stage": stage.stage,
-        "device": stage.device,
-        "time_ns": stage.time_ns,
-        "bytes": stage.bytes,
-    }
 
 
 def _show(shown: Sequence[Stage]) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from tb_memplugin.analysis.units import Unit
 from tb_memplugin.exports.terminal import printable
 
-__all__ = ("NOT_KNOWN", "Unit", "console", "doing", "printable", "shown", "table")
+__all__ = ("NOT_KNOWN", "Unit", "console", "doing", "percent", "printable", "shown", "table")
 
 NOT_KNOWN = "?"
 """What stands for a number that a file does not record."""
@@ -53,6 +53,11 @@ def _lines(rows: Sequence[Sequence[str]]) -> Segments:
 def shown(unit: Unit, size: int | None) -> str:
     """Return a size without its unit, or `NOT_KNOWN`."""
     return NOT_KNOWN if size is None else unit.show(size)
+
+
+def percent(size: int, total: int) -> str:
+    """Return a part of a whole in percent, without the sign: `12.3`."""
+    return f"{100 * size / total:.1f}" if total else "0.0"
 
 
 def console() -> Console:

@@ -7,15 +7,17 @@ from typing import Any
 
 import click
 
+from tb_memplugin.analysis.units import size_told
 from tb_memplugin.analysis.usage import Action, Usage, read_allocation, usage
-from tb_memplugin.commands.events import own_number
+from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
 from tb_memplugin.trace import MemoryTrace
 
 
 @click.command("usage")
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "--allocation",
     required=True,
@@ -87,7 +89,7 @@ def _show(trace: MemoryTrace, result: Usage, action: Action) -> None:
         (action, f"{sign}{unit.show(abs(change))}"),
         ("after", unit.show(result.bytes_after)),
     ]
-    size = Unit.for_bytes([block["bytes"]]).tell(block["bytes"])
+    size = size_told(block["bytes"])
     out.print(f"{action} of {block['key']} ({size}) on {printable(result.device)}, event {document['event']}")
     out.print(table(("live", unit.name), rows))
     for frame in block["stack"]:

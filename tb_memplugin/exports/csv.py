@@ -86,7 +86,7 @@ def _columns(trace: MemoryTrace, whole_stacks: bool) -> Sequence[Iterator[str]]:
     blocks, events = trace.allocations, trace.events
     timed = times_are_known(trace)
     stacks = [BETWEEN_FRAMES.join(stack) if whole_stacks else "" for stack in trace.stacks]
-    modules = [module.key for module in trace.modules]
+    modules = [module.name for module in trace.modules]
     return (
         _named(blocks.device.astype(np.int64), [device.name for device in trace.devices]),
         (f"{address:#x}" if address else "" for address in blocks.address.tolist()),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.breakdown import By, breakdown
+from tb_memplugin.analysis.breakdown import By, Part, breakdown
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
 from tb_memplugin.exports.recorded import first_time, times_are_known
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
@@ -96,15 +96,13 @@ def _device(trace: MemoryTrace, row: int, epoch: int) -> dict[str, Any]:
         "peak_bytes": int(live[event + 1]),
         "peak_event": event,
         "peak_time_ns": int(trace.events.time_ns[event]) - epoch if event >= 0 else None,
-        "at_peak": {by: _parts(trace, row, event, by) for by in AT_THE_PEAK},
+        "at_peak": {by: parts_json(breakdown(trace, row, event, by)) for by in AT_THE_PEAK},
     }
 
 
-def _parts(trace: MemoryTrace, device: int, event: int, by: By) -> list[dict[str, Any]]:
-    return [
-        {"key": part.key, "bytes": part.bytes, "count": part.count}
-        for part in breakdown(trace, device, event, by)
-    ]
+def parts_json(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Return parts for JSON."""
+    return [{"key": part.key, "bytes": part.bytes, "count": part.count} for part in parts]
 
 
 def _tables(trace: MemoryTrace) -> dict[str, Any]:

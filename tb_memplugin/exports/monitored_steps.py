@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tb_memplugin.exports.csv import cell
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
-from tb_memplugin.trace.step_figures import DeviceFigures, PhaseFigures, StepFigures
+from tb_memplugin.trace.step_figures import DeviceFigures, PhaseFigures, StepFigures, WatchedSteps
 
 FORMAT = "tb_memplugin.steps"
 VERSION = 1
@@ -51,16 +50,7 @@ _STORED = {
 """The attribute of `DeviceFigures` for each field that not every device has."""
 
 
-@dataclass(frozen=True, slots=True)
-class MonitoredWorker:
-    """The figures of one worker's steps, and the folder that they are from."""
-
-    folder: str
-    worker: str
-    figures: StepFigures
-
-
-def write_csv(workers: Sequence[MonitoredWorker], path: str | os.PathLike[str]) -> None:
+def write_csv(workers: Sequence[WatchedSteps], path: str | os.PathLike[str]) -> None:
     """Write a row for each step and device, and one for each phase that ran in the step. Bytes; nanoseconds.
 
     Raises:
@@ -74,7 +64,7 @@ def write_csv(workers: Sequence[MonitoredWorker], path: str | os.PathLike[str]) 
                 stream.write((text + "\n").encode("utf-8", "backslashreplace"))
 
 
-def write_json(workers: Sequence[MonitoredWorker], path: str | os.PathLike[str]) -> None:
+def write_json(workers: Sequence[WatchedSteps], path: str | os.PathLike[str]) -> None:
     """Write all workers with their steps, one step per line. Schema: docs/monitor.md.
 
     Raises:
@@ -92,7 +82,7 @@ def write_json(workers: Sequence[MonitoredWorker], path: str | os.PathLike[str])
         stream.write(b"\n]}\n")
 
 
-def _described(worker: MonitoredWorker) -> dict[str, Any]:
+def _described(worker: WatchedSteps) -> dict[str, Any]:
     devices = [
         {"name": one.name, "kind": one.kind, "product": one.product, "capacity_bytes": one.capacity}
         for one in worker.figures.devices
@@ -141,7 +131,7 @@ def _phase_steps(phase: PhaseFigures) -> Iterator[dict[str, Any]]:
         }
 
 
-def _rows(worker: MonitoredWorker) -> Iterator[dict[str, Any]]:
+def _rows(worker: WatchedSteps) -> Iterator[dict[str, Any]]:
     """Yield the cells of each row by column; those that are missing are empty."""
     for step in _steps(worker.figures):
         whole = {"folder": worker.folder, "worker": worker.worker, "step": step["step"]}

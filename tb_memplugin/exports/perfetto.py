@@ -81,7 +81,7 @@ def _program(trace: MemoryTrace, epoch: int) -> Iterator[str]:
     rows = zip(
         calls.start_ns.tolist(), calls.end_ns.tolist(), calls.name.tolist(), calls.phase.tolist(), strict=True
     )
-    names = [module.key or "(root)" for module in trace.modules]
+    names = [module.name for module in trace.modules]
     called = [
         (start - epoch, end - epoch, names[name] + (" (backward)" if phase == Phase.BACKWARD else ""))
         for start, end, name, phase in rows

@@ -150,9 +150,4 @@ def _annotations(trace: MemoryTrace, numbers: dict[int, int]) -> list[Json]:
 
 
 def _annotation(time_ns: int, ends: bool, name: str, device: int) -> Json:
-    return {
-        "name": name,
-        "stage": "END" if ends else "START",
-        "device": device,
-        "time_us": time_ns // 1_000,
-    }
+    return {"name": name, "stage": "END" if ends else "START", "device": device, "time_us": time_ns // 1_000}

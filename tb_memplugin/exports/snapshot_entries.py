@@ -103,13 +103,7 @@ class Entries:
         )
         actions = {int(kind): action for kind, action in ACTIONS.items()}
         entries: list[Json] = [
-            {
-                "action": actions[kind],
-                "addr": address,
-                "size": size,
-                "frames": stack,
-                "user_metadata": text,
-            }
+            {"action": actions[kind], "addr": address, "size": size, "frames": stack, "user_metadata": text}
             for kind, address, size, stack, text in zip(*columns, strict=True)
         ]
         self._add_known(entries, "stream", self._trace.streams)

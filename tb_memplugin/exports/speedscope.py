@@ -135,6 +135,6 @@ def _names(trace: MemoryTrace, module: int, operator: int, label: int, category:
     if operator >= 0:
         names.append(trace.operators[operator])
     while module >= 0:
-        names.append(trace.modules[module].key or "(root)")
+        names.append(trace.modules[module].name)
         module = trace.modules[module].parent
     return (NO_STACK, *reversed(names))

@@ -143,10 +143,7 @@ class IterationReport:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
 
@@ -235,10 +232,7 @@ class _Slot:
         return self._watch is not None
 
     def watch(
-        self,
-        model: nn.Module | None,
-        optimizers: Sequence[torch.optim.Optimizer],
-        call: Call | None = None,
+        self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer], call: Call | None = None
     ) -> None:
         """Begin to watch an iteration."""
         self.clear()

@@ -23,6 +23,7 @@ from tb_memplugin.sources.steps.counters import Counters, Reading
 from tb_memplugin.sources.steps.devices import counters_of
 from tb_memplugin.sources.tracer.mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import ROOT
 
 _NAMES_TOLD = 3
 _MOST_EVENTS = 1_000_000
@@ -107,7 +108,8 @@ class IterationWatch:
             readings = tuple(one.read() for one in self._counters)
         finally:
             self._let_go()
-            trace = recording.stop(_models(model), optimizers).trace if recording is not None else None
+            models = {} if model is None else {"": model}
+            trace = recording.stop(models, optimizers).trace if recording is not None else None
         notes = (*self._notes, *(trace.notes if trace is not None else ()))
         return Seen(self._devices, readings, trace, dict(self._gradients), notes)
 
@@ -200,7 +202,7 @@ def compiled_modules(model: nn.Module) -> list[str]:
     """Return the names of compiled modules. Unless dynamo is imported, no module is wrapped."""
     dynamo = sys.modules.get("torch._dynamo")
     return [
-        name or "(root)"
+        name or ROOT
         for name, module in model.named_modules()
         if (dynamo is not None and isinstance(module, dynamo.OptimizedModule))
         or getattr(module, "_compiled_call_impl", None) is not None
@@ -210,10 +212,6 @@ def compiled_modules(model: nn.Module) -> list[str]:
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _NAMES_TOLD
     return ", ".join(names[:_NAMES_TOLD]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _models(model: nn.Module | None) -> dict[str, nn.Module]:
-    return {} if model is None else {"": model}
 
 
 def _torch_counters(devices: Sequence[str]) -> Sequence[Counters]:

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
-from tb_memplugin.store.envelope import RERECORD, UPGRADE
+from tb_memplugin.store.envelope import RERECORD, check_version
 from tb_memplugin.store.fold import fold
 from tb_memplugin.store.summary import SCHEMA_VERSION, Limits
 
@@ -19,6 +19,8 @@ MOST_BLOB_BYTES = 100_000
 
 MOST_SUMMARY_BYTES = 64 << 20
 """The largest decompressed size. A blob that declares more is damaged or an attack."""
+
+_WHAT = "A step's summary has"
 
 LEVELS = (
     Limits(),
@@ -57,7 +59,7 @@ def read_summary(blob: bytes, where: str = "") -> StepSummary:
     """
     try:
         outer = StepBlob.FromString(blob)
-        _check_version(outer.version, where)
+        check_version(_WHAT, outer.version, SCHEMA_VERSION, where)
         if outer.raw_size > MOST_SUMMARY_BYTES:
             raise UnreadableFileError(
                 "A step's summary claims an impossible size.", where=where, fix=RERECORD
@@ -84,14 +86,5 @@ def read_metadata(content: bytes, where: str = "") -> StepMetadata:
         raise UnreadableFileError(
             "The description of a step is damaged.", where=where, fix=RERECORD
         ) from error
-    _check_version(metadata.version, where)
+    check_version(_WHAT, metadata.version, SCHEMA_VERSION, where)
     return metadata
-
-
-def _check_version(version: int, where: str) -> None:
-    if version > SCHEMA_VERSION:
-        raise UnreadableFileError(
-            f"A step's summary has version {version}; this tb_memplugin reads up to {SCHEMA_VERSION}.",
-            where=where,
-            fix=UPGRADE,
-        )

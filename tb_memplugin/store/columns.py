@@ -37,7 +37,8 @@ def encode(name: str, block: Column) -> tuple[Chunk, bytes]:
         return chunk, b""
     words = _words(block)
     if name.rpartition(".")[2] in DELTA_COLUMNS:
-        return _delta(chunk, words)
+        chunk.encoding = DELTA
+        return chunk, _differences(chunk, words)
     if name in DICTIONARY_COLUMNS and len(block) > 1:
         return _dictionary(chunk, words)
     chunk.encoding, chunk.width = OFFSET, _width(high - low)
@@ -100,11 +101,6 @@ _MASK = (1 << 64) - 1
 def _words(block: Column) -> Words:
     """Return the numbers modulo 2**64 as uint64, whose sums and differences wrap around consistently."""
     return block.astype(np.int64 if block.dtype.kind == "i" else np.uint64).view(np.uint64)
-
-
-def _delta(chunk: Chunk, words: Words) -> tuple[Chunk, bytes]:
-    chunk.encoding = DELTA
-    return chunk, _differences(chunk, words)
 
 
 def _dictionary(chunk: Chunk, words: Words) -> tuple[Chunk, bytes]:

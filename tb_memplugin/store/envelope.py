@@ -33,6 +33,17 @@ KEEP = "Keep the file: everything before this point is shown. Record again what 
 UPGRADE = "Upgrade tb-memplugin on this machine: pip install --upgrade tb-memplugin"
 
 
+def check_version(what: str, version: int, newest: int, where: str) -> None:
+    """Refuse a version that is newer than this reader. `what` begins the sentence: "The file has format".
+
+    Raises:
+        UnreadableFileError: the version is newer than `newest`. The error names `where`.
+    """
+    if version > newest:
+        told = f"{what} version {version}; this tb_memplugin reads up to {newest}."
+        raise UnreadableFileError(told, where=where, fix=UPGRADE)
+
+
 class EnvelopeWriter:
     """Writes chunks one after another, then the footer that contains their positions."""
 
@@ -130,12 +141,7 @@ class EnvelopeReader:
         return footer
 
     def _check_version(self, version: int) -> None:
-        if version > VERSION:
-            raise UnreadableFileError(
-                f"The file has format version {version}; this tb_memplugin reads up to {VERSION}.",
-                where=self._name,
-                fix=UPGRADE,
-            )
+        check_version("The file has format", version, VERSION, self._name)
         if version < 1:
             self._refuse(f"The file claims format version {version}, which does not exist.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import (
@@ -28,7 +29,9 @@ def first_record() -> bytes:
 
 def step_record(metadata: StepMetadata, blob: bytes) -> bytes:
     """Return one captured step as a record: the blob under its own tag, and the peaks as scalars."""
-    values = [_blob_value(metadata, blob), *_scalars(metadata)]
+    tag = f"memory/window-{metadata.window:06d}/step-{metadata.step}"
+    whole = blob_value(tag, metadata.SerializeToString(), blob, DATA_CLASS_BLOB_SEQUENCE)
+    values = [whole, *_scalars(metadata)]
     event = Event(wall_time=time.time(), step=metadata.step, summary=Summary(value=values))
     return record(event.SerializeToString())
 
@@ -44,15 +47,14 @@ def blobs_of(data: bytes) -> Iterator[tuple[str, bytes, bytes]]:
             yield value.tag, value.metadata.plugin_data.content, value.tensor.string_val[0]
 
 
-def _blob_value(metadata: StepMetadata, blob: bytes) -> Summary.Value:
+def blob_value(tag: str, content: bytes, blob: bytes, data_class: Any) -> Summary.Value:
+    """Return a value of this plugin: a serialized blob, and the serialized metadata of its tag."""
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     return Summary.Value(
-        tag=f"memory/window-{metadata.window:06d}/step-{metadata.step}",
+        tag=tag,
         metadata=SummaryMetadata(
-            plugin_data=SummaryMetadata.PluginData(
-                plugin_name=PLUGIN_NAME, content=metadata.SerializeToString()
-            ),
-            data_class=DATA_CLASS_BLOB_SEQUENCE,
+            plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME, content=content),
+            data_class=data_class,
         ),
         tensor=TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=[blob]),
     )

@@ -175,13 +175,18 @@ def remove_empty_folder(path: str) -> None:
             Path(path).rmdir()
 
 
-def read_small(path: str, most: int = 1 << 16) -> bytes:
-    """Return the first bytes of a file, at most `most`; empty if the file cannot be read."""
+def read_small(path: str) -> bytes:
+    """Return the first 64 KiB of a file; empty if the file cannot be read."""
     try:
         with open_ranges(path) as (read, _):
-            return read(0, most)
+            return read(0, 1 << 16)
     except OSError:
         return b""
+
+
+def names_in(path: str) -> list[str]:
+    """Return the sorted names of the files directly in a folder; empty if it does not exist."""
+    return next((names for _, names in walk(path)), [])
 
 
 def is_folder(path: str) -> bool:

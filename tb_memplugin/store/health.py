@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -70,18 +69,19 @@ def _check(path: str, size: int, changed_ns: int) -> UnreadableFileError | None:
             if path.endswith(".mem"):
                 EnvelopeReader(read, size, path)
             else:
-                for problem, fix in _event_file_problems(read, size):
-                    raise UnreadableFileError(problem, where=path, fix=fix)
+                _check_event_file(read, size, path)
         except UnreadableFileError as error:
             return error
     return None
 
 
-def _event_file_problems(read: files.ReadRange, size: int) -> Iterator[tuple[str, str]]:
+def _check_event_file(read: files.ReadRange, size: int, path: str) -> None:
     end = framed(read, size)
-    if not size:
-        yield "The event file is empty.", RERECORD
-    if size and not end:
-        yield "This is not an event file: TensorBoard cannot read it.", RERECORD
-    elif end != size:
-        yield f"The event file ends unexpectedly at byte {end} of {size}.", KEEP
+    if not end:
+        what = (
+            "This is not an event file: TensorBoard cannot read it." if size else "The event file is empty."
+        )
+        raise UnreadableFileError(what, where=path, fix=RERECORD)
+    if end != size:
+        what = f"The event file ends unexpectedly at byte {end} of {size}."
+        raise UnreadableFileError(what, where=path, fix=KEEP)

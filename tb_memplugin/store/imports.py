@@ -9,7 +9,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.generations import generation, generation_folder
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, is_side_file_name
-from tb_memplugin.store.worker_folder import claim_folder
+from tb_memplugin.store.worker_folder import claim_folder, has_events
 from tb_memplugin.store.writer import RunWriter, WrittenWindow
 from tb_memplugin.trace import MemoryTrace
 
@@ -107,16 +107,14 @@ def _origin(folder: str) -> str | None:
     content = files.read_small(claim)
     if content or files.exists(claim):
         return content.partition(b"\n")[2].decode("utf-8", "surrogatepass")
-    _, names = next(iter(files.walk(folder)), ("", []))
-    return "" if any("tfevents" in name for name in names) else None
+    return "" if has_events(folder) else None
 
 
 def _delete(folder: str) -> None:
     """Delete the files of an import, event files first, and then its folders if they are empty."""
     side = files.join(folder, SIDE_FOLDER)
     for place, ours in ((folder, lambda name: name.endswith(EVENT_FILE_END)), (side, is_side_file_name)):
-        _, names = next(iter(files.walk(place)), ("", []))
-        for name in filter(ours, names):
+        for name in filter(ours, files.names_in(place)):
             files.remove(files.join(place, name))
     files.remove(files.join(side, CLAIM))
     for path in (side, files.join(folder, "plugins"), folder):

@@ -22,7 +22,7 @@ from tb_memplugin.store.step_records import read_figures, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.windows import read_window
 from tb_memplugin.trace import Category, MemoryTrace
-from tb_memplugin.trace.step_figures import StepFigures, joined
+from tb_memplugin.trace.step_figures import WatchedSteps, joined
 from tb_memplugin.trace.tables import NOT_NAMED
 
 
@@ -46,15 +46,6 @@ class RecordedStep:
             UnreadableFileError: the summary is damaged or newer than this reader.
         """
         return read_summary(self.blob, self.folder)
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedSteps:
-    """The figures of all steps that a monitor recorded. `folder` is the folder that it wrote to."""
-
-    folder: str
-    worker: str
-    figures: StepFigures
 
 
 @dataclass(frozen=True, slots=True)

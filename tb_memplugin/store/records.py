@@ -39,31 +39,28 @@ def records(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[byte
         An iterator that stops without an error before the first incomplete or damaged record, which may
         still be being written.
     """
-    offset = 0
-    while offset + _HEAD.size + 4 <= size:
-        head = read(offset, _HEAD.size)
-        length, checksum = _HEAD.unpack(head)
-        end = offset + _HEAD.size + length + 4
-        if masked(crc32c(head[:8])) != checksum or end > size:
-            return
-        body = read(offset + _HEAD.size, length + 4)
+    for begin, end in _bodies(read, size):
+        body = read(begin, end - begin)
         if struct.pack("<I", masked(crc32c(body[:-4]))) != body[-4:]:
             return
         yield body[:-4], end
-        offset = end
 
 
 def framed(read: Callable[[int, int], bytes], size: int) -> int:
     """Return the offset at which the last complete record ends. Only lengths are checked, not the data."""
-    offset = 0
-    while offset + _HEAD.size + 4 <= size:
-        head = read(offset, _HEAD.size)
+    return max((end for _, end in _bodies(read, size)), default=0)
+
+
+def _bodies(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[int, int]]:
+    """Yield where the data of each record begins, and where the record ends, as long as it is complete."""
+    end = 0
+    while end + _HEAD.size + 4 <= size:
+        head, begin = read(end, _HEAD.size), end + _HEAD.size
         length, checksum = _HEAD.unpack(head)
-        end = offset + _HEAD.size + int(length) + 4
+        end = begin + int(length) + 4
         if masked(crc32c(head[:8])) != checksum or end > size:
-            break
-        offset = end
-    return offset
+            return
+        yield begin, end
 
 
 def masked(crc: int) -> int:

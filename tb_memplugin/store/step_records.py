@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import step_figures_pb2 as pb
-from tb_memplugin.store.envelope import RERECORD, UPGRADE
+from tb_memplugin.store.envelope import RERECORD, check_version
 from tb_memplugin.store.paths import readable
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseBytes, PhaseFigures, StepFigures
 from tb_memplugin.trace.tables import Bool, Int64
@@ -30,6 +30,7 @@ _OPTIONAL = {
     "allocations": "allocations",
     "allocated_bytes": "allocated_bytes",
 }
+_WHAT = "Figures of steps have"
 _LEVELS = ("peak_reserved", "end_reserved")
 
 
@@ -55,7 +56,7 @@ def read_figures(data: bytes, where: str = "") -> StepFigures:
     """
     try:
         outer = pb.StepRecord.FromString(data)
-        _check_version(outer.version, where)
+        check_version(_WHAT, outer.version, VERSION, where)
         if outer.raw_size > MOST_FIGURES_BYTES:
             raise ValueError("it claims to be too large")
         if zstandard.get_frame_parameters(outer.figures).content_size != outer.raw_size:
@@ -78,14 +79,8 @@ def read_series(content: bytes, where: str = "") -> pb.SeriesMetadata:
     except DecodeError as error:
         what = "The description of a series of steps is damaged."
         raise UnreadableFileError(what, where=where, fix=RERECORD) from error
-    _check_version(metadata.version, where)
+    check_version(_WHAT, metadata.version, VERSION, where)
     return metadata
-
-
-def _check_version(version: int, where: str) -> None:
-    if version > VERSION:
-        what = f"Figures of steps have version {version}; this tb_memplugin reads up to {VERSION}."
-        raise UnreadableFileError(what, where=where, fix=UPGRADE)
 
 
 def _device_message(device: DeviceFigures) -> pb.DeviceFigures:

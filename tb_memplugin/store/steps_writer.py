@@ -8,15 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary
 
 from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
 from tb_memplugin.store import files
-from tb_memplugin.store.event_file import scalar_value
-from tb_memplugin.store.paths import PLUGIN_NAME, STEPS_END, STEPS_TAG, readable
+from tb_memplugin.store.event_file import blob_value, scalar_value
+from tb_memplugin.store.paths import STEPS_END, STEPS_TAG, readable
 from tb_memplugin.store.records import record
 from tb_memplugin.store.step_records import VERSION, pack_figures
 from tb_memplugin.store.worker_folder import WorkerFolder, take_folder
@@ -74,17 +71,7 @@ class StepsWriter:
             epoch_ns=self._epoch_ns,
             torch=self._torch,
         )
-        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        return Summary.Value(
-            tag=STEPS_TAG,
-            metadata=SummaryMetadata(
-                plugin_data=SummaryMetadata.PluginData(
-                    plugin_name=PLUGIN_NAME, content=content.SerializeToString()
-                ),
-                data_class=DATA_CLASS_TENSOR,
-            ),
-            tensor=TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=[pack_figures(figures)]),
-        )
+        return blob_value(STEPS_TAG, content.SerializeToString(), pack_figures(figures), DATA_CLASS_TENSOR)
 
     def _scalars(self, figures: StepFigures) -> Iterator[Event]:
         seconds = (self._until_ns + np.cumsum(figures.durations_ns)) / 1e9

@@ -86,9 +86,7 @@ def take_folder(logdir: str, worker: str, end: str = "") -> WorkerFolder:
             )
         return WorkerFolder(folder, name, writer_id)
     raise MemPluginError(
-        f"{_MOST_WRITERS} writers have used this worker's folder.",
-        where=logdir,
-        fix="Choose a new folder.",
+        f"{_MOST_WRITERS} writers have used this worker's folder.", where=logdir, fix="Choose a new folder."
     )
 
 
@@ -103,14 +101,13 @@ def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
     Raises:
         OSError: the folder cannot be created.
     """
-    if _has_events(folder):
+    if has_events(folder):
         return False
     files.make_folder(files.join(folder, SIDE_FOLDER))
     content = f"{writer_id}\n{origin}" if origin else writer_id
     return files.claim(files.join(folder, SIDE_FOLDER, CLAIM), content.encode("utf-8", "surrogatepass"))
 
 
-def _has_events(folder: str) -> bool:
+def has_events(folder: str) -> bool:
     """Whether the folder contains event files. TensorBoard's Python loader would read only the newest."""
-    _, names = next(iter(files.walk(folder)), ("", []))
-    return any("tfevents" in name for name in names)
+    return any("tfevents" in name for name in files.names_in(folder))

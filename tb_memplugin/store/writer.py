@@ -89,6 +89,8 @@ class RunWriter:
     def _write(self, trace: MemoryTrace) -> WrittenWindow:
         folder = self._folder
         if folder is None or self._pid != os.getpid():
+            if "\0" in self._logdir:
+                self._refuse(OSError("a folder's name cannot have a NUL character"))
             folder = take_folder(self._logdir, self._worker)
             self._use(folder)
         window = Window(folder.worker, folder.writer_id, self._windows, side_file_name(self._windows))

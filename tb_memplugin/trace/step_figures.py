@@ -95,6 +95,15 @@ class StepFigures:
         return next((row for row, device in enumerate(self.devices) if device.name == name), None)
 
 
+@dataclass(frozen=True, slots=True)
+class WatchedSteps:
+    """The figures of all steps that a worker's monitor recorded. `folder` is the folder that it wrote to."""
+
+    folder: str
+    worker: str
+    figures: StepFigures
+
+
 def joined(parts: Sequence[StepFigures]) -> StepFigures:
     """Concatenate parts. A phase that is missing in a part gets zeros there: it did not run.
 

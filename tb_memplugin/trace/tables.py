@@ -30,6 +30,9 @@ OUTSIDE = "outside:"
 NOT_NAMED = "(not named)"
 """Key for bytes that were alive before the window and have no known owner."""
 
+ROOT = "(root)"
+"""Display name of the module with the key "", which is the model itself."""
+
 MODULE_MARK = "tb_memplugin.module="
 """Prefix of a label that tb_memplugin's recorder put on an allocation; the module's FQN follows."""
 
@@ -66,6 +69,11 @@ class Module:
     key: str
     parent: int = -1
     class_name: str = ""
+
+    @property
+    def name(self) -> str:
+        """The key as people read it."""
+        return self.key or ROOT
 
     @property
     def is_module(self) -> bool:
@@ -139,23 +147,23 @@ class Events:
     block, -1 if not known.
     """
 
-    time_ns: Int64
-    kind: UInt8
-    device: UInt8
-    address: UInt64
-    bytes: Int64
-    operator: Int32
-    module: Int32
-    label: Int32
-    stack: Int32
-    phase: UInt8
-    category: UInt8
-    reserved: Int64
-    stream: Int32
-    pool: Int32
-    context: Int32
-    forward: Int32
-    rounded: Int64
+    time_ns: Int64 = column(np.int64)
+    kind: UInt8 = column(np.uint8)
+    device: UInt8 = column(np.uint8)
+    address: UInt64 = column(np.uint64)
+    bytes: Int64 = column(np.int64)
+    operator: Int32 = column(np.int32)
+    module: Int32 = column(np.int32)
+    label: Int32 = column(np.int32)
+    stack: Int32 = column(np.int32)
+    phase: UInt8 = column(np.uint8)
+    category: UInt8 = column(np.uint8)
+    reserved: Int64 = column(np.int64)
+    stream: Int32 = column(np.int32)
+    pool: Int32 = column(np.int32)
+    context: Int32 = column(np.int32)
+    forward: Int32 = column(np.int32)
+    rounded: Int64 = column(np.int64)
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -164,26 +172,7 @@ class Events:
 Table = TypeVar("Table", Events, StartState)
 
 EVENT_DTYPES: dict[str, np.dtype[np.generic]] = {
-    name: np.dtype(dtype)
-    for name, dtype in {
-        "time_ns": np.int64,
-        "kind": np.uint8,
-        "device": np.uint8,
-        "address": np.uint64,
-        "bytes": np.int64,
-        "operator": np.int32,
-        "module": np.int32,
-        "label": np.int32,
-        "stack": np.int32,
-        "phase": np.uint8,
-        "category": np.uint8,
-        "reserved": np.int64,
-        "stream": np.int32,
-        "pool": np.int32,
-        "context": np.int32,
-        "forward": np.int32,
-        "rounded": np.int64,
-    }.items()
+    name: getattr(Events(), name).dtype for name in Events.__slots__
 }
 """The dtype of each column of `Events`, in the order of its fields."""
 

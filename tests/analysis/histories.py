@@ -25,7 +25,7 @@ from tb_memplugin.trace import (
     start_state,
 )
 from tb_memplugin.trace.tables import NOT_NAMED
-from tests.traces import EPOCH, MICROSECOND
+from tests.traces import EPOCH, MICROSECOND, trace
 
 K, M = 1 << 10, 1 << 20
 POOLS = ((0, 0), (7, 1))
@@ -81,6 +81,12 @@ def allocator_trace(*lines: str, **fields: Any) -> MemoryTrace:
         "ooms": tuple(ooms),
     }
     return MemoryTrace(**{**made, **fields})
+
+
+def steps_of(*each: str, count: int, before: tuple[str, ...] = ()) -> MemoryTrace:
+    """A trace of so many equal steps, in the lines of `tests.traces`; `#` in a line is the step's number."""
+    lines = [line.replace("#", str(step)) for step in range(count) for line in (f"step {step}", *each)]
+    return trace(*before, *lines)
 
 
 def _segments(held: list[dict[str, int]]) -> Segments:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from tb_memplugin.analysis import Finding, advice
 from tb_memplugin.analysis.advice import RULES
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace, Step
-from tests.analysis.histories import M, allocator_trace
+from tests.analysis.histories import M, allocator_trace, steps_of
 from tests.traces import EPOCH, MICROSECOND, trace
 
 
@@ -25,12 +27,6 @@ def verdict(history: MemoryTrace, kind: str) -> tuple[str, str]:
 
 def evidence(finding: Finding) -> list[tuple[str, int]]:
     return [(row.what, row.bytes) for row in finding.evidence]
-
-
-def steps_of(*each: str, count: int, before: tuple[str, ...] = ()) -> MemoryTrace:
-    """A trace of so many equal steps; `#` in a line is the step's number."""
-    lines = [line.replace("#", str(step)) for step in range(count) for line in (f"step {step}", *each)]
-    return trace(*before, *lines)
 
 
 def test_every_rule_is_judged_on_every_device_and_a_quiet_training_gives_no_finding() -> None:
@@ -113,107 +109,6 @@ def test_where_no_steps_are_told_the_optimizer_tells_them_apart() -> None:
     assert (finding.bytes, evidence(finding)) == (50, [("net · (no operator)", 150)])
 
 
-# Two layers: gradients of 400 and 100 bytes, activations of 300 and 600. Step 1 peaks in l2's backward, at
-# 500 + 900 + 100. Without the gradients of the step before it peaks in l1's, at 100 + 300 + 400 + 400.
-FIRST = (
-    "start 400 g1 category=gradient module=l1 label=l1.weight",
-    "start 100 g2 category=gradient module=l2 label=l2.weight",
-    "step 0",
-    "alloc 300 a1 module=l1 category=activation phase=forward",
-    "alloc 600 a2 module=l2 category=activation phase=forward",
-    "free a2 phase=backward",
-    "free a1 phase=backward",
-    "alloc 1 s phase=optimizer",
-    "free s phase=optimizer",
-)
-SECOND_FORWARD = (
-    "step 1",
-    "alloc 300 b1 module=l1 category=activation phase=forward",
-    "alloc 600 b2 module=l2 category=activation phase=forward",
-)
-SECOND_BACKWARD = (
-    "alloc 100 t2 module=l2 phase=backward category=autograd_detail",
-    "free t2 phase=backward",
-    "free b2 phase=backward",
-    "alloc 400 t1 module=l1 phase=backward category=autograd_detail",
-    "free t1 phase=backward",
-    "free b1 phase=backward",
-)
-BACKWARD = [("l2", 8, 10, "backward"), ("l1", 11, 13, "backward")]
-
-
-def test_gradients_zeroed_in_place_cost_the_peak_what_is_not_yet_needed_again() -> None:
-    finding = found(trace(*FIRST, *SECOND_FORWARD, *SECOND_BACKWARD, calls=BACKWARD), "kept_gradients")
-    assert (finding.level, finding.step, finding.bytes, finding.of_bytes) == ("problem", 1, 300, 1500)
-    assert evidence(finding) == [
-        ("gradients alive during forward", 500),
-        ("peak of step 1", 1500),
-        ("the same peak without them", 1200),
-        ("l1.weight", 400),
-        ("l2.weight", 100),
-    ]
-    assert "zeroed in place" in finding.evidence[0].detail
-    assert dict(finding.where.state) == {"step": "1", "search": "gradient", "listed": "lifetime"}
-
-
-def test_where_no_steps_are_told_apart_one_goes_from_optimizer_to_optimizer() -> None:
-    """The first forward has such gradients in its way too, but where they came from is not recorded."""
-    first = [line.replace("alloc 600 a2", "alloc 700 a2") for line in FIRST if line != "step 0"]
-    history = trace(*first, *SECOND_FORWARD[1:], *SECOND_BACKWARD, calls=BACKWARD)
-    finding = found(history, "kept_gradients")
-    assert (finding.bytes, finding.of_bytes) == (300, 1500)
-    assert finding.evidence[1].what == "peak between two optimizer steps"
-
-
-def test_without_module_calls_gradients_count_as_needed_from_backward_on() -> None:
-    history = trace(*FIRST, *SECOND_FORWARD, *SECOND_BACKWARD)
-    assert verdict(history, "kept_gradients")[0] == "fine"  # the peak is in backward
-    forward = trace(*FIRST, *SECOND_FORWARD, "free b2 phase=backward", "free b1 phase=backward")
-    assert found(forward, "kept_gradients").bytes == 500
-
-
-def test_gradients_alive_when_the_recording_ends_before_a_backward_are_not_said_to_be_zeroed_in_place() -> (
-    None
-):
-    """A validation after the optimizer step, the last of the recording: what comes next is not known."""
-    finding = found(trace(*FIRST, *SECOND_FORWARD), "kept_gradients")
-    assert finding.evidence[0].detail == "2, not freed by the end of the recording"
-
-
-def test_gradients_freed_between_forward_and_backward_were_in_the_way_of_forward() -> None:
-    history = trace(
-        *FIRST,
-        *SECOND_FORWARD,
-        "free g1",
-        "free g2",
-        *("free b2 phase=backward", "free b1 phase=backward"),
-    )
-    finding = found(history, "kept_gradients")
-    assert (finding.bytes, "only after forward" in finding.title) == (500, True)
-
-
-def test_gradients_freed_before_the_next_forward_are_as_they_should_be() -> None:
-    history = trace(*FIRST, "free g1", "free g2", *SECOND_FORWARD, *SECOND_BACKWARD, calls=BACKWARD)
-    assert verdict(history, "kept_gradients")[0] == "fine"
-
-
-def test_gradients_that_several_passes_sum_up_in_are_as_they_should_be() -> None:
-    """Another optimizer steps every time, the one of these gradients every second time."""
-    history = trace(
-        *FIRST,
-        *SECOND_FORWARD,
-        *SECOND_BACKWARD,
-        *("alloc 1 u phase=optimizer", "free u phase=optimizer", "free g1", "free g2"),
-        *("step 2", "alloc 9 c phase=forward module=l1", "free c phase=backward"),
-        calls=BACKWARD,
-    )
-    assert verdict(history, "kept_gradients")[0] == "fine"
-
-
-def test_one_step_tells_nothing_of_gradients() -> None:
-    assert "an optimizer step and a forward after it" in verdict(trace(*FIRST), "kept_gradients")[1]
-
-
 @pytest.mark.parametrize(
     ("held", "used", "idle"), [(200, 50, 150), (400, 319, 81), (400, 321, 0), (100, 40, 0), (128, 100, 0)]
 )
@@ -275,6 +170,13 @@ def test_checkpointing_saves_what_layers_hold_but_for_what_they_pass_on() -> Non
     assert "0.00 ms of forward in 2 calls" in finding.evidence[0].detail
     assert "holds 600 B" in finding.evidence[0].detail
     assert dict(finding.where.state) == {"step": "0", "find": "blocks.*", "sort": "activations"}
+
+
+def test_what_a_millisecond_saves_is_told_in_a_unit_of_which_there_is_one() -> None:
+    """10,000 bytes in 4 microseconds of forward: 2,500,000 bytes per ms are 2.38 MiB, not 2,441.41 KiB."""
+    larger = [re.sub(r"alloc (\d+)", lambda found: f"alloc {20 * int(found[1])}", line) for line in BLOCKS]
+    finding = found(trace(*larger, calls=CALLS), "checkpointing")
+    assert "saves 2.38 MiB per ms" in finding.evidence[0].detail
 
 
 def test_a_module_whose_input_dies_with_it_saves_nothing() -> None:
@@ -362,6 +264,28 @@ def test_a_temporary_without_which_the_peak_is_half() -> None:
         ("the same peak without them", 300),
     ]
     assert dict(finding.where.state) == {"step": "3", "block": "1"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "lifetime", "to_do"),
+    [
+        ("forward", "they exist only while this operator runs.", "loss over parts of the batch"),
+        ("backward", "they exist only while this operator runs.", "loss over parts of the batch"),
+        ("optimizer", "they are freed before the optimizer step ends.", "foreach=False"),
+        ("other", "they are freed soon after they are made.", "free each result"),
+    ],
+)
+def test_temporaries_live_as_long_as_their_phase_says(phase: str, lifetime: str, to_do: str) -> None:
+    """What the program makes outside any phase, and holds, is a temporary, too."""
+    each = [f"alloc 500 t{n} category=temporary operator=aten::add phase={phase}" for n in range(2)]
+    finding = found(trace("start 100 w", *each, "free t0", "free t1"), "large_temporary")
+    assert finding.title == f"Temporaries of aten::add set the peak: {lifetime}"
+    assert to_do in finding.what_to_do
+
+
+def test_temporaries_of_the_model_itself_are_those_of_the_root() -> None:
+    history = trace("start 100 w", "alloc 500 t category=temporary operator=softmax module=", "free t")
+    assert evidence(found(history, "large_temporary"))[0] == ("softmax in (root)", 500)
 
 
 def test_temporaries_of_layers_that_repeat_are_one_and_of_others_hide_each_other() -> None:

@@ -12,14 +12,7 @@ from tb_memplugin.analysis.columns import event_cuts, time_cuts
 from tb_memplugin.analysis.curve import curve
 from tests.traces import trace
 
-SMALL = trace(
-    "start 400 w",
-    "alloc 100 a",
-    "alloc 20 b",
-    "free b",
-    "alloc 60 g",
-    "free a",
-)
+SMALL = trace("start 400 w", "alloc 100 a", "alloc 20 b", "free b", "alloc 60 g", "free a")
 """Live: 400, 500, 520, 500, 560, 460."""
 
 

@@ -18,11 +18,7 @@ STACKS = {
     "native": ("malloc ??:0", "start_thread ??:0"),
 }
 PROGRAM = program(
-    "before 1000 w",
-    "alloc 30 a at=mlp",
-    "alloc 10 b at=head",
-    "alloc 7 c at=native",
-    stacks=STACKS,
+    "before 1000 w", "alloc 30 a at=mlp", "alloc 10 b at=head", "alloc 7 c at=native", stacks=STACKS
 )
 ROWS = stack_table(PROGRAM, 0, len(PROGRAM.events) - 1)
 

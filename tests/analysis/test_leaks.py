@@ -7,16 +7,10 @@ import pytest
 
 from tb_memplugin.analysis.leaks import leaks, step_bounds
 from tb_memplugin.trace import Annotations, MemoryTrace
-from tests.analysis.histories import allocator_trace
+from tests.analysis.histories import allocator_trace, steps_of
 from tests.traces import EPOCH, MICROSECOND, trace
 
 STACKS = (("append train.py:9", "main train.py:1"), ("forward net.py:3",), ("cache net.py:7",))
-
-
-def steps_of(*each: str, count: int, before: tuple[str, ...] = ()) -> MemoryTrace:
-    """A trace of so many equal steps; `#` in a line is the step's number."""
-    lines = [line.replace("#", str(step)) for step in range(count) for line in (f"step {step}", *each)]
-    return trace(*before, *lines)
 
 
 def test_what_grows_in_every_step_and_stays_is_suspected() -> None:

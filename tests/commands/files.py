@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from tests.snapshots import block, entries, segment, snapshot
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 real = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} holds strangers' files; it is absent")
+
+PROGRAM = [sys.executable, "-c", "from tb_memplugin.commands import main; main()"]
+"""The command in a process of its own."""
 
 FORWARD = [
     {"filename": "??", "name": "at::empty", "line": 0},

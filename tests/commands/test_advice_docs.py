@@ -7,15 +7,12 @@ import sys
 from pathlib import Path
 
 from tests.commands.files import run
+from tests.commands.test_docs import trimmed
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "advice.md").read_text("utf-8")
 (PROGRAM,) = [code for code in re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL) if "profile(" in code]
 ((ARGUMENTS, OUTPUT),) = re.findall(r"```console\n\$ tb-memplugin ([^\n]*)\n(.*?)```", DOCUMENT, re.DOTALL)
-
-
-def trimmed(text):
-    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
 
 
 def test_the_example(tmp_path, monkeypatch):

@@ -14,9 +14,7 @@ from click.testing import CliRunner
 
 from tb_memplugin.commands import SUB_COMMANDS, main
 from tb_memplugin.commands.apart import READ_FILES
-from tests.commands.files import step_snapshot, write
-
-PROGRAM = [sys.executable, "-c", "from tb_memplugin.commands import main; main()"]
+from tests.commands.files import PROGRAM, step_snapshot, write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 

@@ -5,8 +5,8 @@ from importlib import metadata
 import pytest
 from click.testing import CliRunner
 
-from tb_memplugin.commands import installation, main, recordings
-from tb_memplugin.commands.findings import Level
+from tb_memplugin.commands import doctor_installation, doctor_logdir, main
+from tb_memplugin.commands.doctor_findings import Level
 from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BASELINE
 
@@ -18,7 +18,7 @@ def logdir(tmp_path):
 
 
 def findings(logdir):
-    return list(recordings.check_logdir(str(logdir)))
+    return list(doctor_logdir.check_logdir(str(logdir)))
 
 
 def problems(logdir):
@@ -33,7 +33,7 @@ def test_a_good_logdir_has_no_problem(logdir):
 
 
 def test_the_exit_code_tells(logdir, monkeypatch):
-    monkeypatch.setattr(installation, "check_installation", lambda: iter(()))
+    monkeypatch.setattr(doctor_installation, "check_installation", lambda: iter(()))
     import tb_memplugin.commands.doctor as doctor
 
     monkeypatch.setattr(doctor, "check_installation", lambda: iter(()))
@@ -172,7 +172,7 @@ def test_a_folder_that_cannot_be_written(logdir):
     [(None, Level.PROBLEM), ("2.20.0", Level.PROBLEM), ("2.21.0", Level.FINE), ("3.0", Level.FINE)],
 )
 def test_tensorboards_version(version, level):
-    assert installation.check_tensorboard(version).level is level
+    assert doctor_installation.check_tensorboard(version).level is level
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_tensorboards_version(version, level):
     ],
 )
 def test_protobufs_version(version, level):
-    assert installation.check_protobuf(version).level is level
+    assert doctor_installation.check_protobuf(version).level is level
 
 
 def entry_point(name, value):
@@ -195,20 +195,22 @@ def entry_point(name, value):
 
 
 def test_a_plugin_that_is_not_registered():
-    (finding,) = installation.check_registration([])
+    (finding,) = doctor_installation.check_registration([])
     assert (finding.level, "not registered" in finding.what) == (Level.PROBLEM, True)
 
 
 def test_another_plugin_that_cannot_be_imported_is_a_hint():
     ours = entry_point("tb_memplugin", "tb_memplugin.server.loader:MemoryPluginLoader")
-    found = list(installation.check_registration([ours, entry_point("broken", "no.such.module:Plugin")]))
+    found = list(
+        doctor_installation.check_registration([ours, entry_point("broken", "no.such.module:Plugin")])
+    )
     assert [finding.level for finding in found] == [Level.FINE, Level.HINT]
 
 
 def test_this_environment_is_registered_and_loads():
     found = {
         finding.what: finding
-        for finding in installation.check_installation()
+        for finding in doctor_installation.check_installation()
         if "frontend" not in finding.what
     }
     assert all(finding.level is not Level.PROBLEM for finding in found.values()), found

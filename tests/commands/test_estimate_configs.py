@@ -186,10 +186,7 @@ def test_tensor_parallelism_divides_what_transformers_plan_names(llama):
     assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("mesh", "share"),
-    [("pp=2,dp=2", 1), ("pp=2,fsdp=2", 2)],
-)
+@pytest.mark.parametrize(("mesh", "share"), [("pp=2,dp=2", 1), ("pp=2,fsdp=2", 2)])
 def test_a_rank_has_its_share_of_its_stage(llama, mesh, share):
     """Of two stages: a layer and the embedding, or a layer, the norm and the head."""
     answer = on_a_mesh(llama, mesh, "--micro-batches", 3, "--no-changes")

@@ -7,12 +7,11 @@ import pickle
 import re
 
 import pytest
-from click.testing import CliRunner
 
 from tb_memplugin import load
-from tb_memplugin.commands import main
 from tb_memplugin.exports.formats import FORMATS
 from tb_memplugin.store.writer import RunWriter
+from tests.commands.files import refused, run, told
 from tests.snapshots import block, entries, segment, snapshot
 from tests.traces import trace
 
@@ -34,10 +33,6 @@ def recording(tmp_path):
     return path
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def report_in(path):
     (text,) = re.findall(r'id="report-data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
     return json.loads(text)
@@ -55,10 +50,7 @@ def test_a_runs_folder_is_its_window_with_the_highest_peak(tmp_path):
 @pytest.mark.parametrize("format_", FORMATS)
 def test_every_format_is_written_and_told(recording, tmp_path, format_):
     output = tmp_path / "out"
-    result = run("export", recording, "--to", format_, "-o", output, "--json")
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told == {
+    assert told("export", recording, "--to", format_, "-o", output) == {
         "source": str(recording),
         "format": format_,
         "path": str(output),
@@ -69,8 +61,7 @@ def test_every_format_is_written_and_told(recording, tmp_path, format_):
 
 def test_people_are_told_in_a_line(recording, tmp_path):
     result = run("export", recording, "--to", "csv", "-o", tmp_path / "out.csv")
-    assert result.exit_code == 0
-    assert result.stdout == ""
+    assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.startswith(f"Wrote {tmp_path / 'out.csv'} (")
 
 
@@ -92,12 +83,7 @@ def test_the_page_has_the_divisions_asked_for(recording, tmp_path):
         "html",
         "-o",
         output,
-        "--by",
-        "line",
-        "--by",
-        "stack",
-        "--rules",
-        "Fw=forw",
+        *["--by", "line", "--by", "stack", "--rules", "Fw=forw"],
     )
     (device,) = report_in(output)["devices"]
     assert [division["by"] for division in device["divisions"]] == ["rules", "line", "stack"]
@@ -140,9 +126,7 @@ def test_a_custom_profile_goes_by_rules(recording, tmp_path):
     ],
 )
 def test_rules_that_do_not_fit_are_refused(recording, tmp_path, arguments, said):
-    result = run("profile", recording, *arguments, "-o", tmp_path / "out.html")
-    assert result.exit_code == 2
-    assert said in result.stderr
+    assert said in refused("profile", recording, *arguments, "-o", tmp_path / "out.html")
     assert not (tmp_path / "out.html").exists()
 
 
@@ -160,17 +144,14 @@ def test_json_is_the_trace_or_the_snapshot(recording, tmp_path):
 def test_the_recording_itself_is_not_overwritten(recording, name):
     before = recording.read_bytes()
     options = {"export": ["--to", "csv"], "profile": ["--by", "categories"], "json": []}[name]
-    result = run(name, recording, *options, "-o", recording)
-    assert result.exit_code == 2
-    assert "replace the recording" in result.stderr
+    assert "replace the recording" in refused(name, recording, *options, "-o", recording)
     assert recording.read_bytes() == before
 
 
 def test_a_place_that_cannot_be_written_is_told(recording, tmp_path):
-    result = run("export", recording, "--to", "csv", "-o", tmp_path / "absent" / "out.csv")
-    assert result.exit_code == 2
-    assert "cannot be written" in result.stderr
-    assert str(tmp_path / "absent" / "out.csv") in result.stderr
+    message = refused("export", recording, "--to", "csv", "-o", tmp_path / "absent" / "out.csv")
+    assert "cannot be written" in message
+    assert str(tmp_path / "absent" / "out.csv") in message
 
 
 @pytest.mark.parametrize("name", ["export", "profile", "json"])

@@ -9,7 +9,7 @@ import pytest
 
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
-from tests.commands.files import run
+from tests.commands.files import refused, run
 from tests.step_figures import figures
 from tests.traces import trace
 
@@ -44,10 +44,9 @@ def test_json_too(logdir, tmp_path):
 
 @pytest.mark.parametrize("format_", ["html", "perfetto", "speedscope", "snapshot"])
 def test_other_formats_are_refused_with_what_to_do(logdir, tmp_path, format_):
-    result = run("export", str(logdir), "--to", format_, "-o", str(tmp_path / "out"))
-    assert result.exit_code == 2
-    assert f"{format_} needs single allocations" in result.stderr
-    assert "--to csv" in result.stderr
+    message = refused("export", logdir, "--to", format_, "-o", tmp_path / "out")
+    assert f"{format_} needs single allocations" in message
+    assert "--to csv" in message
     assert not (tmp_path / "out").exists()
 
 
@@ -59,6 +58,10 @@ def test_where_a_step_is_recorded_in_full_the_monitors_folder_has_the_figures(lo
 
 
 def test_a_folder_without_any_recording_is_told(tmp_path):
-    result = run("export", str(tmp_path), "--to", "csv", "-o", str(tmp_path / "out.csv"))
-    assert result.exit_code == 2
-    assert "no memory recording" in result.stderr
+    assert "no memory recording" in refused("export", tmp_path, "--to", "csv", "-o", tmp_path / "out.csv")
+
+
+def test_a_command_that_needs_allocations_says_how_to_get_the_figures(logdir):
+    message = refused("peak", logdir)
+    assert "only MemoryMonitor figures, of 3 steps" in message
+    assert f"tb-memplugin export {logdir} --to csv" in message

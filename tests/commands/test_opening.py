@@ -135,11 +135,9 @@ def test_of_many_notes_the_number_is_told(tmp_path):
 def test_names_in_files_cannot_steer_a_terminal(tmp_path):
     content = step_snapshot()
     content["device_traces"][0][0]["frames"] = [
-        {"filename": "[red]\x1b[2J.py", "name": "\x07bell", "line": 1},
+        {"filename": "[red]\x1b[2J.py", "name": "\x07bell", "line": 1}
     ]
-    content["external_annotations"] = [
-        {"name": "\x1b]0;x\x07", "stage": "START", "device": 0, "time_us": 5},
-    ]
+    content["external_annotations"] = [{"name": "\x1b]0;x\x07", "stage": "START", "device": 0, "time_us": 5}]
     step = write(tmp_path / "step.pickle", content)
     for arguments in (
         ("peak", step, "--by", "stack"),

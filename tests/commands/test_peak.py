@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from tb_memplugin.commands import main
-from tb_memplugin.commands.tables import Unit, printable
+from tb_memplugin.commands.tables import printable
 from tb_memplugin.store.writer import RunWriter
+from tests.commands import files
+from tests.commands.files import run
 from tests.server.conftest import BASELINE, BIGGER
 from tests.traces import EPOCH, trace
 
@@ -16,14 +16,8 @@ def logdir(tmp_path):
     return tmp_path
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def told(*arguments):
-    result = run("peak", *arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return files.told("peak", *arguments)
 
 
 def test_json_is_what_the_issue_says(logdir):
@@ -112,26 +106,27 @@ def test_a_worker_can_be_chosen(logdir):
     ],
 )
 def test_what_was_not_recorded_is_refused_with_the_choices(logdir, arguments, words):
-    result = run("peak", logdir, *arguments)
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert "Choose one of" in result.stderr
-    assert result.stdout == ""
+    message = files.refused("peak", logdir, *arguments)
+    assert words in message
+    assert "Choose one of" in message
 
 
 def test_a_folder_without_recordings_is_refused(tmp_path):
-    result = run("peak", tmp_path)
-    assert (result.exit_code, "no memory recording" in result.stderr) == (2, True)
+    assert "no memory recording" in files.refused("peak", tmp_path)
     for absent in (tmp_path / "absent", ""):
-        result = run("peak", absent)
-        assert (result.exit_code, "folder does not exist" in result.stderr) == (2, True)
+        assert "folder does not exist" in files.refused("peak", absent)
 
 
 def test_a_host_that_does_not_answer_is_no_traceback():
     """Port 9 discards, where anybody listens at all."""
-    result = run("peak", "http://127.0.0.1:9/run")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "cannot be reached" in result.stderr
+    assert "cannot be reached" in files.refused("peak", "http://127.0.0.1:9/run")
+
+
+def test_of_a_peak_that_is_reached_twice_the_first_moment_is_told_as_in_the_tab(tmp_path):
+    twice = trace("alloc 50 a category=input", "free a", "alloc 50 b category=gradient")
+    RunWriter(str(tmp_path), "rank0").write(twice)
+    (device,) = told(tmp_path)["devices"]
+    assert (device["peak_event"], device["breakdown"]) == (0, [{"key": "input", "bytes": 50, "count": 1}])
 
 
 def test_without_its_side_file_a_step_is_told_from_its_summary(logdir):
@@ -142,8 +137,7 @@ def test_without_its_side_file_a_step_is_told_from_its_summary(logdir):
         device["peak_event"] = None  # which event holds it longest, only the events tell
     assert json.loads(result.stdout) == whole
     assert "missing" in result.stderr
-    refused = run("peak", logdir, "--by", "stack")
-    assert (refused.exit_code, "side file" in refused.stderr) == (2, True)
+    assert "side file" in files.refused("peak", logdir, "--by", "stack")
 
 
 def test_people_get_a_table_in_one_unit(logdir):
@@ -174,14 +168,6 @@ def test_a_damaged_file_beside_good_ones_is_a_warning(logdir):
     assert "ends unexpectedly" in result.stderr
     told = [line.split(":")[0] for line in result.stderr.splitlines()]
     assert told[:3] == ["warning", "  where", "  fix"]
-
-
-@pytest.mark.parametrize(
-    ("size", "told"),
-    [(0, "0 B"), (1023, "1,023 B"), (1536, "1,536 B"), (5 << 30, "5.00 GiB"), (3 << 50, "3,072.00 TiB")],
-)
-def test_sizes_are_told_in_the_unit_that_fits(size, told):
-    assert Unit.for_bytes([size, size // 2]).tell(size) == told
 
 
 def test_text_is_cut_and_what_cannot_be_seen_is_written_out():

@@ -2,19 +2,16 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands.files import step_snapshot, write
-
-COMMAND = [sys.executable, "-c", "from tb_memplugin.commands import main; main()"]
+from tests.commands.files import PROGRAM, step_snapshot, write
 
 
 def process(*arguments, **environment):
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
+        [*PROGRAM, *map(str, arguments)],
         capture_output=True,
         timeout=60,
         check=False,
@@ -56,7 +53,7 @@ def test_an_export_goes_into_a_pipe(step):
 @pytest.mark.skipif(not Path("/dev/stdin").exists(), reason="no /dev/stdin here")
 def test_a_pipe_as_input_is_refused_with_what_to_do(step):
     done = subprocess.run(
-        [*COMMAND, "peak", "/dev/stdin"],
+        [*PROGRAM, "peak", "/dev/stdin"],
         input=step.read_bytes(),
         capture_output=True,
         timeout=60,

@@ -54,6 +54,12 @@ def test_blocks_at_one_address_are_told_apart_as_usage_takes_them(tmp_path):
     assert [row["address_version"][-2:] for row in made] == ["_0", "_1", "_0", "_2"]
 
 
+def test_the_module_that_is_the_model_has_a_name_and_no_module_has_none(tmp_path):
+    made = trace("alloc 1 a", "alloc 2 b module=", "alloc 4 c module=layer")
+    names = {row["bytes"]: row["module"] for row in rows(made, tmp_path / "out.csv")}
+    assert names == {"1": "", "2": "(root)", "4": "layer"}
+
+
 def test_bytes_sum_to_what_is_live(tmp_path):
     read = rows(SMALL, tmp_path / "out.csv")
     assert sum(int(row["bytes"]) for row in read if not row["born_event"]) == SMALL.live(0)[0] == 400

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tb_memplugin import MemPluginError
-from tb_memplugin.exports.monitored_steps import COLUMNS, MonitoredWorker, write_csv, write_json
+from tb_memplugin.exports.monitored_steps import COLUMNS, write_csv, write_json
 from tb_memplugin.sources.steps.recording import DeviceStep, MonitoredStep, PhaseStep
+from tb_memplugin.trace.step_figures import WatchedSteps
 from tests.step_figures import figures
 
 CARD = figures([400, 800], phases={"forward": [300, 0]}, retries=[0, 2])
@@ -29,7 +30,7 @@ def document(path, *workers):
 
 
 def test_a_row_for_each_step_and_each_phase_that_ran(tmp_path):
-    first, forward, second = rows(tmp_path / "out.csv", MonitoredWorker("runs/a/rank0.steps", "rank0", CARD))
+    first, forward, second = rows(tmp_path / "out.csv", WatchedSteps("runs/a/rank0.steps", "rank0", CARD))
     assert tuple(first) == COLUMNS
     assert list(first.values()) == [
         *("runs/a/rank0.steps", "rank0", "0", "cuda:0", "", "", "100000000"),
@@ -51,14 +52,14 @@ def test_a_row_for_each_step_and_each_phase_that_ran(tmp_path):
 
 
 def test_what_a_device_does_not_have_is_an_empty_cell(tmp_path):
-    (row,) = rows(tmp_path / "out.csv", MonitoredWorker("a", "rank0", figures([100], device="process")))
+    (row,) = rows(tmp_path / "out.csv", WatchedSteps("a", "rank0", figures([100], device="process")))
     assert [name for name, text in row.items() if not text] == ["phase", "count", *COLUMNS[10:]]
 
 
 def test_a_lower_bound_is_not_exact(tmp_path):
     (device,) = CARD.devices
     bound = replace(CARD, devices=(replace(device, at_least=np.array([False, True])),), phases=())
-    assert [row["exact"] for row in rows(tmp_path / "x", MonitoredWorker("a", "rank0", bound))] == [
+    assert [row["exact"] for row in rows(tmp_path / "x", WatchedSteps("a", "rank0", bound))] == [
         "true",
         "false",
     ]
@@ -75,7 +76,7 @@ def test_several_devices_and_workers(tmp_path):
             ),
         ),
     )
-    workers = [MonitoredWorker("a", "rank0", two), MonitoredWorker("b", "rank1", figures([5]))]
+    workers = [WatchedSteps("a", "rank0", two), WatchedSteps("b", "rank1", figures([5]))]
     told = [
         (row["worker"], row["step"], row["device"], row["phase"], row["peak_allocated"])
         for row in rows(tmp_path / "out.csv", *workers)
@@ -93,14 +94,12 @@ def test_several_devices_and_workers(tmp_path):
 
 def test_no_text_is_a_formula(tmp_path):
     evil = figures([1], phases={"=1+1": [1]})
-    _, phase = rows(tmp_path / "out.csv", MonitoredWorker("a", "@rank", evil))
+    _, phase = rows(tmp_path / "out.csv", WatchedSteps("a", "@rank", evil))
     assert (phase["worker"], phase["phase"]) == ("'@rank", "'=1+1")
 
 
 def test_json_has_the_steps_as_the_monitor_returned_them(tmp_path):
-    told = document(
-        tmp_path / "x", MonitoredWorker("a", "rank0", CARD), MonitoredWorker("b", "1", figures([]))
-    )
+    told = document(tmp_path / "x", WatchedSteps("a", "rank0", CARD), WatchedSteps("b", "1", figures([])))
     assert (told["format"], told["version"]) == ("tb_memplugin.steps", 1)
     first, empty = told["workers"]
     assert (empty["folder"], empty["worker"], empty["steps"]) == ("b", "1", [])

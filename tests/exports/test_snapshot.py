@@ -170,9 +170,7 @@ def test_an_empty_trace_is_an_empty_snapshot(tmp_path):
 
 def test_an_event_that_tells_no_reserve_changes_none(tmp_path):
     before = trace(
-        "alloc 600 a device=cuda:0 reserved=2097152",
-        "alloc 600 b device=cuda:0",
-        "free a reserved=2097152",
+        "alloc 600 a device=cuda:0 reserved=2097152", "alloc 600 b device=cuda:0", "free a reserved=2097152"
     )
     after, notes = again(before, tmp_path / "out.pickle")
     assert before.events.reserved.tolist() == [2 << 20, -1, 2 << 20]

@@ -20,6 +20,7 @@ from tb_memplugin.trace import (
     Annotations,
     Category,
     Device,
+    Events,
     Kind,
     MemoryTrace,
     Module,
@@ -27,10 +28,10 @@ from tb_memplugin.trace import (
     Phase,
     Segments,
     Spans,
+    StartState,
     Step,
-    events,
-    start_state,
 )
+from tb_memplugin.trace.tables import EVENT_DTYPES
 from tests.traces import same, trace
 
 
@@ -48,91 +49,57 @@ TEXT = st.text(st.characters(), max_size=20)
 TIMES = st.integers(-(2**62), 2**62)
 
 
-def _column(draw, dtype, rows, low, high):
-    return draw(arrays.arrays(np.dtype(dtype), rows, elements=st.integers(low, high)))
-
-
 @st.composite
 def traces(draw):
     """Any trace that the types allow, columns of all kinds of numbers, names of all kinds of text."""
-    rows, starts, spans = draw(st.integers(0, 40)), draw(st.integers(0, 10)), draw(st.integers(0, 10))
     size = st.none() | st.integers(0, 2**62)
     devices = tuple(Device(name, draw(size), "", draw(size)) for name in ("cpu", draw(TEXT)))
     operators, labels, contexts, ranges = (tuple(draw(st.lists(TEXT, max_size=4))) for _ in range(4))
     word = st.integers(0, 2**64 - 1)
     streams = tuple(draw(st.lists(word, max_size=3)))
     pools = tuple(draw(st.lists(st.tuples(word, word), max_size=3)))
-    segments, marks = draw(st.integers(0, 5)), draw(st.integers(0, 5)) if ranges else 0
     stacks = tuple(map(tuple, draw(st.lists(st.lists(TEXT, max_size=3), max_size=3))))
     keys = draw(st.lists(TEXT, max_size=5))
     modules = tuple(Module(key, draw(st.integers(-1, row - 1)), draw(TEXT)) for row, key in enumerate(keys))
     steps = draw(st.lists(st.builds(Step, st.integers(-9, 9), TIMES, TIMES), min_size=1, max_size=3))
+    rows = draw(st.integers(0, 40))
+    tables = {"operator": operators, "module": modules, "label": labels, "stack": stacks, "forward": stacks}
+    tables |= {"stream": streams, "pool": pools, "context": contexts}
+    limits = {name: (-1, len(table) - 1) for name, table in tables.items()}
+    limits |= {"kind": (0, len(Kind) - 1), "phase": (0, len(Phase) - 1), "category": (0, len(Category) - 1)}
+    limits |= {
+        "address": (0, 2**64 - 1),
+        "bytes": (0, 2**60),
+        "reserved": (-1, 2**60),
+        "rounded": (-1, 2**60),
+    }
+    limits |= {"time_ns": (-(2**62), 2**62), "start_ns": (-(2**62), 2**62), "end_ns": (-(2**62), 2**62)}
+    limits |= {"depth": (0, 50), "event": (-1, max(rows - 1, -1))}
 
-    def table_of(count):
-        return {"low": -1, "high": len(count) - 1}
+    def columns(kind, count, **own):
+        found = {}
+        for name, dtype in kind.items():
+            numbers = st.integers(*{**limits, **own}.get(name, (0, 1)))
+            found[name] = draw(arrays.arrays(np.dtype(dtype), count, elements=numbers))
+        return {name: np.sort(one) if name in ("time_ns", "start_ns") else one for name, one in found.items()}
+
+    def table(kind, most, **own):
+        dtypes = {name: getattr(kind(), name).dtype for name in kind.__slots__}
+        return kind(**columns(dtypes, draw(st.integers(0, most)), **own))
 
     return MemoryTrace(
         source=draw(TEXT),
-        events=events(
-            np.sort(_column(draw, np.int64, rows, -(2**62), 2**62)),
-            kind=_column(draw, np.uint8, rows, 0, len(Kind) - 1),
-            device=_column(draw, np.uint8, rows, 0, 1),
-            address=_column(draw, np.uint64, rows, 0, 2**64 - 1),
-            bytes=_column(draw, np.int64, rows, 0, 2**60),
-            operator=_column(draw, np.int32, rows, **table_of(operators)),
-            module=_column(draw, np.int32, rows, **table_of(modules)),
-            label=_column(draw, np.int32, rows, **table_of(labels)),
-            stack=_column(draw, np.int32, rows, **table_of(stacks)),
-            phase=_column(draw, np.uint8, rows, 0, len(Phase) - 1),
-            category=_column(draw, np.uint8, rows, 0, len(Category) - 1),
-            reserved=_column(draw, np.int64, rows, -1, 2**60),
-            stream=_column(draw, np.int32, rows, **table_of(streams)),
-            pool=_column(draw, np.int32, rows, **table_of(pools)),
-            context=_column(draw, np.int32, rows, **table_of(contexts)),
-            forward=_column(draw, np.int32, rows, **table_of(stacks)),
-            rounded=_column(draw, np.int64, rows, -1, 2**60),
-        ),
-        start=start_state(
-            _column(draw, np.int64, starts, 0, 2**60),
-            device=_column(draw, np.uint8, starts, 0, 1),
-            address=_column(draw, np.uint64, starts, 0, 2**64 - 1),
-            category=_column(draw, np.uint8, starts, 0, len(Category) - 1),
-            module=_column(draw, np.int32, starts, **table_of(modules)),
-            label=_column(draw, np.int32, starts, **table_of(labels)),
-            stack=_column(draw, np.int32, starts, **table_of(stacks)),
-            stream=_column(draw, np.int32, starts, **table_of(streams)),
-            pool=_column(draw, np.int32, starts, **table_of(pools)),
-            rounded=_column(draw, np.int64, starts, -1, 2**60),
-            pending=_column(draw, np.uint8, starts, 0, 1),
-        ),
+        events=Events(**columns(EVENT_DTYPES, rows)),
+        start=table(StartState, 10),
         devices=devices,
         steps=tuple(steps),
         operators=operators,
         modules=modules,
         labels=labels,
         stacks=stacks,
-        calls=Spans(
-            np.sort(_column(draw, np.int64, spans, -(2**62), 2**62)),
-            _column(draw, np.int64, spans, -(2**62), 2**62),
-            _column(draw, np.int32, spans, **table_of(modules)),
-            _column(draw, np.int32, spans, 0, 50),
-            _column(draw, np.uint8, spans, 0, len(Phase) - 1),
-        ),
-        segments=Segments(
-            _column(draw, np.uint8, segments, 0, 1),
-            _column(draw, np.uint64, segments, 0, 2**64 - 1),
-            _column(draw, np.int64, segments, 0, 2**60),
-            _column(draw, np.int32, segments, **table_of(streams)),
-            _column(draw, np.int32, segments, **table_of(pools)),
-            _column(draw, np.uint8, segments, 0, 1),
-        ),
-        annotations=Annotations(
-            np.sort(_column(draw, np.int64, marks, -(2**62), 2**62)),
-            _column(draw, np.int32, marks, 0, max(len(ranges) - 1, 0)),
-            _column(draw, np.uint8, marks, 0, 1),
-            _column(draw, np.uint8, marks, 0, 1),
-            _column(draw, np.int64, marks, -1, max(rows - 1, -1)),
-        ),
+        calls=table(Spans, 10, name=limits["module"]),
+        segments=table(Segments, 5),
+        annotations=table(Annotations, 5 if ranges else 0, name=(0, max(len(ranges) - 1, 0))),
         annotation_names=ranges,
         streams=streams,
         pools=pools,
@@ -156,14 +123,10 @@ def test_events_that_are_further_apart_than_a_number_can_say_are_in_order() -> N
 
 
 def test_a_segment_of_nothing_comes_back() -> None:
-    nothing = Segments(
-        *(np.full(1, value, getattr(Segments(), name).dtype) for name, value in NOTHING.items())
-    )
-    recorded = trace("alloc 1 a", segments=nothing)
+    nothing = {"device": 0, "address": 0, "bytes": 0, "stream": -1, "pool": -1, "expandable": 0}
+    columns = {name: np.full(1, value, getattr(Segments(), name).dtype) for name, value in nothing.items()}
+    recorded = trace("alloc 1 a", segments=Segments(**columns))
     assert same(read(written(recorded)), recorded)
-
-
-NOTHING = {"device": 0, "address": 0, "bytes": 0, "stream": -1, "pool": -1, "expandable": 0}
 
 
 def test_a_window_longer_than_a_block_comes_back():

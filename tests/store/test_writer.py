@@ -193,6 +193,11 @@ def test_a_file_system_that_takes_nothing_is_refused_in_words():
         RunWriter("/proc/self/runs", "rank0").write(STEP)
 
 
+def test_a_folder_that_cannot_exist_is_refused_in_words(tmp_path):
+    with pytest.raises(MemPluginError, match="NUL character"):
+        RunWriter(f"{tmp_path}/a\0b", "rank0").write(trace("alloc 100 a"))
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_an_unwritable_folder_is_refused_in_words(tmp_path):
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)

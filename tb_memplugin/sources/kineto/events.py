@@ -93,14 +93,14 @@ def read_memory(
         UnreadableFileError: there are impossibly many devices or bytes.
     """
     both = [*written, *ooms]
-    arguments: list[Written] = [found if type(found := event.get("args")) is dict else {} for event in both]
+    arguments = list(map(arguments_of, both))
     time, timed = time_column([event.get("ts") for event in both])
     size, sized = whole_column([found.get("Bytes") for found in arguments])
     device, devices, numberless = _devices(arguments)
     device, devices = _processes_apart(device, devices, [event.get("pid") for event in both])
     if len(devices) > MOST_DEVICES // 2:  # each may have shared memory beside it
         raise UnreadableFileError(f"The trace has {len(devices)} devices.", where=where, fix=FIX)
-    index = _indices(arguments)
+    index = indices(arguments)
     faults = {
         "memory events have no time; left out": int(np.count_nonzero(~timed)),
         "memory events have no size; left out": int(np.count_nonzero(timed & ~sized)),
@@ -137,7 +137,13 @@ def read_memory(
     )
 
 
-def _indices(arguments: Sequence[Written]) -> Int64:
+def arguments_of(event: Written) -> Written:
+    """Return the arguments of an event; empty if it has none."""
+    found = event.get("args")
+    return found if type(found) is dict else {}
+
+
+def indices(arguments: Sequence[Written]) -> Int64:
     """Return the index that the profiler gave to each event; -1 if not recorded."""
     number, there = whole_column(
         [found.get("Ev Idx", found.get("Profiler Event Index", -1)) for found in arguments]

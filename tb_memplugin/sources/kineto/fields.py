@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ def whole_column(values: Sequence[Any]) -> Column:
             return np.fromiter(values, np.int64, len(values)), np.ones(len(values), bool)
         except OverflowError:
             pass
-    return _column(map(_whole, values), len(values))
+    found = list(map(_whole, values))
+    there = np.fromiter((value is not None for value in found), bool, len(found))
+    return np.fromiter((value or 0 for value in found), np.int64, len(found)), there
 
 
 def time_column(values: Sequence[Any]) -> Column:
@@ -54,12 +57,6 @@ def _clipped(value: float) -> float:
     return value if -LATEST_US < value < LATEST_US else np.inf
 
 
-def _column(values: Iterable[int | None], count: int) -> Column:
-    found = list(values)
-    there = np.fromiter((value is not None for value in found), bool, count)
-    return np.fromiter((value or 0 for value in found), np.int64, count), there
-
-
 def _whole(value: object) -> int | None:
     number = _number(value)
     if isinstance(number, float):
@@ -76,13 +73,9 @@ def _number(value: object) -> int | float:
     if type(value) in (int, float):
         return value  # type: ignore[return-value]  # bool is not accepted as a number
     if isinstance(value, str) and len(value) <= LONGEST_NUMBER:
-        for read in (int, float, _hexadecimal):
+        for read in (int, float, partial(int, base=16)):
             try:
                 return read(value)
             except ValueError:
                 continue
     return float("nan")
-
-
-def _hexadecimal(text: str) -> int:
-    return int(text, 16)

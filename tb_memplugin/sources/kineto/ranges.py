@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.sources.kineto.events import MemoryRows, Threads, Written
+from tb_memplugin.sources.kineto.events import MemoryRows, Threads, Written, arguments_of, indices
 from tb_memplugin.sources.kineto.fields import time_column, whole_column
 from tb_memplugin.trace.tables import Bool, Int64
 
@@ -61,25 +61,14 @@ def read_ranges(written: Sequence[Written], threads: Threads, memory: MemoryRows
     good = started & lasting & (length >= 0) & named
     thread = threads.rows(written)
     rows = np.flatnonzero(good)
-    rows = rows[np.lexsort((_begun(written)[rows], -length[rows], start[rows], thread[rows]))]
+    begun = indices(list(map(arguments_of, written)))  # for those with the same time and length
+    rows = rows[np.lexsort((begun[rows], -length[rows], start[rows], thread[rows]))]
     start, end, thread = start[rows], (start + length)[rows], thread[rows]
     kept = [written[row] for row in rows.tolist()]
     parent, around = nested(start, end, thread, memory)
     ranges = _told_apart(kept, start, end, thread, parent)
     ranges.faults["operators and ranges have no name or time; left out"] = len(good) - len(rows)
     return ranges, around
-
-
-def _arguments(event: Written) -> Written:
-    found = event.get("args")
-    return found if type(found) is dict else {}
-
-
-def _begun(written: Sequence[Written]) -> Int64:
-    """Return the order in which ranges began, for those with the same time and length."""
-    found = [_arguments(event) for event in written]
-    number, there = whole_column([one.get("Ev Idx", one.get("Profiler Event Index", -1)) for one in found])
-    return np.where(there, number, -1)
 
 
 def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple[Int64, Int64]:
@@ -121,7 +110,9 @@ def _told_apart(kept: list[Written], start: Int64, end: Int64, thread: Int64, pa
     operator &= ~step & ~optimizer
     sequence = np.full(len(kept), -1, np.int64)
     rows = np.flatnonzero(operator)
-    number, there = whole_column([_arguments(kept[row]).get("Sequence number", -1) for row in rows.tolist()])
+    number, there = whole_column(
+        [arguments_of(kept[row]).get("Sequence number", -1) for row in rows.tolist()]
+    )
     sequence[rows] = np.where(there, number, -1)
     return Ranges(
         name=names,

@@ -91,9 +91,10 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     memory = replace(memory, time_ns=memory.time_ns + base)
     ranges = replace(ranges, start_ns=ranges.start_ns + base, end_ns=ranges.end_ns + base)
     steps = _steps(ranges)
+    window = Step(0, int(memory.time_ns[0]), int(memory.time_ns[-1]) + 1)
     found = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
     beginning = beginnings(memory)
-    trace = _trace(memory, found, beginning, steps or (_window(memory),), _properties(head))
+    trace = _trace(memory, found, beginning, steps or (window,), _properties(head))
     foreign = {"traceEvents are not objects; left out": len(written) - len(happened)}
     annotations, names = annotations_of(ranges, len(trace.devices), trace.events)
     trace = replace(trace, annotations=annotations, annotation_names=names)
@@ -122,10 +123,6 @@ def _steps(ranges: Ranges) -> tuple[Step, ...]:
             step = Step(int(number), int(ranges.start_ns[row]), int(ranges.end_ns[row]))
             found.setdefault(step.number, step)
     return tuple(found.values())
-
-
-def _window(memory: MemoryRows) -> Step:
-    return Step(0, int(memory.time_ns[0]), int(memory.time_ns[-1]) + 1)
 
 
 def _trace(

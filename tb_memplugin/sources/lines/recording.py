@@ -12,8 +12,9 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.lines.ledger import LineLedger
 from tb_memplugin.sources.lines.mode import LineMode, TakenStacks, line_mode
-from tb_memplugin.sources.lines.stacks import MOST_FRAMES, MOST_STACKS
+from tb_memplugin.sources.lines.stacks import MOST_STACKS
 from tb_memplugin.sources.lines.threads import ThreadWatch
+from tb_memplugin.sources.python_frames import note_on_cut
 from tb_memplugin.sources.storage_lifetimes import Block, Buffer
 from tb_memplugin.sources.tracer.history import HistoryRecording
 from tb_memplugin.sources.tracer.recording import StorageRecording
@@ -104,10 +105,7 @@ class StorageLines(StorageRecording):
                 "different call stacks."
             )
         if stacks.cut:
-            yield (
-                f"{stacks.cut:,} call stacks have more than {MOST_FRAMES} frames; their outer frames are "
-                "cut off."
-            )
+            yield note_on_cut(stacks.cut)
 
 
 class HistoryLines(HistoryRecording):

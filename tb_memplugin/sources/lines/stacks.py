@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
+from tb_memplugin.sources.python_frames import MOST_FRAMES
 from tb_memplugin.trace.frames import BACKWARD, THREAD
 
 NO_ROW = -1
 NOT_KEPT = 0
 """The row of the empty stack, for allocations whose stack was not recorded or not kept."""
-
-MOST_FRAMES = 256
-"""The largest number of frames that are kept of a stack: the innermost ones."""
 
 MOST_STACKS = 200_000
 """The largest number of distinct stacks; allocations from further stacks have none."""

@@ -44,7 +44,7 @@ class ThreadWatch:
         threading.setprofile(self._profile)
         if threading.active_count() > 1:  # only if needed: the hook costs time and appears in stacks
             hook = torch.nn.modules.module.register_module_forward_pre_hook
-            self._handles.append(hook(self._layer_called))
+            self._handles.append(hook(self._meet))
 
     def stop(self) -> None:
         """Stop detecting threads."""
@@ -68,10 +68,7 @@ class ThreadWatch:
             self._others(frame, event, arg)
         self._meet()
 
-    def _layer_called(self, *_: object) -> None:
-        self._meet()
-
-    def _meet(self) -> None:
+    def _meet(self, *_: object) -> None:
         if not self._on or getattr(self._known, "met", False):
             return
         self._known.met = True

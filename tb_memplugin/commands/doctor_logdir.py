@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from tb_memplugin.analysis.units import counted
-from tb_memplugin.commands.findings import Finding, fine, hint, problem
+from tb_memplugin.commands.doctor_findings import Finding, fine, hint, problem
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
@@ -47,7 +47,8 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
             f"MemoryMonitor watched {counted(count, 'step')} of {counted(len(recordings.watched), 'worker')}"
         )
     yield from _check_neighbors(events)
-    broken = _unreadable(logdir, recordings)
+    errors = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
+    broken = {error.where: error for error in errors}  # a file that two checks name is told once
     for error in broken.values():
         yield problem(f"{error.where}: {error.what}", error.fix)
     yield from _check_side_files(_side_files(recordings.steps, closed), broken)
@@ -158,12 +159,6 @@ def _check_neighbors(events: list[tuple[str, str]]) -> Iterator[Finding]:
             "the newest file."
         )
         yield hint(f"{folder} also contains another writer's event file.", fix)
-
-
-def _unreadable(logdir: str, recordings: Recordings) -> dict[str, UnreadableFileError]:
-    """Return the error of each file that a quick check finds to be unreadable, by its path."""
-    errors = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
-    return {error.where: error for error in errors}
 
 
 def _side_files(steps: tuple[RecordedStep, ...], closed: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from tb_memplugin.commands.findings import Finding, fine, hint, problem
+from tb_memplugin.commands.doctor_findings import Finding, fine, hint, problem
 
 PLUGIN_GROUP = "tensorboard_plugins"
 PLUGIN_NAME = "tb_memplugin"

@@ -1,0 +1,106 @@
+"""Advice on gradients that stay allocated during forward: what they cost, and what only looks so."""
+
+from __future__ import annotations
+
+from tests.analysis.test_advice import evidence, found, verdict
+from tests.traces import trace
+
+# Two layers: gradients of 400 and 100 bytes, activations of 300 and 600. Step 1 peaks in l2's backward, at
+# 500 + 900 + 100. Without the gradients of the step before it peaks in l1's, at 100 + 300 + 400 + 400.
+FIRST = (
+    "start 400 g1 category=gradient module=l1 label=l1.weight",
+    "start 100 g2 category=gradient module=l2 label=l2.weight",
+    "step 0",
+    "alloc 300 a1 module=l1 category=activation phase=forward",
+    "alloc 600 a2 module=l2 category=activation phase=forward",
+    "free a2 phase=backward",
+    "free a1 phase=backward",
+    "alloc 1 s phase=optimizer",
+    "free s phase=optimizer",
+)
+SECOND_FORWARD = (
+    "step 1",
+    "alloc 300 b1 module=l1 category=activation phase=forward",
+    "alloc 600 b2 module=l2 category=activation phase=forward",
+)
+SECOND_BACKWARD = (
+    "alloc 100 t2 module=l2 phase=backward category=autograd_detail",
+    "free t2 phase=backward",
+    "free b2 phase=backward",
+    "alloc 400 t1 module=l1 phase=backward category=autograd_detail",
+    "free t1 phase=backward",
+    "free b1 phase=backward",
+)
+BACKWARD = [("l2", 8, 10, "backward"), ("l1", 11, 13, "backward")]
+
+
+def test_gradients_zeroed_in_place_cost_the_peak_what_is_not_yet_needed_again() -> None:
+    finding = found(trace(*FIRST, *SECOND_FORWARD, *SECOND_BACKWARD, calls=BACKWARD), "kept_gradients")
+    assert (finding.level, finding.step, finding.bytes, finding.of_bytes) == ("problem", 1, 300, 1500)
+    assert evidence(finding) == [
+        ("gradients alive during forward", 500),
+        ("peak of step 1", 1500),
+        ("the same peak without them", 1200),
+        ("l1.weight", 400),
+        ("l2.weight", 100),
+    ]
+    assert "zeroed in place" in finding.evidence[0].detail
+    assert dict(finding.where.state) == {"step": "1", "search": "gradient", "listed": "lifetime"}
+
+
+def test_where_no_steps_are_told_apart_one_goes_from_optimizer_to_optimizer() -> None:
+    """The first forward has such gradients in its way too, but where they came from is not recorded."""
+    first = [line.replace("alloc 600 a2", "alloc 700 a2") for line in FIRST if line != "step 0"]
+    history = trace(*first, *SECOND_FORWARD[1:], *SECOND_BACKWARD, calls=BACKWARD)
+    finding = found(history, "kept_gradients")
+    assert (finding.bytes, finding.of_bytes) == (300, 1500)
+    assert finding.evidence[1].what == "peak between two optimizer steps"
+
+
+def test_without_module_calls_gradients_count_as_needed_from_backward_on() -> None:
+    history = trace(*FIRST, *SECOND_FORWARD, *SECOND_BACKWARD)
+    assert verdict(history, "kept_gradients")[0] == "fine"  # the peak is in backward
+    forward = trace(*FIRST, *SECOND_FORWARD, "free b2 phase=backward", "free b1 phase=backward")
+    assert found(forward, "kept_gradients").bytes == 500
+
+
+def test_gradients_alive_when_the_recording_ends_before_a_backward_are_not_said_to_be_zeroed_in_place() -> (
+    None
+):
+    """A validation after the optimizer step, the last of the recording: what comes next is not known."""
+    finding = found(trace(*FIRST, *SECOND_FORWARD), "kept_gradients")
+    assert finding.evidence[0].detail == "2, not freed by the end of the recording"
+
+
+def test_gradients_freed_between_forward_and_backward_were_in_the_way_of_forward() -> None:
+    history = trace(
+        *FIRST,
+        *SECOND_FORWARD,
+        "free g1",
+        "free g2",
+        *("free b2 phase=backward", "free b1 phase=backward"),
+    )
+    finding = found(history, "kept_gradients")
+    assert (finding.bytes, "only after forward" in finding.title) == (500, True)
+
+
+def test_gradients_freed_before_the_next_forward_are_as_they_should_be() -> None:
+    history = trace(*FIRST, "free g1", "free g2", *SECOND_FORWARD, *SECOND_BACKWARD, calls=BACKWARD)
+    assert verdict(history, "kept_gradients")[0] == "fine"
+
+
+def test_gradients_that_several_passes_sum_up_in_are_as_they_should_be() -> None:
+    """Another optimizer steps every time, the one of these gradients every second time."""
+    history = trace(
+        *FIRST,
+        *SECOND_FORWARD,
+        *SECOND_BACKWARD,
+        *("alloc 1 u phase=optimizer", "free u phase=optimizer", "free g1", "free g2"),
+        *("step 2", "alloc 9 c phase=forward module=l1", "free c phase=backward"),
+        calls=BACKWARD,
+    )
+    assert verdict(history, "kept_gradients")[0] == "fine"
+
+
+def test_one_step_tells_nothing_of_gradients() -> None:
+    assert "an optimizer step and a forward after it" in verdict(trace(*FIRST), "kept_gradients")[1]
