@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
 from tb_memplugin.server.shapes import Json
+from tb_memplugin.trace.tables import Rows
 
 
 def requested_event(request: Request, opened: Opened) -> int:
@@ -33,3 +36,42 @@ def _neighbors(opened: Opened, event: int) -> tuple[int | None, int | None]:
     before = np.flatnonzero(device[: max(event, 0)] == opened.device)[-1:]
     after = np.flatnonzero(device[event + 1 :] == opened.device)[:1]
     return (int(before[0]) if len(before) else None), (event + 1 + int(after[0]) if len(after) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """What came and went between an earlier event and a moment: rows of `trace.allocations`."""
+
+    event: int
+    kept: Rows
+    freed: Rows
+
+
+def requested_since(request: Request, opened: Opened, event: int) -> Since | None:
+    """Return what came and went since the event that a request names, or None if that is not before `event`.
+
+    `kept` was allocated since and is alive; `freed` was alive and is not. So the bytes of `kept` minus those
+    of `freed` are the difference between the two moments.
+    """
+    if not request.given("since"):
+        return None
+    trace = opened.trace
+    earlier = request.number("since", None, -1, len(trace.events) - 1)
+    if earlier >= event:
+        return None
+    blocks = trace.allocations
+    now, then = blocks.alive_at(event, opened.device), blocks.alive_at(earlier, opened.device)
+    return Since(earlier, now[blocks.born[now] > earlier], then[blocks.freed[then] <= event])
+
+
+def since_shape(since: Since, opened: Opened) -> Json:
+    """Return the earlier moment, and the sums of what came and went."""
+    size = opened.trace.allocations.bytes
+    return {
+        "event": since.event,
+        "time_ns": opened.time_ns(since.event),
+        "kept_bytes": int(size[since.kept].sum()),
+        "kept": len(since.kept),
+        "freed_bytes": int(size[since.freed].sum()),
+        "freed": len(since.freed),
+    }

@@ -123,8 +123,10 @@ def test_what_cannot_be_saved_says_why_and_what_can_is_saved_below_a_path_prefix
     tab.page.on("download", lambda one: downloads.append(one.url))
     tab.open("overview", run="watched")
     menu(tab)
-    expect(tab("export-why")).to_contain_text("A monitor recorded this step")
-    expect(tab("export-csv")).to_be_disabled()
+    expect(tab("export-why")).to_contain_text("MemoryMonitor recorded figures of this step")
+    expect(tab("export-why")).to_contain_text("The same figures are in TensorBoard's Scalars")
+    expect(tab("export-csv")).to_have_count(0)
+    expect(tab("copy-link")).to_be_focused()
 
     tab.open_anew("overview", run="run")
     menu(tab)
@@ -139,7 +141,7 @@ def test_what_cannot_be_saved_says_why_and_what_can_is_saved_below_a_path_prefix
     tab.open_anew("overview", run="run")
     menu(tab)
     expect(tab("export-why")).to_contain_text("plugins/tb_memplugin/window-000000.mem is missing")
-    expect(tab("export-csv")).to_be_disabled()
+    expect(tab("export-csv")).to_have_count(0)
     assert len(downloads) == 1
     tab.wrong = [told for told in tab.wrong if "status of 404" not in told]
 

@@ -145,3 +145,11 @@ def test_layers_unfold_and_fold_on_a_click(tab):
     tab("module-row", key="blocks.3.attn").wait_for()
     row.click()
     expect(tab("module-row", key="blocks.3")).to_have_count(0)
+
+
+@pytest.mark.parametrize("shape", ["tree", "flat"])
+def test_the_root_has_one_name_in_all_views_with_its_class_beside_it(tab, shape):
+    ready(tab, shape=shape)
+    row = tab("module-row", key="").locator("th")
+    expect(row.locator(".name")).to_have_text("(root)")
+    expect(row.locator(".class")).to_have_text("Transformer")

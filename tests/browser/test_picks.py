@@ -60,6 +60,14 @@ def test_a_recording_without_memory_is_no_dead_end(tab):
     expect(tab("missing")).to_have_count(0)
 
 
+def test_a_recording_without_steps_is_its_whole_window(tab):
+    tab.open_anew("timeline", run="another")
+    assert tab.picked()["step"] == "whole window"
+    expect(tab("picker-step")).to_have_value("0")  # as in the address
+    tab.open_anew("timeline", run="jobs/many", worker="rank2")
+    assert tab.picked()["step"] == "whole window"
+
+
 def test_a_lone_recording_is_held_against_one_of_the_same_folder(tab):
     tab.open_anew("compare", run="jobs/names", worker="rank0")
     expect(tab("headline")).to_contain_text("jobs/many")

@@ -122,6 +122,44 @@ def test_the_arrow_keys_step_through_events(tab, logdir):
     expect(tab("moment-panel").locator("h2")).to_contain_text(f"event {peak:,}")
 
 
+def test_a_marked_moment_is_what_others_are_held_against(tab, logdir):
+    """What came and stayed minus what went is the difference, and so is the sum of the parts' changes."""
+    there = recorded(logdir)
+    ready(tab)
+    mark, event = there.stats.peak_event - 60, there.stats.peak_event - 10
+    tab.open_anew("timeline", step=2, event=mark)
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    tab("timeline-canvas").press("m")
+    expect(tab("since-mark")).to_contain_text("This is the mark")
+    tab.wait_until(lambda: f"mark={mark}" in tab.page.url, "the mark in the address")
+    for shown in (event, mark - 10):
+        tab.open_anew("timeline", step=2, event=shown, mark=mark)
+        tab("mark-line").wait_for()
+        expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+        more = there.state(shown).bytes - there.state(mark).bytes
+        assert exact(tab("since-mark").locator(".amount")) == more
+        tab.settle()
+        changes = tab("moment-panel").locator("table.compared td:last-child .amount")
+        titles = changes.evaluate_all("all => all.map((one) => one.title)")
+        assert sum(map(bytes_in, titles)) == more
+    expect(tab("since-mark")).to_contain_text("against the mark")  # no allocation is since a later moment
+    tab.open_anew("timeline", step=2, event=event, mark=mark)
+    assert exact(tab("kept")) - exact(tab("freed")) == there.state(event).bytes - there.state(mark).bytes
+    newest = there.trace.allocations.born[there.trace.allocations.alive_at(event, 0)] > mark
+    expect(tab("kept")).to_have_attribute("title", re.compile(f"bytes in {newest.sum():,} allocation"))
+    tab("flip-mark").click()
+    expect(tab("since-mark")).to_have_count(0)
+    tab.wait_until(lambda: "mark=" not in tab.page.url, "no mark in the address")
+
+
+def test_a_mark_that_is_no_event_is_no_mark(tab):
+    for mark in ("99999999", "nonsense"):
+        ready(tab, mark=mark)
+        expect(tab("since-mark")).to_have_count(0)
+        expect(tab("mark-line")).to_have_count(0)
+    tab.wrong = [told for told in tab.wrong if "status of 400" not in told]
+
+
 def test_dragging_zooms_and_a_double_click_shows_the_whole_step_again(tab):
     ready(tab)
     whole, place = span(tab), point(tab, 0.5)

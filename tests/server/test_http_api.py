@@ -37,7 +37,11 @@ CALLS: dict[str, list[dict[str, Any]]] = {
     "step_figures": [STEP],
     "ranks": [STEP],
     "curve": [STEP, {**STEP, "by": "module", "fold": 1}, {**STEP, "step": "all", "window_step": 0}],
-    "moment": [{**STEP, "t": 0}, {**STEP, "event": 0, "by": "module", "fold": 1}],
+    "moment": [
+        {**STEP, "t": 0},
+        {**STEP, "event": 0, "by": "module", "fold": 1},
+        {**STEP, "event": 1, "since": 0},
+    ],
     "compare": [{**STEP, **BASE}, {**STEP, **BASE, "by": "module", "fold": 1}],
     "allocation_bands": [{**STEP, "most": 1}, {**STEP, "colour": "module", "fold": 1}],
     "allocation": [{**STEP, "row": 1}],

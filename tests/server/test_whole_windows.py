@@ -45,6 +45,32 @@ def test_the_list_of_the_window_has_what_either_step_made(tab):
     assert tab.get("allocations", **STEP)["rows_found"] == 3
 
 
+def test_a_moment_since_an_event_has_what_came_and_what_went(tab):
+    """After b live are w, a and b; at the end w, c and d."""
+    answer = tab.get("moment", **STEP, event=5, since=1)
+    assert answer["bytes"] - tab.get("moment", **STEP, event=1)["bytes"] == 707 - 520 == 307 - 120
+    since = answer["since"]
+    assert (since["event"], since["kept_bytes"], since["kept"]) == (1, 307, 2)
+    assert (since["freed_bytes"], since["freed"]) == (120, 2)
+    assert since["time_ns"] == tab.get("moment", **STEP, event=1)["time_ns"]
+    assert [block["bytes"] for block in answer["largest"]] == [300, 7]
+    assert answer["by_category"] == tab.get("moment", **STEP, event=5)["by_category"]
+
+
+def test_since_the_start_everything_from_before_stays_out(tab):
+    answer = tab.get("moment", **STEP, event=0, since=-1)
+    assert (answer["since"]["kept_bytes"], answer["since"]["freed_bytes"]) == (100, 0)
+    assert [block["bytes"] for block in answer["largest"]] == [100]
+
+
+def test_a_moment_is_not_since_a_later_one(tab):
+    for later in (1, 5):
+        answer = tab.get("moment", **STEP, event=1, since=later)
+        assert "since" not in answer
+        assert answer == tab.get("moment", **STEP, event=1)
+    assert tab.refused("moment", **STEP, event=1, since=6)[0] == 400
+
+
 def test_stacks_of_the_window_are_of_its_peak_or_of_all_that_it_allocated(tab):
     peak, made = tab.get("stack_table", **WINDOW), tab.get("stack_table", **WINDOW, of="step")
     assert (peak["event"], peak["bytes"], peak["count"]) == (4, 807, 4)

@@ -171,6 +171,8 @@ export interface MomentAnswer {
   parts?: LabeledPart[];
   /** `row`: as in `allocations`. `line`: the source line that asked for it, where stacks were recorded. */
   largest: (Allocation & { row: number; line: string | null })[];
+  /** Where it was asked for, and is before this moment; then `largest` has what was allocated since. */
+  since?: Since;
 }
 
 export interface LabeledPart {
@@ -188,6 +190,16 @@ export interface Span {
 }
 
 /** Over events, `start_ns` and `end_ns` are events, as `t0` and `t1`. */
+/** What came and went between an earlier event and a moment. */
+export interface Since {
+  event: number;
+  time_ns: number;
+  kept_bytes: number;
+  kept: number;
+  freed_bytes: number;
+  freed: number;
+}
+
 export interface LanesAnswer {
   over?: Over;
   t0: number;

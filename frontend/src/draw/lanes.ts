@@ -74,7 +74,9 @@ export function drawLanes(context: CanvasRenderingContext2D, lanes: Lane[], x: S
     context.fillText(lane.label, x.range[0] - 8, lane.top + lane.height / 2 + 0.5);
     context.textAlign = "left";
     lane.spans.forEach((span, index) => drawSpan(context, lane, span, index, x, palette));
-    lane.spans.forEach((_, index) => labelSpan(context, lane, index, x, palette));
+    context.font = lane.kind === "module" ? MODULE_FONT : "11px system-ui, sans-serif";
+    context.fillStyle = palette.laneText;
+    for (const [text, left] of labelsOf(context, lane, x)) context.fillText(text, left, lane.top + lane.height / 2 + 0.5);
   }
   context.textBaseline = "alphabetic";
 }
@@ -115,30 +117,54 @@ export function openStretch(spans: Span[], index: number): [number, number] {
   return best;
 }
 
-function labelSpan(context: CanvasRenderingContext2D, lane: Lane, index: number, x: Scale, palette: Palette): void {
+interface Label {
+  left: number;
+  room: number;
+  whole: string;
+  /** Of a module: the parts of its name, else none. */
+  segments: string[];
+  /** Alike for layers of one kind. */
+  kind: string;
+}
+
+type Pen = Pick<CanvasRenderingContext2D, "measureText">;
+
+const MODULE_FONT = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
+const LEAST_ROOM = 24;
+const MOST_SEGMENTS = 12;
+
+/** What a lane's spans say, and where. Layers of one kind lose as much of their names, so that they read alike. */
+export function labelsOf(pen: Pen, lane: Lane, x: Scale): [text: string, left: number][] {
+  const labels = lane.spans.flatMap((_, index) => labelOf(lane, index, x) ?? []);
+  const cuts = new Map<string, number>();
+  for (const { room, segments, kind } of labels) {
+    const cut = segments.findIndex((_, from) => fits(pen, segments.slice(from).join("."), room));
+    if (cut >= 0) cuts.set(kind, Math.max(cut, cuts.get(kind) ?? 0));
+  }
+  return labels.map((label) => [textOf(pen, label, cuts.get(label.kind) ?? MOST_SEGMENTS), label.left + 5]);
+}
+
+/** Null where there is no room. */
+function labelOf(lane: Lane, index: number, x: Scale): Label | null {
   const span = lane.spans[index]!;
-  if (x(span.end_ns) - x(span.start_ns) < 24) return;
+  if (x(span.end_ns) - x(span.start_ns) < LEAST_ROOM) return null;
   const [from, to] = openStretch(lane.spans, index);
   const left = Math.max(x.range[0], x(from));
   const width = Math.min(x.range[1], x(to)) - left - 1;
-  if (width < 24) return;
-  context.font =
-    lane.kind === "module"
-      ? "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
-      : "11px system-ui, sans-serif";
-  const text = labelThatFits(context, lane.kind, span, width - 10);
-  context.fillStyle = palette.laneText;
-  if (text) context.fillText(text, left + 5, lane.top + lane.height / 2 + 0.5);
+  if (width < LEAST_ROOM) return null;
+  const name = lane.kind === "module" ? cellText(moduleLabel(span.name)) : "";
+  const segments = name === "" ? [] : name.split(".").slice(-MOST_SEGMENTS);
+  const kind = `${span.phase} ${span.name.replace(/[0-9]+/g, "*")}`;
+  return { left, room: width - 10, whole: spanLabel(lane.kind, span), segments, kind };
 }
 
 /** A module's whole name, else its end, which tells it from its siblings, else what fits of it. */
-function labelThatFits(context: CanvasRenderingContext2D, kind: LaneKind, span: Span, width: number): string {
-  const whole = spanLabel(kind, span);
-  if (kind !== "module" || context.measureText(whole).width <= width) return fitted(context, whole, width);
-  const segments = cellText(moduleLabel(span.name)).split(".");
-  for (let from = 0; from < Math.min(12, segments.length); from++) {
-    const end = segments.slice(from).join(".");
-    if (context.measureText(end).width <= width) return end;
-  }
-  return fitted(context, segments.at(-1) ?? "", width);
+function textOf(pen: Pen, { whole, room, segments }: Label, cut: number): string {
+  if (segments.length === 0 || (cut === 0 && fits(pen, whole, room))) return fitted(pen, whole, room);
+  const end = segments.slice(cut).join(".");
+  return end !== "" && fits(pen, end, room) ? end : fitted(pen, segments.at(-1)!, room);
+}
+
+function fits(pen: Pen, text: string, room: number): boolean {
+  return pen.measureText(text).width <= room;
 }

@@ -38,7 +38,7 @@ export function watchWidth(element: HTMLElement, callback: (width: number) => vo
 }
 
 /** Text that fits: whole, or its start with a mark, or nothing. */
-export function fitted(context: CanvasRenderingContext2D, text: string, width: number): string {
+export function fitted(context: Pick<CanvasRenderingContext2D, "measureText">, text: string, width: number): string {
   if (width < 14) return "";
   if (context.measureText(text).width <= width) return text;
   const each = Math.max(1, context.measureText(text).width / text.length);

@@ -56,7 +56,7 @@ function unique(node: ModuleNode, taken: Set<string>): string {
 
 function barName(node: ModuleNode, above: string | undefined): string {
   const own = node.kind === "module" ? within(node.label, above).replace(/^(\*\.)+/, "") : node.label;
-  const name = node.key === "" && node.className ? node.className : moduleLabel(own);
+  const name = moduleLabel(own);
   return node.layers === null ? name : `${name} ×${node.layers}`;
 }
 

@@ -72,9 +72,28 @@ export function rankName({ worker, device }: { worker: string; device: string },
   return severalDevices(rows) ? `${worker} ${device}` : worker;
 }
 
-/** Names of at most so many letters: the middle is cut, so that the device, which is last, stays. */
+/** Names of at most so many letters: what all workers begin with is cut first, then the middle; the device stays. */
 export function shortNames(rows: Rank[], letters: number): string[] {
-  return rows.map((rank) => shortened(visible(rankName(rank, rows)), letters));
+  const devices = severalDevices(rows);
+  const longest = Math.max(0, ...rows.map((row) => visible(rankName(row, rows)).length));
+  const same = longest > letters ? sharedBeginning([...new Set(rows.map((row) => visible(row.worker)))]) : 0;
+  return rows.map((row) => {
+    const worker = visible(row.worker);
+    const device = devices ? ` ${visible(row.device)}` : "";
+    const own = same > 0 ? `…${worker.slice(same)}` : worker;
+    return shortened(own, Math.max(LEAST_LETTERS, letters - device.length)) + device;
+  });
+}
+
+const LEAST_LETTERS = 5;
+
+/** How many letters all of several names begin with, up to a mark between words and never all of one. */
+function sharedBeginning(names: string[]): number {
+  if (names.length < 2) return 0;
+  const [first, ...others] = names as [string, ...string[]];
+  let same = 0;
+  while (same < first.length - 1 && others.every((name) => same < name.length - 1 && name[same] === first[same])) same++;
+  return first.slice(0, same).search(/[^a-zA-Z0-9][a-zA-Z0-9]*$/) + 1;
 }
 
 /** The cell that a worker, device and step lie in; null where the map has none. */

@@ -30,6 +30,7 @@ export const KEYS = [
   "t0",
   "t1",
   "t", // timeline: zoom and cursor, ns since the window's start
+  "mark", // timeline: the event after which the cursor's moment is held against
   "find", // modules: filter
   "shape", // modules: tree | flat | icicle
   "inside", // modules: what the icicle is zoomed to
@@ -104,7 +105,7 @@ export function formatRoute(route: Route, prefix = ""): string {
 }
 
 /** What belongs to the picked step alone and means nothing on another one. */
-const OF_THE_STEP: readonly Key[] = ["t0", "t1", "t", "event", "e0", "e1", "block", "node", "span"];
+const OF_THE_STEP: readonly Key[] = ["t0", "t1", "t", "event", "e0", "e1", "block", "node", "span", "mark"];
 /** Another tree has other nodes. */
 const MAKES_THE_TREE: readonly Key[] = ["t", "event", "of", "frames"];
 const PICKS: readonly Key[] = ["run", "worker", "device", "step"];

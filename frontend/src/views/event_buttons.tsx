@@ -1,3 +1,5 @@
+import type { ComponentChildren } from "preact";
+
 interface Props {
   /** Whether there is an event before, and one after. */
   before: boolean;
@@ -5,10 +7,11 @@ interface Props {
   onStep: (by: 1 | -1) => void;
   /** Absent where the peak is shown, or not known. */
   onPeak?: (() => void) | false | undefined;
+  children?: ComponentChildren;
 }
 
 /** From event to event, and back to the peak. */
-export function EventButtons({ before, after, onStep, onPeak }: Props) {
+export function EventButtons({ before, after, onStep, onPeak, children }: Props) {
   return (
     <div class="buttons">
       <button type="button" class="small" data-testid="event-previous" disabled={!before} onClick={() => onStep(-1)}>
@@ -22,6 +25,7 @@ export function EventButtons({ before, after, onStep, onPeak }: Props) {
           to the peak
         </button>
       )}
+      {children}
     </div>
   );
 }

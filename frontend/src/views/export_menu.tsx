@@ -85,20 +85,22 @@ function ExportPanel({ s, job, onWrite }: Props) {
     >
       <p class="muted">{why === null ? whatIsWritten(s) : "Nothing can be exported here."}</p>
       {why !== null && <p data-testid="export-why">{why}</p>}
-      <div class="export-formats">
-        {FORMATS.map((format) => (
-          <button
-            key={format.id}
-            type="button"
-            data-testid={`export-${format.id}`}
-            disabled={why !== null || busy}
-            onClick={() => onWrite(format)}
-          >
-            <b>{format.name}</b>
-            <span>{format.what}</span>
-          </button>
-        ))}
-      </div>
+      {why === null && (
+        <div class="export-formats">
+          {FORMATS.map((format) => (
+            <button
+              key={format.id}
+              type="button"
+              data-testid={`export-${format.id}`}
+              disabled={busy}
+              onClick={() => onWrite(format)}
+            >
+              <b>{format.name}</b>
+              <span>{format.what}</span>
+            </button>
+          ))}
+        </div>
+      )}
       <Progress job={job} />
       <div class="row copies">
         <CopyButton label="Copy link to this view" testid="copy-link" text={linkToThis} />
@@ -126,12 +128,20 @@ function whatIsWritten(s: Selection): string {
 
 /** Why nothing can be written; null where everything can. */
 function reason(s: Selection, step: StepAnswer | undefined): string | null {
-  if (!s.stats)
-    return "A monitor recorded this step: figures only, no allocations. Pick a step that memory_trace_handler recorded.";
+  if (!s.stats) return `MemoryMonitor recorded figures of this step, not its allocations. ${instead(s)}`;
   if (step === undefined || step.source.side_file_present) return null;
   if (runs.value?.logdir === "")
     return "TensorBoard was started with --logdir_spec. Start it with --logdir and a folder above the runs.";
   return `The recording's side file ${titleText(step.source.side_file)} is missing. Copy plugins/ along with the event files.`;
+}
+
+/** Where the figures can be had, or a step that can be written. */
+function instead(s: Selection): string {
+  if (s.steps.length > 0) return `Pick a step that was recorded in full, as ${s.steps[0]!.step}.`;
+  return (
+    "The same figures are in TensorBoard's Scalars, under memory/, which can save them as CSV or JSON. " +
+    "For everything else record a few steps with memory_trace_handler beside the monitor: the Overview shows how."
+  );
 }
 
 function Progress({ job }: { job: Job | null }) {

@@ -1,5 +1,5 @@
 import { withUnit } from "../state/bytes";
-import { navigate, pick, route, selection } from "../state/app";
+import { alone, navigate, pick, route, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
 import { runName } from "../state/run_name";
 import type { Selection } from "../state/selection";
@@ -52,7 +52,7 @@ function deviceName(device: string, s: Selection): string {
 
 const WINDOW = "window";
 /** Another stretch of time: what was zoomed to and pinned within the old one is left behind. */
-const ANEW = { t0: undefined, t1: undefined, e0: undefined, e1: undefined, t: undefined, event: undefined } as const;
+const ANEW = { t0: undefined, t1: undefined, e0: undefined, e1: undefined, t: undefined, event: undefined, mark: undefined } as const;
 
 function showWindow(): void {
   navigate({ ...ANEW, span: WINDOW, ...(showsWindows(route.value.view) ? {} : { view: "timeline" }) });
@@ -138,7 +138,7 @@ function Recorded({ s }: { s: Selection }) {
       {several && <option value={WINDOW}>{name}</option>}
       {steps.map((step) => (
         <option key={step} value={String(step)}>
-          {step}
+          {alone.value ? "whole window" : step}
         </option>
       ))}
     </select>

@@ -59,11 +59,11 @@ describe("the icicle of modules", () => {
     const found = bars(icicleOf(buildTree(rows(MODEL), false), "peak"));
     expect(found).toMatchObject({
       "": 127,
-      Net: 120,
-      "Net / embed": 10,
-      "Net / blocks": 105,
-      "Net / blocks / 1": 54,
-      "Net / blocks / 1 / mlp": 31,
+      "(root)": 120,
+      "(root) / embed": 10,
+      "(root) / blocks": 105,
+      "(root) / blocks / 1": 54,
+      "(root) / blocks / 1 / mlp": 31,
       "outside · aten::add": 7,
     });
   });
@@ -72,11 +72,11 @@ describe("the icicle of modules", () => {
     const icicle = icicleOf(layersAsOne(buildTree(rows(MODEL), true)), "peak");
     expect(bars(icicle)).toEqual({
       "": 127,
-      Net: 120,
-      "Net / embed": 10,
-      "Net / blocks ×2": 105,
-      "Net / blocks ×2 / attn ×2": 41,
-      "Net / blocks ×2 / mlp ×2": 61,
+      "(root)": 120,
+      "(root) / embed": 10,
+      "(root) / blocks ×2": 105,
+      "(root) / blocks ×2 / attn ×2": 41,
+      "(root) / blocks ×2 / mlp ×2": 61,
       "outside · aten::add": 7,
     });
     expect(icicle.key).toContain("blocks.*.mlp");

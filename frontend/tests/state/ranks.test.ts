@@ -135,6 +135,14 @@ describe("names beside the map", () => {
   it("keep the device of a worker whose name is too long", () => {
     const worker = "gke-training-pool-a100-europe-west4-node-17.c.my-company.internal_31337";
     const rows = [rank(worker, [1]), rank(worker, [2], { device: "cuda:1" })];
-    expect(shortNames(rows, 32)).toEqual(["gke-training-poo…al_31337 cuda:0", "gke-training-poo…al_31337 cuda:1"]);
+    expect(shortNames(rows, 32)).toEqual(["gke-training…ternal_31337 cuda:0", "gke-training…ternal_31337 cuda:1"]);
+    expect(shortNames(rows, 4)).toEqual(["gk…37 cuda:0", "gk…37 cuda:1"]);
+  });
+  it("lose what all workers begin with, up to a mark between words, where they are too long", () => {
+    const rows = ["node-17.cluster_pid410_rank0", "node-17.cluster_pid411_rank1"].map((name) => rank(name, [1]));
+    expect(shortNames(rows, 20)).toEqual(["…pid410_rank0", "…pid411_rank1"]);
+    expect(shortNames(rows, 28)).toEqual(["node-17.cluster_pid410_rank0", "node-17.cluster_pid411_rank1"]);
+    const other = [...rows, rank("b", [1])];
+    expect(shortNames(other, 12)).toEqual(["node-1…rank0", "node-1…rank1", "b"]);
   });
 });

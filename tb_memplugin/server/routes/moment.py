@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, shortened
 from tb_memplugin.analysis.curve import OTHERS
-from tb_memplugin.analysis.moment import Moment, moment
+from tb_memplugin.analysis.moment import LiveAllocation, Moment, largest_rows, live_allocation, moment
 from tb_memplugin.server.frames import labels_of, lines_at
 from tb_memplugin.server.grouping import divided
-from tb_memplugin.server.moments import neighbors_shape, requested_event
+from tb_memplugin.server.moments import neighbors_shape, requested_event, requested_since, since_shape
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json, allocation_shape, parts_shape
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import Rows
 
 LARGEST = 30
 MOST_PARTS = 300
@@ -22,7 +24,9 @@ def answer(session: Session, request: Request) -> Json:
     trace, epoch = opened.trace, opened.epoch_ns
     event = requested_event(request, opened)
     state = moment(trace, opened.device, event, largest=LARGEST)
-    lines = lines_at(trace, [block.row for block in state.largest])
+    since = requested_since(request, opened, event)
+    largest = state.largest if since is None else _blocks(trace, since.kept)
+    lines = lines_at(trace, [block.row for block in largest])
     return {
         "time_ns": state.time_ns - epoch,
         "event": state.event,
@@ -38,9 +42,14 @@ def answer(session: Session, request: Request) -> Json:
         **_requested_parts(request, opened, state),
         "largest": [
             {"row": block.row, "line": line, **allocation_shape(block, epoch)}
-            for block, line in zip(state.largest, lines, strict=True)
+            for block, line in zip(largest, lines, strict=True)
         ],
+        **({} if since is None else {"since": since_shape(since, opened)}),
     }
+
+
+def _blocks(trace: MemoryTrace, rows: Rows) -> tuple[LiveAllocation, ...]:
+    return tuple(live_allocation(trace, row) for row in largest_rows(trace, rows, LARGEST).tolist())
 
 
 def _requested_parts(request: Request, opened: Opened, state: Moment) -> Json:

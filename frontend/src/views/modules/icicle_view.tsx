@@ -4,7 +4,7 @@ import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { categoryLabel, inStackingOrder, total } from "../../state/categories";
 import { type Icicle, icicleOf, wayTo } from "../../state/module_icicle";
 import type { ModuleNode } from "../../state/module_tree";
-import { shortened, titleText, visible } from "../../state/names";
+import { moduleLabel, shortened, titleText, visible } from "../../state/names";
 import { Swatch } from "../category";
 import { FlameChart } from "../flame_chart";
 import type { At } from "./columns";
@@ -111,8 +111,8 @@ function BarTip({ icicle, place, zoom, at }: { icicle: Icicle; place: number; zo
       {at === "peak" && inside > 0 && inside < bytes && <div>{exactBytes(bytes - inside)} its own</div>}
       {node && (
         <div class="tip-frame">
-          <b>{titleText(node.key === "" ? icicle.name[place]! : node.label)}</b>
-          {node.layers !== null && ` ×${node.layers}`} {node.key !== "" && node.className && titleText(node.className)}
+          <b>{titleText(moduleLabel(node.label))}</b>
+          {node.layers !== null && ` ×${node.layers}`} {node.className && titleText(node.className)}
         </div>
       )}
       <dl class="tip-parts">

@@ -15,7 +15,7 @@ export function moduleBars(icicle: Icicle, filter: Filter): (paints: Paints) => 
   const all = icicle.categories.map(sharesOf);
   const words = icicle.node.map((node, place) => ({
     name: cellText(icicle.name[place]!),
-    more: node && node.key !== "" ? cellText(node.className ?? "") : "",
+    more: cellText(node?.className ?? ""),
     found: filter && node ? filter(node) : undefined,
   }));
   return ({ read, category }) =>

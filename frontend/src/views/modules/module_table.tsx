@@ -153,9 +153,9 @@ function NameCell({ row, onFlip }: { row: VisibleRow; onFlip: (node: ModuleNode)
     );
   const inside = (
     <>
-      <Name text={node.key === "" && node.className ? node.className : node.label} module={node.key !== ""} />
+      <Name text={node.label} module />
       {node.layers !== null && <span class="times">×{node.layers}</span>}
-      {node.className && node.key !== "" && (
+      {node.className && (
         <span class="class" title={titleText(node.className)}>
           {titleText(node.className).slice(0, 60)}
         </span>

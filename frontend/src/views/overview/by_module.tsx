@@ -61,7 +61,7 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
       </table>
       <p class="foot" data-testid="module-sum" title={exactBytes(sum)}>
         each without the modules inside it · {percent(named(peak.by_module), peak.bytes)} belong to a module · parts sum
-        to {withUnit(sum, whole)}
+        to <span class="amount">{withUnit(sum, whole)}</span>
       </p>
     </section>
   );

@@ -104,7 +104,7 @@ function Left({ stats, first, unit }: { stats: StepStats; first: StepAnswer["fir
 function Since({ answer, unit }: { answer: StepAnswer; unit: Unit }) {
   const asked = askedBase.value;
   const before = asked?.stats ?? selection.value?.steps.find((s) => s.step === answer.previous_step)?.stats;
-  if (!before) return <>the {alone.value ? "only" : "first"} step recorded</>;
+  if (!before) return <>{alone.value ? "in the whole window" : "the first step recorded"}</>;
   const name = asked ? sideName({ ...asked, alone: isAlone(asked) }, picked.value!) : `step ${answer.previous_step}`;
   const delta = answer.stats.peak_bytes - before.peak_bytes;
   if (delta === 0) return <span class="shrunk">the same as in {name}</span>;

@@ -19,7 +19,7 @@ export function Change({ answer }: { answer: StepAnswer }) {
       {basis ? (
         <Since answer={answer} basis={basis} />
       ) : (
-        `The ${alone.value ? "only" : "first"} step recorded here: there is nothing earlier to compare with.`
+        `${alone.value ? "The whole window is one recording" : "The first step recorded here"}: there is nothing earlier to compare with.`
       )}
       {(asked === null || asked.run === run) && <AnotherRun lead=" · " />}
     </p>

@@ -1,6 +1,6 @@
-/** What the moment at the cursor is held against: at the peak the base's peak, elsewhere the step's own. */
+/** What the moment at the cursor is held against: the marked one; else at the peak the base's peak, elsewhere the step's own. */
 import { address } from "../../api/request";
-import { useRemote } from "../../api/remote";
+import { type Remote, useRemote } from "../../api/remote";
 import type { CompareAnswer, LabeledPart, MomentAnswer } from "../../api/types";
 import { base, isAlone, picked, route } from "../../state/app";
 import { deltasTo, type PartChanges, partChanges } from "../../state/part_changes";
@@ -23,7 +23,8 @@ export function useChange(
   alone: boolean,
 ): Change | null {
   const pick = picked.value!;
-  const basis = alone || !cursor.atPeak ? null : meant(base.value, pick);
+  const { mark } = cursor;
+  const basis = alone || mark || !cursor.atPeak ? null : meant(base.value, pick);
   const folding = cursor.groups.size > 0 ? cursor.folding : {};
   const query = basis && {
     base_run: basis.run,
@@ -32,15 +33,20 @@ export function useChange(
     base_device: basis.device,
   };
   const compared = useRemote<CompareAnswer>(query ? address("compare", { by, ...pick, ...folding, ...query }) : null);
-  const peak = useRemote<MomentAnswer>(cursor.atPeak ? null : cursor.peakPath);
+  const peak = useRemote<MomentAnswer>(cursor.atPeak || mark ? null : cursor.peakPath);
   if (basis && !compared.failure) {
     const deltas = compared.data && new Map(compared.data.rows.map((row) => [row.key, row.delta_bytes]));
     const against = sideName({ ...basis, alone: isAlone(basis) }, pick);
     return { ...changesOf(deltas), against, short: basis.run === pick.run ? against : lastPart(basis.run, pick.run) };
   }
+  if (mark) return { ...changesOf(deltasFrom(mark.moment, parts, by)), against: "the marked moment", short: "mark" };
   if (cursor.atPeak || cursor.peakPath === null || peak.failure) return null;
-  const deltas = parts && peak.data && !peak.stale ? deltasTo(parts, partsOf(peak.data, by)) : undefined;
-  return { ...changesOf(deltas), against: "the peak", short: "peak" };
+  return { ...changesOf(deltasFrom(peak, parts, by)), against: "the peak", short: "peak" };
+}
+
+/** Undefined until both moments are known. */
+function deltasFrom({ data, stale }: Remote<MomentAnswer>, parts: LabeledPart[] | null, by: string) {
+  return parts && data && !stale ? deltasTo(parts, partsOf(data, by)) : undefined;
 }
 
 /** A run's own name, without the folders that it shares with the other. */

@@ -2,6 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type { CurveAnswer, LanesAnswer } from "../../api/types";
 import { across, type Axis, TIME_AXIS } from "../../draw/axes";
 import { type Lane, laneRows, lanesHeight, spanAt, spanLabel } from "../../draw/lanes";
+import type { Scale } from "../../draw/scale";
 import { kept, panned, turned, zoomed } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
@@ -22,7 +23,7 @@ interface ChartProps {
   lanes: LanesAnswer | undefined;
   window: [number, number];
   whole: [number, number];
-  cursor: Pick<Cursor, "place" | "atPeak" | "hover" | "pin" | "step">;
+  cursor: Pick<Cursor, "place" | "atPeak" | "hover" | "pin" | "step"> & Partial<Pick<Cursor, "mark" | "flipMark">>;
   peakBytes: number;
   /** Where on the axis; undefined while that is not known. */
   peakPlace: number | undefined;
@@ -80,6 +81,7 @@ export function Chart(props: ChartProps) {
     else if (event.key === "Home") cursor.pin(undefined);
     else if (event.key === "ArrowRight") cursor.step(1);
     else if (event.key === "ArrowLeft") cursor.step(-1);
+    else if (event.key.toLowerCase() === "m" && cursor.flipMark && !event.ctrlKey && !event.metaKey) cursor.flipMark();
     else if (event.key === "Escape") (onZoom(whole), cursor.pin(undefined));
     else if (props.canZoom && (event.key === "+" || event.key === "="))
       onZoom(zoomed(window, cursor.place ?? middle(window), 0.5, whole, least));
@@ -130,6 +132,9 @@ export function Chart(props: ChartProps) {
         onPointerLeave={() => setTip(null)}
         onClick={intoLane}
       />
+      {cursor.mark?.place !== undefined && width > 0 && (
+        <Mark at={x(cursor.mark.place)} cursor={at} range={x.range} height={height + lowerHeight} />
+      )}
       {visible && !cursor.atPeak && (
         <span class="cursor-line" style={{ left: `${at}px`, height: `${height + lowerHeight}px` }} />
       )}
@@ -162,12 +167,42 @@ export function Chart(props: ChartProps) {
   );
 }
 
+interface MarkProps {
+  at: number;
+  cursor: number | undefined;
+  range: Scale["range"];
+  height: number;
+}
+
+/** The marked moment, and the stretch from there to the cursor, as far as they are in sight. */
+function Mark({ at, cursor, range, height }: MarkProps) {
+  const inside = (px: number): number => Math.min(Math.max(px, range[0]), range[1]);
+  const [from, to] = [inside(at), inside(cursor ?? at)];
+  return (
+    <>
+      <span
+        class="mark-range"
+        style={{ left: `${Math.min(from, to)}px`, width: `${Math.abs(to - from)}px`, height: `${height}px` }}
+      />
+      {at === from && (
+        <span
+          class={at > range[1] - 60 ? "mark-line left" : "mark-line"}
+          data-testid="mark-line"
+          style={{ left: `${at}px`, height: `${height}px` }}
+        >
+          <span>mark</span>
+        </span>
+      )}
+    </>
+  );
+}
+
 function middle([from, to]: [number, number]): number {
   return (from + to) / 2;
 }
 
 /** The picture in words. */
-function spoken({ curve, by, window, whole, peakBytes, peakPlace, axis, failed = [] }: ChartProps): string {
+function spoken({ curve, by, window, whole, peakBytes, peakPlace, axis, cursor, failed = [] }: ChartProps): string {
   if (!curve) return "The curve is loading.";
   const { words, place } = axis ?? TIME_AXIS;
   const unit = unitFor(peakBytes);
@@ -179,7 +214,8 @@ function spoken({ curve, by, window, whole, peakBytes, peakPlace, axis, failed =
   );
   const lost = failedInWords(failed.map((one) => ({ bytes: one.bytes, at: place(one.place, whole[0]) })));
   const keys = "Left and right step through events, plus and minus zoom, with Shift left and right move, Home goes to the peak, Escape shows everything.";
-  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)}${when}. At the highest moment shown: ${parts.join(", ")}.${lost} ${keys}`;
+  const marks = cursor.flipMark ? " M marks the moment to compare others with." : "";
+  return `Allocated memory by ${by} over ${words(window[1] - window[0])}. Peak ${withUnit(peakBytes, unit)}${when}. At the highest moment shown: ${parts.join(", ")}.${lost} ${keys}${marks}`;
 }
 
 function spokenLanes(rows: Lane[], words: Axis["words"]): string {

@@ -22,6 +22,10 @@ export interface Cursor {
   folding: { fold?: string; open?: string | undefined };
   /** Where the state at the peak is asked for, divided as the cursor's is; null until it is known when that was. */
   peakPath: string | null;
+  /** The moment that the cursor's is held against: null where none is marked. */
+  mark: { event: number; place: number | undefined; moment: Remote<MomentAnswer> } | null;
+  /** Marks the cursor's moment, or forgets the mark; does nothing while the moment is not known. */
+  flipMark: () => void;
   /** The curve's own column under the cursor: shown at once, until the exact state is there. */
   approximate: { key: string; label: string; bytes: number }[];
   hover: (place: number | undefined) => void;
@@ -31,7 +35,7 @@ export interface Cursor {
 }
 
 /** What of a query may differ for an old moment to stay on show. */
-const SAME_STEP = ["t", "event", "open", "fold"];
+const SAME_STEP = ["t", "event", "open", "fold", "since"];
 
 interface Drawn {
   pick: Pick;
@@ -63,9 +67,12 @@ export function useCursor(drawn: Drawn, onReached: (place: number) => void): Cur
   const onPeak = hovered === undefined && (isTop ?? (pinned.t === undefined && pinned.event === undefined));
   const pointed = hovered === undefined ? undefined : over === "event" ? { event: eventUnder(hovered, whole) } : { t: hovered };
   const wanted: Moment | undefined = pointed ?? (onPeak ? top : pinned);
-  const queryOf = ({ t, event }: Moment): string =>
-    address("moment", { ...pick, ...(event !== undefined ? { event } : { t: Math.round(t ?? 0) }), by, ...folding });
-  const moment = useRemote<MomentAnswer>(wanted && !coarse ? queryOf(wanted) : null, hovered === undefined ? 0 : 90, SAME_STEP);
+  const queryOf = ({ t, event }: Moment, since?: number): string =>
+    address("moment", { ...pick, ...(event !== undefined ? { event } : { t: Math.round(t ?? 0) }), by, ...folding, since });
+  const marked = coarse ? undefined : momentIn({ event: route.value.mark }).event;
+  const ofMark = useRemote<MomentAnswer>(marked === undefined ? null : queryOf({ event: marked }));
+  const since = ofMark.failure ? undefined : marked;
+  const moment = useRemote<MomentAnswer>(wanted && !coarse ? queryOf(wanted, since) : null, hovered === undefined ? 0 : 90, SAME_STEP);
   const found = moment.data && { t: moment.data.time_ns, event: moment.data.event };
   const place = hovered ?? (wanted && (placeOf(wanted, over) ?? (found && placeOf(found, over))));
 
@@ -77,6 +84,15 @@ export function useCursor(drawn: Drawn, onReached: (place: number) => void): Cur
     moment,
     folding,
     peakPath: top && !coarse ? queryOf(top) : null,
+    mark:
+      since === undefined
+        ? null
+        : { event: since, place: placeOf({ t: ofMark.stale ? undefined : ofMark.data?.time_ns, event: since }, over), moment: ofMark },
+    flipMark: () => {
+      const now = moment.stale ? undefined : moment.data?.event;
+      if (marked !== undefined) navigate({ mark: undefined });
+      else if (now !== undefined) navigate({ mark: String(now) });
+    },
     groups: new Map(curve?.groups?.map((group, k) => [curve.keys[k]!, group])),
     approximate: curve && place !== undefined ? labeled(curve, columnAt(curve, place)) : [],
     hover: setHovered,

@@ -1,10 +1,11 @@
 import type { LabeledPart, MomentAnswer, Over } from "../../api/types";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
-import { grouped } from "../../state/numbers";
+import { counted, grouped } from "../../state/numbers";
 import { lineParts } from "../../state/frames";
 import { allocationName, NOT_NAMED } from "../../state/names";
 import { knownPhase } from "../../state/sentences";
 import { duration, exactTime } from "../../state/time";
+import { Delta } from "../amount";
 import { Swatch } from "../category";
 import { EventButtons } from "../event_buttons";
 import { Name } from "../name";
@@ -63,6 +64,7 @@ export function MomentPanel({ by, over, cursor, origin, peakBytes, within }: Pro
           "from the curve: this column's highest"
         )}
       </p>
+      {cursor.mark && <SinceMark mark={cursor.mark} moment={exact} origin={origin} page={unit} />}
       {!waiting && (
         <Breakdown by={by} parts={parts} exact={exact !== undefined} unit={unit} cursor={cursor} alone={within !== undefined} />
       )}
@@ -75,7 +77,18 @@ export function MomentPanel({ by, over, cursor, origin, peakBytes, within }: Pro
         after={exact !== undefined && exact.next_event_ns !== null}
         onStep={cursor.step}
         onPeak={!cursor.atPeak && !waiting && (() => cursor.pin(undefined))}
-      />
+      >
+        <button
+          type="button"
+          class="small"
+          data-testid="flip-mark"
+          title="Compare other moments with one that you mark. Key M in the picture."
+          disabled={!exact && !cursor.mark}
+          onClick={cursor.flipMark}
+        >
+          {cursor.mark ? "forget the mark" : "mark this moment"}
+        </button>
+      </EventButtons>
     </aside>
   );
 }
@@ -116,9 +129,64 @@ function Where({ moment }: { moment: MomentAnswer }) {
   );
 }
 
-/** What an allocation is called; where nothing names it, the code that asked for it. */
+interface SinceProps {
+  mark: NonNullable<Cursor["mark"]>;
+  /** The exact state at the cursor, once it is known. */
+  moment: MomentAnswer | undefined;
+  origin: number;
+  page: Unit;
+}
+
+/** How the moment differs from the marked one: what came and stayed, and what went. */
+function SinceMark({ mark, moment, origin, page }: SinceProps) {
+  const then = mark.moment.stale ? undefined : mark.moment.data;
+  if (!then) return null;
+  const place = (
+    <span title={`${exactTime(then.time_ns - origin)}, event ${grouped(mark.event)}, ${exactBytes(then.bytes)}`}>
+      the mark at {duration(then.time_ns - origin)}
+    </span>
+  );
+  const since = moment?.since;
+  const more = moment === undefined ? 0 : moment.bytes - then.bytes;
+  return (
+    <p class="where" data-testid="since-mark">
+      {moment === undefined ? (
+        <>held against {place}</>
+      ) : moment.event === mark.event ? (
+        <>This is {place}. Point at another moment.</>
+      ) : (
+        <>
+          {more === 0 ? "no change" : <Delta bytes={more} unit={page} named />} {since ? "since" : "against"} {place}
+        </>
+      )}
+      {since && (
+        <>
+          : <Sum bytes={since.kept_bytes} count={since.kept} page={page} testid="kept" /> allocated and still alive,{" "}
+          <Sum bytes={since.freed_bytes} count={since.freed} page={page} testid="freed" /> freed
+        </>
+      )}
+    </p>
+  );
+}
+
+interface SumProps {
+  bytes: number;
+  count: number;
+  page: Unit;
+  testid: string;
+}
+
+function Sum({ bytes, count, page, testid }: SumProps) {
+  return (
+    <strong title={`${exactBytes(bytes)} in ${counted(count, "allocation")}`} data-testid={testid}>
+      {withUnit(bytes, unitWithin(page, bytes))}
+    </strong>
+  );
+}
+
+/** What an allocation is called; where nothing names it, the code that asked for it, else where it lies. */
 function nameOrLine(a: MomentAnswer["largest"][number]): string {
-  return allocationName(a) ?? (a.line === null ? NOT_NAMED : lineParts(a.line).place);
+  return allocationName(a) ?? (a.line === null ? a.address : lineParts(a.line).place);
 }
 
 function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {
@@ -126,10 +194,12 @@ function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {
   const unit = unitWithin(page, moment.largest[0]!.bytes);
   return (
     <>
-      <h3>Largest alive, {unit.name}</h3>
+      <h3>
+        Largest {moment.since ? "of these" : "alive"}, {unit.name}
+      </h3>
       <table class="plain large-list">
         <tbody>
-          {moment.largest.slice(0, 5).map((a, i) => (
+          {moment.largest.slice(0, moment.since ? 10 : 5).map((a, i) => (
             <tr key={i}>
               <td class="number" title={exactBytes(a.bytes)}>
                 {inUnit(a.bytes, unit)}

@@ -8,7 +8,7 @@ export interface Moment {
 }
 
 /** The moment that an address names; what is no number names nothing. */
-export function momentIn({ t, event }: { t?: string; event?: string }): Moment {
+export function momentIn({ t, event }: { t?: string | undefined; event?: string | undefined }): Moment {
   return { t: numberIn(t), event: numberIn(event) };
 }
 

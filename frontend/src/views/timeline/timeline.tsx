@@ -128,7 +128,7 @@ export function Timeline() {
         {!coarse && (
           <span class="hint">
             {zoomed ? `showing ${words(window[1] - window[0])} of ${words(whole[1] - whole[0])}` : "drag or wheel to zoom"} · double-click or
-            Esc to reset{!zoomed && " · ← → step through events"}
+            Esc to reset{!zoomed && " · ← → step through events · M marks"}
           </span>
         )}
       </div>
@@ -146,7 +146,7 @@ export function Timeline() {
             by={by}
             curve={shown}
             strip={strip}
-            lanes={lanes.data}
+            lanes={alone.value ? asWhole(lanes.data) : lanes.data}
             window={window}
             whole={whole ?? window}
             axis={over === "event" ? EVENT_AXIS : TIME_AXIS}
@@ -203,6 +203,11 @@ function Opened({ name }: { name: string }) {
 
 /** What of a query may differ for an old answer to stay on show. */
 const SAME_STEP = ["t0", "t1", "px", "open", "fold"];
+
+/** A recording in which nothing marked any steps is no step 0. */
+function asWhole(lanes: LanesAnswer | undefined): LanesAnswer | undefined {
+  return lanes && { ...lanes, steps: lanes.steps.map((span) => ({ ...span, name: "whole window" })) };
+}
 
 /** What the address zooms to, as far as that exists; else everything, once that is known. */
 function within(zoom: [number, number] | undefined, whole: [number, number] | undefined): [number, number] {
