@@ -1,4 +1,4 @@
-"""The cost of `MemoryTracer` per training step on the CPU, compared with torch's `MemTracker`."""
+"""The cost of `MemoryTracer`: on the CPU compared with torch's `MemTracker`, and on CUDA."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from benchmarks import layer_cost
 from benchmarks.figures import Figure
 from benchmarks.training import make, step
 from tb_memplugin import MemoryTracer
@@ -25,7 +26,8 @@ def measure() -> list[Figure]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _figures()
+        on_cuda = layer_cost.measure() if torch.cuda.is_available() else []
+        return [*_figures(), *on_cuda]
     finally:
         torch.set_num_threads(threads)
 

@@ -61,6 +61,11 @@ class LineTracer:
         log_level: the level for this tracer's own messages, as a name or number. None uses the package's
             level.
 
+    Raises:
+        TypeError: `max_events` is not a whole number.
+        MemPluginError: `max_events` is below 1, or the device or the level is none that torch or `logging`
+            knows.
+
     Example:
         >>> tracer = LineTracer()
         >>> tracer.start_tracing()

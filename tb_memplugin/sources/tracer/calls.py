@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import itemgetter
 
 import numpy as np
 
@@ -22,14 +24,21 @@ from tb_memplugin.sources.tracer.results import (
 from tb_memplugin.trace import Kind, MemoryTrace, Module, Phase, Spans, Step
 from tb_memplugin.trace.tables import Int64
 
-Crossing = tuple[int, int, bool, Phase, int, bool]
-"""(epoch ns, module's row or -1, whether it ends, phase, thread ident, whether it comes from autograd).
+Crossing = tuple[int, int, bool, int]
+"""(epoch ns, layer, whether it lies in a backward, thread ident).
 
-A crossing from autograd ends the previous one: backward runs for one layer at a time. Row -1 with thread 0
-means that a backward has ended.
+The layer is a module's row where its call begins, and -1 - row where it ends. With `BY_AUTOGRAD` for the
+thread, it is the row whose backward begins, or `NO_LAYER`: backward runs for one layer at a time.
 """
 
+BY_AUTOGRAD = 0
+"""No thread has this ident."""
+
+NO_LAYER = -1
+"""Autograd is between layers, or the backward has ended."""
+
 _ALLOC, _FREE, _ENTER, _EXIT, _SNAPSHOT = range(len(EVENT_TYPES))
+_ALLOCATED, _FREED = int(Kind.ALLOC), int(Kind.FREE_COMPLETED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +63,37 @@ class HistoryCalls:
     with_fragmentation: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    start_ns: int
-    end_ns: int
-    row: int
-    phase: Phase
+_Span = tuple[int, int, int, Phase]
+"""(start, end, module's row, phase). A table of them has the rows as names, and no depth."""
 
 
 def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
     """Join both into a result: the trace with modules and calls, and the figures of every layer."""
-    spans = sorted(_spans(noted), key=lambda span: (span.start_ns, -span.end_ns))
+    spans = _table(_spans(noted))
     device = next((row for row, one in enumerate(history.devices) if one.name == noted.device), -1)
     trace = _with_calls(history, noted, spans)
     curve = _Curve.of(trace, device)
+    low, high = curve.between(spans.start_ns, spans.end_ns)
     figures = [LayerFigures() for _ in noted.names.modules]
     reserved = [-1] * len(figures)
     ratios: list[list[float]] = [[] for _ in figures]
-    for span in spans:
-        low, high = curve.between(span.start_ns, span.end_ns)
-        one = figures[span.row]
-        one.peak = max(one.peak, int(curve.allocated[low : high + 1].max()))
-        reserved[span.row] = max(reserved[span.row], int(curve.reserved[low : high + 1].max()))
-        if noted.with_fragmentation:
-            ratios[span.row] += [curve.fragmentation(low), curve.fragmentation(high)]
-        if span.phase is Phase.FORWARD:
+    for row, allocated, reserve, took, phase in zip(
+        spans.name.tolist(),
+        _highest(curve.allocated, low, high).tolist(),
+        _highest(curve.reserved, low, high).tolist(),
+        (spans.end_ns - spans.start_ns).tolist(),
+        spans.phase.tolist(),
+        strict=True,
+    ):
+        one = figures[row]
+        one.peak = max(one.peak, allocated)
+        reserved[row] = max(reserved[row], reserve)
+        if phase == Phase.FORWARD:
             one.calls += 1
-            one.forward_ns += span.end_ns - span.start_ns
+            one.forward_ns += took
+    if noted.with_fragmentation:
+        for row, first, last in zip(spans.name.tolist(), low.tolist(), high.tolist(), strict=True):
+            ratios[row] += [curve.fragmentation(first), curve.fragmentation(last)]
     _count(figures, spans, curve)
     rows = _rows(curve, spans, noted)
     seen = int(curve.allocated.max())
@@ -129,10 +142,10 @@ class _Curve:
             trace.events.bytes[here],
         )
 
-    def between(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return the indices of the entries at a start time and at an end time."""
-        low = int(np.searchsorted(self.time_ns, start_ns, side="left"))
-        return low, max(low, int(np.searchsorted(self.time_ns, end_ns, side="right")))
+    def between(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
+        """Return the indices of the entries at start times and at end times."""
+        low = np.searchsorted(self.time_ns, start_ns, side="left")
+        return low, np.maximum(low, np.searchsorted(self.time_ns, end_ns, side="right"))
 
     def fragmentation(self, entry: int) -> float:
         """Return the fragmentation at an entry, 0 to 1."""
@@ -144,54 +157,76 @@ def _spans(noted: HistoryCalls) -> list[_Span]:
     found: list[_Span] = []
     open_calls: dict[int, list[tuple[int, int, Phase]]] = {}
     running: tuple[int, int] | None = None
-    for time, row, ends, phase, thread, by_autograd in noted.crossings:
-        if by_autograd:
+    for time, layer, in_backward, thread in noted.crossings:
+        if thread == BY_AUTOGRAD:
             if running is not None and running[0] >= 0:
-                found.append(_Span(running[1], time, running[0], Phase.BACKWARD))
-            running = (row, time)
-        elif not ends:
-            open_calls.setdefault(thread, []).append((row, time, phase))
-        elif any(call[0] == row for call in open_calls.get(thread, ())):
+                found.append((running[1], time, running[0], Phase.BACKWARD))
+            running = (layer, time)
+        elif layer >= 0:
+            phase = Phase.BACKWARD if in_backward else Phase.FORWARD
+            open_calls.setdefault(thread, []).append((layer, time, phase))
+        elif any(call[0] == -1 - layer for call in open_calls.get(thread, ())):
             while True:
                 inner, began, how = open_calls[thread].pop()
-                found.append(_Span(began, time, inner, how))
-                if inner == row:
+                found.append((began, time, inner, how))
+                if inner == -1 - layer:
                     break
     left = [call for calls in open_calls.values() for call in calls]
-    found += [_Span(began, noted.stop_ns, row, phase) for row, began, phase in left]
+    found += [(began, noted.stop_ns, row, phase) for row, began, phase in left]
     if running is not None and running[0] >= 0:
-        found.append(_Span(running[1], noted.stop_ns, running[0], Phase.BACKWARD))
+        found.append((running[1], noted.stop_ns, running[0], Phase.BACKWARD))
     return found
 
 
-def _innermost(spans: Sequence[_Span], time_ns: Int64) -> Int64:
+def _table(found: Sequence[_Span]) -> Spans:
+    """Return spans sorted by their start, outer ones first."""
+    columns = np.array(found, np.int64).reshape(-1, 4)
+    start, end, row, phase = columns[np.lexsort((-columns[:, 1], columns[:, 0]))].T
+    return Spans(start, end, row.astype(np.int32), np.zeros(len(row), np.int32), phase.astype(np.uint8))
+
+
+def _highest(levels: Int64, low: Int64, high: Int64) -> Int64:
+    """Return the highest of the levels from each low index up to, and with, its high index."""
+    if not len(low):
+        return low
+    bounds = np.stack((low, high + 1), axis=1).ravel()
+    highest: Int64 = np.maximum.reduceat(np.append(levels, -1), bounds)[::2]
+    return highest
+
+
+def _innermost(spans: Spans, time_ns: Int64) -> Int64:
     """Return the index of the last-begun span that covers each time, -1 for none."""
     place = np.full(len(time_ns), -1, np.int64)
-    for number, span in enumerate(spans):  # sorted by start: an inner one comes later
-        low, high = np.searchsorted(time_ns, (span.start_ns, span.end_ns), side="left")
-        place[low:high] = number
+    low = np.searchsorted(time_ns, spans.start_ns, side="left").tolist()
+    high = np.searchsorted(time_ns, spans.end_ns, side="left").tolist()
+    for number, (first, last) in enumerate(zip(low, high, strict=True)):  # an inner span comes later
+        place[first:last] = number
     return place
 
 
-def _count(figures: list[LayerFigures], spans: Sequence[_Span], curve: _Curve) -> None:
+def _count(figures: list[LayerFigures], spans: Spans, curve: _Curve) -> None:
     place = _innermost(spans, curve.time_ns)
-    for number, kind, size in zip(place.tolist(), curve.kind.tolist(), curve.bytes.tolist(), strict=True):
-        if number < 0:
-            continue
-        one = figures[spans[number].row]
-        if kind == Kind.ALLOC:
+    inside = place >= 0
+    for number, kind, size in zip(
+        spans.name[place[inside]].tolist(),
+        curve.kind[inside].tolist(),
+        curve.bytes[inside].tolist(),
+        strict=True,
+    ):
+        one = figures[number]
+        if kind == _ALLOCATED:
             one.allocations += 1
             one.allocated_bytes += size
-        elif kind == Kind.FREE_COMPLETED:
+        elif kind == _FREED:
             one.frees += 1
-    bounds = sorted({span.start_ns for span in spans} | {span.end_ns for span in spans})
-    inside = _innermost(spans, np.array(bounds, np.int64))
-    for number, begin, end in zip(inside.tolist(), bounds, bounds[1:], strict=False):
-        if number >= 0 and spans[number].phase is Phase.BACKWARD:
-            figures[spans[number].row].backward_ns += end - begin
+    bounds = np.unique(np.concatenate((spans.start_ns, spans.end_ns)))
+    place = _innermost(spans, bounds[:-1])
+    for number, took in zip(place.tolist(), np.diff(bounds).tolist(), strict=True):
+        if number >= 0 and spans.phase[number] == Phase.BACKWARD:
+            figures[spans.name[number]].backward_ns += took
 
 
-def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Sequence[_Span]) -> MemoryTrace:
+def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Spans) -> MemoryTrace:
     """Return the trace with every layer in its table, calls, and layers for allocs that had no module."""
     row_of = {module.key: row for row, module in enumerate(trace.modules)}
     modules = list(trace.modules)
@@ -203,18 +238,12 @@ def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Sequence[_Span])
             modules.append(Module(module.key, parent, module.class_name))
         rows.append(row_of[module.key])
     owners = Owners(modules)
-    name = np.array([rows[span.row] for span in spans], np.int32)
+    name = np.array(rows, np.int32)[spans.name]
     place = _innermost(spans, trace.events.time_ns)
     owner = np.append(name, -1)[place].astype(np.int32)
     unowned = np.array([not one.is_module for one in modules] + [True], bool)[trace.events.module]
     owned = np.where(unowned & (place >= 0), owner, trace.events.module)
-    calls = Spans(
-        np.array([span.start_ns for span in spans], np.int64),
-        np.array([span.end_ns for span in spans], np.int64),
-        name,
-        owners.depth()[name].astype(np.int32),
-        np.array([span.phase for span in spans], np.uint8),
-    )
+    calls = replace(spans, name=name, depth=owners.depth()[name].astype(np.int32))
     return replace(
         trace,
         source="MemoryTracer",
@@ -225,30 +254,24 @@ def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Sequence[_Span])
     )
 
 
-def _rows(curve: _Curve, spans: Sequence[_Span], noted: HistoryCalls) -> list[Row]:
+def _rows(curve: _Curve, spans: Spans, noted: HistoryCalls) -> list[Row]:
     """Return the events of the timeline, sorted by time."""
     place = _innermost(spans, curve.time_ns)
-    kinds = {Kind.ALLOC: _ALLOC, Kind.FREE_COMPLETED: _FREE}
-    rows: list[Row] = [
-        (time, kinds[Kind(kind)], size, spans[number].row if number >= 0 else -1, allocated, reserved)
-        for time, kind, size, number, allocated, reserved in zip(
-            curve.time_ns.tolist(),
-            curve.kind.tolist(),
-            curve.bytes.tolist(),
-            place.tolist(),
-            curve.allocated[1:].tolist(),
-            curve.reserved[1:].tolist(),
-            strict=True,
-        )
-        if kind in kinds
-    ]
-    marks = [(span.start_ns, _ENTER, span.row) for span in spans]
-    marks += [(span.end_ns, _EXIT, span.row) for span in spans]
-    marks += [(noted.start_ns, _SNAPSHOT, -1), (noted.stop_ns, _SNAPSHOT, -1)]
-    for time, kind, row in marks:
-        entry = int(np.searchsorted(curve.time_ns, time, side="right"))
-        rows.append((time, kind, 0, row, int(curve.allocated[entry]), int(curve.reserved[entry])))
-    return sorted(rows, key=lambda row: row[0])
+    layer = np.append(spans.name, -1)[place]
+    shown = np.flatnonzero((curve.kind == _ALLOCATED) | (curve.kind == _FREED))
+    kind = np.where(curve.kind[shown] == _ALLOCATED, _ALLOC, _FREE)
+    levels = curve.allocated[1:][shown], curve.reserved[1:][shown]
+    columns = (curve.time_ns[shown], kind, curve.bytes[shown], layer[shown], *levels)
+    rows: list[Row] = list(zip(*(column.tolist() for column in columns), strict=True))
+    for times, layers, mark in (
+        (spans.start_ns, spans.name.tolist(), _ENTER),
+        (spans.end_ns, spans.name.tolist(), _EXIT),
+        (np.array([noted.start_ns, noted.stop_ns]), [-1, -1], _SNAPSHOT),
+    ):
+        entry = np.searchsorted(curve.time_ns, times, side="right")
+        allocated, reserved = curve.allocated[entry].tolist(), curve.reserved[entry].tolist()
+        rows += zip(times.tolist(), repeat(mark), repeat(0), layers, allocated, reserved, strict=False)
+    return sorted(rows, key=itemgetter(0))
 
 
 def _phases(curve: _Curve, noted: HistoryCalls) -> list[PhaseMemoryStats]:
@@ -257,7 +280,7 @@ def _phases(curve: _Curve, noted: HistoryCalls) -> list[PhaseMemoryStats]:
         if not ends:
             begun.setdefault(name, []).append(time)
         elif begun.get(name):
-            low, high = curve.between(begun[name].pop(), time)
+            low, high = map(int, curve.between(np.int64(begun[name].pop()), np.int64(time)))
             levels = curve.allocated[low : high + 1]
             found.append(PhaseMemoryStats(name, int(levels[0]), int(levels[-1]), int(levels.max())))
     return found

@@ -7,12 +7,10 @@ layer backward runs. Nothing is read from the device while the model runs.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import time_ns
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,14 +24,12 @@ from tb_memplugin.sources.history.recording import (
     reaches,
     since,
 )
-from tb_memplugin.sources.history.window import ModuleMarks
-from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
-from tb_memplugin.sources.passing_hooks import PassingHook
+from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.profiler.dtypes import dtypes_of
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
-from tb_memplugin.sources.tracer.calls import Crossing, HistoryCalls, result_of
+from tb_memplugin.sources.tracer.calls import HistoryCalls, result_of
+from tb_memplugin.sources.tracer.layer_clock import LayerClock
 from tb_memplugin.sources.tracer.results import NamedPhase, TracerResult
-from tb_memplugin.trace import Phase
 
 Levels = Callable[[], tuple[int, int]]
 """A function that returns the live requested bytes and their peak in this process, -1 if not counted."""
@@ -68,7 +64,6 @@ class HistoryRecording:
         self._device, self._max_events = device, max_events
         self._with_fragmentation, self._switch = with_fragmentation, switch
         self._levels = levels or self._counters
-        self._marks = ModuleMarks()
         self._phases: deque[tuple[int, str, bool]] = deque(maxlen=max_events)
 
     def start(self, models: Mapping[str, nn.Module], _: Sequence[torch.optim.Optimizer]) -> None:
@@ -88,12 +83,11 @@ class HistoryRecording:
         self._is_fresh = self._switch.on(self._allocator, max_entries=self._max_events)
         self._start_ns = time_ns()
         self._peak_before = self._levels()[1]
-        self._hooks = LayerClock(self._max_events)
+        self._hooks = LayerClock(self._max_events, self._allocator)
         try:
-            self._marks.start(self._allocator, models)
             self._hooks.start(models, self._names)
         except BaseException:
-            self._unhook()
+            self._hooks.stop()
             self._switch.off(self._allocator)
             raise
 
@@ -102,7 +96,7 @@ class HistoryRecording:
     ) -> TracerResult:
         """End the recording and return its result from the allocator's history."""
         stop_ns = time_ns()
-        self._unhook()
+        self._hooks.stop()
         try:
             peak = self._levels()[1]
             taken = self._allocator.snapshot()
@@ -143,105 +137,6 @@ class HistoryRecording:
         """End a phase."""
         self._phases.append((time_ns(), phase.name, True))
 
-    def _unhook(self) -> None:
-        self._hooks.stop()
-        self._marks.stop()
-
     def _counters(self) -> tuple[int, int]:
         stats = getattr(torch, self._device.type).memory_stats(self._number)
         return stats.get("requested_bytes.all.current", -1), stats.get("requested_bytes.all.peak", -1)
-
-
-class LayerClock(ModuleRecorder):
-    """Records when layers begin and end, in forward and backward, on every thread.
-
-    In backward a layer begins when autograd reaches the node of its result, and ends when autograd reaches
-    the node of another layer's result, or the node of its own input.
-    """
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.crossings: deque[Crossing] = deque(maxlen=most)
-        self._here = threading.local()
-        self._nodes: deque[Any] = deque(maxlen=most)
-        self._seen = object()
-        self._on = True
-
-    def stop(self) -> None:
-        """Remove all hooks, including those on autograd nodes that still exist."""
-        self._on = False
-        super().stop()
-        for handle in self._nodes:
-            handle.remove()
-        self._nodes.clear()
-
-    def _stack(self) -> list[int]:
-        stack: list[int] | None = getattr(self._here, "stack", None)
-        if stack is None:
-            stack = self._here.stack = []
-        return stack
-
-    def _hook(self, module: nn.Module, row: int) -> None:
-        compiling = torch.compiler.is_compiling
-
-        def enter(_: nn.Module, given: Any) -> None:
-            if self._on and not compiling():
-                stack = self._stack()
-                self._at_node(given, stack[-1] if stack else -1)
-                stack.append(row)
-                self._note(row, ends=False)
-
-        def leave(_: nn.Module, __: Any, out: Any) -> None:
-            if self._on and not compiling():
-                stack = self._stack()
-                while stack and stack.pop() != row:
-                    pass
-                self._note(row, ends=True)
-                self._at_node(out, row)
-
-        self._handles.append(module.register_forward_pre_hook(PassingHook(enter)))
-        self._handles.append(module.register_forward_hook(PassingHook(leave), always_call=True))
-
-    def _note(self, row: int, *, ends: bool) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1
-        phase = Phase.BACKWARD if in_backward else Phase.FORWARD
-        self.crossings.append((time_ns(), row, ends, phase, threading.get_ident(), False))
-
-    def _at_node(self, tensors: Any, row: int) -> None:
-        """Record the start of a layer's backward (-1: none) when autograd reaches the tensors' nodes.
-
-        A node belongs to the innermost layer, which is the first that gets here.
-        """
-        for tensor in _tensors(tensors):
-            node: Any = tensor.grad_fn
-            if node is not None and self._seen not in node.metadata:
-                node.metadata[self._seen] = row
-                self._nodes.append(node.register_prehook(self._reached(row)))
-
-    def _reached(self, row: int) -> Callable[[Any], None]:
-        def reached(_: Any) -> None:
-            if not self._on:
-                return
-            task = torch._C._current_graph_task_id()
-            if getattr(self._here, "task", None) != task:
-                self._here.task = task
-                torch.autograd.Variable._execution_engine.queue_callback(self._done)
-            self.crossings.append((time_ns(), row, False, Phase.BACKWARD, threading.get_ident(), True))
-
-        return reached
-
-    def _done(self) -> None:
-        """Record that a backward has ended."""
-        if self._on:
-            self.crossings.append((time_ns(), -1, False, Phase.BACKWARD, 0, True))
-
-
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, tuple | list):
-        for one in given:
-            yield from _tensors(one)
-    elif isinstance(given, Mapping):
-        for one in given.values():
-            yield from _tensors(one)

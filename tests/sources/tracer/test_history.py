@@ -11,7 +11,8 @@ from torch import nn
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.history.recording import HistorySwitch
 from tb_memplugin.sources.modules import ModuleNames
-from tb_memplugin.sources.tracer.history import HistoryRecording, LayerClock
+from tb_memplugin.sources.tracer.history import HistoryRecording
+from tb_memplugin.sources.tracer.layer_clock import LayerClock
 from tests.allocators import StandIn
 from tests.snapshots import block, segment
 
@@ -176,9 +177,72 @@ def test_a_node_that_several_layers_meet_is_the_innermost_ones():
     clock, names = LayerClock(most=100), ModuleNames.of({"": model})
     clock.start({"": model}, names)
     loss = model(torch.ones(1, 2)).sum()
-    assert len(clock._nodes) == 2
     before = len(clock.crossings)
     loss.backward()
     clock.stop()
     rows = [row for _, row, *_ in list(clock.crossings)[before:]]
     assert rows == [names.row_of[id(model[1])], names.row_of[id(model[0])], -1]
+
+
+def test_hooks_on_nodes_that_are_gone_are_not_kept():
+    """Each call makes two nodes with a hook: those of the two results."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    clock = LayerClock(most=100_000)
+    clock.start({"": model}, ModuleNames.of({"": model}))
+    for _ in range(2_000):
+        model(torch.ones(1, 2))
+    assert len(clock._nodes) <= 1_001
+    clock.stop()
+
+
+def test_a_layer_marks_what_its_forward_allocates_also_after_an_inner_one(gpu):
+    marks = []
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x):
+            x = self.inner(x)
+            marks.append(gpu.mark)
+            return x
+
+    gpu.mark = "mine"
+    model = nn.Sequential(Outer())
+
+    def run():
+        model(torch.ones(1))
+        marks.append(gpu.mark)
+
+    traced(gpu, model, run)
+    assert marks == ["tb_memplugin.module=0", "mine"]
+
+
+def test_a_block_that_ends_within_a_layer_gives_the_mark_back(gpu):
+    class Ends(nn.Module):
+        def forward(self, x):
+            made.stop({}, [])
+            return x
+
+    gpu.mark = "mine"
+    model = nn.Sequential(Ends())
+    made = recording(gpu)
+    made.start({"": model}, [])
+    model(torch.ones(1))
+    assert gpu.mark == "mine"
+
+
+def test_a_layer_whose_result_is_only_differentiated_for_has_no_backward():
+    """`grad(loss, [hidden])` ends at the first layer's result: only the second layer's backward runs."""
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    model = nn.Sequential(first, second)
+    clock, names = LayerClock(most=100), ModuleNames.of({"": model})
+    clock.start({"": model}, names)
+    hidden = first(torch.ones(1, 2))
+    loss = second(hidden).sum()
+    before = len(clock.crossings)
+    torch.autograd.grad(loss, [hidden])
+    clock.stop()
+    rows = [row for _, row, *_ in list(clock.crossings)[before:]]
+    assert rows == [names.row_of[id(second)], -1]

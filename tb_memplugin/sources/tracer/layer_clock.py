@@ -1,0 +1,160 @@
+"""Record when layers begin and end, in forward and backward, and mark what each layer's forward allocates.
+
+The hooks run at each call of each layer, so they only note numbers: `calls` computes the rest when the block
+ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.sources.beside_dynamo import not_compiled_alone
+from tb_memplugin.sources.history.recording import Allocator
+from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.sources.passing_hooks import PassingHook
+from tb_memplugin.sources.tracer.calls import BY_AUTOGRAD, NO_LAYER, Crossing
+from tb_memplugin.trace.tables import MODULE_MARK
+
+_MOST_NODES = 1000
+"""How many handles of hooks on autograd nodes to keep before looking for nodes that are gone."""
+
+
+class LayerClock(ModuleRecorder):
+    """Records when layers begin and end, on every thread, and marks allocations with the running layer.
+
+    In backward a layer begins when autograd reaches the node of its result, and ends when autograd reaches
+    the node of another layer's result, or the node of its own input.
+
+    Marks are per thread (torch: `user_metadata` is thread_local), so allocations of autograd's threads have
+    none.
+
+    Args:
+        most: how many crossings to keep; beyond that the oldest are dropped.
+        allocator: the allocator that sets marks. None, or one without marks: nothing is marked.
+    """
+
+    def __init__(self, most: int, allocator: Allocator | None = None) -> None:
+        super().__init__()
+        self.crossings: deque[Crossing] = deque(maxlen=most)
+        self._set_mark: Callable[[str], object] = lambda _: None
+        self._mark: Callable[[], str] = lambda: ""
+        if allocator is not None and allocator.set_mark is not None and allocator.mark is not None:
+            self._set_mark, self._mark = allocator.set_mark, allocator.mark
+        self._here = threading.local()
+        self._reached: dict[int, Callable[[object], None]] = {}
+        self._nodes: list[Any] = []
+        self._most_nodes = _MOST_NODES
+        self._lock = threading.Lock()
+        self._seen = object()
+        self._on = True
+
+    def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
+        """Add hooks to every module of the models that runs as Python code."""
+        self._keys = [module.key for module in names.modules]
+        self._reached = {row: self._reaching(row) for row in range(NO_LAYER, len(self._keys))}
+        super().start(models, names)
+
+    def stop(self) -> None:
+        """Remove all hooks, including those on autograd nodes that still exist, and restore the mark.
+
+        Another thread that is inside a module at this moment keeps its mark: only that thread can change it.
+        """
+        self._on = False
+        super().stop()
+        with self._lock:
+            for handle in self._nodes:
+                handle.remove()
+            self._nodes.clear()
+        if calls := self._calls():
+            self._set_mark(calls[0][1])
+            calls.clear()
+
+    def _calls(self) -> list[tuple[int, str]]:
+        """Return the (row, mark before it) of every call that runs on this thread, outermost first."""
+        try:
+            calls: list[tuple[int, str]] = self._here.calls
+        except AttributeError:
+            calls = self._here.calls = []
+        return calls
+
+    def _hook(self, module: nn.Module, row: int) -> None:
+        set_mark, current, mark = self._set_mark, self._mark, MODULE_MARK + self._keys[row]
+        calls_here, at_nodes, note = self._calls, self._at_nodes, self.crossings.append
+        compiling, thread = torch.compiler.is_compiling, threading.get_ident
+        task = torch._C._current_graph_task_id
+
+        def enter(_: nn.Module, given: Any) -> None:
+            if not compiling() and self._on:
+                calls = calls_here()
+                at_nodes(given, calls[-1][0] if calls else NO_LAYER)
+                calls.append((row, current()))
+                set_mark(mark)
+                note((time_ns(), row, task() != -1, thread()))
+
+        def leave(_: nn.Module, __: Any, out: Any) -> None:
+            if not compiling() and self._on:
+                calls = calls_here()
+                while calls:
+                    inner, before = calls.pop()
+                    if inner == row:
+                        set_mark(before)
+                        break
+                note((time_ns(), -1 - row, task() != -1, thread()))
+                at_nodes(out, row)
+
+        enter, leave = not_compiled_alone(enter), not_compiled_alone(leave)
+        self._handles.append(module.register_forward_pre_hook(PassingHook(enter)))
+        self._handles.append(module.register_forward_hook(PassingHook(leave), always_call=True))
+
+    def _at_nodes(self, tensors: Any, row: int) -> None:
+        """Record the start of a layer's backward (-1: none) when autograd reaches the tensors' nodes.
+
+        A node belongs to the innermost layer, which is the first that gets here.
+        """
+        if isinstance(tensors, torch.Tensor):
+            node: Any = tensors.grad_fn
+            if node is not None:
+                found = node.metadata
+                if self._seen not in found:
+                    found[self._seen] = row
+                    self._keep(node.register_prehook(self._reached[row]))
+        elif isinstance(tensors, tuple | list):
+            for one in tensors:
+                self._at_nodes(one, row)
+        elif isinstance(tensors, Mapping):
+            for one in tensors.values():
+                self._at_nodes(one, row)
+
+    def _keep(self, handle: Any) -> None:
+        """Keep the handle of a node's hook until the node is gone."""
+        with self._lock:
+            self._nodes.append(handle)
+            if len(self._nodes) > self._most_nodes:
+                self._nodes = [one for one in self._nodes if one.hooks_dict_ref() is not None]
+                self._most_nodes = _MOST_NODES + 2 * len(self._nodes)
+
+    def _reaching(self, row: int) -> Callable[[object], None]:
+        """Return the hook for the nodes of a layer's results; -1: of tensors outside all layers."""
+        here, note, current_task = self._here, self.crossings.append, torch._C._current_graph_task_id
+
+        def reached(_: object) -> None:
+            if self._on:
+                task = current_task()
+                if getattr(here, "task", None) != task:
+                    here.task = task
+                    torch.autograd.Variable._execution_engine.queue_callback(self._done)
+                note((time_ns(), row, True, BY_AUTOGRAD))
+
+        return not_compiled_alone(reached)
+
+    def _done(self) -> None:
+        """Record that a backward has ended."""
+        if self._on:
+            self.crossings.append((time_ns(), NO_LAYER, True, BY_AUTOGRAD))
