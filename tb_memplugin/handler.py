@@ -81,7 +81,13 @@ def combine_handlers(*handlers: Handler) -> Handler:
     """Combine several handlers into one `on_trace_ready` that calls each with the profile, in order.
 
     If one raises, the others are still called, and then the first error is raised.
+
+    Raises:
+        TypeError: one of them cannot be called.
     """
+    for handler in handlers:
+        if not callable(handler):
+            raise TypeError(f"combine_handlers takes functions; this is a {type(handler).__name__}")
 
     def combined(prof: torch.profiler.profile) -> None:
         errors = []

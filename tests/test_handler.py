@@ -137,6 +137,8 @@ def test_combined_handlers_are_all_called_and_the_first_error_is_raised():
     with pytest.raises(ValueError, match="first"):
         combine_handlers(failing, lambda prof: called.append("second"))(profile())
     assert called == ["failing", "second"]
+    with pytest.raises(TypeError, match="combine_handlers takes functions; this is a int"):
+        combine_handlers(failing, 3)  # type: ignore[arg-type]
 
 
 def test_training_is_bit_for_bit_the_same(tmp_path):

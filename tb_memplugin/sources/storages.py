@@ -20,6 +20,9 @@ from tb_memplugin.trace import Category
 Purpose = tuple[torch.Tensor, Category, int, str]
 """(tensor, category, owning module's row, label)"""
 
+OF_NO_PARAMETER = (-1, "optimizer")
+"""(module's row, label) of state that an optimizer does not keep for one of its parameters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
@@ -104,11 +107,16 @@ def gradients(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[
 
 
 def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
-    """Yield every tensor of an optimizer's state, including nested ones, with the parameter's owner."""
-    for parameter, module, label in optimizer_parameters(optimizer, names):
-        for name, value in optimizer.state.get(parameter, {}).items():
+    """Yield every tensor of an optimizer's state, including nested ones, with the parameter's owner.
+
+    State need not be a dict, and its key need not be a parameter.
+    """
+    owners = {id(one): (row, label) for one, row, label in optimizer_parameters(optimizer, names)}
+    for key, state in optimizer.state.items():
+        module, label = owners.get(id(key), OF_NO_PARAMETER)
+        for name, value in state.items() if isinstance(state, Mapping) else [("state", state)]:
             for tensor in tensors_in(value):
-                if tensor is not parameter:
+                if tensor is not key:
                     yield tensor, Category.OPTIMIZER_STATE, module, f"{label} ({name})"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from operator import attrgetter, itemgetter
 from time import time_ns
 from typing import Any
@@ -20,6 +20,7 @@ from torch import nn
 
 from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.storages import (
+    OF_NO_PARAMETER,
     Sighting,
     model_storages,
     optimizer_parameters,
@@ -247,12 +248,11 @@ class HeldByOptimizer:
 
     def _state_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[Any, Owner]]:
         """Return the values in the optimizer's state, tensors or not, with their owners."""
-        owners = map(self._owner_of.get, map(id, optimizer.state))
+        owners = map(self._owner_of.get, map(id, optimizer.state), repeat(OF_NO_PARAMETER))
         states = map(dict.items, optimizer.state.values())
         return [
             (value, (owner[0], f"{owner[1]} ({name})"))
             for parameter, owner, state in zip(optimizer.state, owners, states, strict=True)
-            if owner is not None
             for name, value in state
             if value is not parameter
         ]

@@ -2,7 +2,7 @@
 
 An optimizer that goes from one parameter to the next calls the same operators for each: its step is one
 sequence of operators, repeated. A foreach optimizer makes the temporaries of all parameters within one
-operator. Either rule is applied only if sizes confirm it.
+operator. Either rule is applied only if sizes confirm it. If all parameters have the same owner, it owns all.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def temporaries_in_order(
     owner, wanted = np.array(parameters, np.int64).reshape(-1, 2).T
     if not len(wanted) or not len(size):
         return np.full(len(size), -1, np.int64)
+    if np.all(owner == owner[0]):
+        return np.full(len(size), owner[0], np.int64)
     repeated = _repeated(size, operator, operator_end_ns, wanted)
     if repeated is not None:
         found: Int64 = owner[repeated]

@@ -108,7 +108,7 @@ class WindowRecorder:
         self._held: HeldByModels | None = None
         self._optimizers_held: dict[int, HeldByOptimizer] = {}
         self._seen: list[list[Seen]] = []
-        self._stepping: dict[int, int] = {}
+        self._stepping: dict[int, list[int]] = {}  # a step may call that of its base class
         self._round: set[int] = set()
 
     def start(self) -> None:
@@ -223,7 +223,7 @@ class WindowRecorder:
         if window is None:
             return
         try:
-            self._stepping[id(optimizer)] = time_ns()
+            self._stepping.setdefault(id(optimizer), []).append(time_ns())
             self._meet(optimizer, window)
             seen = self._held_by(optimizer, window).look(optimizer)
             if self._held is not None and (not self._round or id(optimizer) in self._round):
@@ -239,10 +239,10 @@ class WindowRecorder:
         if window is None:
             return
         try:
-            began, ended = self._stepping.pop(id(optimizer), None), time_ns()
+            began, ended = self._stepping.get(id(optimizer)), time_ns()
             held = self._held_by(optimizer, window)
-            if began is not None:
-                window.optimizer_steps.append(OptimizerStep(began, ended, held.stepped(optimizer)))
+            if began:
+                window.optimizer_steps.append(OptimizerStep(began.pop(), ended, held.stepped(optimizer)))
             self._seen.append(held.look_at_state(optimizer))
         except Exception as error:  # see start
             self._failed("optimizer step", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import cast
 
 import pytest
 import torch
@@ -79,6 +80,29 @@ def test_state_is_told_where_it_is_new_or_moved():
     assert told() == [("weight (moment)", 28), ("weight (history)", 8)]
     state["history"].append(torch.zeros(3))
     assert ("weight (history)", 12) in told()
+
+
+@pytest.mark.parametrize("of_weight", [torch.zeros(6), {"moment": torch.zeros(6)}])
+def test_state_need_not_be_a_dict_and_its_key_need_not_be_a_parameter(of_weight):
+    model = nn.Linear(2, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = cast("dict[object, object]", optimizer.state)
+    state |= {model.weight: of_weight, "all": {"scale": torch.zeros(2)}}
+    name = "moment" if isinstance(of_weight, dict) else "state"
+    expected = [(f"weight ({name})", 0, 24), ("optimizer (scale)", -1, 8)]
+
+    held = HeldByOptimizer(ModuleNames.of({"": model}))
+    seen = list(told_once(held.look_at_state(optimizer)))
+    assert [(one.label, one.module, one.bytes) for one in seen] == expected
+
+    recorder = WindowRecorder({"": model}, [optimizer])
+    recorder.start()
+    recorder.stop()
+    recorded = recorder.take()
+    assert recorded is not None
+    assert recorded.problems == []
+    found = [one for one in recorded.start if one.category is Category.OPTIMIZER_STATE]
+    assert [(one.label, one.module, one.bytes) for one in found] == expected
 
 
 class Wrapping(torch.Tensor):

@@ -53,6 +53,13 @@ def test_what_sizes_and_operators_do_not_prove_is_nobodys(step):
     assert -1 in owners(*step, parameters=[(5, 400), (6, 80)])
 
 
+def test_all_is_the_owners_where_there_is_only_one():
+    """Whatever its size: an optimizer of its own for each parameter, or one for a single module."""
+    step = [(1, 10, 400), (2, 11, 8), (3, 12, 40)]
+    assert owners(*step, parameters=[(5, 400)]) == [5, 5, 5]
+    assert owners(*step, parameters=[(5, 80), (5, 400)]) == [5, 5, 5]
+
+
 def test_nothing_is_owned_where_there_is_no_gradient():
     assert owners((1, 10, 400), parameters=[]) == [-1]
 
@@ -103,3 +110,17 @@ def test_all_that_muon_allocates_belongs_to_the_parameters_owner():
     ]
     assert len(everything) > 50
     assert sorted(owned) == sorted(everything)
+
+
+class Noisy(torch.optim.SGD):
+    """Makes 7 floats twice before its base class steps."""
+
+    def step(self, closure=None):
+        torch.ones(7).exp()
+        return super().step(closure)
+
+
+def test_what_a_step_makes_before_that_of_its_base_class_is_in_the_step():
+    torch.optim.SGD([torch.ones(1)])  # torch then tells of the steps of this class, too
+    (cycle,) = train(line(100, 3), optimizer=Noisy, batch=batch)
+    assert born(cycle, phase=Phase.OPTIMIZER, module="0").count(28) == 2 * STEPS
