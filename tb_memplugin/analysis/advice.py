@@ -52,7 +52,7 @@ def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None
     Raises:
         NotRecordedError: the trace has no such device.
     """
-    rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+    rows = trace.device_rows(device)
     findings: list[Finding] = []
     judgements: list[Judgement] = []
     for row in rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -140,6 +140,4 @@ def category_columns(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, co
     stacks = np.zeros((len(Category), columns), np.int64)
     keys = [category.key for category in Category]
     stacks[[keys.index(key) for key in drawn.keys]] = drawn.stacks
-    return Curve(
-        **{**{name: getattr(drawn, name) for name in Curve.__slots__}, "keys": tuple(keys), "stacks": stacks}
-    )
+    return replace(drawn, keys=tuple(keys), stacks=stacks)

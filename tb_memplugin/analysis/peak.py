@@ -26,7 +26,7 @@ def peak(
         raise NotRecordedError(
             "The trace has no device.", where=trace.source, fix="Profile with profile_memory=True."
         )
-    rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+    rows = trace.device_rows(device)
     steps = None if step is None else [trace.step_row(step)]
     candidates = [(row, highest_step(trace, row, steps)) for row in rows]
     row, highest = max(candidates, key=lambda candidate: candidate[1].peak_bytes)

@@ -83,7 +83,7 @@ def usage(
     Raises:
         NotRecordedError: no such device or block, or the block's allocation or free is not in the trace.
     """
-    devices = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+    devices = trace.device_rows(device)
     blocks = trace.allocations
     at_address = np.flatnonzero(blocks.address == np.uint64(address & 0xFFFF_FFFF_FFFF_FFFF))
     of_device = [at_address[blocks.device[at_address] == row].tolist() for row in devices]

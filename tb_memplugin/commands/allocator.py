@@ -105,7 +105,7 @@ def _moments(trace: MemoryTrace, device: str | None, moment: str) -> Iterator[tu
         NotRecordedError: the trace has no such device or event.
         MemPluginError: `moment` is neither a number nor one of `MOMENTS`.
     """
-    rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+    rows = trace.device_rows(device)
     if moment == "oom":
         failed = {int(trace.events.device[oom.event]): oom.event for oom in trace.ooms}
         if not failed.keys() & set(rows):

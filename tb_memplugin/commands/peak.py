@@ -67,7 +67,7 @@ def command(
             raise MemPluginError("A file has no workers.", where="--worker", fix="Leave it out.")
         source, worker = path, Path(path).name
         trace = load_file(path, reading)
-        rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
+        rows = trace.device_rows(device)
         if step is not None:
             trace.step_row(step)
         device_peaks = [trace_peak(trace, row, chosen, step, last=True) for row in rows]

@@ -29,7 +29,7 @@ from tb_memplugin.trace import (
     StartState,
     Step,
 )
-from tb_memplugin.trace.tables import ABSENT, EVENT_DTYPES, START_DTYPES
+from tb_memplugin.trace.tables import ABSENT
 
 MOST_ROWS = 1 << 26
 """The largest number of rows of a table. A file that declares more is refused before memory is allocated."""
@@ -54,14 +54,9 @@ LATER = {
 contain a value other than "none"."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
-    **{f"events.{field}": dtype for field, dtype in EVENT_DTYPES.items()},
-    **{f"start.{field}": dtype for field, dtype in START_DTYPES.items()},
-    **{
-        f"{table}.{field}": getattr(kind(), field).dtype
-        for table, kind in TABLES.items()
-        if table not in ("events", "start")
-        for field in kind.__slots__
-    },
+    f"{table}.{field}": getattr(kind(), field).dtype
+    for table, kind in TABLES.items()
+    for field in kind.__slots__
 }
 """The dtype of every column, by its name on disk."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 
@@ -157,6 +158,14 @@ class MemoryTrace:
         raise NotRecordedError(
             f"Device {name!r} has no events here.", where=self.source, fix=f"Choose one of: {have}."
         )
+
+    def device_rows(self, name: str | None) -> Sequence[int]:
+        """Return the row of the device with this name, or, for None, those of all devices.
+
+        Raises:
+            NotRecordedError: no device has this name.
+        """
+        return range(len(self.devices)) if name is None else [self.device_row(name)]
 
     def time_of(self, event: int) -> int:
         """Return the time of an event in epoch nanoseconds; for -1, the start of the first step."""

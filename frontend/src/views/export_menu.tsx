@@ -139,7 +139,8 @@ function reason(s: Selection, step: StepAnswer | undefined): string | null {
 function instead(s: Selection): string {
   if (s.steps.length > 0) return `Pick a step that was recorded in full, as ${s.steps[0]!.step}.`;
   return (
-    "The same figures are in TensorBoard's Scalars, under memory/, which can save them as CSV or JSON. " +
+    "The same figures are in TensorBoard's Scalars, under memory/; 'tb-memplugin export' on the run's folder " +
+    "writes them as CSV or JSON. " +
     "For everything else record a few steps with memory_trace_handler beside the monitor: the Overview shows how."
   );
 }
