@@ -11,12 +11,15 @@ from typing import Any
 
 import click
 
-from tb_memplugin.commands.events import own_number
+from tb_memplugin.analysis.units import size_told
+from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.export import refuse_own_input
 from tb_memplugin.commands.opening import Opened
+from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
+from tb_memplugin.estimate.simulator.allocator_settings import records_settings
 from tb_memplugin.estimate.simulator.conf_text import not_followed
 from tb_memplugin.estimate.simulator.replay_run import Failure
 from tb_memplugin.exports import snapshot
@@ -42,8 +45,11 @@ class Simulation:
 
     @property
     def is_other(self) -> bool:
-        """Whether to simulate other settings or another device than the recorded ones."""
-        return self.conf is not None or self.capacity is not None
+        """Whether to simulate other settings or another device than the recorded ones.
+
+        With `--replay`, both options describe the recording instead.
+        """
+        return not self.beside_record and (self.conf is not None or self.capacity is not None)
 
 
 def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,13 +73,21 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
             "--alloc-conf",
             metavar="TEXT",
             help=(
-                "Simulate these settings, in the syntax of PYTORCH_CUDA_ALLOC_CONF, from the first event on."
+                "Simulate these settings, in the syntax of PYTORCH_CUDA_ALLOC_CONF, from the first event on. "
+                "With --replay: the recording was made with them."
             ),
         ),
         click.option(
-            "--capacity", metavar="SIZE", help="Simulate a device with this much memory: 24GiB, or bytes."
+            "--capacity",
+            metavar="SIZE",
+            help=(
+                "Simulate a device with this much memory: 24GiB, or bytes. "
+                "With --replay: the recorded device has this much."
+            ),
         ),
-        click.option("-o", "--output", help="Write the simulation as a memory snapshot, for any viewer."),
+        click.option(
+            "-o", "--output", type=PATH, help="Write the simulation as a memory snapshot, for any viewer."
+        ),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), with_simulation)
 
@@ -106,7 +120,9 @@ def simulate(opened: Opened, device: str | None, simulation: Simulation, as_json
     settings = None if simulation.conf is None else AllocatorSettings.from_conf(simulation.conf)
     rows = range(len(trace.devices)) if device is None else [trace.device_row(device)]
     replays = [
-        replay(trace, row, settings, simulation.capacity) for row in rows if trace.devices[row].has_reserved
+        replay(trace, row, settings, simulation.capacity, recorded=simulation.beside_record or None)
+        for row in rows
+        if trace.devices[row].has_reserved
     ]
     if simulation.output is not None:
         _write(opened, replays, simulation.output)
@@ -117,10 +133,8 @@ def simulate(opened: Opened, device: str | None, simulation: Simulation, as_json
         click.echo(json.dumps({"devices": [describe(result) for result in replays]}, indent=2))
     elif not replays:
         click.echo(f"{printable(opened.source)} has no device with a caching allocator.")
-    elif simulation.is_other:
-        _show_what_if(replays)
     else:
-        _show_beside_record(replays)
+        _show(replays, is_other=simulation.is_other)
 
 
 def _write(opened: Opened, replays: Sequence[Replay], output: str) -> None:
@@ -142,19 +156,20 @@ def _beside_record(result: Replay) -> dict[str, Any]:
         "reserved_peak_recorded": result.reserved_peak_recorded,
         "reserved_peak_simulated": result.reserved_peak,
         "settings": result.settings.conf,
+        "settings_recorded": records_settings(result.source),
     }
 
 
 def _what_if(result: Replay) -> dict[str, Any]:
     """Return a replay with other settings or another device, for JSON."""
-    trace, fields = result.source, ("requested_bytes", "reserved_bytes", "live_bytes")
+    fields = ("requested_bytes", "reserved_bytes", "live_bytes")
     return {
         "device": _name(result),
         "settings": result.settings.conf,
         "capacity_bytes": result.capacity,
         "fits": result.failure is None,
         "failure": _at(result, result.failure, fields),
-        "recorded_failures_that_fit": [own_number(trace, result.device, event) for event in result.rescued],
+        "recorded_failures_that_fit": [_number(result, event) for event in result.rescued],
         "allocs": result.allocs,
         "reserved_peak_recorded": result.reserved_peak_recorded,
         "reserved_peak_simulated": result.reserved_peak,
@@ -162,100 +177,75 @@ def _what_if(result: Replay) -> dict[str, Any]:
 
 
 def _at(result: Replay, what: FirstMiss | Failure | None, fields: Sequence[str]) -> dict[str, Any] | None:
-    """Return the event number (counted on its device) and some fields of a result; None without a result."""
+    """Return the event's number and some fields of a result; None without a result."""
     if what is None:
         return None
-    number = own_number(result.source, result.device, what.event)
-    return {"event": number} | {field: getattr(what, field) for field in fields}
+    return {"event": _number(result, what.event)} | {field: getattr(what, field) for field in fields}
 
 
-def _show_beside_record(replays: Sequence[Replay]) -> None:
+def _show(replays: Sequence[Replay], *, is_other: bool) -> None:
     out = console()
     unit = Unit.for_bytes([result.reserved_peak for result in replays])
-    out.print(
-        table(
-            ("device", "allocations", "same address", f"most reserved ({unit.name})", "simulated"),
-            [
-                (
-                    _name(result),
-                    f"{result.allocs:,}",
-                    f"{result.exact_addresses:,}" if result.follows_record else NOT_KNOWN,
-                    shown(unit, result.reserved_peak_recorded),
-                    unit.show(result.reserved_peak),
-                )
-                for result in replays
-            ],
-        )
-    )
+    rows = []
     for result in replays:
-        for line in _beside_record_lines(result):
-            out.print(printable(line), soft_wrap=True)
+        sizes = shown(unit, result.reserved_peak_recorded), unit.show(result.reserved_peak)
+        exact = f"{result.exact_addresses:,}" if result.follows_record else NOT_KNOWN
+        outcome = "fits" if result.failure is None else "out of memory"
+        own = (*sizes, outcome) if is_other else (f"{result.allocs:,}", exact, *sizes)
+        rows.append((_name(result), *own))
+    peaks = (f"most reserved ({unit.name})", "simulated")
+    columns = (*peaks, "outcome") if is_other else ("allocations", "same address", *peaks)
+    out.print(table(("device", *columns), rows))
+    for result in replays:
+        for line in _what_if_lines(result) if is_other else _beside_record_lines(result):
+            out.print(printable(f"{_name(result)}: {line}"), soft_wrap=True)
 
 
 def _beside_record_lines(result: Replay) -> Iterator[str]:
     miss = result.first_miss
     if not result.follows_record:
         yield (
-            f"{_name(result)}: the recording contains no segments, so addresses cannot be compared, and "
-            "what was reserved before the first event is not known."
+            "the recording contains no segments, so addresses cannot be compared, and what was reserved "
+            "before the first event is not known."
         )
     elif miss is not None:
         yield (
-            f"{_name(result)}: first difference at event "
-            f"{own_number(result.source, result.device, miss.event)}: {miss.bytes:,} bytes at "
+            f"first difference at event {_number(result, miss.event)}: {miss.bytes:,} bytes at "
             f"{miss.simulated_address:#x}, recorded at {miss.recorded_address:#x}; {miss.cause}."
         )
-
-
-def _show_what_if(replays: Sequence[Replay]) -> None:
-    out = console()
-    unit = Unit.for_bytes([result.reserved_peak for result in replays])
-    out.print(
-        table(
-            ("device", f"most reserved ({unit.name})", "simulated", "outcome"),
-            [
-                (
-                    _name(result),
-                    shown(unit, result.reserved_peak_recorded),
-                    unit.show(result.reserved_peak),
-                    "fits" if result.failure is None else "out of memory",
-                )
-                for result in replays
-            ],
-        )
-    )
-    for result in replays:
-        for line in _what_if_lines(result):
-            out.print(printable(line), soft_wrap=True)
+        if not records_settings(result.source):
+            yield (
+                "the recording does not contain the allocator's settings; this comparison is with "
+                f"{result.settings.conf or 'the default settings'}. Give those of the program with "
+                "--alloc-conf."
+            )
 
 
 def _what_if_lines(result: Replay) -> Iterator[str]:
     unit, failure = Unit.for_bytes([result.reserved_peak]), result.failure
     if failure is not None and failure.event < 0:
-        yield (
-            f"{_name(result)}: the blocks live at the start need {unit.tell(failure.reserved_bytes)} of "
-            "reserved memory."
-        )
+        yield (f"the blocks live at the start need {unit.tell(failure.reserved_bytes)} of reserved memory.")
     elif failure is not None:
         yield (
-            f"{_name(result)}: out of memory at event "
-            f"{own_number(result.source, result.device, failure.event)}: "
-            f"{Unit.for_bytes([failure.requested_bytes]).tell(failure.requested_bytes)} requested, "
-            f"with {unit.tell(failure.reserved_bytes)} reserved and {unit.tell(failure.live_bytes)} "
-            "live."
+            f"out of memory at event {_number(result, failure.event)}: {size_told(failure.requested_bytes)} "
+            f"requested, with {unit.tell(failure.reserved_bytes)} reserved and "
+            f"{unit.tell(failure.live_bytes)} live."
         )
     for event in result.rescued[:1]:
         yield (
-            f"{_name(result)}: the request that failed at event "
-            f"{own_number(result.source, result.device, event)} fits here; what the program would have done "
-            "next is not known."
+            f"the request that failed at event {_number(result, event)} fits here; what the program would "
+            "have done next is not known."
         )
     if result.reserved_at_start:
         yield (
-            f"{_name(result)}: {unit.tell(result.reserved_at_start)} were reserved before the first event; "
-            "their layout is kept as recorded."
+            f"{unit.tell(result.reserved_at_start)} were reserved before the first event; their layout is "
+            "kept as recorded."
         )
 
 
 def _name(result: Replay) -> str:
     return result.source.devices[result.device].name
+
+
+def _number(result: Replay, event: int) -> int:
+    return own_number(result.source, result.device, event)

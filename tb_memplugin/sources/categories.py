@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.sources.cublas import LARGE_WORKSPACE, WORKSPACE, keeps_workspaces
+from tb_memplugin.sources.cublas import (
+    LARGE_WORKSPACE,
+    LT_WORKSPACE,
+    WORKSPACE,
+    LtWorkspace,
+    keeps_workspaces,
+    lt_workspace,
+)
 from tb_memplugin.sources.phases import phase_at
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.trace import Allocations, Category, Phase, Spans
@@ -26,6 +33,8 @@ _MATMULS = (
     "AddmmBackward0",
     "BmmBackward0",
 )
+_WITH_A_BIAS = ("addmm", "linear", "_addmm_activation")
+"""Operators in which cuBLASLt can compute the product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +99,27 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
 def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], window_end_ns: int) -> Bool:
     """Return a mask of cuBLAS workspaces: of their exact size, allocated in a matrix product.
 
-    They are never freed, or freed before the product returns (`keeps_workspaces`).
+    They are never freed, or freed before the product returns (`keeps_workspaces`). Where cuBLASLt keeps its
+    own, these are taken too, unless a device has more blocks of that size than workspaces of cuBLAS.
     """
-    matmul = np.array([name.removeprefix("aten::") in _MATMULS for name in (*operators, "")], bool)
-    on_cuda = np.array([name.startswith("cuda") for name in devices] or [False], bool)
+    on_cuda = np.array([name.startswith("cuda") for name in devices] or [False], bool)[born.device]
     right_size = np.isin(born.bytes, list(WORKSPACE_BYTES))
     kept, passing = born.freed_ns > window_end_ns, born.freed_ns <= born.operator_end_ns
     lives = kept if keeps_workspaces() else passing
-    mask: Bool = matmul[born.operator] & right_size & on_cuda[born.device] & lives
+    mask: Bool = _made_by(_MATMULS, born, operators) & right_size & on_cuda & lives
+    if lt_workspace() is LtWorkspace.KEPT:
+        of_lt = _made_by(_WITH_A_BIAS, born, operators) & (born.bytes == LT_WORKSPACE) & on_cuda & kept
+        for device in np.unique(born.device[of_lt]).tolist():
+            here = born.device == device
+            if np.count_nonzero(of_lt & here) <= np.count_nonzero(mask & here & ~of_lt):
+                mask |= of_lt & here
+    return mask
+
+
+def _made_by(names: Sequence[str], born: Born, operators: Sequence[str]) -> Bool:
+    """Return a mask of the blocks that operators of these names allocated."""
+    known = np.array([name.removeprefix("aten::") in names for name in (*operators, "")], bool)
+    mask: Bool = known[born.operator]
     return mask
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import Enum, auto
 from functools import cache
 from importlib.metadata import version
 
@@ -18,14 +19,52 @@ LT_WORKSPACE = 1_048_576
 KEPT_UNTIL = (2, 15)
 """The first version of PyTorch that allocates workspaces anew for each product (pytorch/pytorch#194311)."""
 
+LT_CAN_SHARE_FROM = (2, 8)
+"""The first version where TORCH_CUBLASLT_UNIFIED_WORKSPACE=1 has an effect (pytorch/pytorch#151163)."""
+
+LT_KEPT_FROM = (2, 9)
+"""The first version that keeps cuBLASLt's own workspace (pytorch/pytorch#156495)."""
+
+LT_SHARED_FROM = (2, 12)
+"""The first version where cuBLASLt shares the workspace of cuBLAS by default (pytorch/pytorch#175879)."""
+
+
+class LtWorkspace(Enum):
+    """Where cuBLASLt, which computes layers with a bias, has its workspace.
+
+    SHARED: it uses that of cuBLAS. KEPT: it keeps one of its own for each handle and stream. PASSING: each
+    product allocates one and frees it before it returns.
+    """
+
+    SHARED = auto()
+    KEPT = auto()
+    PASSING = auto()
+
 
 def keeps_workspaces() -> bool:
-    """Return whether this PyTorch keeps a workspace for each handle (one per thread) and stream.
+    """Return whether this PyTorch keeps a cuBLAS workspace for each handle (one per thread) and stream.
 
-    Older versions do, and newer ones where TORCH_CUBLAS_WORKSPACE_CACHE=1. cuBLASLt then shares the workspace
-    of cuBLAS. Otherwise each product allocates its own and frees it before it returns.
+    Older versions do, and newer ones where TORCH_CUBLAS_WORKSPACE_CACHE=1. Otherwise each product allocates
+    its own and frees it before it returns.
     """
     return _torch_version() < KEPT_UNTIL or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+def lt_workspace() -> LtWorkspace:
+    """Return where cuBLASLt has its workspace in this PyTorch."""
+    installed, unified = _torch_version(), os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+    if not keeps_workspaces():
+        return LtWorkspace.PASSING
+    if installed >= LT_SHARED_FROM:
+        return LtWorkspace.KEPT if unified == "0" else LtWorkspace.SHARED
+    if installed >= LT_CAN_SHARE_FROM and unified == "1":
+        return LtWorkspace.SHARED
+    return LtWorkspace.KEPT if installed >= LT_KEPT_FROM else LtWorkspace.PASSING
+
+
+def lt_needs_cublas() -> bool:
+    """Return whether a product of cuBLASLt also takes a cuBLAS workspace that is kept."""
+    return keeps_workspaces() and (_torch_version() < LT_SHARED_FROM or lt_workspace() is LtWorkspace.SHARED)
 
 
 @cache

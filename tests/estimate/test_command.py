@@ -29,6 +29,7 @@ def test_beside_the_record(step):
                 "reserved_peak_recorded": 20 * M,
                 "reserved_peak_simulated": 20 * M,
                 "settings": "",
+                "settings_recorded": False,
             }
         ]
     }
@@ -46,6 +47,19 @@ def test_the_first_miss(tmp_path):
         "cause": "another free block fits best",
     }
     assert "first difference at event 5" in run("allocator", tmp_path / "miss.pickle", "--replay").stdout
+
+
+def test_a_recording_without_its_settings_is_compared_with_those_that_are_given(tmp_path):
+    # Under max_split_size_mb:20, the request of 4M may not use the free 24M.
+    trace = allocator_trace("held 16M 24M", "segment_alloc 64M 20M", "alloc 64M 4M")
+    saved = tmp_path / "old.pickle"
+    snapshot.write(trace, saved)
+    (device,) = told("allocator", saved, "--replay")["devices"]
+    assert (device["exact_addresses"], device["settings_recorded"]) == (0, False)
+    shown = run("allocator", saved, "--replay").stdout
+    assert "does not contain the allocator's settings; this comparison is with the default settings" in shown
+    (device,) = told("allocator", saved, "--replay", "--alloc-conf", "max_split_size_mb:20")["devices"]
+    assert (device["exact_addresses"], device["settings"]) == (1, "max_split_size_mb:20")
 
 
 def test_other_settings_and_another_device(step):
@@ -78,7 +92,8 @@ def test_what_was_simulated_is_written_as_a_snapshot(step, tmp_path):
     told("allocator", step, "--alloc-conf", "expandable_segments:True", "-o", tmp_path / "made.pickle")
     made = load(tmp_path / "made.pickle")
     assert made.properties["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert told("allocator", tmp_path / "made.pickle", "--replay")["devices"][0]["exact_addresses"] == 3
+    (device,) = told("allocator", tmp_path / "made.pickle", "--replay")["devices"]
+    assert (device["exact_addresses"], device["settings_recorded"]) == (3, True)
 
 
 def test_a_recording_is_not_written_over(step):

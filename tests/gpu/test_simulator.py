@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,13 @@ pytestmark = [
     ),
 ]
 
-DEFAULTS = "max_split_size_mb:1048576,roundup_power2_divisions:1"
+DEFAULTS = (
+    "max_split_size_mb:1048576,roundup_power2_divisions:1,expandable_segments:False,"
+    "garbage_collection_threshold:0.999"
+)
 SETTINGS = ("", "max_split_size_mb:32", "roundup_power2_divisions:4")
+COLLECTS = "garbage_collection_threshold:0.01"
+"""Frees unused memory above 1 % of the device, once the process is limited to a share of it."""
 
 
 def train() -> None:
@@ -37,6 +43,19 @@ def train() -> None:
         optimizer.zero_grad()
         if rows == 600:
             torch.cuda.empty_cache()
+
+
+def request_at_random() -> None:
+    """Make 1,000 requests of any size on three streams, and free them in any order."""
+    chance, live = random.Random(7), list[torch.Tensor]()
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    for _ in range(2000):
+        if chance.random() < len(live) / 120:
+            live.pop(chance.randrange(len(live)))
+        else:
+            size = chance.randint(1, chance.choice((5_000, 1 << 20, 12 << 20, 90 << 20)))
+            with torch.cuda.stream(chance.choice(streams)):
+                live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
 
 
 @pytest.fixture
@@ -69,6 +88,20 @@ def test_every_address_is_pytorchs(settings: str, tmp_path: Path) -> None:
     done = replay(trace, 0, AllocatorSettings.from_conf(settings), recorded=True)
     assert done.first_miss is None
     assert done.exact_addresses == done.allocs > 300
+    assert (done.reserved_peak, len(done.reserved_misses)) == (reserved, 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [*SETTINGS, "expandable_segments:True", COLLECTS, f"max_split_size_mb:32,{COLLECTS}"],
+    indirect=True,
+)
+def test_every_address_of_requests_at_random_is_pytorchs(settings: str, tmp_path: Path) -> None:
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    trace, reserved = recorded(tmp_path, request_at_random)
+    done = replay(trace, 0, AllocatorSettings.from_conf(settings), recorded=True)
+    assert done.first_miss is None
+    assert done.exact_addresses == done.allocs > 900
     assert (done.reserved_peak, len(done.reserved_misses)) == (reserved, 0)
 
 

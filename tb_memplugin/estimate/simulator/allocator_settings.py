@@ -22,6 +22,17 @@ UNLIMITED = 1 << 62
 SMALLEST_BLOCK = 512
 """Block sizes are multiples of this (kMinBlockSize)."""
 
+OF_SETTINGS = frozenset(
+    {
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF",
+        "expandable_segments",
+        "garbage_collection_threshold",
+        "max_split_size",
+    }
+)
+"""Properties of a snapshot that record its allocator's settings."""
+
 LARGEST_SMALL = MIB
 """Requests whose rounded size is at most this come from the small pool (kSmallSize)."""
 
@@ -138,6 +149,11 @@ class AllocatorSettings:
     def page(self, small: bool) -> int:
         """Return the size of the pages in which an expandable segment is mapped, in bytes."""
         return SMALL_SEGMENT if small else self.large_segment_bytes
+
+
+def records_settings(trace: MemoryTrace) -> bool:
+    """Return whether a trace contains its allocator's settings; snapshots of PyTorch 2.1 and older do not."""
+    return not OF_SETTINGS.isdisjoint(trace.properties)
 
 
 def recorded_settings(trace: MemoryTrace) -> AllocatorSettings:

@@ -6,6 +6,7 @@ docs/design/allocator_simulator.md. Sizes and addresses are bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tb_memplugin.estimate.simulator.allocator_settings import (
@@ -164,6 +165,18 @@ class CachingAllocator:
         for pool in sorted(self.destroyed):
             for small in (True, False):
                 self._release(self.half(pool, small))
+
+    def unused_segments(self) -> dict[int, Block]:
+        """Return the free blocks that are whole segments of the default pool, by address."""
+        halves = (self.half(DEFAULT_POOL, small) for small in (False, True))
+        blocks = (block for half in halves for block in half.in_order())
+        return {block.address: block for block in blocks if block.origin < 0 and block.is_whole}
+
+    def give_back(self, addresses: Iterable[int]) -> None:
+        """Free these unused segments, and no other."""
+        unused = self.unused_segments()
+        for address in addresses:
+            self._give_back(unused[address])
 
     def changed(self, kind: Kind, address: int, size: int, home: FreeBlocks) -> None:
         """Record that the reserved memory grew or shrank."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass
+from itertools import takewhile
 
 from tb_memplugin.estimate.simulator.driver import DeviceMemory, space_for
 from tb_memplugin.trace import Kind
@@ -86,6 +88,15 @@ class RecordedDriver:
         """Return whether the next recorded change frees memory."""
         return bool(self.upcoming) and self.upcoming[0].kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
 
+    def collected(self, unused: Set[int]) -> list[int]:
+        """Return the segments that garbage collection freed, of the unused ones, by address.
+
+        Nobody recorded how much memory it left to the process. But an emptied cache and a request that finds
+        no memory free all unused segments; only garbage collection frees some and keeps the others.
+        """
+        freed = [told.address for told in takewhile(_is_segment_free, self.upcoming)]
+        return freed if set(freed) < unused else []
+
     def grows(self) -> bool:
         """Return whether the recording allocates or maps memory before the next request."""
         return any(told.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) for told in self.upcoming)
@@ -112,3 +123,7 @@ class RecordedDriver:
             self.upcoming.remove(told)
         else:
             self.surprise(f"the simulation released {size:,} bytes at {address:#x}, the recording did not")
+
+
+def _is_segment_free(told: Told) -> bool:
+    return told.kind == Kind.SEGMENT_FREE

@@ -85,12 +85,16 @@ class Replay:
 
     @cached_property
     def reserved(self) -> Int64:
-        """The simulated reserved bytes: int64, shape (end + 1,); entry e + 1 holds after event e."""
+        """The simulated reserved bytes: int64, shape (end + 1,); entry e + 1 holds after event e.
+
+        What a request freed before it failed is not in it: `failure.reserved_bytes` says what was left.
+        """
         level = np.zeros(self.end + 1, np.int64)
         level[0] = self.reserved_at_start
         for change in self.changes:
-            sign = 1 if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -1
-            level[change.clock + 1] += sign * change.bytes
+            if change.clock < self.end:
+                sign = 1 if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -1
+                level[change.clock + 1] += sign * change.bytes
         return np.cumsum(level)
 
     @cached_property

@@ -238,6 +238,8 @@ class _Run:
         """
         recorded, allocator = self._recorded, self._allocator
         assert recorded is not None
+        if allocator.settings.gc_threshold > 0:
+            allocator.give_back(recorded.collected(allocator.unused_segments().keys()))
         if recorded.gives_back_first() and allocator.has(size, home):
             allocator.empty_cache()
         failed_first = self._late_before and (recorded.grows() or recorded.fails)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from tb_memplugin.estimate.simulator.address_ranges import Ranges
+from tb_memplugin.estimate.simulator.allocator_settings import OF_SETTINGS
 from tb_memplugin.estimate.simulator.replay import Replay
 from tb_memplugin.trace import (
     Annotations,
@@ -25,17 +26,6 @@ from tb_memplugin.trace.tables import EVENT_DTYPES, Int64, UInt64
 MOVES = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
 FREES = (Kind.FREE_COMPLETED, Kind.FREE_REQUESTED, Kind.STORAGE_FREE)
 T = TypeVar("T")
-
-OF_SETTINGS = frozenset(
-    {
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "PYTORCH_ALLOC_CONF",
-        "expandable_segments",
-        "garbage_collection_threshold",
-        "max_split_size",
-    }
-)
-"""Properties of a snapshot that record its allocator's settings."""
 
 BEFORE, AFTER = 0, 2
 """Whether an added event comes before or after the source's event with the same row, whose rank is 1."""

@@ -156,16 +156,24 @@ class _Requests:
     """The requests that the trace recorded, to find out which pool a segment belongs to."""
 
     def __init__(self, trace: MemoryTrace, device: int, allocator: CachingAllocator) -> None:
-        rows = np.flatnonzero((trace.events.kind == Kind.ALLOC) & (trace.events.device == device))
-        rows = rows[np.argsort(trace.events.address[rows], kind="stable")]
-        self._address = trace.events.address[rows]
-        self._size = allocator.settings.rounded_all(trace.events.bytes[rows])
+        events = trace.events
+        rows = np.flatnonzero((events.kind == Kind.ALLOC) & (events.device == device))
+        self._rows = rows[np.argsort(events.address[rows], kind="stable")]
+        self._address = events.address[self._rows]
+        self._size = allocator.settings.rounded_all(events.bytes[self._rows])
+        self._unmaps = np.flatnonzero((events.kind == Kind.SEGMENT_UNMAP) & (events.device == device))
+        self._unmapped = events.address[self._unmaps]
 
     def largest(self, segment: SegmentAtStart) -> int:
-        """Return the rounded size of the largest request that a segment served; 0 if none."""
+        """Return the rounded size of the largest request that a segment served; 0 if none.
+
+        Once pages of it are unmapped, its addresses can belong to another segment.
+        """
         edges = np.array([segment.address, segment.end], np.uint64)
-        first, last = np.searchsorted(self._address, edges).tolist()
-        return int(self._size[first:last].max(initial=0))
+        here = slice(*np.searchsorted(self._address, edges).tolist())
+        gone = self._unmaps[(self._unmapped >= edges[0]) & (self._unmapped < edges[1])]
+        mine = self._rows[here] < gone[0] if len(gone) else slice(None)
+        return int(self._size[here][mine].max(initial=0))
 
 
 def _segments(trace: MemoryTrace, device: int) -> list[SegmentAtStart]:

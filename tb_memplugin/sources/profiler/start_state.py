@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.sources.cublas import LARGE_WORKSPACE, WORKSPACE
+from tb_memplugin.sources.cublas import (
+    LARGE_WORKSPACE,
+    LT_WORKSPACE,
+    WORKSPACE,
+    LtWorkspace,
+    lt_needs_cublas,
+    lt_workspace,
+)
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.shared_memory import SHARED
@@ -119,21 +126,36 @@ def _counted(
 
 
 def _name_workspaces(rows: Sequence[_Row], labels: Names) -> None:
-    """Mark blocks of the workspace size as workspaces, in place, unless there are too many of them."""
-    for size, most in MOST_WORKSPACES.items():
-        found = [row for row in rows if row.bytes == size]
-        if len(found) <= most:
-            for row in found:
-                row.category, row.label = Category.WORKSPACE, labels.add(BY_SIZE)
+    """Mark blocks of the workspace size as workspaces, in place, unless there are too many of them.
+
+    Where cuBLASLt keeps its own, there are at most as many of these as of cuBLAS, or twice as many where a
+    thread can have one of cuBLASLt alone.
+    """
+    of_cublas = sum(_name_by_size(rows, size, most, labels) for size, most in MOST_WORKSPACES.items())
+    if lt_workspace() is LtWorkspace.KEPT:
+        _name_by_size(rows, LT_WORKSPACE, of_cublas if lt_needs_cublas() else 2 * of_cublas, labels)
+
+
+def _name_by_size(rows: Sequence[_Row], size: int, most: int, labels: Names) -> int:
+    """Mark the blocks of a size if there are at most `most`; return how many were marked."""
+    found = [row for row in rows if row.bytes == size]
+    if len(found) > most:
+        return 0
+    for row in found:
+        row.category, row.label = Category.WORKSPACE, labels.add(BY_SIZE)
+    return len(found)
 
 
 def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners: Owners) -> list[_Row]:
-    """Return blocks of shared memory that are freed in the window, whose sizes are reported exactly."""
+    """Return blocks of shared memory that are freed in the window, whose sizes are reported exactly.
+
+    No model or optimizer holds them: they are batches that a DataLoader's worker processes made.
+    """
     if SHARED not in memory.devices:
         return []
     here = np.flatnonzero(memory.device == device)
     freed = _freed_later(memory, here, {sighting.address for sighting in seen})
-    return [_Row(device, address, size, module=owners.not_named) for address, size in freed]
+    return [_Row(device, address, size, Category.INPUT, owners.not_named) for address, size in freed]
 
 
 def _freed_later(memory: MemoryEvents, here: np.ndarray, known: set[int]) -> list[tuple[int, int]]:

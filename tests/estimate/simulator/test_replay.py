@@ -3,7 +3,7 @@
 import pytest
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate import AllocatorSettings, replay
+from tb_memplugin.estimate import AllocatorSettings, replay, simulated_trace
 from tests.analysis.histories import allocator_trace
 from tests.estimate.simulator.devices import M
 from tests.traces import trace as profile
@@ -170,6 +170,18 @@ def test_the_cache_was_emptied_before_a_request_that_would_have_found_a_block():
     assert (done.exact_addresses, done.surprises) == (1, ())
 
 
+def test_garbage_collection_frees_what_the_recording_freed():
+    # 20 MiB of the first segment are free, and all of the second; only the first went before the third came.
+    freed = [f"free_{what} {at} 20M" for at in ("16M", "64M") for what in ("requested", "completed")]
+    held = ("segment_alloc 16M 20M", "alloc 16M 20M", "segment_alloc 64M 20M", "alloc 64M 20M")
+    later = ("segment_free 16M 20M", "segment_alloc 128M 40M", "alloc 128M 40M", "alloc 64M 20M")
+    history = allocator_trace(*held, *freed, *later)
+    done = replay(history, 0, AllocatorSettings.from_conf("garbage_collection_threshold:0.5"), recorded=True)
+    assert (done.allocs, done.exact_addresses, done.surprises) == (4, 4, ())
+    surprise = "the simulation released 20,971,520 bytes at 0x4000000, the recording did not"
+    assert (10, surprise) in replay(history, 0).surprises  # without a threshold, all went
+
+
 def test_a_segment_that_could_not_have_been_given_back_is_told():
     done = replay(allocator_trace("held 16M 20M", "live 16M 2M", "segment_free 16M 20M", "alloc 18M 2M"), 0)
     assert done.surprises == (
@@ -236,6 +248,22 @@ def test_segments_that_expand_were_there_before():
     assert (done.exact_addresses, done.surprises) == (2, ())
 
 
+def test_the_addresses_of_a_segment_that_is_gone_tell_nothing_of_its_pool():
+    # The program empties the cache. The 2M are a page of the small pool; the large request that has the
+    # address later got pages of its own.
+    trace = allocator_trace(
+        "held 100M 2M expandable=1",
+        "held 16M 2M",
+        "live 16M 512",
+        "unmap 100M 2M",
+        "free_completed 16M 512",
+        "map 100M 20M stream=1",
+        "alloc 100M 4M stream=1",
+    )
+    done = replay(trace, 0)
+    assert (done.exact_addresses, done.failure, done.surprises) == (1, None, ())
+
+
 def test_pools_and_streams_are_those_of_the_record():
     done = replay(
         allocator_trace(
@@ -277,6 +305,16 @@ def test_what_if_the_device_were_smaller():
     assert (done.failure.reserved_bytes, done.failure.live_bytes) == (20 * M, 10 * M)
     assert (done.end, done.allocs, done.reserved_peak) == (7, 3, 20 * M)
     assert replay(done.source, 0, capacity=50 * M).failure is None
+
+
+def test_what_a_request_freed_before_it_failed_is_not_in_the_reserved_bytes_before_it():
+    trace = allocator_trace("held 16M 20M", "alloc 16M 4M", "free_completed 16M 4M", "alloc 64M 30M")
+    done = replay(trace, 0, capacity=25 * M)
+    assert done.failure is not None
+    assert (done.end, done.failure.reserved_bytes) == (2, 0)
+    assert done.reserved.tolist() == [20 * M, 20 * M, 20 * M]
+    simulated = simulated_trace([done])
+    assert simulated.events.reserved.tolist()[-1] == 0
 
 
 def test_what_if_what_is_live_at_the_start_does_not_fit():

@@ -31,12 +31,13 @@ def build(folder: Path) -> tuple[Path, Path]:
     assert spec is not None
     torch = Path(spec.origin or "").parent
     site = torch.parent
-    homes = [
-        home for home in (site / "nvidia").glob("cu1*") if (home / "include/cuda_runtime_api.h").exists()
-    ]
+    # The wheels of CUDA 13 share a folder, `cu13`. Before, each has its own, and the rest of the headers is
+    # Triton's or, before PyTorch 2.2, nvidia-cuda-nvcc's.
+    homes = [home.parent.parent for home in (site / "nvidia").glob("cu*/include/cuda_runtime_api.h")]
     if not homes:
         raise RuntimeError(f"{torch} is not a CUDA build of PyTorch with the headers of its CUDA runtime.")
-    include = [f"-I{homes[0] / 'include'}", f"-I{site / 'triton/backends/nvidia/include'}"]
+    others = (site / "triton/backends/nvidia/include", site / "nvidia/cuda_nvcc/include")
+    include = [f"-I{folder}" for folder in (homes[0] / "include", *others)]
     numbers = [f"-DSTANDIN_CUDA={_cuda_version(homes[0])}", f"-DSTANDIN_CUDNN={_cudnn_version(site)}"]
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "standin.so"
@@ -44,10 +45,10 @@ def build(folder: Path) -> tuple[Path, Path]:
     _compile(sources, library, [*include, *numbers], others=_functions(_wanted(torch / "lib")))
     driver = folder / "lib" / "libcuda.so.1"
     driver.parent.mkdir(exist_ok=True)
-    declared = re.findall(
-        r"CUDAAPI (cu[A-Z]\w+)\(", (homes[0] / "include/cuda.h").read_text(encoding="utf-8")
-    )
-    _compile([HERE / "driver.cpp"], driver, numbers, others="\n".join(map(_done, sorted(set(declared)))))
+    declared = set(_found(r"CUDAAPI (cu[A-Z]\w+)\(", homes[0] / "include/cuda.h"))
+    counted = set(_found(r" standin_(cuMem\w+)\(", HERE / "cudart.cpp"))
+    made = "\n".join([*map(_done, sorted(declared - counted)), *map(_passed_on, sorted(counted))])
+    _compile([HERE / "driver.cpp"], driver, numbers, others=made)
     management = driver.with_name("libnvidia-ml.so.1")
     management.unlink(missing_ok=True)
     management.symlink_to(driver.name)
@@ -77,6 +78,19 @@ def _functions(wanted: set[str]) -> str:
 
 def _done(name: str) -> str:
     return f"__attribute__((weak)) int {name}(void) {{ return 0; }}"
+
+
+def _passed_on(name: str) -> str:
+    """PyTorch before 2.8 looks the driver's functions up in libcuda itself."""
+    values = ", ".join(f"long {letter}" for letter in "abcde")
+    return (
+        f"int standin_{name}({values}) __attribute__((weak));\n"
+        f"int {name}({values}) {{ return standin_{name} ? standin_{name}(a, b, c, d, e) : 0; }}"
+    )
+
+
+def _found(pattern: str, file: Path) -> list[str]:
+    return re.findall(pattern, file.read_text(encoding="utf-8"))
 
 
 def _compile(sources: list[Path], library: Path, options: list[str], *, others: str) -> None:

@@ -15,6 +15,22 @@
 #include <unordered_map>
 #include <vector>
 
+// Where the runtimes of PyTorch's CUDA builds differ: 13, 12, and 11 (PyTorch 1.13 and 2.0).
+#if CUDART_VERSION >= 13000
+#define EDGES const cudaGraphEdgeData**,
+#else
+#define EDGES
+#endif
+#if CUDART_VERSION >= 12000
+#define INSTANTIATION_OPTIONS unsigned long long
+#else
+#define INSTANTIATION_OPTIONS cudaGraphNode_t*, char*, size_t
+#define cudaStreamGetCaptureInfo cudaStreamGetCaptureInfo_v2
+using cudaKernel_t = void*;
+struct cudaLaunchConfig_t;
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
+#endif
+
 namespace {
 
 constexpr size_t kPage = size_t(2) << 20;
@@ -112,7 +128,11 @@ void clear_bytes(void* at, int value, size_t count) {
 extern "C" {
 
 // Devices.
-cudaError_t cudaGetDeviceCount(int* count) { *count = devices(); return cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) {
+    static void* driver = dlopen("libcuda.so.1", RTLD_LAZY);  // as NVIDIA's runtime: PyTorch before 2.8 relies on it
+    *count = driver ? devices() : 0;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDevice(int* device) { *device = current_device; return cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= devices()) return fail(cudaErrorInvalidDevice);
@@ -161,7 +181,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* it, int device) {
     it->maxBlocksPerMultiProcessor = gpu.blocks_per_processor;
     it->l2CacheSize = 52428800;
     it->canMapHostMemory = it->unifiedAddressing = it->concurrentKernels = it->managedMemory = 1;
-    it->streamPrioritiesSupported = it->cooperativeLaunch = it->memoryPoolsSupported = 1;
+    it->streamPrioritiesSupported = it->cooperativeLaunch = 1;
     it->asyncEngineCount = 3;
     it->memoryBusWidth = 5120;
     it->pciBusID = device + 1;
@@ -353,8 +373,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t it, cudaStreamCaptureStatus* stat
     return cudaSuccess;
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t it, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                     cudaGraph_t* graph, const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
-                                     size_t* count) {
+                                     cudaGraph_t* graph, const cudaGraphNode_t** nodes, EDGES size_t* count) {
     cudaStreamIsCapturing(it, status);
     std::lock_guard<std::mutex> held(lock);
     auto found = streams.find(it);
@@ -362,17 +381,17 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t it, cudaStreamCaptureStatus* s
     static void* pending = fresh_handle();
     if (graph) *graph = static_cast<cudaGraph_t>(pending);
     if (nodes) *nodes = nullptr;
-    if (edges) *edges = nullptr;
     if (count) *count = 0;
     return cudaSuccess;
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) OK
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t, INSTANTIATION_OPTIONS) {
     *out = static_cast<cudaGraphExec_t>(fresh_handle());
     return cudaSuccess;
 }
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* out, cudaGraph_t graph, unsigned long long flags) {
-    return cudaGraphInstantiate(out, graph, flags);
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* out, cudaGraph_t, unsigned long long) {
+    *out = static_cast<cudaGraphExec_t>(fresh_handle());
+    return cudaSuccess;
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) { *count = 1; return cudaSuccess; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) OK
@@ -489,6 +508,14 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** out, uns
     if (status) *status = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }
+
+#if CUDART_VERSION >= 12000
+#undef cudaGetDriverEntryPoint
+cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** out, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult* status) {
+    return cudaGetDriverEntryPointByVersion(symbol, out, CUDART_VERSION, flags, status);
+}
+#endif
 
 size_t standin_used(int device) { std::lock_guard<std::mutex> held(lock); return used[device]; }
 size_t standin_most_used(int device) { std::lock_guard<std::mutex> held(lock); return most_used[device]; }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from tb_memplugin.sources import cublas
 from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.profiler.start_state import start_state
 from tb_memplugin.sources.profiler.window import Window
@@ -13,6 +15,7 @@ from tb_memplugin.trace import Category
 from tests.sources.profiler.test_beside_counters import events
 
 WORKSPACE = 33_554_432
+LT = 1_048_576
 
 
 def state(blocks: list[tuple[int, int]], counted: int, start: list[Sighting] | None = None):
@@ -46,6 +49,15 @@ def test_two_threads_have_one_for_each_stream_of_a_cuda_graphs_capture(size):
     assert set(found.category.tolist()) == {Category.WORKSPACE}
 
 
+@pytest.mark.parametrize(("version", "cublaslt"), [((2, 8), 0), ((2, 9), 1), ((2, 11), 1), ((2, 12), 0)])
+def test_versions_that_keep_one_of_cublaslt_have_at_most_as_many_as_of_cublas(version, cublaslt, monkeypatch):
+    monkeypatch.setattr(cublas, "_torch_version", lambda: version)
+    found, _ = state([(0x1000, WORKSPACE), (0x2000, LT)], WORKSPACE + LT)
+    assert np.count_nonzero(found.category == Category.WORKSPACE) == 1 + cublaslt
+    found, _ = state([(0x1000, WORKSPACE), (0x2000, LT), (0x3000, LT)], WORKSPACE + 2 * LT)
+    assert np.count_nonzero(found.category == Category.WORKSPACE) == 1
+
+
 def test_what_the_counter_has_beside_the_blocks_is_a_row_of_its_own():
     found, _ = state([(0x1000, 512)], 2048)
     assert found.bytes.tolist() == [512, 1536]
@@ -58,3 +70,10 @@ def test_an_allocator_that_tells_nothing_has_what_models_held_and_no_contradicti
     found, notes = start_state(window, events("cpu", (512, 512)), ("cpu", "cuda:0"), Owners([]), Names())
     assert found.bytes.tolist() == [400]
     assert notes == []
+
+
+def test_a_batch_in_shared_memory_from_before_the_window_is_input():
+    memory = events("shared", (-512, 0))
+    found, _ = start_state(Window(0, 1, ModuleNames()), memory, memory.devices, Owners([]), Names())
+    assert found.bytes.tolist() == [512]
+    assert found.category.tolist() == [Category.INPUT]
