@@ -19,7 +19,8 @@ from tb_memplugin.sources.profiler.node_owners import (
     thread_running,
     unseen_threads,
 )
-from tb_memplugin.sources.profiler.roles import MODULE_PREFIX, NODE_PREFIX, Role
+from tb_memplugin.sources.profiler.roles import ACCUMULATE_GRAD, MODULE_PREFIX, NODE_PREFIX, Role
+from tb_memplugin.sources.profiler.second_order import Roots, first_order_nodes
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Module, Phase, Spans, Step
@@ -77,13 +78,14 @@ def attribute(
     logged: Logged,
     steps: Sequence[Step],
     made_by: ForwardThreads = dict,
+    roots: Roots = tuple,
 ) -> Attribution:
     """Attribute every alloc of a window.
 
     In forward, the owner is the innermost module call that runs at that time on that thread. In backward, it
     is the module whose call made the autograd node (by the sequence number), or the running call during
-    recomputation. An alloc without a module gets the owner `outside:<operator>`; for a node this is the
-    operator that made the node.
+    recomputation. A node that was made in another node belongs to the module of that. An alloc without a
+    module gets the owner `outside:<operator>`; for a node this is the operator that made the node.
     """
     logged = logged if logged.hooked or not tree.ranges.get(Role.MODULE) else _from_frames(tree, window)
     owners, hooked, threads = logged.owners, logged.hooked, logged.threads
@@ -94,9 +96,11 @@ def attribute(
         tree.range_spans(Role.OPTIMIZER), [(step.start_ns, step.end_ns) for step in window.optimizer_steps]
     )
     forward = _forward_operators(tree, calls, hooked)
-    maker = forward.creator(node_sequence)
+    several = any(len(others) for ident, others in threads.items() if ident != window.thread)
+    first = first_order_nodes(tree, calls if hooked else None, main, roots, made_by if several else None)
+    maker = forward.creator(node_sequence)[first]
     node_module = (
-        node_modules(tree, threads, window.thread, main, made_by)
+        node_modules(tree, threads, window.thread, main, made_by)[first]
         if hooked
         else calls.module_of(_call_of_maker(calls, forward, maker))
     )
@@ -121,17 +125,21 @@ def attribute(
 
     operators = Names()
     operator_id = np.append(operators.add_all(tree.operator_names), operators.add(NO_OPERATOR))
-    node_id = operators.add_all([name.removeprefix(NODE_PREFIX) for name in tree.node_names])
+    node_names = [name.removeprefix(NODE_PREFIX) for name in tree.node_names]
+    node_id = operators.add_all(node_names)
     named = np.where((operator < 0) & in_node, np.append(node_id, 0)[node], operator_id[operator]).astype(
         np.int32
     )
     outside_id = np.where(
-        in_node & ~recomputing, _node_names(forward, maker, operator_id, node_id)[node], named
+        in_node & ~recomputing, _node_names(forward, maker, operator_id, node_id[first])[node], named
     )
     phase = phase_at(phases, time)
     phase[in_node & (phase != Phase.OPTIMIZER)] = Phase.BACKWARD
+    in_hook = np.array([*(name == ACCUMULATE_GRAD for name in node_names), False], bool)[node]
     ends = np.where(
-        (operator < 0) & in_node, np.append(node_end, 0)[node], np.append(tree.operators.end_ns, 0)[operator]
+        in_node & ((operator < 0) | (in_hook & (phase != Phase.OPTIMIZER))),
+        np.append(node_end, 0)[node],
+        np.append(tree.operators.end_ns, 0)[operator],
     )
     return Attribution(
         row=row,

@@ -16,6 +16,8 @@ STEP_PREFIX = "ProfilerStep#"
 SHARDING_PREFIXES = ("FSDP::all_gather", "FSDP::post_backward_reduce")
 _STEP = re.compile(r"ProfilerStep#[0-9]{1,18}\Z")
 """Matches the names of steps only: `ProfilerStep#warmup` would be a range that the user opened."""
+ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+"""The function that adds a gradient to a parameter's, in which that parameter's hooks run."""
 OPTIMIZER_PREFIX = "Optimizer.step#"
 MODULE_PREFIX = "nn.Module: "
 _PLAIN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
@@ -39,6 +41,9 @@ class Role(IntEnum):
     """A Python function (only with `with_stack`). Events inside count as if it were not there."""
     SHARDING = 8
     """FSDP2 gathers parameters or reduces gradients."""
+    ACCUMULATE = 9
+    """A gradient is added to a parameter's: an operator, unless hooks run in it. A hook may be a whole
+    optimizer, so then events inside count as if it were not there."""
 
 
 def role_of(name: str, event: Event) -> Role:
@@ -53,6 +58,8 @@ def role_of(name: str, event: Event) -> Role:
         return Role.PLAIN
     if name == "PythonDispatchMode":  # such as FlopCounterMode; ranges of steps and optimizers may be inside
         return Role.RANGE
+    if name == ACCUMULATE_GRAD:
+        return Role.ACCUMULATE
     if name.startswith(SHARDING_PREFIXES):
         return Role.SHARDING
     fields = event.extra_fields

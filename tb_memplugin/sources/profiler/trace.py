@@ -73,7 +73,15 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     )
     on_steps: list[str] = []
     steps = _steps(tree, window, number, on_steps)
-    found = attribute(tree, memory, window, logged, steps, lambda: forward_threads(results.events()))
+    found = attribute(
+        tree,
+        memory,
+        window,
+        logged,
+        steps,
+        lambda: forward_threads(results.events()),
+        results.experimental_event_tree,
+    )
     devices = _all_devices(memory, window)
     labels = Names()
     start, notes = start_state(window, memory, devices, found.owners, labels)

@@ -84,7 +84,7 @@ def walk(
 
 _OUTSIDE, _IN_OPTIMIZER, _IN_NODE = 0, 1, 2
 _PLAIN, _OPERATOR, _NODE = Role.PLAIN, Role.OPERATOR, Role.NODE
-_RANGE, _OPTIMIZER, _CALL = Role.RANGE, Role.OPTIMIZER, Role.CALL
+_RANGE, _OPTIMIZER, _CALL, _ACCUMULATE = Role.RANGE, Role.OPTIMIZER, Role.CALL, Role.ACCUMULATE
 
 
 def _walk_thread(
@@ -140,7 +140,7 @@ def _walk_thread(
                 role = roles[name] = role_of(name, event)
             if role is _CALL:
                 pending.append((inner, operator, node, where, called(name, frame), thread))
-            elif role is _PLAIN or role is _OPERATOR:
+            elif role is _PLAIN or role is _OPERATOR or (role is _ACCUMULATE and not _runs_hooks(inner)):
                 start, sequence, loose = 0, -2, False
                 if where == _OUTSIDE:
                     start = _get_start(event)
@@ -209,7 +209,8 @@ def _walk_thread(
             else:
                 below_it = where
                 # Kineto adds a range with the same name for a step or an optimizer on the GPU's timeline.
-                if role is not _RANGE and type(_get_fields(event)) is not _Kineto:
+                named = role is not _RANGE and role is not _ACCUMULATE
+                if named and type(_get_fields(event)) is not _Kineto:
                     start = _get_start(event)
                     tree.ranges.setdefault(role, []).append((name, start, start + duration))
                     if role is _OPTIMIZER and not _calls_closure(start, duration, inner, outer_calls[0]):
@@ -306,6 +307,14 @@ def _calls_closure(start: int, duration: int, inside: list[Event], entries: Sequ
     if entries:
         return _entered(start, start + duration, entries)
     return any(_name_of(event).startswith(NODE_PREFIX) for event in inside)
+
+
+def _runs_hooks(inside: list[Event]) -> bool:
+    """Whether hooks run where a gradient is added: its own operators are one, or two that make a copy."""
+    if len(inside) < 2:
+        return False
+    names = [_name_of(event) for event in inside if _get_duration(event)]
+    return len(names) > (2 if names[:2] == ["aten::new_empty_strided", "aten::copy_"] else 1)
 
 
 def _entered(start: int, end: int, module_entries: Sequence[int]) -> bool:

@@ -51,8 +51,9 @@ class GraphOwners:
         self._inputs: list[set[object]] = []
 
     def _enter(self, module, inputs):
+        given = (*inputs, *module.parameters())  # `functional_call` gives parameters that have a graph, too
         self._inputs.append(
-            {t.grad_fn for t in inputs if isinstance(t, torch.Tensor) and t.grad_fn is not None}
+            {t.grad_fn for t in given if isinstance(t, torch.Tensor) and t.grad_fn is not None}
         )
 
     def _claim(self, fqn, output):

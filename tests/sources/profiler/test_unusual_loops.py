@@ -100,30 +100,6 @@ def test_what_an_optimizer_keeps_from_one_closure_to_the_next_is_not_unknown():
     assert born(cycle, category=Category.OPTIMIZER_STATE, phase=Phase.OPTIMIZER).count(flat) >= 2 * STEPS
 
 
-def test_an_optimizers_step_in_a_hook_of_backward_is_the_optimizers_phase():
-    """RMSprop takes the root of its average of 300 floats: 1,200 bytes that die in the step."""
-
-    def in_backward(model, optimizer, batch, _):
-        if not hooked:
-            hooked.append(
-                model[0].weight.register_post_accumulate_grad_hook(
-                    lambda _: (optimizer.step(), optimizer.zero_grad(), None)[2]
-                )
-            )
-        x, y = batch()
-        F.cross_entropy(model(x), y).backward()
-
-    hooked: list[Any] = []
-
-    def rmsprop(parameters, lr):
-        return torch.optim.RMSprop(parameters, lr=lr, foreach=False)
-
-    (cycle,) = train(line(100, 3), optimizer=rmsprop, batch=batch, step=in_backward)
-    assert 1200 in born(cycle, phase=Phase.OPTIMIZER, category=Category.TEMPORARY)
-    assert born(cycle, category=Category.GRADIENT) == [1200] * STEPS
-    assert born(cycle, category=Category.UNKNOWN) == []
-
-
 def test_what_one_backward_keeps_for_the_next_is_autograd_detail():
     """A gradient penalty: what `create_graph` saves of the first backward dies in the second."""
 
