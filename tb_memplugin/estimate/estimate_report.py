@@ -55,7 +55,7 @@ def print_modules(modules: Sequence[ModuleMemory], out: Console) -> None:
             _plain(one.name),
             _plain(one.class_name),
             unit.show(one.at_peak_bytes),
-            unit.show(one.peak_bytes),
+            unit.show(one.peak_bytes) if one.peak_bytes else "",
             unit.show(one.allocated_bytes),
             f"{one.allocations:,}",
         )

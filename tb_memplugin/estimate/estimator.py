@@ -84,13 +84,13 @@ class MemoryEstimator:
         plugins: Sequence[str | Plugin] | None = None,
         log_level: int | str | None = None,
     ) -> None:
-        self.device = torch.device(device)
-        if self.device.type not in ("cuda", "cpu"):
+        if str(device).partition(":")[0] not in ("cuda", "cpu"):
             raise MemPluginError(
                 f"MemoryEstimator cannot estimate for the device {str(device)!r}.",
                 where="MemoryEstimator",
                 fix="Use device='cuda' or device='cpu'.",
             )
+        self.device = torch.device(device)
         spec = GpuSpec.named(gpu) if isinstance(gpu, str) else gpu
         self.gpu = spec if self.device.type == "cuda" else None
         self._settings = AllocatorSettings.from_conf(conf)

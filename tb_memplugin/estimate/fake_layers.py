@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import time_ns
 from typing import Any
@@ -59,6 +60,8 @@ class FakeLayers:
         self._backward_row = -1
         self._row_began_ns = 0
         self._in_backward = False
+        self._kernel: Place | None = None
+        self._kernel_ns = 0
 
     def add(self, model: nn.Module, prefix: str = "") -> None:
         """Name the modules of a model. Modules that are already known keep their names."""
@@ -85,8 +88,11 @@ class FakeLayers:
         """
         row = self.row_of(module)
         if row < 0 and not self._stack and _current_task() == -1:
-            self.watch_root(module)
-            row = self.row_of(module)
+            model = getattr(module, "_orig_mod", module)  # torch.compile's wrapper is its model
+            if self.row_of(model) < 0:
+                self.watch_root(model)
+            row = self.row_of(model)
+            self._known[id(module)] = (weakref.ref(module), row)
         if row >= 0:
             in_backward = _current_task() != -1
             if self._in_backward and not in_backward:
@@ -108,6 +114,8 @@ class FakeLayers:
 
     def place(self) -> Place:
         """Return the module and phase in which the program is now."""
+        if self._kernel is not None:
+            return self._kernel
         if _current_task() != -1:
             return self._place_in_backward()
         if self._in_backward:
@@ -119,6 +127,41 @@ class FakeLayers:
         if torch._C.is_grad_enabled():
             self._outside()
         return _OUTSIDE
+
+    def row_of_ids(self, modules: Sequence[int]) -> int:
+        """Return the row of the innermost known module among `id()`s of modules, -1 if none is known."""
+        for one in reversed(modules):
+            reference, row = self._known.get(one, (None, -1))
+            if reference is not None and id(reference()) == one:
+                return row
+        return -1
+
+    @contextmanager
+    def running_kernels(self, *, training: bool) -> Iterator[None]:
+        """Run a compiled graph: inside this context, `run_kernel` tells the module.
+
+        Args:
+            training: whether autograd has a node for the graph, or the graph is a backward.
+        """
+        around, began = self.place(), time_ns()
+        inside = around
+        if around.phase is Phase.OTHER and training:
+            inside = replace(around, phase=Phase.FORWARD)
+        self._kernel, self._kernel_ns = inside, began
+        try:
+            yield
+        finally:
+            self._end_kernel()
+            self._kernel = None
+            if inside is not around:
+                self.forward.append((began, time_ns()))
+            self.place()  # backward lasts until here
+
+    def run_kernel(self, row: int) -> None:
+        """Say which module a compiled graph's operator is from; -1 keeps the one before."""
+        if self._kernel is not None and row >= 0 and row != self._kernel.module:
+            self._end_kernel()
+            self._kernel = replace(self._kernel, module=row)
 
     def stop(self) -> None:
         """End the calls and the backward that are still running."""
@@ -161,6 +204,12 @@ class FakeLayers:
         )
         if not self._stack and not frame.in_backward:
             self.forward.append((frame.began_ns, now))
+
+    def _end_kernel(self) -> None:
+        now = time_ns()
+        if self._kernel is not None and self._kernel.module >= 0:
+            self.calls.append((self._kernel_ns, now, self._kernel.module, self._kernel.phase))
+        self._kernel_ns = now
 
     def _end_row(self, now: int) -> None:
         if self._backward_row >= 0:

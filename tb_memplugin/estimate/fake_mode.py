@@ -40,6 +40,7 @@ _IN_PLACE_WITHOUT_MODES = frozenset(
         aten.scatter.src,
         aten.scatter_add.default,
         aten.masked_scatter.default,
+        aten.put.default,
     }
 )
 """Operators that autograd runs in place for plain tensors, but out of place under any dispatch mode.
@@ -198,6 +199,30 @@ class CountingFakeMode(FakeTensorMode):
         for block in reversed(held):
             self.ledger.give_back(block, place)
 
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Run operators inside this context on fake tensors without recording anything."""
+        inside, self._inside = self._inside, True
+        try:
+            with self:
+                yield
+        finally:
+            self._inside = inside
+
+    def ran(self, func: Any, args: Sequence[object], out: Any) -> None:
+        """Record what a kernel allocates besides a result that it wrote into a given tensor."""
+        if self._inside:
+            return
+        place = self.layers.place()
+        self.settle(place)
+        after = self._after.get(func)
+        if after is not None:
+            after(self, func, tuple(args), out, place)
+
+    def is_called_by_engine(self) -> bool:
+        """Whether autograd's engine, and no Python function, called the operator whose rule asks."""
+        return _called_by_engine(above=3)
+
     def see(self, results: Any, func: Any) -> None:
         """Record the storages of results now, for rules whose kernel allocates more in between."""
         for one in _tensors(results):
@@ -314,9 +339,9 @@ def _tensors(results: Any) -> Iterator[Any]:
             yield from _tensors(one)
 
 
-def _called_by_engine() -> bool:
+def _called_by_engine(above: int = 1) -> bool:
     """Whether autograd's engine, and no Python function, called the operator that is being recorded."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(above)
     while frame is not None and frame.f_code.co_filename in _OURS:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == _ENGINE

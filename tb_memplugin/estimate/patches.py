@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _ABSENT = object()
@@ -13,20 +14,44 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute of a module or class, or add one that does not exist."""
         old = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
-        self.on_undo(
-            (lambda: delattr(owner, name)) if old is _ABSENT else (lambda: setattr(owner, name, old))
-        )
+        self._replaced.append((owner, name, old, value))
+        self.on_undo(lambda: _restore(owner, name, old))
 
     def on_undo(self, action: Callable[[], object]) -> None:
         """Add another action that `undo` runs."""
         self._undo.append(action)
 
+    @contextmanager
+    def put_back(self, *, but: Callable[[Any], bool] = lambda _: False) -> Iterator[None]:
+        """Restore the attributes inside this context, but not those of owners for which `but` is true."""
+        back = [one for one in self._replaced if not but(one[0])]
+        for owner, name, old, _ in reversed(back):
+            _restore(owner, name, old)
+        try:
+            yield
+        finally:
+            for owner, name, _, new in back:
+                setattr(owner, name, new)
+
+    def originals(self) -> frozenset[int]:
+        """Return the `id()`s of the replaced functions and values, which these patches keep alive."""
+        return frozenset(id(old) for _, _, old, _ in self._replaced) - {id(None), id(True), id(False)}
+
     def undo(self) -> None:
         """Restore everything that was replaced."""
         while self._undo:
             self._undo.pop()()
+        self._replaced.clear()
+
+
+def _restore(owner: Any, name: str, old: Any) -> None:
+    if old is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, old)

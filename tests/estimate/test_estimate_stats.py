@@ -72,6 +72,16 @@ def test_the_report_names_what_counts(inference: MemoryEstimator) -> None:
     assert "Sequential" in told
 
 
+def test_what_never_ran_as_a_module_has_no_peak_while_it_ran() -> None:
+    text = io.StringIO()
+    with MemoryEstimator(gpu="a100") as estimator:
+        kept = estimator.create_fake_tensor(MIB // 4)
+    estimator.print_memory_stats(detailed=True, console=Console(file=text, width=140))
+    (row,) = [line for line in text.getvalue().splitlines() if "outside" in line]
+    assert [cell.strip() for cell in row.split("│")[3:6]] == ["1,048,576", "", "1,048,576"]
+    del kept
+
+
 def test_checkpointed_activations_are_computed_anew() -> None:
     def run() -> None:
         layer = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.ReLU()).cuda()

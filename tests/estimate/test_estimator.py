@@ -183,9 +183,10 @@ def test_an_estimator_runs_once() -> None:
         estimator.__enter__()
 
 
-def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(MemPluginError, match="cannot estimate for the device"):
-        MemoryEstimator(device="xpu")
+@pytest.mark.parametrize("device", ["xpu", "tpu:0"])  # torch knows the first, not the second
+def test_an_unknown_device_is_refused(device: str) -> None:
+    with pytest.raises(MemPluginError, match=f"cannot estimate for the device '{device}'"):
+        MemoryEstimator(device=device)
 
 
 class Counted:

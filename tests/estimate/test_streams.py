@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.estimate.corrections import workspaces
+from tb_memplugin.sources import cublas
 from tb_memplugin.trace import Kind
 
 
@@ -30,7 +30,7 @@ def test_one_stream_is_not_named() -> None:
 
 
 def test_each_stream_that_multiplies_has_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspaces, "keeps_workspaces", lambda: True)
+    monkeypatch.setattr(cublas, "_torch_version", lambda: (2, 13))
     with MemoryEstimator(gpu="a100") as estimator:
         matrix = torch.empty(64, 64, device="cuda")
         with torch.cuda.stream(torch.cuda.Stream()):

@@ -1,7 +1,7 @@
 """Operators take on the GPU what the estimator says: within forward and backward, and kept after each.
 
 The same lines run on fake tensors and on the GPU, and read PyTorch's own counters. Convolutions, attention on
-Hopper, sorting and Fourier transforms are left out: cuDNN, CUB and cuFFT choose how much they take.
+Hopper and Fourier transforms are left out: cuDNN and cuFFT choose how much they take.
 """
 
 from __future__ import annotations
@@ -89,6 +89,53 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "half": (lambda x: x.to(torch.float16).float(), (TOKENS,)),
     "masked": (lambda x: x.masked_fill(x > 0, 0.0), (TOKENS,)),
     "where": (lambda x: torch.where(x > 0, x, x * 2), (TOKENS,)),
+    "sorted rows": (lambda x: x.sort(-1)[0], (TOKENS,)),
+    "sorted columns": (lambda x: x.sort(0)[0], ((8000, 16),)),
+    "sorted long rows": (lambda x: x.flatten(1).sort(-1)[0], (TOKENS,)),
+    "many sorted rows": (lambda x: x.flatten(1).sort(-1)[0], ((128, 8000),)),
+    "sorted whole": (lambda x: x.flatten().sort()[0], (ROWS,)),
+    "order of experts": (lambda x: x * rows(16384).argsort(stable=True)[:768], (ROWS,)),
+    "largest": (lambda x: x.topk(8)[0], (ROWS,)),
+    "largest of long rows": (lambda x: x.flatten(1).topk(50)[0], (TOKENS,)),
+    "sorted largest of long rows": (lambda x: x.flatten(1).topk(5000)[0], (TOKENS,)),
+    "permutation": (lambda x: x[torch.randperm(2048, device="cuda")], (ROWS,)),
+    "clamped": (lambda x: x.clamp(torch.zeros(768, device="cuda"), rows(768) + 1.0), (TOKENS,)),
+    "largest of all": (lambda x: x.max(), (TOKENS,)),
+    "taken": (lambda x: x.take(rows(1000)), (TOKENS,)),
+    "unfold": (lambda x: functional.unfold(x, 3, padding=1), (IMAGES,)),
+    "unfold of transposed images": (lambda x: functional.unfold(x.transpose(2, 3), 3), (IMAGES,)),
+    "fold": (lambda x: functional.fold(x, (32, 32), 4, stride=4), ((8, 1024, 64),)),
+    "group norm": (lambda x, w, b: functional.group_norm(x, 8, w, b), (IMAGES, (64,), (64,))),
+    "group norm of rows": (lambda x, w, b: functional.group_norm(x, 8, w, b), (ROWS, (768,), (768,))),
+    "group norm without weights": (lambda x: functional.group_norm(x, 8), (IMAGES,)),
+    "batch norm of rows": (
+        lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),
+        ((4096, 64), (64,), (64,)),
+    ),
+    "layer norm before a transposition": (
+        lambda x, w: functional.layer_norm(functional.linear(x, w), (768,)).transpose(1, 2) * 2,
+        (TOKENS, (768, 768)),
+    ),
+    "rms norm before a transposition": (
+        lambda x, w: functional.rms_norm(functional.linear(x, w), (768,)).transpose(1, 2) * 2,
+        (TOKENS, (768, 768)),
+    ),
+    "elu of a transposition": (lambda x, w: functional.elu((x @ w).transpose(1, 2)), (TOKENS, (768, 768))),
+    "mse of a transposition": (
+        lambda x, w: functional.mse_loss((x @ w).transpose(1, 2), x.detach().transpose(1, 2).contiguous()),
+        (TOKENS, (768, 768)),
+    ),
+    "absolute distances": (lambda x, y: torch.cdist(x.float(), y.float(), p=1), ((64, 32), (48, 32))),
+    "mean of what meets": (
+        lambda x: torch.zeros_like(x).scatter_reduce(1, rows(4, 512, 768), x, "mean"),
+        (TOKENS,),
+    ),
+    "drawn": (lambda x: x * torch.bernoulli(x.detach()), (TOKENS,)),
+    "gru cell": (torch.gru_cell, ((64, 32), (64, 48), (144, 32), (144, 48), (144,), (144,))),
+    "clip of several": (
+        lambda x, y: torch.stack(torch._foreach_norm([x.flatten(), y.flatten()])).norm(),
+        (TOKENS, TOKENS),
+    ),
     "clip": (lambda x: torch.stack(torch._foreach_norm([x, x])).norm(), (TOKENS,)),
 }
 

@@ -15,15 +15,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tb_memplugin.estimate.corrections.reductions import ANY_GPU
 from tb_memplugin.estimate.fake_ledger import Block
 from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.trace import Category
 
 aten = torch.ops.aten
-
-_ANY_GPU = GpuSpec.named("a100")
-"""The GPU whose properties count if no particular GPU is given."""
 
 _MOST_SPLITS = 128
 _KEPT_IN_REGISTERS = 128
@@ -38,7 +36,7 @@ _BLOCKS_TO_FILL = 200
 
 def buffer_rules(gpu: GpuSpec | None) -> dict[Any, Rule]:
     """Return rules for the kernels' operators, forward and backward, on a GPU."""
-    buffers = _Buffers(gpu or _ANY_GPU)
+    buffers = _Buffers(gpu or ANY_GPU)
     rules: dict[Any, Rule] = {
         aten._scaled_dot_product_flash_attention.default: buffers.flash,
         aten._scaled_dot_product_flash_attention_backward.default: buffers.flash_backward,

@@ -161,7 +161,7 @@ def _of_kernel(dimensions: list[_Dimension], given: Layout, partial: int, gpu: G
     step *= height
     values = -(-inputs // step)
     grid = -(-(outputs // loaded) // steps_of_output)
-    blocks = gpu.processors * (_threads(gpu) // (width * height))
+    blocks = gpu.processors * (threads(gpu) // (width * height))
     if values < _MOST_VALUES or grid > blocks:
         return []
     blocks_per_output = max(min(-(-blocks // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
@@ -171,7 +171,7 @@ def _of_kernel(dimensions: list[_Dimension], given: Layout, partial: int, gpu: G
     return [size, 4 * grid]
 
 
-def _threads(gpu: GpuSpec) -> int:
+def threads(gpu: GpuSpec) -> int:
     """Return how many threads a multiprocessor runs at once (CUDA programming guide, technical data)."""
     return {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
 

@@ -29,8 +29,10 @@ from tb_memplugin.estimate.corrections.libraries import Libraries
 from tb_memplugin.estimate.corrections.linear import BiasInPlace
 from tb_memplugin.estimate.corrections.loss_derivatives import LossDerivatives
 from tb_memplugin.estimate.corrections.loss_scaling import LossScaling
+from tb_memplugin.estimate.corrections.masks_in_place import MasksInPlace
 from tb_memplugin.estimate.corrections.matrix_copies import MatrixCopies
 from tb_memplugin.estimate.corrections.module_moves import ModuleMoves
+from tb_memplugin.estimate.corrections.normalizations import Normalizations
 from tb_memplugin.estimate.corrections.one_hot import OneHot
 from tb_memplugin.estimate.corrections.optimizers import ForeachByDefault, FusedOptimizers
 from tb_memplugin.estimate.corrections.packed_sequences import PackedSequences
@@ -41,8 +43,11 @@ from tb_memplugin.estimate.corrections.random_states import RandomStates
 from tb_memplugin.estimate.corrections.recurrent import Recurrent
 from tb_memplugin.estimate.corrections.reductions import Reductions
 from tb_memplugin.estimate.corrections.refusals import Refusals
+from tb_memplugin.estimate.corrections.resized_results import ResizedResults
+from tb_memplugin.estimate.corrections.result_strides import ResultStrides
 from tb_memplugin.estimate.corrections.same_dtypes import SameDtypes
 from tb_memplugin.estimate.corrections.sizes import Sizes
+from tb_memplugin.estimate.corrections.sorting import Sorting
 from tb_memplugin.estimate.corrections.storage_resizing import StorageResizing
 from tb_memplugin.estimate.corrections.unknown import CpuKernels, Unknown
 from tb_memplugin.estimate.corrections.values import Asking, Values
@@ -56,8 +61,11 @@ ON_CUDA: tuple[type[Correction], ...] = (
     Convolutions,
     ImageCopies,
     KernelBuffers,
+    Normalizations,
     Recurrent,
     Reductions,
+    ResultStrides,
+    Sorting,
     Unknown,
     Workspaces,
 )
@@ -82,9 +90,11 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     GroupedProducts,
     ContiguousCopies,
     ComposedKernels,
+    ResizedResults,
     SameDtypes,
     ProductDerivatives,
     LossDerivatives,
+    MasksInPlace,
     OneHot,
     OtherTypes,
     BiasInPlace,

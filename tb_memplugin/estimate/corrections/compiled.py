@@ -1,4 +1,4 @@
-"""`torch.compile` and flex_attention: compiled code runs uncompiled in an estimate."""
+"""`torch.compile` and flex_attention."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn.attention import flex_attention as flex
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.inductor import Compiler
 from tb_memplugin.estimate.patches import Patches
 
 _NOTE = (
@@ -26,20 +27,30 @@ _FLEX_NOTE = (
 
 
 class Compiled(Correction):
-    """Makes `torch.compile` return its argument, with a note."""
+    """Compiles with Inductor for a GPU; else makes `torch.compile` return its argument, with a note."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Replace `torch.compile`, `Module.compile`, and flex_attention in every module that imported it."""
         original = flex.flex_attention
+        compiler = Compiler(
+            mode, patches, self.target.gpu, self.target.note, has_device=self.target.has_device
+        )
         if "torch._dynamo" in sys.modules:  # for code that was compiled before the block
             stance: Any = torch.compiler.set_stance("force_eager")
             patches.on_undo(lambda: stance.__exit__(None, None, None))
 
-        def compile(model: Any = None, **_: Any) -> Any:  # noqa: A001  # torch's name
+        def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001  # torch's name
             if model is None:
-                return compile
-            if model is original:
+                return lambda model: compile(model, **options)
+            if model is original or model == self._flex:
                 return self._flex
+            if options.get("disable"):
+                return model
+            if self.target.device_type == "cuda" and options.get("backend", "inductor") == "inductor":
+                try:
+                    return compiler.compile(model, options)
+                except (ImportError, AttributeError, TypeError) as error:
+                    self.target.note(f"This version of PyTorch is not known: {error}.")
             self.target.note(_NOTE)
             return model
 

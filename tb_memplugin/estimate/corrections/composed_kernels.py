@@ -7,7 +7,6 @@ ReduceOps.cpp, TensorTransformations.cpp, TensorCompare.cpp, Distance.cpp, and c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -16,22 +15,15 @@ import torch
 from tb_memplugin.estimate.corrections.block_reductions import Layout
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.corrections.reductions import Reducer
+from tb_memplugin.estimate.corrections.resized_results import is_reduced
 from tb_memplugin.estimate.fake_ledger import Place
-from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
+from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
 
 aten = torch.ops.aten
 
-_MEAN = 1
-"""The default of `reduction`; 0 is no reduction (Reduction.h)."""
-
 
 class ComposedKernels(Correction):
-    """Records what these kernels hold besides inputs and results, and losses that keep a larger memory."""
-
-    def rules(self) -> dict[Any, Rule]:
-        """Return a rule for losses: their number stays in the memory of the losses of all elements."""
-        losses = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
-        return {loss.default: _loss for loss in losses}
+    """Records what these kernels hold besides inputs and results."""
 
     def after(self) -> dict[Any, After]:
         """Return a function for each operator."""
@@ -75,7 +67,7 @@ class ComposedKernels(Correction):
     ) -> None:
         """Record the log-sigmoid of the input, and the losses if they are reduced."""
         size = _pairs(args) * out.element_size()
-        if _is_reduced(func, args, {}):
+        if is_reduced(func, args, {}):
             self._reduce(mode, func, args, out, place, [size, size])
         else:
             _hold(mode, func, out, place, [size])
@@ -100,21 +92,6 @@ class ComposedKernels(Correction):
 
 def _pairs(args: tuple[Any, ...]) -> int:
     return prod(torch.broadcast_shapes(args[0].shape, args[1].shape))
-
-
-def _loss(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the loss; if it is one number, as a tensor that was resized from one for all elements."""
-    out = mode.quietly(func, *args, **kwargs)
-    if not _is_reduced(func, args, kwargs):
-        return out
-    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-    whole = mode.quietly(aten.empty.memory_format, shape, dtype=out.dtype, device=out.device)
-    return mode.quietly(aten.resize_.default, whole, out.shape)
-
-
-def _is_reduced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    position = next(row for row, one in enumerate(func._schema.arguments) if one.name == "reduction")
-    return bool(args[position] if len(args) > position else kwargs.get("reduction", _MEAN))
 
 
 def _exponentials(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:

@@ -9,6 +9,8 @@ import torch
 
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.corrections.fused_kernels import HAS_RMS_NORM
+from tb_memplugin.estimate.corrections.radix_sort import sort_bytes
+from tb_memplugin.estimate.corrections.reductions import ANY_GPU
 from tb_memplugin.estimate.fake_ledger import Place
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
 
@@ -19,9 +21,6 @@ _WITHOUT_SORTING = 3072
 
 Source: aten/src/ATen/native/cuda/Embedding.cu.
 """
-
-_SORTED_AT_ONCE = 4096
-"""Up to about this many indices are sorted without a buffer (CUB, DeviceRadixSort)."""
 
 _MAXIMUM = 2
 """The mode of `embedding_bag` that takes the maximum, whose derivative sorts nothing."""
@@ -40,11 +39,40 @@ class KernelBuffers(Correction):
             aten.masked_scatter.default: _scattered,
             aten.masked_scatter_.default: _scattered,
             aten._softmax_backward_data.default: _weighted,
-            aten.index_put.default: _accumulated_at,
-            aten.index_put_.default: _accumulated_at,
-            aten._index_put_impl_.default: _accumulated_at,
+            aten.index_put.default: self._accumulated_at,
+            aten.index_put_.default: self._accumulated_at,
+            aten._index_put_impl_.default: self._accumulated_at,
             aten._embedding_bag_backward.default: _bags,
+            aten._cdist_backward.default: _differences,
+            aten._pdist_backward.default: _differences,
+            aten.scatter_reduce.two: _averaged,
+            aten.searchsorted.Tensor: _searched,
+            aten.bernoulli.default: _probabilities,
+            aten.bernoulli.Tensor: _probabilities,
+            aten.bernoulli_.Tensor: _probabilities,
+            aten.multinomial.default: _drawn,
         }
+
+    def _accumulated_at(
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
+    ) -> None:
+        """Record what adds values at indices, as the derivative of indexing does.
+
+        These are the indices, a contiguous copy of the values, the sorted indices with their order, and what
+        they are sorted with (cuda/Indexing.cu, index_put_with_sort_kernel).
+        """
+        indices, values = [one for one in args[1] if one is not None], args[2]
+        if len(args) < 4 or not args[3] or not _counts(mode, out) or not indices:
+            return
+        if any(one.dtype in (torch.bool, torch.uint8) for one in indices):
+            return
+        count = prod(torch.broadcast_shapes(*(one.shape for one in indices)))
+        if not count:
+            return
+        rows = prod(out.shape[row] for row, one in enumerate(args[1]) if one is not None)
+        temporary = sort_bytes(count, 8, 8, self.target.gpu or ANY_GPU, bits=max(1, (rows - 1).bit_length()))
+        sizes = [8 * count, _copy(values), *[8 * count] * 3, temporary]
+        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
 
 
 class OtherTypes(Correction):
@@ -182,23 +210,6 @@ def _weighted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any
         mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
 
 
-def _accumulated_at(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    """Record what adds values at indices, as the derivative of indexing does.
-
-    These are the indices, a contiguous copy of the values, and the sorted indices with their order
-    (cuda/Indexing.cu, index_put_with_sort_kernel). Many indices are sorted in a buffer as large as both; its
-    few extra bytes are not counted.
-    """
-    indices, values = [one for one in args[1] if one is not None], args[2]
-    if len(args) < 4 or not args[3] or not _counts(mode, out) or not indices:
-        return
-    if any(one.dtype in (torch.bool, torch.uint8) for one in indices):
-        return
-    count = prod(torch.broadcast_shapes(*(one.shape for one in indices)))
-    sizes = [8 * count, _copy(values), *[8 * count] * 3, 16 * count if count > _SORTED_AT_ONCE else 1]
-    mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
-
-
 def _bags(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     """Record a copy of the gradient, and what sums and means of bags sort (cuda/EmbeddingBag.cu)."""
     gradient, indices, weights, by_frequency, kind = args[0], args[1], args[6], args[7], args[8]
@@ -227,6 +238,52 @@ def _embedding(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: An
         place,
         mode.ledger.device_row(out.fake_device),
     )
+
+
+def _differences(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record a gradient for each coordinate of each pair of points (cuda/DistanceKernel.cu)."""
+    if not _counts(mode, out):
+        return
+    pairs = args[0].numel()
+    if func is aten._pdist_backward.default:
+        pairs = args[1].shape[0] * (args[1].shape[0] - 1)
+    size = pairs * out.shape[-1] * out.element_size()
+    mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
+
+
+def _averaged(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record how many elements meet at each place, ones that are counted, and a mask (scatter_reduce)."""
+    if args[4] == "mean" and _counts(mode, out):
+        sizes = [out.numel() * out.element_size(), args[3].numel() * out.element_size(), out.numel()]
+        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+
+
+def _searched(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record contiguous copies of the sorted rows and of what is looked for (cuda/Bucketization.cu)."""
+    if _counts(mode, out):
+        sizes = [_copy(one) for one in args[:2]]
+        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+
+
+def _probabilities(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record the probabilities in float32 (cuda/DistributionTemplates.h, bernoulli_kernel)."""
+    given = args[-1]
+    if _counts(mode, out) and isinstance(given, torch.Tensor) and given.device.type == "cuda":
+        size = 0 if given.dtype in (torch.float32, torch.float64) else 4 * given.numel()
+        mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
+
+
+def _drawn(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record random numbers for each probability and the largest of them, or three tensors of probabilities.
+
+    Sources: Distributions.cpp (multinomial_out) and cuda/MultinomialKernel.cu, which draws with replacement.
+    """
+    given, count, again = args[0], args[1], len(args) > 2 and args[2]
+    if _counts(mode, out):
+        size, several = given.numel() * given.element_size(), count > 1
+        largest = out.numel() * given.element_size() * several
+        sizes = [size] * 3 if again and several else [size, largest]
+        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
 
 
 def _sorted(indices: torch.Tensor, weights: int, gradient: torch.Tensor) -> list[int]:

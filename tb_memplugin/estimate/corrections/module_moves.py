@@ -83,11 +83,12 @@ def _converted(parameter: Any, fn: Convert, ledger: FakeLedger) -> Any:
 
 
 def _become(tensor: Any, converted: Any, ledger: FakeLedger) -> None:
-    """Give a fake tensor the memory, dtype and device of another; it stays the same Python object."""
+    """Give a fake tensor the memory, values, dtype and device of another; it stays the same Python object."""
     if converted is not tensor:
         _same_purpose(tensor, converted, ledger)
         tensor.data = converted
         tensor.fake_device = converted.fake_device
+        tensor.constant = converted.constant
 
 
 def _same_purpose(old: torch.Tensor, new: torch.Tensor, ledger: FakeLedger) -> None:

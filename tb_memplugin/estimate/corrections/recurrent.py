@@ -56,6 +56,8 @@ class Recurrent(Correction):
         return {
             aten._cudnn_rnn.default: self._forward,
             aten._cudnn_rnn_backward.default: _backward,
+            aten._thnn_fused_gru_cell.default: _gru_cell,
+            aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
         }
 
     def _forward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -172,3 +174,21 @@ def _flatten(layer: nn.RNNBase) -> None:
         flat = weights[0].new_empty(sum(weight.numel() for weight in weights))
         for weight, piece in zip(weights, _pieces(flat, weights), strict=True):
             weight.data = piece
+
+
+def _gru_cell(mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return the new state, and what backward reads: five vectors for each sequence (RNN.cu)."""
+    with mode:
+        hx = args[2]
+        kept = hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+        return torch.empty_like(hx, memory_format=torch.contiguous_format), kept
+
+
+def _gru_cell_backward(mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return the gradients of both products, the state and both biases."""
+    gradient, _, has_biases = args
+    with mode:
+        rows, hidden = gradient.shape
+        gates = [gradient.new_empty(rows, 3 * hidden) for _ in range(2)]
+        biases = [gradient.new_empty(3 * hidden) if has_biases else None for _ in range(2)]
+        return *gates, torch.empty_like(gradient, memory_format=torch.contiguous_format), *biases

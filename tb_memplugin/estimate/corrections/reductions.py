@@ -24,7 +24,7 @@ from tb_memplugin.trace import Category
 
 aten = torch.ops.aten
 
-_ANY_GPU = GpuSpec.named("a100")
+ANY_GPU = GpuSpec.named("a100")
 """The GPU whose properties count if no particular GPU is given."""
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -70,6 +70,10 @@ _WHOLE = ("max", "min", "argmax", "argmin")
 """Operators that copy an input that is not contiguous, if they reduce it to one element."""
 
 
+_PART = 65_536
+"""The elements that one block of a foreach operator computes: kChunkSize of MultiTensorApply.cuh."""
+
+
 @dataclass(slots=True)
 class Reducer:
     """Records reductions for a target."""
@@ -106,7 +110,7 @@ class Reducer:
         rows = [dimensions] if isinstance(dimensions, int) else dimensions
         reduced = {row % max(count, 1) for row in rows} if rows else set(range(count))
         partial = partial or _number(given.dtype)
-        kernels = reduction_buffers(given, reduced, partial, self.target.gpu or _ANY_GPU)
+        kernels = reduction_buffers(given, reduced, partial, self.target.gpu or ANY_GPU)
         held = [mode.held(size, func, place, Category.TEMPORARY, device) for size in before if size]
         if len(kernels) > 1 and not (given.dtype not in _HALVES if accumulates is None else accumulates):
             outputs = prod(size for row, size in enumerate(given.shape) if row not in reduced)
@@ -131,6 +135,10 @@ class Reductions(Correction):
                     found[getattr(packet, overload)] = run
         for operator in (aten.count_nonzero.default, aten.count_nonzero.dim_IntList):
             found[operator] = self._counted
+        for name in ("_foreach_norm", "_foreach_max"):
+            for overload in getattr(getattr(aten, name, None), "overloads", list)():
+                if overload in ("default", "Scalar"):
+                    found[getattr(getattr(aten, name), overload)] = _of_each
         return found
 
     def _counted(
@@ -180,6 +188,15 @@ class Reductions(Correction):
             )
 
         return run
+
+
+def _of_each(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record partial results, for each tensor as many as the largest has parts (ForeachReduceOp.cu)."""
+    given = [one for one in args[0] if one.device.type == "cuda"]
+    if given:
+        parts = max(-(-one.numel() // _PART) for one in given)
+        size = max(given[0].element_size(), 4 if func._schema.name == "aten::_foreach_norm" else 0)
+        mode.passing([len(given) * parts * size], func, place, mode.ledger.device_row(given[0].device))
 
 
 def _is_copied(given: torch.dtype, out: torch.dtype) -> bool:

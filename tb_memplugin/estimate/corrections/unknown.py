@@ -25,7 +25,7 @@ _BATCH_NORM = (
     "Batch normalization: what cuDNN keeps for backward (channels-last, half precision) is not known "
     "and not counted."
 )
-_SORTING = "Sorting on a GPU: the buffers of sort, topk, unique and nonzero are not known and not counted."
+_SELECTING = "The buffers of unique, nonzero and masked_select on a GPU are not known and not counted."
 _FOURIER = "Fourier transforms: cuFFT's workspaces are not known and not counted."
 _SOLVERS = (
     "Factorizations and solvers of torch.linalg: the workspaces of cuSOLVER, cuBLAS and MAGMA are not known "
@@ -37,10 +37,7 @@ _MET: dict[str, tuple[Any, ...]] = {
     _CONVOLUTION: (aten.convolution.default, aten.convolution_backward.default),
     _EFFICIENT: (aten._scaled_dot_product_efficient_attention_backward.default,),
     _BATCH_NORM: (aten.cudnn_batch_norm.default,),
-    _SORTING: (
-        aten.sort.default,
-        aten.sort.stable,
-        aten.topk.default,
+    _SELECTING: (
         aten._unique2.default,
         aten.nonzero.default,
         aten.masked_select.default,

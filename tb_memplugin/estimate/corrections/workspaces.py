@@ -2,9 +2,9 @@
 
 Until 2.14, PyTorch allocates a workspace for every cuBLAS handle and stream on the first matrix product,
 and never frees it. A handle belongs to a thread: the program's thread has one and autograd's thread for the
-device another, so inference takes one workspace and training two. cuBLASLt uses the same memory, unless
-TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 (torch/backends/cuda/__init__.py). Since 2.15, each product allocates its
-own and frees it at once, and cuBLASLt's are smaller (aten/src/ATen/cuda/CublasHandlePool.cpp).
+device another, so inference takes one workspace and training two. cuBLASLt uses the same memory, or its own:
+that depends on the version and on TORCH_CUBLASLT_UNIFIED_WORKSPACE (`lt_workspace`). Since 2.15, each product
+allocates its own and frees it at once, and cuBLASLt's are smaller (aten/src/ATen/cuda/CublasHandlePool.cpp).
 
 PyTorch first copies matrices whose strides cuBLAS cannot read (aten/src/ATen/native/cuda/Blas.cpp,
 prepare_matrix_for_cublas), such as the gradient of a sum, which is one number expanded to a shape.
@@ -21,7 +21,14 @@ from tb_memplugin.estimate.corrections.correction import Correction, Target
 from tb_memplugin.estimate.corrections.matrix_copies import readable
 from tb_memplugin.estimate.fake_ledger import Place
 from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
-from tb_memplugin.sources.cublas import LT_WORKSPACE, WORKSPACE, keeps_workspaces
+from tb_memplugin.sources.cublas import (
+    LT_WORKSPACE,
+    WORKSPACE,
+    LtWorkspace,
+    keeps_workspaces,
+    lt_needs_cublas,
+    lt_workspace,
+)
 from tb_memplugin.trace import Category, Phase
 
 _PRODUCTS = (
@@ -39,7 +46,11 @@ _PRODUCTS = (
     "dot",
     "vdot",
     "_scaled_mm",
+    "_euclidean_dist",
+    "_trilinear",
+    "affine_grid_generator",
 )
+"""Operators that multiply matrices, some among other things."""
 
 _WITH_A_BIAS = ("aten::addmm", "aten::_addmm_activation")
 """Products that cuBLASLt computes if the operands suit it; it computes `_scaled_mm` always."""
@@ -53,7 +64,7 @@ class Workspaces(Correction):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._kept: set[tuple[int, int, bool]] | None = set() if keeps_workspaces() else None
+        self._kept: set[tuple[int, int, bool, int]] = set()
 
     def after(self) -> dict[Any, After]:
         """Return a function for every operator that cuBLAS computes."""
@@ -84,20 +95,25 @@ class Workspaces(Correction):
     def _workspace(
         self, mode: CountingFakeMode, func: Any, matrices: Sequence[torch.Tensor], place: Place, row: int
     ) -> None:
-        by_lt = func._schema.name == "aten::_scaled_mm" or _suits_cublaslt(func._schema.name, matrices)
-        if self._kept is None:
-            size = LT_WORKSPACE if by_lt else self._size()
+        if not _suits_cublaslt(func._schema.name, matrices):
+            self._take(mode, func, place, row, self._size(), keeps=keeps_workspaces())
+            return
+        if lt_needs_cublas():
+            self._take(mode, func, place, row, self._size(), keeps=True)
+        if lt_workspace() is not LtWorkspace.SHARED:
+            self._take(mode, func, place, row, LT_WORKSPACE, keeps=lt_workspace() is LtWorkspace.KEPT)
+
+    def _take(
+        self, mode: CountingFakeMode, func: Any, place: Place, row: int, size: int, *, keeps: bool
+    ) -> None:
+        """Allocate a workspace: on the first product of a thread and stream, or for this product alone."""
+        if not keeps:
             mode.ledger.give_back(mode.held(size, func, place, Category.WORKSPACE, row), place)
             return
-        if by_lt:
-            self.target.note(
-                "cuBLASLt (layers with a bias) shares the workspace of cuBLAS, which is counted. With "
-                "TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 it has its own, which is not counted."
-            )
-        key = (row, mode.ledger.stream(), place.phase is Phase.BACKWARD)
+        key = (row, mode.ledger.stream(), place.phase is Phase.BACKWARD, size)
         if key not in self._kept:
             self._kept.add(key)
-            mode.held(self._size(), func, Place(-1, place.phase), Category.WORKSPACE, row)
+            mode.held(size, func, Place(-1, place.phase), Category.WORKSPACE, row)
 
     def _size(self) -> int:
         if self.target.gpu is not None:
@@ -110,10 +126,12 @@ class Workspaces(Correction):
 
 
 def _suits_cublaslt(name: str, matrices: Sequence[torch.Tensor]) -> bool:
-    """Return whether cuBLASLt computes a product with a bias (Blas.cpp, isInputCompliesAddmmCudaLt).
+    """Return whether cuBLASLt computes a product: with a bias, see isInputCompliesAddmmCudaLt in Blas.cpp.
 
     A `beta` other than 1, with which it does not, is not seen.
     """
+    if name == "aten::_scaled_mm":
+        return True
     if name not in _WITH_A_BIAS or len(matrices) != 3:
         return False
     bias, left, right = matrices

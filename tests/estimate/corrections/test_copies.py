@@ -95,9 +95,12 @@ def test_the_derivative_of_indexing_sorts_the_indices() -> None:
 
 
 def test_the_derivative_of_many_indices_sorts_in_a_buffer() -> None:
-    """8,192 indices and their order have 16 bytes each."""
+    """8,192 indices and their order have 16 bytes each. 5,000 rows are numbered with 13 bits, which 2 passes
+    sort. A block of an H100 sorts 384 x 12 pairs, so there are 2 (radix_sort.py).
+    """
     done = train(lambda x: x[torch.zeros(8192, dtype=torch.long, device="cuda")], (5000, 64))
-    assert sizes(done, "index_put") == [64 * KIB] * 4 + [128 * KIB]
+    storage = 128 * KIB + 2 * 2048 + 2 * 1024 + 256 + 255
+    assert sizes(done, "index_put") == [64 * KIB] * 4 + [storage]
 
 
 def bags(kind: str) -> list[int]:
@@ -132,4 +135,97 @@ def test_distances_multiply_points_with_two_columns_more() -> None:
     done = estimated(
         lambda: torch.cdist(torch.ones(64, 30, device="cuda"), torch.ones(64, 30, device="cuda"))
     )
-    assert sizes(done, "_euclidean_dist") == [64 * 64 * 4, 64 * 32 * 4, 64 * 32 * 4]
+    workspace = done.estimate().workspace_bytes
+    assert sizes(done, "_euclidean_dist") == [64 * 64 * 4, 64 * 32 * 4, 64 * 32 * 4, workspace]
+
+
+def grouped(given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return functional.group_norm(given, 8, weight, bias)
+
+
+def test_group_norm_has_a_factor_and_a_term_for_each_channel() -> None:
+    """8 images of 64 channels in 8 groups. Backward has three numbers a channel, and two a group."""
+    done = train(grouped, IMAGES, (64,), (64,))
+    channels, groups = 8 * 64 * 4, 8 * 8 * 4
+    assert sizes(done, "native_group_norm") == [2 * MIB, groups, groups, channels, channels]
+    results, buffers = [2 * MIB, 256, 256], [channels, channels, groups, groups, channels]
+    assert sizes(done, "native_group_norm_backward") == results + buffers
+
+
+def test_group_norm_of_rows_has_none_forward_and_one_less_backward() -> None:
+    """4,096 rows of 64 channels."""
+    done = train(grouped, (4096, 64), (64,), (64,))
+    groups = 4096 * 8 * 4
+    assert sizes(done, "native_group_norm") == [MIB, groups, groups]
+    assert sizes(done, "native_group_norm_backward") == [MIB, 256, 256, MIB, MIB, groups, groups]
+
+
+def test_batch_norm_of_rows_is_summed_by_several_blocks() -> None:
+    """A block has 32 channels and 16 threads for each, which sum 16 rows each: 16 x 2 blocks for 4,096 rows.
+
+    They exchange 4 numbers for each channel and a count, and 2 in backward, where two sums are kept.
+    """
+
+    def run(given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(given, None, None, weight, bias, training=True)
+
+    done = train(run, (4096, 64), (64,), (64,))
+    assert sizes(done, "native_batch_norm") == [MIB, 256, 256, 4 * 64 * 16 * 4, 8]
+    assert sizes(done, "native_batch_norm_backward") == [256] * 4 + [2 * 64 * 16 * 4, 8, MIB]
+
+
+def test_norms_of_several_tensors_are_summed_in_parts() -> None:
+    """Parts have 65,536 elements, so the larger tensor has 8; both have as many places for them."""
+
+    def run() -> Any:
+        given = [torch.ones(500_000, device="cuda"), torch.ones(9, device="cuda")]
+        return torch._foreach_norm(given), torch._foreach_max(given)
+
+    done = estimated(run)
+    assert sizes(done, "_foreach_norm") == [4, 4, 2 * 8 * 4]
+    assert sizes(done, "_foreach_max") == [4, 4, 2 * 8 * 4]
+
+
+def test_the_derivative_of_distances_has_a_gradient_for_each_coordinate_of_each_pair() -> None:
+    """64 x 48 pairs of 30 coordinates, for each of two inputs. Of one set, 64 x 63 pairs."""
+    done = train(lambda x, y: torch.cdist(x, y, p=1), (64, 30), (48, 30))
+    pairs = 64 * 48 * 30 * 4
+    assert sizes(done, "_cdist_backward") == [64 * 30 * 4, pairs, 48 * 30 * 4, pairs]
+    assert sizes(train(torch.pdist, (64, 30)), "_pdist_backward") == [64 * 30 * 4, 64 * 63 * 30 * 4]
+
+
+def test_a_mean_of_what_meets_is_counted_first() -> None:
+    """1,024 numbers: the result, how many meet, ones that are counted, and a mask."""
+
+    def run() -> torch.Tensor:
+        given = torch.ones(1024, device="cuda")
+        return given.scatter_reduce(0, torch.zeros(1024, dtype=torch.long, device="cuda"), given, "mean")
+
+    assert sizes(estimated(run), "scatter_reduce") == [4096, 4096, 4096, 1024]
+
+
+def test_rows_that_lie_apart_are_copied_to_be_searched() -> None:
+    def run() -> torch.Tensor:
+        columns = torch.ones(32, 64, device="cuda").t()
+        return torch.searchsorted(columns, columns)
+
+    assert sizes(estimated(run), "searchsorted") == [16 * KIB, 8 * KIB, 8 * KIB]
+
+
+def test_probabilities_in_half_precision_are_drawn_from_in_single() -> None:
+    def run(dtype: torch.dtype) -> torch.Tensor:
+        return torch.bernoulli(torch.ones(KIB, device="cuda", dtype=dtype))
+
+    assert sizes(estimated(lambda: run(torch.bfloat16)), "bernoulli") == [2 * KIB, 4 * KIB]
+    assert sizes(estimated(lambda: run(torch.float32)), "bernoulli") == [4 * KIB]
+
+
+def test_samples_without_replacement_are_the_largest_of_random_numbers() -> None:
+    """64 rows of 100 probabilities: as many random numbers, and the largest 5 of each row."""
+
+    def run(count: int, again: bool) -> torch.Tensor:
+        return torch.multinomial(torch.ones(64, 100, device="cuda"), count, again)
+
+    assert sizes(estimated(lambda: run(5, False)), "multinomial") == [64 * 5 * 8, 25_600, 64 * 5 * 4]
+    assert sizes(estimated(lambda: run(1, False)), "multinomial") == [64 * 8, 25_600]
+    assert sizes(estimated(lambda: run(5, True)), "multinomial") == [64 * 5 * 8, *[25_600] * 3]

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
 from tb_memplugin import MemPluginError
-from tb_memplugin.estimate.corrections import workspaces
 from tb_memplugin.estimate.corrections.fused_kernels import HAS_RMS_NORM, ON_CUDA
+from tb_memplugin.sources import cublas
 from tests.estimate.fake_runs import KIB, MIB, allocations, estimated, sizes
 
 BEFORE_HOPPER, HOPPER = 8_519_680, 33_554_432
@@ -32,7 +32,7 @@ def product(*, train: bool) -> None:
 def test_a_workspace_for_inference_and_another_for_the_backward(
     gpu: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workspaces, "keeps_workspaces", lambda: True)
+    monkeypatch.setattr(cublas, "_torch_version", lambda: (2, 13))
     one = estimated(lambda: product(train=False), gpu=gpu)
     two = estimated(lambda: product(train=True), gpu=gpu)
     assert [bytes_ for _, bytes_, kind in allocations(one) if kind == "workspace"] == [size]
@@ -69,11 +69,52 @@ def test_newer_versions_allocate_a_workspace_for_each_product(
     product: Any, size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sizes are those that PyTorch 2.15 allocates for an A100 (tests/gpu/standin)."""
-    monkeypatch.setattr(workspaces, "keeps_workspaces", lambda: False)
+    monkeypatch.setattr(cublas, "_torch_version", lambda: (2, 15))
     done = estimated(lambda: (product(), product()), gpu="a100")
     taken = [bytes_ for _, bytes_, kind in allocations(done) if kind == "workspace"]
     assert taken == ([size, size] if size else [])
     assert sum(done.get_current_memory_allocated()) < MIB  # freed again
+
+
+@pytest.mark.parametrize(
+    ("version", "unified", "taken", "kept"),
+    [
+        ((2, 7), "", [BEFORE_HOPPER, MIB, MIB, BEFORE_HOPPER], 2 * BEFORE_HOPPER),
+        ((2, 7), "1", [BEFORE_HOPPER, MIB, MIB, BEFORE_HOPPER], 2 * BEFORE_HOPPER),
+        ((2, 8), "", [BEFORE_HOPPER, MIB, MIB, BEFORE_HOPPER], 2 * BEFORE_HOPPER),
+        ((2, 8), "1", [BEFORE_HOPPER, BEFORE_HOPPER], 2 * BEFORE_HOPPER),
+        ((2, 9), "", [BEFORE_HOPPER, MIB, BEFORE_HOPPER], 2 * BEFORE_HOPPER + MIB),
+        ((2, 11), "", [BEFORE_HOPPER, MIB, BEFORE_HOPPER], 2 * BEFORE_HOPPER + MIB),
+        ((2, 11), "1", [BEFORE_HOPPER, BEFORE_HOPPER], 2 * BEFORE_HOPPER),
+        ((2, 12), "", [BEFORE_HOPPER, BEFORE_HOPPER], 2 * BEFORE_HOPPER),
+        ((2, 12), "0", [MIB, BEFORE_HOPPER], BEFORE_HOPPER + MIB),
+    ],
+)
+def test_layers_with_a_bias_share_the_workspace_of_cublas_or_have_their_own(
+    version: tuple[int, int], unified: str, taken: list[int], kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As these versions allocate on the stand-in, in two forwards and a backward of a linear layer."""
+    monkeypatch.setattr(cublas, "_torch_version", lambda: version)
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", unified)
+
+    def train() -> None:
+        layer = nn.Linear(256, 256, device="cuda")
+        layer(ones(64, 256))
+        layer(ones(64, 256)).sum().backward()
+
+    done = estimated(train, gpu="a100")
+    assert [bytes_ for _, bytes_, kind in allocations(done) if kind == "workspace"] == taken
+    assert kept <= sum(done.get_current_memory_allocated()) < kept + MIB
+
+
+def test_grids_and_distances_are_products_too() -> None:
+    points = 30  # of fewer, each distance is computed by itself
+    for program in (
+        lambda: functional.affine_grid(ones(1, 2, 3), [1, 1, 4, 4], align_corners=False),
+        lambda: torch.cdist(ones(points, 8), ones(points, 8)),
+        lambda: nn.Bilinear(2, 2, 2, device="cuda")(ones(1, 2), ones(1, 2)),
+    ):
+        assert estimated(program, gpu="a100").estimate().workspace_bytes == BEFORE_HOPPER
 
 
 def test_what_multiplies_no_matrices_needs_no_workspace() -> None:

@@ -1,0 +1,132 @@
+"""Tests for strides and memory of results: what the next operator copies, and what stays alive with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tb_memplugin import MemoryEstimator
+from tests.estimate.fake_runs import MIB, estimated, sizes
+
+BY_ROWS, BY_COLUMNS = (12, 1), (1, 8)
+"""Strides of 8 x 12 numbers."""
+
+
+def gradient_strides(function: Callable[[torch.Tensor], torch.Tensor], *, of_input: str) -> Any:
+    """Return the strides of an input's gradient; that of the result lies the other way."""
+    with MemoryEstimator(gpu="a100"):
+        given = torch.ones(8, 12, device="cuda")
+        given = given if of_input == "rows" else torch.ones(12, 8, device="cuda").t()
+        result = function(given.requires_grad_())
+        gradient = (
+            torch.ones(12, 8, device="cuda").t() if of_input == "rows" else torch.ones(8, 12, device="cuda")
+        )
+        (found,) = torch.autograd.grad(result, given, gradient if result.dim() else None)
+        return found.stride()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.layer_norm(x, (12,)),
+        lambda x: functional.rms_norm(x, (12,)),
+        lambda x: x.log_softmax(-1),
+        lambda x: functional.mse_loss(x, torch.ones(8, 12, device="cuda")),
+        lambda x: functional.smooth_l1_loss(x, torch.ones(8, 12, device="cuda")),
+        lambda x: functional.huber_loss(x, torch.ones(8, 12, device="cuda")),
+    ],
+    ids=["layer_norm", "rms_norm", "log_softmax", "mse", "smooth_l1", "huber"],
+)
+@pytest.mark.parametrize("of_input", ["rows", "columns"])
+def test_these_gradients_are_contiguous(function: Any, of_input: str) -> None:
+    assert gradient_strides(function, of_input=of_input) == BY_ROWS
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        functional.elu,
+        functional.softplus,
+        functional.hardswish,
+        functional.hardsigmoid,
+        functional.logsigmoid,
+    ],
+    ids=["elu", "softplus", "hardswish", "hardsigmoid", "logsigmoid"],
+)
+def test_a_derivative_lies_as_the_gradient_does(function: Any) -> None:
+    assert gradient_strides(function, of_input="columns") == BY_ROWS
+    assert gradient_strides(function, of_input="rows") == BY_COLUMNS
+
+
+def test_enlarged_images_stay_channels_last() -> None:
+    with MemoryEstimator(gpu="a100"):
+        images = torch.ones(2, 3, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
+        larger = functional.interpolate(images, scale_factor=2, mode="bilinear")
+        assert larger.is_contiguous(memory_format=torch.channels_last)
+        assert functional.pixel_unshuffle(images, 2).is_contiguous()
+
+
+def backward(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...], wide: bool = False) -> Any:
+    def run() -> list[torch.Tensor]:
+        inputs = [torch.ones(shape, device="cuda", requires_grad=True) for shape in shapes]
+        result = function(*inputs)
+        one = torch.ones((), device="cuda").expand(result.shape)
+        result.backward(one if wide else torch.empty_like(result))
+        return inputs
+
+    return estimated(run, gpu="a100")
+
+
+def test_unfolded_images_begin_as_large_as_the_input_and_their_gradient_keeps_nine_times_that() -> None:
+    """8 x 64 x 32 x 32 floats are 2 MiB; each is in 9 windows."""
+    done = backward(lambda x: functional.unfold(x, 3, padding=1), (8, 64, 32, 32))
+    assert sizes(done, "im2col") == [18 * MIB, 2 * MIB]
+    assert sizes(done, "col2im") == [18 * MIB]
+    wide = backward(lambda x: functional.unfold(x, 3, padding=1), (8, 64, 32, 32), wide=True)
+    assert sizes(wide, "col2im") == [18 * MIB, 18 * MIB]
+
+
+def test_folded_windows_that_do_not_overlap_are_as_large_as_before() -> None:
+    done = backward(lambda x: functional.fold(x, (32, 32), 4, stride=4), (8, 1024, 64), wide=True)
+    assert sizes(done, "col2im") == [2 * MIB]
+    assert sizes(done, "im2col") == [2 * MIB, 2 * MIB]
+
+
+def test_masks_of_a_derivative_are_combined_in_place() -> None:
+    """1,024 numbers have two masks of 1,024 bytes, and no third."""
+
+    def clamped(given: torch.Tensor) -> torch.Tensor:
+        return given.clamp(torch.zeros(1024, device="cuda"), torch.ones(1024, device="cuda"))
+
+    assert sizes(backward(clamped, (1024,)), "logical_and") == []
+    both = estimated(lambda: torch.ones(8, device="cuda").logical_and(torch.ones(8, device="cuda")))
+    assert sizes(both, "logical_and") == [8]
+
+
+def test_the_derivative_of_take_writes_into_its_zeros() -> None:
+    def chosen(given: torch.Tensor) -> torch.Tensor:
+        return given.take(torch.zeros(5, dtype=torch.long, device="cuda"))
+
+    done = backward(chosen, (1024,))
+    assert (sizes(done, "zeros_like"), sizes(done, "put")) == ([4096], [])
+
+
+def test_a_gru_cell_keeps_five_vectors_for_its_backward() -> None:
+    """8 sequences of 64 floats: the state and five vectors; then the gradients of two products of three
+    vectors, of the state, and of two biases.
+    """
+
+    def run() -> nn.Module:
+        cell = nn.GRUCell(32, 64, device="cuda")
+        cell(torch.ones(8, 32, device="cuda")).sum().backward()
+        return cell
+
+    state, bias = 8 * 64 * 4, 3 * 64 * 4
+    done = estimated(run, gpu="a100")
+    assert sizes(done, "_thnn_fused_gru_cell") == [state, 5 * state]
+    assert sizes(done, "_thnn_fused_gru_cell_backward") == [3 * state, 3 * state, state, bias, bias]
