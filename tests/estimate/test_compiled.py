@@ -193,3 +193,12 @@ def test_a_real_model_compiles_as_before_after_an_estimate() -> None:
     real: Any = torch.compile(nn.Linear(4, 3), backend="eager")
     assert type(real(torch.ones(2, 4))) is Tensor
     assert not torch.cuda.is_available()
+
+
+def test_optimizers_are_as_before_after_an_estimate() -> None:
+    estimated(compiled_model, gpu=A100)
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert type(optimizer.state[model.weight]["exp_avg"]) is torch.Tensor

@@ -88,7 +88,7 @@ class Compiler:
         self._codes: set[CodeType] = set()
         self._own = Patches()
         self._compile_fx: Any = None
-        self._ready = self._failed = False
+        self._ready = self._failed = self._ended = False
         patches.on_undo(self._stop)
 
     def compile(self, model: Any, options: dict[str, Any]) -> Any:
@@ -137,6 +137,8 @@ class Compiler:
             import torch._inductor.config as inductor
             from torch._inductor.compile_fx import compile_fx
             from torch._inductor.graph import GraphLowering
+
+            evaluation.TorchPatcher.patch()  # once in a process: it keeps what it finds in optimizers
         self._compile_fx = compile_fx
         original, stance = frames.CatchErrorsWrapper.__call__, evaluation._callback_from_stance
         none: Any = vars(frames)["ConvertFrameReturn"]
@@ -179,6 +181,7 @@ class Compiler:
         self._ready = True
 
     def _stop(self) -> None:
+        self._ended = True
         self._own.undo()
 
     def _forget(self) -> None:
@@ -194,7 +197,7 @@ class Compiler:
             original = vars(kind)["_init_group"]
 
             def init(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
-                if not self._mode.is_here or self._mode.is_on():
+                if self._ended or not self._mode.is_here or self._mode.is_on():
                     return _original(*args, **kwargs)
                 with self._mode:
                     return _original(*args, **kwargs)
