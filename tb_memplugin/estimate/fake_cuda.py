@@ -15,10 +15,6 @@ from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.patches import Patches
 
-_MULTIPROCESSORS = 132
-_WARP = 32
-
-
 _POOLED = 32
 """Streams of one priority; the next one is the first again (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
 
@@ -104,20 +100,31 @@ class _FakeDevice:
         return None
 
 
-def describe(patches: Patches, gpu: GpuSpec | None) -> None:
-    """Make `torch.cuda` report the name, compute capability and memory of the target GPU."""
-    if gpu is None:
-        return
+def properties_of(gpu: GpuSpec) -> SimpleNamespace:
+    """Return what `torch.cuda.get_device_properties` returns on a GPU, as far as it is known."""
     major, minor = gpu.compute_capability
-    properties = SimpleNamespace(
+    return SimpleNamespace(
         name=gpu.name,
         major=major,
         minor=minor,
         total_memory=gpu.memory_bytes,
-        multi_processor_count=_MULTIPROCESSORS,
-        warp_size=_WARP,
+        multi_processor_count=gpu.processors,
+        max_threads_per_multi_processor=gpu.threads,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=gpu.shared_bytes,
+        warp_size=32,
         gcnArchName="",
     )
+
+
+def describe(patches: Patches, gpu: GpuSpec | None) -> None:
+    """Make `torch.cuda` report the name, compute capability and memory of the target GPU."""
+    if gpu is None:
+        return
+    properties = properties_of(gpu)
+    major, minor = gpu.compute_capability
     patches.set(torch.cuda, "get_device_properties", lambda device=None: properties)
     patches.set(torch.cuda, "get_device_capability", lambda device=None: (major, minor))
     patches.set(torch.cuda, "get_device_name", lambda device=None: gpu.name)

@@ -94,6 +94,11 @@ class GpuSpec:
         return LARGE_WORKSPACE if self.compute_capability[0] in LARGE_WORKSPACE_MAJORS else WORKSPACE
 
     @property
+    def threads(self) -> int:
+        """How many threads a multiprocessor runs at once (CUDA programming guide, technical data)."""
+        return {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(self.compute_capability, 2048)
+
+    @property
     def shared_bytes(self) -> int:
         """The most bytes of shared memory that a block of threads can have (sharedMemPerBlockOptin)."""
         return SHARED_KIB.get(self.compute_capability, 99) << 10

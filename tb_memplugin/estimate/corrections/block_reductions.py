@@ -161,7 +161,7 @@ def _of_kernel(dimensions: list[_Dimension], given: Layout, partial: int, gpu: G
     step *= height
     values = -(-inputs // step)
     grid = -(-(outputs // loaded) // steps_of_output)
-    blocks = gpu.processors * (threads(gpu) // (width * height))
+    blocks = gpu.processors * (gpu.threads // (width * height))
     if values < _MOST_VALUES or grid > blocks:
         return []
     blocks_per_output = max(min(-(-blocks // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
@@ -169,11 +169,6 @@ def _of_kernel(dimensions: list[_Dimension], given: Layout, partial: int, gpu: G
         return []
     size = partial * outputs * blocks_per_output * (1 if along_input else width * loaded)
     return [size, 4 * grid]
-
-
-def threads(gpu: GpuSpec) -> int:
-    """Return how many threads a multiprocessor runs at once (CUDA programming guide, technical data)."""
-    return {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
 
 
 def _vector_of_outputs(dimensions: list[_Dimension], reduced: int, offset: int) -> int:

@@ -6,7 +6,6 @@ tuning/tuning_radix_sort.cuh of CUDA 13.0. PyTorch counts elements in 64 bits th
 
 from __future__ import annotations
 
-from tb_memplugin.estimate.corrections.block_reductions import threads
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 _DIGIT_BITS, _DIGITS = 8, 256
@@ -40,7 +39,7 @@ def sort_bytes(count: int, key: int, value: int, gpu: GpuSpec, bits: int | None 
     keys, values = count * key, count * value
     if key < 4 and gpu.compute_capability < (9, 0):
         # An occupancy as if threads were all that limits it: registers may allow fewer blocks.
-        blocks = gpu.processors * (threads(gpu) // (128 if key == 1 else 256)) * 5
+        blocks = gpu.processors * (gpu.threads // (128 if key == 1 else 256)) * 5
         return _together(((blocks << _TINY[key]) + 512 * 11) * _OFFSET, keys, values)
     tile = _tile(key, value, gpu)
     portion = _PORTION // tile * tile

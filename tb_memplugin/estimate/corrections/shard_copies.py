@@ -24,9 +24,6 @@ _BLOCK = 128
 _TILE = 16 * _BLOCK
 """Bytes that a block copies at once (TILE_SIZE)."""
 
-_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
-"""Threads of a multiprocessor by compute capability; 2048 on all others (CUDA programming guide)."""
-
 _NUMBER = 8
 
 _CATS = ("chunk_cat", "chunk_cat_mixed_dtype")
@@ -37,7 +34,7 @@ def rules(gpu: GpuSpec | None) -> dict[Any, Rule]:
     """Return a rule for each of the two operators. Without a GPU's name, an A100 is assumed."""
     importlib.import_module("torch.distributed.fsdp")  # the import defines them
     gpu = gpu or GpuSpec.named("a100")
-    most_blocks = 2 * gpu.processors * _THREADS.get(gpu.compute_capability, 2048) // _BLOCK
+    most_blocks = 2 * gpu.processors * gpu.threads // _BLOCK
 
     def split(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         gathered, sizes = args[:2]

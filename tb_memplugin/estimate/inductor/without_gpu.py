@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tb_memplugin.estimate.fake_cuda import properties_of
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.patches import Patches
 
@@ -19,9 +19,6 @@ _ANY = GpuSpec.named("a100")
 """The GPU whose properties are used if none is named."""
 
 _CPU = torch.device("cpu")
-
-_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
-"""Threads of a multiprocessor by compute capability; 2048 on all others (CUDA programming guide)."""
 
 
 class _OnTheCpu(TorchDispatchMode):
@@ -50,20 +47,7 @@ def describe(patches: Patches, gpu: GpuSpec | None, *, has_device: bool) -> None
 
     spec = gpu or _ANY
     major, minor = spec.compute_capability
-    properties = SimpleNamespace(
-        name=spec.name,
-        major=major,
-        minor=minor,
-        total_memory=spec.memory_bytes,
-        multi_processor_count=spec.processors,
-        max_threads_per_multi_processor=_THREADS.get(spec.compute_capability, 2048),
-        max_threads_per_block=1024,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=48 << 10,
-        shared_memory_per_block_optin=spec.shared_bytes,
-        warp_size=32,
-        gcnArchName="",
-    )
+    properties = properties_of(spec)
     _forget_devices()
     patches.on_undo(_forget_devices)
     patches.set(CudaInterface, "get_device_properties", staticmethod(lambda *_: properties))
