@@ -15,12 +15,13 @@ from tb_memplugin.sources.profiler.found import ProfilerTree
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents
 from tb_memplugin.sources.profiler.node_owners import (
     ForwardThreads,
+    making_threads,
     node_modules,
     thread_running,
     unseen_threads,
 )
 from tb_memplugin.sources.profiler.roles import ACCUMULATE_GRAD, MODULE_PREFIX, NODE_PREFIX, Role
-from tb_memplugin.sources.profiler.second_order import Roots, first_order_nodes
+from tb_memplugin.sources.profiler.second_order import Roots, first_order_nodes, makes_nodes_elsewhere
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Module, Phase, Spans, Step
@@ -96,14 +97,14 @@ def attribute(
         tree.range_spans(Role.OPTIMIZER), [(step.start_ns, step.end_ns) for step in window.optimizer_steps]
     )
     forward = _forward_operators(tree, calls, hooked)
-    several = any(len(others) for ident, others in threads.items() if ident != window.thread)
-    first = first_order_nodes(tree, calls if hooked else None, main, roots, made_by if several else None)
-    maker = forward.creator(node_sequence)[first]
-    node_module = (
-        node_modules(tree, threads, window.thread, main, made_by)[first]
-        if hooked
-        else calls.module_of(_call_of_maker(calls, forward, maker))
-    )
+    counting = calls if hooked else None
+    elsewhere = makes_nodes_elsewhere(tree, counting, main)
+    made_on = making_threads(tree, threads, window.thread, main, made_by, elsewhere)
+    own_module = node_modules(tree, threads, window.thread, main, made_on)
+    owned = (made_on != main) & (own_module >= 0)
+    first = first_order_nodes(tree, counting, main, roots, owned, made_on)
+    maker = forward.creator(np.where(made_on == main, node_sequence, -1))[first]
+    node_module = own_module[first] if hooked else calls.module_of(_call_of_maker(calls, forward, maker))
     root_node = parent < 0
     marks = _forward_marks(calls, forward)
     step_starts = np.array([step.start_ns for step in steps], np.int64)

@@ -30,14 +30,18 @@ def forward_threads(events: Iterable[Any]) -> dict[int, int]:
     }
 
 
-def node_modules(
-    tree: ProfilerTree, threads: Mapping[int, Calls], first: int, first_number: int, ask: ForwardThreads
+def making_threads(
+    tree: ProfilerTree,
+    threads: Mapping[int, Calls],
+    first: int,
+    first_number: int,
+    ask: ForwardThreads,
+    elsewhere: bool,
 ) -> Int64:
-    """Return the module's row of each node of the tree: int64, -1 for none.
+    """Return the profiler's number of the thread that made each node of the tree: int64.
 
-    Each thread numbers the nodes that it makes, so a number belongs to a call on the thread that made the
-    node. Usually only one thread calls modules, and `ask` is not needed. Several threads do if a forward
-    runs in threads (`nn.DataParallel`), or if a checkpoint is recomputed in an autograd thread.
+    Usually the thread that started the profiler made them all, and `ask` is not needed. Others did if a
+    forward runs in threads (`nn.DataParallel`), or if a checkpoint is recomputed in an autograd thread.
 
     Args:
         tree: the profiler's tree.
@@ -45,20 +49,39 @@ def node_modules(
         first: the ident of the thread that started the profiler.
         first_number: the profiler's number of that thread.
         ask: returns the thread of each node: see `forward_threads`.
+        elsewhere: whether autograd's threads may have made nodes outside of module calls.
+    """
+    numbers = _other_numbers(tree, threads, first, first_number)
+    if not (elsewhere or None in numbers.values() or (numbers and _in_another(tree, first_number))):
+        return np.full(len(tree.node_names), first_number)
+    told = ask()
+    return np.array([told.get(start, first_number) for start in tree.nodes.start_ns.tolist()], np.int64)
+
+
+def node_modules(
+    tree: ProfilerTree, threads: Mapping[int, Calls], first: int, first_number: int, made_on: Int64
+) -> Int64:
+    """Return the module's row of each node of the tree: int64, -1 for none.
+
+    Each thread numbers the nodes that it makes, so a number belongs to a call on the thread that made the
+    node.
+
+    Args:
+        tree: the profiler's tree.
+        threads: the module calls of each thread ident.
+        first: the ident of the thread that started the profiler.
+        first_number: the profiler's number of that thread.
+        made_on: the profiler's number of the thread that made each node: see `making_threads`.
     """
     sequence = tree.nodes.sequence
     found = _owning(threads[first], sequence)
-    others = {ident: calls for ident, calls in threads.items() if ident != first and len(calls)}
-    numbers = {ident: thread_running(calls, tree, first_number) for ident, calls in others.items()}
-    if not others or (None not in numbers.values() and not _in_another(tree, first_number)):
-        return found
-    told = ask()
-    made_by = np.array([told.get(start, first_number) for start in tree.nodes.start_ns.tolist()], np.int64)
-    for number in np.unique(made_by[made_by != first_number]).tolist():
-        mine = np.flatnonzero(made_by == number)
-        own = [ident for ident, seen in numbers.items() if seen == number]
-        unseen = [ident for ident, seen in numbers.items() if seen is None]
-        modules = [_owning(others[ident], sequence[mine]) for ident in own or unseen]
+    numbers = _other_numbers(tree, threads, first, first_number)
+    for number in np.unique(made_on[made_on != first_number]).tolist():
+        mine = np.flatnonzero(made_on == number)
+        calling = [ident for ident, seen in numbers.items() if seen == number]
+        if not calling and number not in tree.nodes.thread:  # a thread that the profiler does not see
+            calling = [ident for ident, seen in numbers.items() if seen is None]
+        modules = [_owning(threads[ident], sequence[mine]) for ident in calling]
         found[mine] = max(modules, key=lambda rows: int((rows >= 0).sum()), default=np.int64(-1))
     return found
 
@@ -78,11 +101,19 @@ def unseen_threads(
     tree: ProfilerTree, threads: Mapping[int, Calls], first: int, first_number: int
 ) -> list[int]:
     """Return the idents of threads that called modules but whose memory the profiler does not report."""
-    return [
-        ident
+    numbers = _other_numbers(tree, threads, first, first_number)
+    return [ident for ident, number in numbers.items() if number is None]
+
+
+def _other_numbers(
+    tree: ProfilerTree, threads: Mapping[int, Calls], first: int, first_number: int
+) -> dict[int, int | None]:
+    """Return the profiler's number of each other thread that called modules, by its ident."""
+    return {
+        ident: thread_running(calls, tree, first_number)
         for ident, calls in threads.items()
-        if ident != first and len(calls) and thread_running(calls, tree, first_number) is None
-    ]
+        if ident != first and len(calls)
+    }
 
 
 def _owning(calls: Calls, sequence: Int64) -> Int64:

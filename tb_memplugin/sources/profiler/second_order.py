@@ -17,9 +17,8 @@ from torch._C._profiler import RecordScope, _ExtraFields_Allocation, _ExtraField
 
 from tb_memplugin.sources.profiler.calls import Calls
 from tb_memplugin.sources.profiler.found import ProfilerTree
-from tb_memplugin.sources.profiler.node_owners import ForwardThreads
 from tb_memplugin.sources.profiler.roles import NODE_PREFIX, Event
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Bool, Int64
 
 Roots = Callable[[], Iterable[Event]]
 """A function that returns the outermost events of the profiler's tree."""
@@ -41,7 +40,7 @@ class _Counter(NamedTuple):
 
 
 def first_order_nodes(
-    tree: ProfilerTree, calls: Calls | None, main: int, roots: Roots, ask: ForwardThreads | None
+    tree: ProfilerTree, calls: Calls | None, main: int, roots: Roots, owned: Bool, made_on: Int64
 ) -> Int64:
     """Return, for each node, the row of the node of first order from which it comes: int64, shape (nodes,).
 
@@ -51,27 +50,59 @@ def first_order_nodes(
     Args:
         tree: the profiler's tree.
         calls: the module calls of the main thread if hooks logged them, and with them its counter.
-        main: the profiler's number of the main thread. Only nodes that run there are looked at.
+        main: the profiler's number of the main thread.
         roots: returns the outermost events; called only if some nodes may be of second order.
-        ask: returns the threads that made the nodes, if not all were made on the main thread.
+        owned: which nodes a module call made, if the main thread did not make them.
+        made_on: the profiler's number of the thread that made each node. All that autograd's own threads
+            make, outside of module calls, they make in nodes.
     """
-    first = np.arange(len(tree.node_names))
+    nodes = tree.nodes
     rows, spans = _made_in_backward(tree, _outside_nodes(tree, calls, main), main)
-    if len(rows) and ask is not None:
-        told = ask()
-        mine = np.array([told.get(start, main) == main for start in tree.nodes.start_ns[rows].tolist()], bool)
-        rows, spans = rows[mine], spans[mine]
-    if not len(rows):
-        return first
-    counter = _read_operators(tree, roots(), spans, main)
-    place = counter.last_up_to(tree.nodes.sequence[rows])
-    inside = np.where(
-        np.append(counter.time_ns, -1)[place] >= spans[:, 0], np.append(counter.node, -1)[place], -1
-    )
-    for row, around in zip(rows.tolist(), inside.tolist(), strict=True):  # in the order in which they ran
-        if around >= 0:
-            first[row] = first[around]
+    mine = made_on[rows] == main
+    around = np.full(len(nodes.start_ns), -1)
+    around[rows[mine]] = _nodes_around(tree, rows[mine], spans[mine], main, roots)
+    ran_on = np.unique(nodes.thread)
+    for thread in np.intersect1d(made_on, ran_on[ran_on != main]).tolist():
+        rows = np.flatnonzero((made_on == thread) & ~owned & (nodes.sequence >= 0))
+        begin = np.full(len(rows), nodes.start_ns[nodes.thread == thread].min())
+        spans = np.stack((begin, nodes.start_ns[rows]), axis=1)
+        around[rows] = _nodes_around(tree, rows, spans, thread, roots)
+    first = np.arange(len(around))
+    rows = np.flatnonzero(around >= 0)
+    for row in rows[np.argsort(nodes.start_ns[rows], kind="stable")].tolist():  # in the order they ran in
+        first[row] = first[around[row]]
     return first
+
+
+def makes_nodes_elsewhere(tree: ProfilerTree, calls: Calls | None, main: int) -> bool:
+    """Whether autograd's own threads, which run the nodes of GPUs, may have made nodes, too.
+
+    Autograd runs the node with the highest number first. So a node with a higher number than the one before
+    it has a number of another thread, or was made later on.
+    """
+    nodes = tree.nodes
+    elsewhere = np.unique(nodes.thread[nodes.thread != main]).tolist()
+    if not elsewhere:
+        return False
+    counter = _outside_nodes(tree, calls, main)
+    for thread in elsewhere:
+        rows = np.flatnonzero((nodes.sequence >= 0) & (nodes.thread == thread))
+        rows = rows[np.argsort(nodes.start_ns[rows], kind="stable")]
+        start, number = nodes.start_ns[rows], nodes.sequence[rows]
+        made = np.append(counter.time_ns, 0)[counter.last_up_to(number)]
+        if np.any((number[1:] > number[:-1]) & (made[1:] < start[:-1])):
+            return True
+    return False
+
+
+def _nodes_around(tree: ProfilerTree, rows: Int64, spans: Int64, thread: int, roots: Roots) -> Int64:
+    """Return the rows of the nodes in which nodes were made on a thread, within their spans; -1 for none."""
+    if not len(rows):
+        return np.empty(0, np.int64)
+    counter = _read_operators(tree, roots(), spans, thread)
+    place = counter.last_up_to(tree.nodes.sequence[rows])
+    within = np.append(counter.time_ns, -1)[place] >= spans[:, 0]
+    return np.where(within, np.append(counter.node, -1)[place], -1)
 
 
 def _outside_nodes(tree: ProfilerTree, calls: Calls | None, main: int) -> _Counter:
@@ -107,8 +138,8 @@ def _made_in_backward(tree: ProfilerTree, counter: _Counter, main: int) -> tuple
     return rows[some], np.stack((since[some], until[some]), axis=1)
 
 
-def _read_operators(tree: ProfilerTree, roots: Iterable[Event], spans: Int64, main: int) -> _Counter:
-    """Read the numbers of the main thread's operators that overlap one of the spans."""
+def _read_operators(tree: ProfilerTree, roots: Iterable[Event], spans: Int64, thread: int) -> _Counter:
+    """Read the numbers of a thread's operators that overlap one of the spans."""
     begins, ends = _merged(spans)
     row_of = dict(zip(tree.nodes.start_ns.tolist(), range(len(tree.node_names)), strict=True))
     found: list[tuple[int, int, int]] = []
@@ -130,7 +161,7 @@ def _read_operators(tree: ProfilerTree, roots: Iterable[Event], spans: Int64, ma
                 elif (
                     fields.sequence_number >= 0
                     and fields.scope != RecordScope.BACKWARD_FUNCTION
-                    and event.start_tid == main
+                    and event.start_tid == thread
                 ):
                     found.append((start, fields.sequence_number, node))
             if children := event.children:
