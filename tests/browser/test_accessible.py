@@ -157,6 +157,16 @@ def test_the_timeline_zooms_moves_and_shows_everything_again_by_keys(tab):
     expect(tab("moment-panel").locator("h2")).to_contain_text("At the peak")
 
 
+def test_the_focus_ring_of_the_curve_stays_off_the_lanes(tab):
+    ready(tab, run="baseline", step=6)
+    tab("timeline-canvas").focus()
+    tab.page.keyboard.press("Home")  # a ring is shown to those who use keys
+    style, width, offset = tab("timeline-canvas").evaluate(
+        "one => { const s = getComputedStyle(one); return [s.outlineStyle, s.outlineWidth, s.outlineOffset] }"
+    )
+    assert (style, width, offset) == ("solid", "2px", "-2px")  # within the canvas; the lanes begin below it
+
+
 def test_tables_are_sorted_and_walked_by_keys(tab):
     tab.open_anew("modules", run="baseline", step=6)
     tab("sort-allocations").focus()
