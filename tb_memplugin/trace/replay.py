@@ -71,23 +71,20 @@ def match_frees(address: UInt64, device: UInt8, is_alloc: Bool) -> tuple[Rows, R
 
 
 def address_order(address: UInt64) -> Rows:
-    """Return indices that sort the addresses stably, about 10 times faster than numpy's stable argsort.
+    """Return indices that sort the addresses stably, several times faster than one stable argsort.
 
-    Each address and its position are packed into one 64-bit key, and the keys are sorted. Where the
-    addresses span too wide a range for that, numpy's stable argsort is used.
+    They are sorted by 16 bits at a time, the lowest first: numpy sorts 16-bit numbers by counting them.
     """
     if not len(address):
         return np.empty(0, np.intp)
-    index_bits = np.uint64(len(address).bit_length())
     offset = address - address.min()
     used = int(np.bitwise_or.reduce(offset))
-    aligned = np.uint64(max((used & -used).bit_length() - 1, 0))
-    if used.bit_length() - int(aligned) + int(index_bits) > 64:
-        return np.argsort(address, kind="stable")
-    key = ((offset >> aligned) << index_bits) | np.arange(len(address), dtype=np.uint64)
-    key.sort()
-    indices: Rows = (key & ((np.uint64(1) << index_bits) - np.uint64(1))).astype(np.intp)
-    return indices
+    aligned = max((used & -used).bit_length() - 1, 0)
+    order = np.argsort((offset >> np.uint64(aligned)).astype(np.uint16), kind="stable")
+    for bit in range(aligned + 16, used.bit_length(), 16):
+        digits = (offset >> np.uint64(bit)).astype(np.uint16)
+        order = order[np.argsort(digits[order], kind="stable")]
+    return order
 
 
 def pair(events: Events, start: StartState) -> Allocations:
