@@ -56,8 +56,9 @@ def load(
     """Return the memory trace in a file or an object. Nothing in the file is executed.
 
     The format is recognized by content, whatever the file's name: a memory snapshot (pickle or JSON), a
-    Kineto trace, a raw file of `export_memory_timeline`, each optionally compressed with gzip, or a window
-    that `memory_trace_handler` recorded.
+    Kineto trace, a raw file of `export_memory_timeline`, each optionally compressed with gzip, or what
+    `memory_trace_handler` recorded: a window's file, or a run's folder, of which the window with the highest
+    peak is returned.
 
     Args:
         source: a path (local, or any that fsspec opens), or a snapshot or trace in memory, as
@@ -87,7 +88,7 @@ def load(
     name = os.fspath(source)
     limit = content_limit(limit_bytes)
     if not files.is_remote(name) and files.is_folder(name):
-        raise _folder(name)
+        return _highest_window(name)
     with files.open_ranges(name) as (read, size), collector_at_rest():
         head = read(0, HEAD_BYTES)
         if head.startswith(HEAD_MAGIC):
@@ -189,9 +190,23 @@ def _refuse_known(head: bytes, name: str) -> None:
         raise _foreign(name, "The file is compressed twice.")
 
 
-def _folder(name: str) -> UnreadableFileError:
-    return UnreadableFileError(
-        "The path is a folder, but load() takes one file.",
-        where=name,
-        fix=f"For a logdir, run: tb-memplugin peak {name}. Otherwise give a file in it. {READABLE}",
+def _highest_window(folder: str) -> MemoryTrace:
+    """Return the window with the highest peak in a folder, with notes on others and on files not readable."""
+    from tb_memplugin.store.reader import load_window, read_recordings  # only folders need protobuf's events
+
+    found = read_recordings(folder)
+    steps = [step for step in found.steps if step.side_file]
+    if not steps:
+        raise UnreadableFileError(
+            "This folder has no memory recording.",
+            where=folder,
+            fix=f"Find out why with: tb-memplugin doctor {folder}. Or give a file in it. {READABLE}",
+        )
+    highest = max(
+        steps, key=lambda step: max((one.stats.peak_bytes for one in step.metadata.devices), default=0)
     )
+    path, count = str(highest.side_file), len({step.side_file for step in steps})
+    notes = [f"{problem.where}: {problem.what}" for problem in found.problems]
+    if count > 1:
+        notes.append(f"{path} has the highest peak of {count:,} windows.")
+    return _with_notes(load_window(path), tuple(notes))

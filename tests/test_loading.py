@@ -108,8 +108,18 @@ def test_a_foreign_file_is_told_apart(tmp_path, data, told):
     assert caught.value.fix
 
 
-def test_a_folder_is_refused_with_the_command_to_use(tmp_path):
-    with pytest.raises(UnreadableFileError, match="tb-memplugin peak"):
+def test_a_runs_folder_is_its_window_with_the_highest_peak(tmp_path):
+    writer = RunWriter(str(tmp_path), "w")
+    writer.write(trace("alloc 100 a", "free a"))
+    assert (peak(load(tmp_path)).bytes, load(tmp_path).notes) == (100, ())
+    highest = writer.write(trace("alloc 300 a", "free a")).side_file
+    writer.write(trace("alloc 200 a", "free a"))
+    assert peak(load(tmp_path)).bytes == 300
+    assert load(tmp_path).notes == (f"{highest} has the highest peak of 3 windows.",)
+
+
+def test_a_folder_without_a_recording_is_refused_with_the_command_to_use(tmp_path):
+    with pytest.raises(UnreadableFileError, match="tb-memplugin doctor"):
         load(tmp_path)
 
 

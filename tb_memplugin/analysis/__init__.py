@@ -20,6 +20,7 @@ from tb_memplugin.analysis.annotations import AnnotationRange, annotation_ranges
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Part, breakdown
 from tb_memplugin.analysis.compare import Delta, DeviceComparison, compare
 from tb_memplugin.analysis.curve import Curve, curve
+from tb_memplugin.analysis.device_state import DeviceState, device_state
 from tb_memplugin.analysis.fragmentation import FragmentationCurve, fragmentation_curve
 from tb_memplugin.analysis.leaks import Leak, leaks
 from tb_memplugin.analysis.lines import LineRow, line_table
@@ -49,6 +50,7 @@ __all__ = [
     "Curve",
     "Delta",
     "DeviceComparison",
+    "DeviceState",
     "Evidence",
     "Finding",
     "Fragmentation",
@@ -76,6 +78,7 @@ __all__ = [
     "breakdown",
     "compare",
     "curve",
+    "device_state",
     "fragmentation",
     "fragmentation_curve",
     "leaks",

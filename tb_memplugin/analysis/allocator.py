@@ -133,11 +133,14 @@ def fragmentation_of(memory: Levels, placed: Layout | None, event: int) -> Fragm
 
 
 def knows_segments(trace: MemoryTrace, device: int) -> bool:
-    """Return whether the trace has segments or segment events of a device."""
+    """Return whether the trace has segments or segment events of a device, or it never held any memory."""
     kind = trace.events.kind
     is_segment_event = (kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP)
     has_segments = (trace.segments.device == device).any()
-    return bool(has_segments or (is_segment_event & (trace.events.device == device)).any())
+    if has_segments or (is_segment_event & (trace.events.device == device)).any():
+        return True
+    reserved = trace.reserved(device)
+    return reserved is not None and not reserved.any() and not trace.live(device).any()
 
 
 def pools(trace: MemoryTrace, device: int, event: int) -> tuple[PoolState, ...]:

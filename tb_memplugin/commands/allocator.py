@@ -10,11 +10,12 @@ from rich.console import RenderableType
 
 from tb_memplugin.analysis.allocator import Fragmentation
 from tb_memplugin.analysis.breakdown import breakdown
+from tb_memplugin.analysis.device_state import DeviceState, device_state
 from tb_memplugin.analysis.oom import OomReport
 from tb_memplugin.analysis.segments import SegmentState
 from tb_memplugin.analysis.units import size_told
 from tb_memplugin.commands.allocator_replay import Simulation, simulate, simulation_options
-from tb_memplugin.commands.allocator_state import DeviceState, device_state, last_event_of, state_json
+from tb_memplugin.commands.allocator_state import last_event_of, number, state_json
 from tb_memplugin.commands.divisions import shown_key, top_parts
 from tb_memplugin.commands.event_numbers import event_numbered
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
@@ -153,7 +154,7 @@ def _show(state: DeviceState, top: int) -> None:
 
 def _heading(state: DeviceState) -> Iterator[str]:
     waste, peak = state.fragmentation, state.peak
-    yield f"{state.name}, after event {state.number(state.event)}"
+    yield f"{state.name}, after event {number(state, state.event)}"
     yield (
         f"allocated {_with_unit(state.allocated_bytes)}{_counted(state)}, "
         f"pending {_with_unit(state.pending_bytes)}, reserved {_with_unit(state.reserved_bytes)}"
@@ -164,9 +165,9 @@ def _heading(state: DeviceState) -> Iterator[str]:
             f"{_apart(waste)}"
         )
     yield (
-        f"peak {_with_unit(peak.bytes)} at event {state.number(peak.event)}: {_with_unit(peak.before_bytes)} "
-        f"allocated before the recording, {_with_unit(peak.came_bytes)} during it; most reserved "
-        f"{_with_unit(state.peak_reserved_bytes)}"
+        f"peak {_with_unit(peak.bytes)} at event {number(state, peak.event)}: "
+        f"{_with_unit(peak.before_bytes)} allocated before the recording, "
+        f"{_with_unit(peak.came_bytes)} during it; most reserved {_with_unit(state.peak_reserved_bytes)}"
     )
 
 
@@ -226,7 +227,7 @@ def _sizes(unit: Unit, segments: Sequence[SegmentState]) -> tuple[str, str, str,
 def _show_oom(state: DeviceState, oom: OomReport) -> None:
     out = console()
     unit = Unit.for_bytes([oom.active_bytes])
-    failed = f"out of memory at event {state.number(oom.event)} of {state.name}"
+    failed = f"out of memory at event {number(state, oom.event)} of {state.name}"
     out.print(f"{failed}: {printable(oom.why)}", soft_wrap=True)
     parts = top_parts(breakdown(state.trace, state.device, oom.event, "line"), OOM_LINES)
     rows = [(shown_key(part.key), unit.show(part.bytes), f"{part.count:,}") for part in parts]

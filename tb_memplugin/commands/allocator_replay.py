@@ -23,6 +23,7 @@ from tb_memplugin.estimate.simulator.allocator_settings import records_settings
 from tb_memplugin.estimate.simulator.conf_text import not_followed
 from tb_memplugin.estimate.simulator.replay_run import Failure
 from tb_memplugin.exports import snapshot
+from tb_memplugin.exports.output import STDOUT
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -139,6 +140,8 @@ def simulate(opened: Opened, device: str | None, simulation: Simulation, as_json
 
 def _write(opened: Opened, replays: Sequence[Replay], output: str) -> None:
     refuse_own_input(opened.source, output)
+    if output == STDOUT:
+        raise MemPluginError("stdout gets the tables already.", where="-o -", fix="Give a file with -o.")
     if not replays:
         raise MemPluginError("Nothing was simulated, so nothing was written.", where=opened.source)
     for note in snapshot.write(simulated_trace(replays), output):
@@ -224,8 +227,13 @@ def _beside_record_lines(result: Replay) -> Iterator[str]:
 def _what_if_lines(result: Replay) -> Iterator[str]:
     unit, failure = Unit.for_bytes([result.reserved_peak]), result.failure
     if failure is not None and failure.event < 0:
-        yield (f"the blocks live at the start need {unit.tell(failure.reserved_bytes)} of reserved memory.")
-    elif failure is not None:
+        yield (
+            f"{unit.tell(failure.reserved_bytes + failure.requested_bytes)} are needed for the blocks that "
+            f"are alive at the start: more than the capacity of {unit.tell(result.capacity or 0)}. Nothing "
+            "was simulated."
+        )
+        return
+    if failure is not None:
         yield (
             f"out of memory at event {_number(result, failure.event)}: {size_told(failure.requested_bytes)} "
             f"requested, with {unit.tell(failure.reserved_bytes)} reserved and "

@@ -18,6 +18,7 @@ from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports import monitored_steps
 from tb_memplugin.exports.formats import FORMATS, write_as
+from tb_memplugin.exports.output import STDOUT
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.trace.step_figures import WatchedSteps
 
@@ -28,7 +29,11 @@ _FORMATS = "; ".join(f"{name}: {one.what}" for name, one in FORMATS.items())
 @click.argument("file", type=PATH)
 @click.option("--to", "format_", type=click.Choice(list(FORMATS)), required=True, help="The format.")
 @click.option(
-    "-o", "--output", type=PATH, required=True, help="The file to write. An existing file is replaced."
+    "-o",
+    "--output",
+    type=PATH,
+    required=True,
+    help="The file to write, or - for stdout. An existing file is replaced.",
 )
 @click.option(
     "--by",
@@ -114,13 +119,14 @@ def refuse_own_input(file: str, output: str) -> None:
 
 
 def report_written(file: str, output: str, format_: str, as_json: bool, notes: Sequence[str] = ()) -> None:
-    """Print what was written, and notes about what the format cannot express."""
-    written = Path(output)
-    size = written.stat().st_size if written.is_file() else 0
+    """Print what was written, and notes about what the format cannot express; if it is stdout, to stderr."""
+    written, is_stdout = Path(output), output == STDOUT
+    size = written.stat().st_size if written.is_file() and not is_stdout else None
     if as_json:
         document = {"source": file, "format": format_, "path": output, "bytes": size, "notes": list(notes)}
-        click.echo(json.dumps(document, indent=2))
+        click.echo(json.dumps(document, indent=2), err=is_stdout)
         return
-    click.echo(f"Wrote {printable(output)} ({size_told(size)}).", err=True)
+    if size is not None:
+        click.echo(f"Wrote {printable(output)} ({size_told(size)}).", err=True)
     for note in notes:
         click.echo(f"note: {printable(note)}", err=True)

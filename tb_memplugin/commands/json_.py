@@ -14,7 +14,11 @@ from tb_memplugin.exports import snapshot
 @click.command("json")
 @click.argument("file", type=PATH)
 @click.option(
-    "-o", "--output", type=PATH, required=True, help="The file to write. An existing file is replaced."
+    "-o",
+    "--output",
+    type=PATH,
+    required=True,
+    help="The file to write, or - for stdout. An existing file is replaced.",
 )
 @click.option(
     "--layout",

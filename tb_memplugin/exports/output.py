@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -16,6 +17,9 @@ from tb_memplugin.errors import MemPluginError
 WRITTEN_BY = f"tb_memplugin {version('tb-memplugin')}"
 """The name of the writer, for formats that record it."""
 
+STDOUT = "-"
+"""The path that stands for stdout, as in other programs; a file of this name is `./-`."""
+
 FIX = "Choose another file with -o: in an existing folder that you can write to, on a disk that has space."
 
 
@@ -23,11 +27,16 @@ FIX = "Choose another file with -o: in an existing folder that you can write to,
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a stream whose bytes become the file at `path` when the block ends without an error.
 
-    After an error they are deleted. Links are followed; a pipe or device (`/dev/stdout`) is written directly.
+    After an error they are deleted. Links are followed; a pipe or device is written directly, and so is
+    stdout, which is the path `-`.
 
     Raises:
         MemPluginError: the file cannot be written.
     """
+    if path == STDOUT:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
     special = _is_special(path)
     target = Path(path if special else os.path.realpath(path))  # a pipe cannot be opened by its real path
     part = target if special else target.parent / f".tb_memplugin-{os.getpid()}-{secrets.token_hex(4)}.part"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tb_memplugin.analysis.allocator import fragmentation, levels, peak_split, pools
 from tb_memplugin.analysis.curve import curve
+from tb_memplugin.analysis.device_state import device_state
 from tb_memplugin.analysis.fragmentation import fragmentation_curve
 from tb_memplugin.analysis.moment import moment
 from tb_memplugin.analysis.pending import pending_since
@@ -22,6 +23,16 @@ def reserve_of(history: MemoryTrace) -> list[int]:
     reserved = history.reserved(0)
     assert reserved is not None
     return reserved.tolist()
+
+
+def test_the_whole_state_at_a_failed_request_is_one_call() -> None:
+    history = allocator_trace("held 16M 2M", "alloc 16M 600", "free_requested 16M 600", "oom 3M 90M")
+    state = device_state(history, 0, 2)
+    assert (state.name, state.event) == ("cuda:0", 2)
+    assert (state.allocated_bytes, state.pending_bytes, state.active_bytes) == (0, 600, 600)
+    assert (state.rounded_bytes, state.reserved_bytes, state.failed_requests) == (1024, 2 * M, 1)
+    assert [segment.bytes for segment in state.segments or ()] == [2 * M]
+    assert [report.requested_bytes for report in state.ooms] == [90 * M]
 
 
 def test_a_block_is_pending_from_its_request_to_its_completed_free() -> None:

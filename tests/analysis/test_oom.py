@@ -6,8 +6,10 @@ import pytest
 
 from tb_memplugin.analysis.oom import new_segment_bytes, oom_report, oom_reports
 from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import OutOfMemory, Segments
 from tests.analysis.histories import M, allocator_trace
+from tests.snapshots import block, segment
 
 # 100 MiB in five blocks of 20 MiB, of which the second and the fourth are free.
 STRIPED = ("held 100M 100M", "live 100M 20M stack=0", "live 140M 20M stack=0", "live 180M 20M stack=1")
@@ -117,6 +119,20 @@ def test_without_segments_the_report_says_less() -> None:
         "The request needs one free block of 90.00 MiB. The device had 3,072.00 KiB free. "
         "The recording does not show why the request failed."
     )
+
+
+def test_a_device_that_never_reserved_anything_is_full_not_unknown() -> None:
+    failed = {"action": "oom", "device_free": 3 * M, "size": 90 * M, "time_us": 1, "stream": 0}
+    other = segment(block(1000, 512), total=512)
+    trace = trace_from_snapshot({"segments": [other], "device_traces": [[], [failed]]}, "x")
+    found = oom_report(trace)
+    assert (found.device, found.cause, found.free_bytes, found.largest_free_bytes) == (
+        "cuda:1",
+        "full",
+        3 * M,
+        0,
+    )
+    assert found.why.endswith("all free memory together is 87.00 MiB less than the request.")
 
 
 def test_free_bytes_that_are_not_told_are_not_taken_for_none() -> None:

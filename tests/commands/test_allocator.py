@@ -151,3 +151,18 @@ def test_real_reserves_to_the_byte_and_segments_that_sum_to_them(file, device, r
     assert state["peak_reserved_bytes"] == reserved_mib << 20
     assert sum(segment["bytes"] for segment in state["segments"]) == state["reserved_bytes"]
     assert sum(pool["reserved_bytes"] for pool in state["pools"]) == state["reserved_bytes"]
+
+
+def test_a_device_with_less_memory_than_the_blocks_at_the_start_need_is_said_to_be_too_small(tmp_path):
+    kept = segment(block(1 << 30, 2 * M, size=2 * M), total=2 * M)
+    path = write(tmp_path / "start.pickle", snapshot([kept]))
+    out = run("allocator", path, "--capacity", "1MiB").stdout
+    assert (
+        "cuda:0: 2,048.00 KiB are needed for the blocks that are alive at the start: more than the capacity "
+        "of 1,024.00 KiB. Nothing was simulated.\n"
+    ) in out
+    assert "reserved before the first event" not in out
+
+
+def test_a_simulation_is_not_written_between_its_tables(step):
+    assert "stdout gets the tables already" in refused("allocator", step, "--replay", "-o", "-")

@@ -47,4 +47,5 @@ def test_the_example_in_python(snapshots, capsys):
         f"{32 << 20} model.py:12 (forward)",
         str(8 << 20),
         f"[('forward_START', {8 << 20}), ('forward_END', {24 << 20})]",
+        "full",
     ]

@@ -65,6 +65,17 @@ def test_people_are_told_in_a_line(recording, tmp_path):
     assert result.stderr.startswith(f"Wrote {tmp_path / 'out.csv'} (")
 
 
+@pytest.mark.parametrize("command", [("json",), ("export", "--to", "json")])
+def test_a_dash_is_stdout_and_what_is_told_goes_to_stderr(recording, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    plain, told_too = (run(*command, recording, "-o", "-", *more) for more in ([], ["--json"]))
+    assert (plain.exit_code, plain.stderr) == (0, "")
+    assert json.loads(plain.stdout)["devices"][0]["peak_bytes"] == 490
+    assert told_too.stdout == plain.stdout
+    assert json.loads(told_too.stderr)["bytes"] is None
+    assert [path.name for path in tmp_path.iterdir()] == [recording.name]
+
+
 def test_a_recorded_window_is_exported_and_what_is_made_up_is_told(tmp_path):
     RunWriter(str(tmp_path / "run"), "rank0").write(trace("start 400 w", "step 1", "alloc 100 a", "free a"))
     (window,) = tmp_path.rglob("window-*.mem")

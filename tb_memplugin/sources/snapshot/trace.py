@@ -105,7 +105,8 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
         final = final_states([] if segments is None else segments, tables)
     without_segments = no_state(known=segments is not None)
     traces = _traces(content, source)
-    numbers = sorted(final.keys() | traces.keys())
+    used = {number for number, trace in traces.items() if _is_used(number, trace, content)}
+    numbers = sorted(final.keys() | used or traces)
     if len(numbers) > MOST_DEVICES:
         raise UnreadableFileError(f"The snapshot has {len(numbers)} devices.", where=source, fix=FIX)
     settings = dict(_settings(content.get("allocator_settings")))
@@ -148,6 +149,19 @@ def _traces(content: dict[str, Any], source: str) -> dict[int, list[dict[str, An
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise UnreadableFileError("The device_traces are not lists.", where=source, fix=FIX)
     return {number: trace for number, trace in enumerate(traces) if trace}
+
+
+def _is_used(number: int, trace: list[Any], content: dict[str, Any]) -> bool:
+    """Whether a device has annotations, or entries that say more than that a snapshot was taken.
+
+    torch writes that one for all devices of the machine, also for those that the process never uses.
+    """
+    if any(not isinstance(entry, dict) or entry.get("action") != "snapshot" for entry in trace):
+        return True
+    noted = content.get("external_annotations")
+    return isinstance(noted, list) and any(
+        isinstance(one, dict) and one.get("device") == number for one in noted
+    )
 
 
 def _merged(

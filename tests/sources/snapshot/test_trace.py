@@ -137,6 +137,16 @@ def test_devices_are_merged_by_time_and_never_mixed() -> None:
     assert trace.events.reserved.tolist() == [2048, 512, 2048, 512, 512]
 
 
+def test_a_device_that_only_saw_that_a_snapshot_was_taken_is_left_out() -> None:
+    """torch writes that mark for all devices of the machine, also for those that the process never used."""
+    marks = [entries("snapshot 0 0") for _ in range(3)]
+    marks[1] += entries("alloc 1000 100")
+    trace = trace_from_snapshot(snapshot([segment(block(1000, 100), device=1)], *marks), "x")
+    assert [device.name for device in trace.devices] == ["cuda:1"]
+    unused = trace_from_snapshot(snapshot([], *[entries("snapshot 0 0")] * 2), "x")
+    assert [device.name for device in unused.devices] == ["cuda:0", "cuda:1"]
+
+
 def test_stacks_and_metadata_are_tables() -> None:
     written = entries("alloc 1000 1", "alloc 2000 2", "alloc 3000 3", "alloc 4000 4")
     frames = [
