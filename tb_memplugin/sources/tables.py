@@ -101,15 +101,15 @@ def operator_name(made_by: Any) -> str:
     return str(getattr(getattr(made_by, "_schema", None), "name", NO_OPERATOR))
 
 
-def named_phases(marks: Sequence[Mark], full: Events, names: Names) -> Annotations:
-    """Return named phases as annotations on the first device."""
+def named_phases(marks: Sequence[Mark], full: Events, names: Names, device: int = 0) -> Annotations:
+    """Return named phases as annotations on a device (a row)."""
     time = np.array([mark[0] for mark in marks], np.int64)
-    on_device = np.flatnonzero(full.device == 0)
+    on_device = np.flatnonzero(full.device == device)
     last = np.searchsorted(full.time_ns[on_device], time, side="right") - 1
     return Annotations(
         time_ns=time,
         name=names.add_all([mark[1] for mark in marks]).astype(np.int32),
         ends=np.array([mark[2] for mark in marks], np.uint8),
-        device=np.zeros(len(time), np.uint8),
+        device=np.full(len(time), device, np.uint8),
         event=np.append(on_device, -1)[last],
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tb_memplugin import MemoryTracer, MemPluginError
+from tb_memplugin.analysis import advice
 from tb_memplugin.trace import Phase
 from tests.gpu.training import train_step
 from tests.training import MODELS
@@ -69,6 +72,80 @@ def test_most_bytes_of_a_backward_belong_to_layers(seen):
 
 def test_the_history_is_off_again(seen):
     assert not torch._C._cuda_isHistoryEnabled()
+
+
+def test_ten_threads_lose_no_call_and_count_no_byte_of_another_layer():
+    """Each call of the ReLU makes 8 x 4 floats; what the threads make outside of layers is not its own."""
+    model, tracer = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).cuda(), MemoryTracer()
+
+    def run():
+        for _ in range(5):
+            model(torch.ones(8, 4, device="cuda"))
+
+    threads = [threading.Thread(target=run) for _ in range(10)]
+    with tracer.trace(model):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    relu = tracer.get_layer_stats()["1"]
+    assert (relu.calls, relu.total_allocations, relu.allocated_bytes) == (50, 50, 50 * 8 * 4 * 4)
+
+
+def test_gradients_that_are_zeroed_in_place_are_advised():
+    """Three weights of 1000 x 1000 floats: 12 MB of gradients stay during the forward."""
+    model = nn.Sequential(*(nn.Linear(1000, 1000, bias=False) for _ in range(3))).cuda()
+    optimizer, tracer = torch.optim.SGD(model.parameters(), lr=0.1), MemoryTracer()
+    x = torch.ones(2000, 1000, device="cuda")
+    with tracer.trace(model, optimizer), tracer.track_phase("three steps"):
+        for _ in range(3):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    trace = tracer.trace_result()
+    assert trace.annotation_names[-1] == "three steps"
+    (finding,) = (one for one in advice(trace).findings if one.kind == "kept_gradients")
+    assert finding.evidence[0].bytes == 3 * 4 * 1000 * 1000
+
+
+def test_gradients_that_are_freed_are_not_advised_though_a_workspace_stays():
+    """Two weights of 100 x 100 floats: the only thing that backward leaves is what cuBLAS keeps."""
+    model = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(2))).cuda()
+    optimizer, tracer = torch.optim.SGD(model.parameters(), lr=0.1), MemoryTracer()
+    with tracer.trace(model, optimizer):
+        for _ in range(3):
+            model(torch.ones(8, 100, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (judged,) = (one for one in advice(tracer.trace_result()).judgements if one.kind == "kept_gradients")
+    assert (judged.verdict, judged.why[:24]) == ("fine", "Every gradient was freed")
+
+
+def test_what_the_history_overwrote_counts_as_dropped():
+    model, tracer = nn.Linear(4, 4).cuda(), MemoryTracer(max_events=20)
+    model(torch.ones(8, 4, device="cuda"))
+    counts = ("allocation.all.allocated", "allocation.all.freed")
+    before = [torch.cuda.memory_stats()[name] for name in counts]
+    with tracer.trace(model):
+        for _ in range(50):
+            model(torch.ones(8, 4, device="cuda"))
+    made, freed = (torch.cuda.memory_stats()[name] - at for name, at in zip(counts, before, strict=True))
+    assert made >= 100
+    assert len(tracer.events) == 20
+    layers = sum(one.event_type not in ("alloc", "free") for one in tracer.result.events())
+    assert made + freed <= tracer.dropped_events + 20 <= made + freed + 20 + layers + 2
+
+
+def test_tracers_that_end_out_of_turn_leave_no_mark():
+    model, first, second = nn.Linear(4, 4).cuda(), MemoryTracer(), MemoryTracer()
+    blocks = [tracer.trace(model) for tracer in (first, second)]
+    for block in blocks:
+        block.__enter__()
+    model(torch.ones(8, 4, device="cuda"))
+    for block in blocks:
+        block.__exit__(None, None, None)
+    assert torch.cuda.memory._get_memory_metadata() == ""
+    assert [one.get_layer_stats()["(root)"].calls for one in (first, second)] == [1, 1]
 
 
 def test_training_is_the_same_to_the_bit():

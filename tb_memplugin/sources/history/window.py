@@ -175,7 +175,7 @@ class ModuleMarks:
                 if stack:
                     set_mark(stack.pop())
 
-        self._handles.append(module.register_forward_pre_hook(PassingHook(entered)))
+        self._handles.append(module.register_forward_pre_hook(PassingHook(entered), prepend=True))
         self._handles.append(module.register_forward_hook(PassingHook(left), always_call=True))
 
 

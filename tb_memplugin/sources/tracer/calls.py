@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import repeat
 from operator import itemgetter
 
 import numpy as np
 
 from tb_memplugin.sources.modules import ModuleNames
-from tb_memplugin.sources.tables import Owners
+from tb_memplugin.sources.phases import phase_spans, stretch
+from tb_memplugin.sources.tables import Names, Owners, named_phases
 from tb_memplugin.sources.tracer.layers import LayerFigures
 from tb_memplugin.sources.tracer.results import (
     EVENT_TYPES,
@@ -21,7 +22,7 @@ from tb_memplugin.sources.tracer.results import (
     layer_names,
     layer_stats,
 )
-from tb_memplugin.trace import Kind, MemoryTrace, Module, Phase, Spans, Step
+from tb_memplugin.trace import Annotations, Kind, MemoryTrace, Module, Phase, Spans, Step
 from tb_memplugin.trace.tables import Int64
 
 Crossing = tuple[int, int, bool, int]
@@ -37,6 +38,15 @@ BY_AUTOGRAD = 0
 NO_LAYER = -1
 """Autograd is between layers, or the backward has ended."""
 
+_CROWDED = (
+    "Another tracer ran on another thread meanwhile. The allocator's history does not record threads, so the "
+    "figures of layers may contain what the other's layers allocated."
+)
+_INSIDE = "Layers inside compiled or scripted modules have no figures of their own: {:,} of them."
+
+_ENTRY_NS = 1_000
+"""A history's clock counts microseconds, rounded down."""
+
 _ALLOC, _FREE, _ENTER, _EXIT, _SNAPSHOT = range(len(EVENT_TYPES))
 _ALLOCATED, _FREED = int(Kind.ALLOC), int(Kind.FREE_COMPLETED)
 
@@ -47,7 +57,9 @@ class HistoryCalls:
 
     `counted_peak` is the peak in bytes by the allocator's own counter, -1 if that is not known; `is_full`
     is True if the history, which has `entries` entries, overwrote its oldest ones; `phases` are (time,
-    name, whether it ends).
+    name, whether it ends); `unseen` counts the layers inside compiled or scripted modules,
+    and `crowded` is True if another tracer ran on another thread meanwhile; `optimizer` are the starts and
+    ends of optimizer steps; `requests` is how many allocations and frees the allocator counted, 0 if unknown.
     """
 
     names: ModuleNames
@@ -61,6 +73,10 @@ class HistoryCalls:
     entries: int = 0
     max_events: int = 0
     with_fragmentation: bool = True
+    unseen: int = 0
+    crowded: bool = False
+    optimizer: Sequence[tuple[int, int]] = ()
+    requests: int = 0
 
 
 _Span = tuple[int, int, int, Phase]
@@ -71,8 +87,9 @@ def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
     """Join both into a result: the trace with modules and calls, and the figures of every layer."""
     spans = _table(_spans(noted))
     device = next((row for row, one in enumerate(history.devices) if one.name == noted.device), -1)
-    trace = _with_calls(history, noted, spans)
-    curve = _Curve.of(trace, device)
+    layer = _layers(history, noted, spans)
+    trace = _with_phases(_with_calls(history, noted, spans, layer), noted, max(device, 0))
+    curve = _Curve.of(trace, device, layer)
     low, high = curve.between(spans.start_ns, spans.end_ns)
     figures = [LayerFigures() for _ in noted.names.modules]
     reserved = [-1] * len(figures)
@@ -96,6 +113,8 @@ def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
             ratios[row] += [curve.fragmentation(first), curve.fragmentation(last)]
     _count(figures, spans, curve)
     rows = _rows(curve, spans, noted)
+    recorded = int(np.isin(curve.kind, (_ALLOCATED, _FREED)).sum())
+    overwritten = max(0, noted.requests - recorded) if noted.is_full else 0
     seen = int(curve.allocated.max())
     return TracerResult(
         trace=replace(trace, notes=(*trace.notes, *_notes(noted))),
@@ -109,26 +128,30 @@ def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
         stop_ns=noted.stop_ns,
         peak_allocated=max(seen, noted.counted_peak if noted.is_full else -1),
         peak_reserved=int(curve.reserved.max()),
-        dropped=max(0, len(rows) - noted.max_events) if noted.max_events else 0,
-        total=len(rows),
+        dropped=overwritten + (max(0, len(rows) - noted.max_events) if noted.max_events else 0),
+        total=overwritten + len(rows),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """One device's levels: entry e + 1 of `allocated` and `reserved` is the level after event e."""
+    """One device's events and levels: entry e + 1 of `allocated` and `reserved` is the level after event e.
+
+    `layer` is the row of the layer that each event belongs to, -1 for none.
+    """
 
     time_ns: Int64
     allocated: Int64
     reserved: Int64
     kind: np.ndarray
     bytes: Int64
+    layer: Int64
 
     @classmethod
-    def of(cls, trace: MemoryTrace, device: int) -> _Curve:
+    def of(cls, trace: MemoryTrace, device: int, layer: Int64) -> _Curve:
         if device < 0:
             nothing = np.zeros(1, np.int64)
-            return cls(nothing[:0], nothing, nothing, np.empty(0, np.uint8), nothing[:0])
+            return cls(nothing[:0], nothing, nothing, np.empty(0, np.uint8), nothing[:0], nothing[:0])
         here = np.flatnonzero(trace.events.device == device)
         reserved = trace.events.reserved[here]
         before = trace.devices[device].reserved_at_start
@@ -140,6 +163,7 @@ class _Curve:
             np.maximum(np.concatenate(([start], reserved)), 0),
             trace.events.kind[here],
             trace.events.bytes[here],
+            layer[here],
         )
 
     def between(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
@@ -204,14 +228,34 @@ def _innermost(spans: Spans, time_ns: Int64) -> Int64:
     return place
 
 
+def _layers(history: MemoryTrace, noted: HistoryCalls, spans: Spans) -> Int64:
+    """Return the row of the layer that each event belongs to, -1 for none.
+
+    That is the layer of its mark, if it ran at that time: the mark may be another tracer's. Without a mark
+    it is the last-begun layer. If several threads run layers, it can only be one in backward, because each
+    thread marks what it allocates in forward.
+    """
+    time_ns = history.events.time_ns
+    threads = {thread for *_, in_backward, thread in noted.crossings if not in_backward}
+    backward = spans.phase == Phase.BACKWARD
+    candidates = Spans(*(getattr(spans, one.name)[backward] for one in fields(spans)))
+    among = spans if len(threads) < 2 else candidates
+    layer = np.append(among.name, -1).astype(np.int64)[_innermost(among, time_ns)]
+    row_of = {module.key: row for row, module in enumerate(noted.names.modules)}
+    known = [row_of.get(one.key, -1) if one.is_module else -1 for one in history.modules]
+    marked = np.array([*known, -1])[history.events.module]
+    for row in np.unique(marked[marked >= 0]).tolist():
+        events, own = np.flatnonzero(marked == row), spans.name == row
+        begun = np.searchsorted(spans.start_ns[own], time_ns[events] + _ENTRY_NS, side="right")
+        ended = np.searchsorted(np.sort(spans.end_ns[own]), time_ns[events], side="left")
+        layer[events[begun > ended]] = row
+    return layer
+
+
 def _count(figures: list[LayerFigures], spans: Spans, curve: _Curve) -> None:
-    place = _innermost(spans, curve.time_ns)
-    inside = place >= 0
+    inside = curve.layer >= 0
     for number, kind, size in zip(
-        spans.name[place[inside]].tolist(),
-        curve.kind[inside].tolist(),
-        curve.bytes[inside].tolist(),
-        strict=True,
+        curve.layer[inside].tolist(), curve.kind[inside].tolist(), curve.bytes[inside].tolist(), strict=True
     ):
         one = figures[number]
         if kind == _ALLOCATED:
@@ -226,8 +270,8 @@ def _count(figures: list[LayerFigures], spans: Spans, curve: _Curve) -> None:
             figures[spans.name[number]].backward_ns += took
 
 
-def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Spans) -> MemoryTrace:
-    """Return the trace with every layer in its table, calls, and layers for allocs that had no module."""
+def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Spans, layer: Int64) -> MemoryTrace:
+    """Return the trace with every layer in its table, calls, and the layer of each event."""
     row_of = {module.key: row for row, module in enumerate(trace.modules)}
     modules = list(trace.modules)
     rows = []
@@ -239,10 +283,7 @@ def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Spans) -> Memory
         rows.append(row_of[module.key])
     owners = Owners(modules)
     name = np.array(rows, np.int32)[spans.name]
-    place = _innermost(spans, trace.events.time_ns)
-    owner = np.append(name, -1)[place].astype(np.int32)
-    unowned = np.array([not one.is_module for one in modules] + [True], bool)[trace.events.module]
-    owned = np.where(unowned & (place >= 0), owner, trace.events.module)
+    owned = np.where(layer >= 0, np.array([*rows, -1], np.int32)[layer], trace.events.module)
     calls = replace(spans, name=name, depth=owners.depth()[name].astype(np.int32))
     return replace(
         trace,
@@ -254,14 +295,35 @@ def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Spans) -> Memory
     )
 
 
+def _with_phases(trace: MemoryTrace, noted: HistoryCalls, device: int) -> MemoryTrace:
+    """Return the trace with its phases, and with the user's own phases as annotations."""
+    time_ns, in_backward = trace.events.time_ns, trace.events.phase == Phase.BACKWARD
+    forward, backward = (trace.calls.phase == phase for phase in (Phase.FORWARD, Phase.BACKWARD))
+    phases = phase_spans(
+        (trace.calls.start_ns[forward], trace.calls.end_ns[forward]),
+        (  # allocations, too: a loss has no layer
+            np.concatenate((trace.calls.start_ns[backward], time_ns[in_backward])),
+            np.concatenate((trace.calls.end_ns[backward], time_ns[in_backward] + _ENTRY_NS)),
+        ),
+        stretch(noted.optimizer),
+        np.empty(0, np.int64),
+    )
+    names = Names()
+    names.add_all(trace.annotation_names)
+    both = trace.annotations, named_phases(noted.phases, trace.events, names, device)
+    order = np.argsort(np.concatenate([one.time_ns for one in both]), kind="stable")
+    columns = (
+        np.concatenate([getattr(one, column.name) for one in both])[order] for column in fields(both[0])
+    )
+    return replace(trace, phases=phases, annotations=Annotations(*columns), annotation_names=names.as_tuple())
+
+
 def _rows(curve: _Curve, spans: Spans, noted: HistoryCalls) -> list[Row]:
     """Return the events of the timeline, sorted by time."""
-    place = _innermost(spans, curve.time_ns)
-    layer = np.append(spans.name, -1)[place]
     shown = np.flatnonzero((curve.kind == _ALLOCATED) | (curve.kind == _FREED))
     kind = np.where(curve.kind[shown] == _ALLOCATED, _ALLOC, _FREE)
     levels = curve.allocated[1:][shown], curve.reserved[1:][shown]
-    columns = (curve.time_ns[shown], kind, curve.bytes[shown], layer[shown], *levels)
+    columns = (curve.time_ns[shown], kind, curve.bytes[shown], curve.layer[shown], *levels)
     rows: list[Row] = list(zip(*(column.tolist() for column in columns), strict=True))
     for times, layers, mark in (
         (spans.start_ns, spans.name.tolist(), _ENTER),
@@ -287,8 +349,12 @@ def _phases(curve: _Curve, noted: HistoryCalls) -> list[PhaseMemoryStats]:
 
 
 def _notes(noted: HistoryCalls) -> list[str]:
-    if not noted.is_full:
-        return []
+    notes = [_INSIDE.format(noted.unseen)] if noted.unseen else []
+    notes += [_CROWDED] if noted.crowded else []
+    return notes + ([_overwritten(noted)] if noted.is_full else [])
+
+
+def _overwritten(noted: HistoryCalls) -> str:
     peak = (
         "The peak comes from the allocator's own counter."
         if noted.counted_peak >= 0
@@ -302,7 +368,7 @@ def _notes(noted: HistoryCalls) -> list[str]:
         if 0 < noted.entries < noted.max_events
         else f"{noted.max_events:,} entries (max_events)"
     )
-    return [
+    return (
         f"The history holds {room} and overwrote older ones, so the figures of layers count only the "
         f"entries that were kept. {peak}"
-    ]
+    )

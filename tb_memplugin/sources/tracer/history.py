@@ -8,14 +8,19 @@ layer backward runs. Nothing is read from the device while the model runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import filterfalse
+from threading import get_ident
 from time import time_ns
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.categories import WORKSPACE_BYTES
 from tb_memplugin.sources.history.recording import (
     SWITCH,
     Allocator,
@@ -25,14 +30,20 @@ from tb_memplugin.sources.history.recording import (
     since,
 )
 from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.optimizer_hooks import StepHooks
 from tb_memplugin.sources.profiler.dtypes import dtypes_of
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.sources.tracer.calls import HistoryCalls, result_of
 from tb_memplugin.sources.tracer.layer_clock import LayerClock
 from tb_memplugin.sources.tracer.results import NamedPhase, TracerResult
+from tb_memplugin.trace import Category, MemoryTrace
 
 Levels = Callable[[], tuple[int, int]]
 """A function that returns the live requested bytes and their peak in this process, -1 if not counted."""
+
+
+_OPEN: dict[HistoryRecording, int] = {}
+"""The recordings that have started and not stopped, and the threads that started them."""
 
 
 def has_history(device_type: str) -> bool:
@@ -65,6 +76,8 @@ class HistoryRecording:
         self._with_fragmentation, self._switch = with_fragmentation, switch
         self._levels = levels or self._counters
         self._phases: deque[tuple[int, str, bool]] = deque(maxlen=max_events)
+        self._steps: deque[tuple[int, int]] = deque(maxlen=max_events)
+        self._crowded = False
 
     def start(self, models: Mapping[str, nn.Module], _: Sequence[torch.optim.Optimizer]) -> None:
         """Turn on the history and add hooks. Optimizers are not needed: stacks in the history show them.
@@ -81,30 +94,36 @@ class HistoryRecording:
         self._number = self._device.index if ":" in str(self._device) else self._allocator.current_device()
         self._names = ModuleNames.of(models)
         self._is_fresh = self._switch.on(self._allocator, max_entries=self._max_events)
-        self._start_ns = time_ns()
-        self._peak_before = self._levels()[1]
+        self._start_ns = self._step_ns = time_ns()
+        self._peak_before, self._requests_before = self._levels()[1], self._requests()
         self._hooks = LayerClock(self._max_events, self._allocator)
+        self._step_hooks = StepHooks(self._before_step, self._after_step)
         try:
             self._hooks.start(models, self._names)
         except BaseException:
             self._hooks.stop()
+            self._step_hooks.remove()
             self._switch.off(self._allocator)
             raise
+        self._join()
 
     def stop(
         self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> TracerResult:
         """End the recording and return its result from the allocator's history."""
         stop_ns = time_ns()
+        _OPEN.pop(self, None)
         self._hooks.stop()
+        self._step_hooks.remove()
         try:
-            peak = self._levels()[1]
+            peak, requests = self._levels()[1], self._requests() - self._requests_before
             taken = self._allocator.snapshot()
         finally:
             self._switch.off(self._allocator)
         trace = trace_from_snapshot(
             taken if self._is_fresh else since(taken, self._start_ns), "MemoryTracer", self._device.type
         )
+        trace = _with_workspaces(trace, models.values())
         dtypes = dtypes_of(models, optimizers, self._names)
         trace = replace(trace, properties={**trace.properties, **dtypes})
         entries = max((len(one) for one in taken.get("device_traces", ())), default=0)
@@ -125,6 +144,10 @@ class HistoryRecording:
                 entries=entries,
                 max_events=self._max_events,
                 with_fragmentation=self._with_fragmentation,
+                unseen=self._hooks.unseen,
+                crowded=self._crowded,
+                optimizer=list(self._steps),
+                requests=requests,
             ),
         )
 
@@ -137,6 +160,39 @@ class HistoryRecording:
         """End a phase."""
         self._phases.append((time_ns(), phase.name, True))
 
+    def _before_step(self, *_: object) -> None:
+        self._step_ns = time_ns()
+
+    def _after_step(self, *_: object) -> None:
+        self._steps.append((self._step_ns, time_ns()))
+
+    def _join(self) -> None:
+        """Remember that this recording is open, and mark it and those that are open on other threads."""
+        here = get_ident()
+        for other, thread in list(_OPEN.items()):
+            if thread != here:
+                self._crowded = other._crowded = True
+        _OPEN[self] = here
+
+    def _requests(self) -> int:
+        """Return how many allocations and frees the process's allocator has counted, 0 if it does not."""
+        if self._levels != self._counters:
+            return 0
+        stats = getattr(torch, self._device.type).memory_stats(self._number)
+        return int(stats.get("allocation.all.allocated", 0) + stats.get("allocation.all.freed", 0))
+
     def _counters(self) -> tuple[int, int]:
         stats = getattr(torch, self._device.type).memory_stats(self._number)
         return stats.get("requested_bytes.all.current", -1), stats.get("requested_bytes.all.peak", -1)
+
+
+def _with_workspaces(trace: MemoryTrace, models: Iterable[nn.Module]) -> MemoryTrace:
+    """Return the trace with cuBLAS's workspaces apart from the gradients, which backward also leaves behind.
+
+    A block of their size is a gradient only if a parameter has that size.
+    """
+    parameters = (one for model in models for one in filterfalse(is_lazy, model.parameters()))
+    sizes = WORKSPACE_BYTES - {parameter.nbytes for parameter in parameters}
+    category = trace.events.category.copy()
+    category[(category == Category.GRADIENT) & np.isin(trace.events.bytes, list(sizes))] = Category.WORKSPACE
+    return replace(trace, events=replace(trace.events, category=category))

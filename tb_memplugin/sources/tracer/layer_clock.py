@@ -7,6 +7,7 @@ ends.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import time_ns
@@ -43,6 +44,8 @@ class LayerClock(ModuleRecorder):
     def __init__(self, most: int, allocator: Allocator | None = None) -> None:
         super().__init__()
         self.crossings: deque[Crossing] = deque(maxlen=most)
+        self.unseen = 0
+        """How many layers have no hooks, because they are inside compiled or scripted modules."""
         self._set_mark: Callable[[str], object] = lambda _: None
         self._mark: Callable[[], str] = lambda: ""
         if allocator is not None and allocator.set_mark is not None and allocator.mark is not None:
@@ -60,6 +63,7 @@ class LayerClock(ModuleRecorder):
         self._keys = [module.key for module in names.modules]
         self._reached = {row: self._reaching(row) for row in range(NO_LAYER, len(self._keys))}
         super().start(models, names)
+        self.unseen = len(names.modules) - len({names.row_of[module] for module in self._hooked})
 
     def stop(self) -> None:
         """Remove all hooks, including those on autograd nodes that still exist, and restore the mark.
@@ -85,12 +89,36 @@ class LayerClock(ModuleRecorder):
         return calls
 
     def _hook(self, module: nn.Module, row: int) -> None:
+        """Add hooks: first in, last out, so that tracers that nest give back each other's marks."""
+        enter, leave = self._crossing(row)
+        self._handles.append(module.register_forward_pre_hook(PassingHook(enter), prepend=True))
+        self._handles.append(module.register_forward_hook(PassingHook(leave), always_call=True))
+
+    def _wrap_compiled(self, module: nn.Module, row: int) -> None:
+        """Record the compiled call of `Module.compile()`, which replaces the call including its hooks."""
+        original: Any = module._compiled_call_impl
+        enter, leave = self._crossing(row)
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            enter(None, args)
+            out = None
+            try:
+                out = original(*args, **kwargs)
+            finally:
+                leave(None, args, out)
+            return out
+
+        module._compiled_call_impl = recorded
+        self._patched.append((weakref.ref(module), original))
+
+    def _crossing(self, row: int) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the two functions to call when a layer is entered and left."""
         set_mark, current, mark = self._set_mark, self._mark, MODULE_MARK + self._keys[row]
         calls_here, at_nodes, note = self._calls, self._at_nodes, self.crossings.append
         compiling, thread = torch.compiler.is_compiling, threading.get_ident
         task = torch._C._current_graph_task_id
 
-        def enter(_: nn.Module, given: Any) -> None:
+        def enter(_: object, given: Any) -> None:
             if not compiling() and self._on:
                 calls = calls_here()
                 at_nodes(given, calls[-1][0] if calls else NO_LAYER)
@@ -98,7 +126,7 @@ class LayerClock(ModuleRecorder):
                 set_mark(mark)
                 note((time_ns(), row, task() != -1, thread()))
 
-        def leave(_: nn.Module, __: Any, out: Any) -> None:
+        def leave(_: object, __: Any, out: Any) -> None:
             if not compiling() and self._on:
                 calls = calls_here()
                 while calls:
@@ -109,9 +137,7 @@ class LayerClock(ModuleRecorder):
                 note((time_ns(), -1 - row, task() != -1, thread()))
                 at_nodes(out, row)
 
-        enter, leave = not_compiled_alone(enter), not_compiled_alone(leave)
-        self._handles.append(module.register_forward_pre_hook(PassingHook(enter)))
-        self._handles.append(module.register_forward_hook(PassingHook(leave), always_call=True))
+        return not_compiled_alone(enter), not_compiled_alone(leave)
 
     def _at_nodes(self, tensors: Any, row: int) -> None:
         """Record the start of a layer's backward (-1: none) when autograd reaches the tensors' nodes.

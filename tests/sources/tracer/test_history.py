@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.cublas import WORKSPACE
 from tb_memplugin.sources.history.recording import HistorySwitch
 from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.tracer.history import HistoryRecording
 from tb_memplugin.sources.tracer.layer_clock import LayerClock
+from tb_memplugin.trace import Category, Phase
 from tests.allocators import StandIn
 from tests.snapshots import block, segment
 
@@ -63,6 +67,22 @@ class Layer(nn.Module):
 
 class Gpu(StandIn):
     count = 0
+
+
+class ThreadsGpu(Gpu):
+    """Marks are per thread and stand in the entries, as in torch's history."""
+
+    here = threading.local()
+
+    def set_mark(self, mark):
+        self.here.mark = mark
+
+    def as_allocator(self, *, observes=True):
+        return replace(super().as_allocator(observes=observes), mark=lambda: getattr(self.here, "mark", ""))
+
+    def note(self, *given):
+        super().note(*given)
+        self.entries[-1]["user_metadata"] = getattr(self.here, "mark", "")
 
 
 @pytest.fixture
@@ -141,6 +161,44 @@ def test_the_trace_has_calls_modules_and_sums_to_the_history(gpu):
     assert trace.live(0).max() == 1410
     assert {trace.modules[row].key for row in trace.calls.name} == {"", "0"}
     assert {trace.modules[row].key for row in trace.events.module} == {"0"}
+
+
+def test_the_trace_has_phases_and_the_users_own_as_annotations(gpu):
+    model = nn.Sequential(Layer(gpu, 1000, 10))
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def two_steps():
+        for _ in range(2):
+            model(weight).sum().backward()
+            optimizer.step()
+
+    trace = traced(gpu, model, two_steps).trace
+    assert trace.phases.phase.tolist() == 2 * [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+    named = [(trace.annotation_names[row], ends) for row, ends in zip(*annotated(trace), strict=True)]
+    assert named == [("all", 0), ("all", 1)]
+    optimizer.step()  # no hook is left
+    assert len(trace.phases) == 6
+
+
+@pytest.mark.parametrize(
+    ("inputs", "category"), [(4, Category.WORKSPACE), (WORKSPACE // 4, Category.GRADIENT)]
+)
+def test_what_backward_leaves_of_a_workspaces_size_is_one_unless_a_parameter_has_that_size(inputs, category):
+    gpu, model = ThreadsGpu(), nn.Linear(inputs, 1, bias=False)
+    made = recording(gpu)
+    made.start({"": model}, [])
+    gpu.set_mark("gradient")
+    for address, size in ((0x10000, 32), (0x20000, WORKSPACE)):
+        gpu.note("alloc", address, size, time.time_ns() // 1000)
+    gpu.set_mark("")
+    blocks = made.stop({"": model}, []).trace.allocations
+    found = {int(size): Category(kind) for size, kind in zip(blocks.bytes, blocks.category, strict=True)}
+    assert (found[32], found[WORKSPACE]) == (Category.GRADIENT, category)
+
+
+def annotated(trace):
+    return trace.annotations.name.tolist(), trace.annotations.ends.tolist()
 
 
 def test_what_the_history_overwrote_is_told_and_the_peak_is_the_counters(gpu):
@@ -231,6 +289,81 @@ def test_a_block_that_ends_within_a_layer_gives_the_mark_back(gpu):
     made.start({"": model}, [])
     model(torch.ones(1))
     assert gpu.mark == "mine"
+
+
+def test_tracers_of_one_model_give_back_each_others_marks(gpu):
+    gpu.mark = "mine"
+    model = nn.Sequential(nn.Identity())
+    first, second = recording(gpu), recording(gpu)
+    for one in (first, second):
+        one.start({"": model}, [])
+    model(torch.ones(1))
+    assert gpu.mark == "mine"
+    for one in (first, second):  # both are of this thread
+        assert not any("Another tracer" in note for note in one.stop({}, []).trace.notes)
+
+
+def test_what_layers_allocate_on_two_threads_at_once_is_each_ones_own():
+    """Layer 0 asks for 1000 bytes while layer 1, begun later, still runs, and a third thread asks for 50."""
+    gpu = ThreadsGpu(segments=[segment(block(0x1000, 400), total=64 * KIB)])
+    entered, go_on = threading.Event(), threading.Event()
+
+    class First(Layer):
+        def ask(self, size):
+            others.append(run(lambda: second(torch.ones(1))))
+            assert entered.wait(10)
+            super().ask(size)
+            run(lambda: gpu.note("alloc", 0x900000, 50, time.time_ns() // 1000)).join()
+            go_on.set()
+
+    class Second(Layer):
+        def ask(self, size):
+            entered.set()
+            assert go_on.wait(10)
+            super().ask(size)
+
+    def run(target):
+        thread = threading.Thread(target=target)
+        thread.start()
+        return thread
+
+    first, second = First(gpu, 1000, 0), Second(gpu, 2000, 0)
+    others: list[threading.Thread] = []
+
+    def both():
+        first(torch.ones(1))
+        others[0].join()
+
+    result = traced(gpu, nn.Sequential(first, second), both)
+    allocated = {name: one.allocated_bytes for name, one in result.layers.items()}
+    assert allocated == {"(root)": 3000, "0": 1000, "1": 2000}
+    owned = {one.size_bytes: one.layer_name for one in result.events() if one.event_type == "alloc"}
+    assert owned == {1000: "0", 50: None, 2000: "1"}
+
+
+def test_a_tracer_on_another_thread_is_noted(gpu):
+    ours, theirs = recording(gpu), recording(gpu)
+    ours.start({}, [])
+    thread = threading.Thread(target=theirs.start, args=({}, []))
+    thread.start()
+    thread.join()
+    assert all("Another tracer ran" in one.stop({}, []).trace.notes[-1] for one in (theirs, ours))
+    alone = traced(gpu, nn.Identity(), lambda: None)
+    assert not any("Another tracer" in note for note in alone.trace.notes)
+
+
+def test_a_module_that_was_compiled_in_place_is_one_layer():
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.compile(backend="eager")
+    compiled = model._compiled_call_impl
+    clock, names = LayerClock(most=100), ModuleNames.of({"": model})
+    clock.start({"": model}, names)
+    model(torch.ones(1, 2)).sum().backward()
+    clock.stop()
+    rows = [row for _, row, *_ in clock.crossings]
+    assert rows == [0, -1, 0, -1]  # enters and leaves; its backward begins and ends
+    assert clock.unseen == 1  # the linear layer inside
+    assert model._compiled_call_impl is compiled
 
 
 def test_a_layer_whose_result_is_only_differentiated_for_has_no_backward():
