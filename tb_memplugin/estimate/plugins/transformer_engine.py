@@ -1,31 +1,37 @@
-"""transformer-engine: run its layers in plain PyTorch, since its CUDA kernels do not support fake tensors.
+"""transformer-engine: its own layers run, and only its compiled functions are replaced.
 
-The memory counted is that of unfused layers of the same shapes, in the dtype of their parameters. fp8 copies
-and the library's own workspaces are not counted. The plugin was tested with a stand-in that has the same
-import paths and signatures, not with the library itself, which needs a CUDA compiler.
+`transformer_engine_kernels.py` has the replacements. What the library keeps between calls (workspaces, FP8
+scales, answers about the GPU) is put aside while an estimate runs, so that no fake tensor stays in it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch.nn import functional
-
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.plugins.plugin import replaced
+from tb_memplugin.estimate.plugins.transformer_engine_kernels import Kernels
 
 _MODULE = "transformer_engine.pytorch"
+_COMPILED = "transformer_engine_torch"
+
+_KEPT: dict[str, Any] = {
+    "_cublas_workspace": lambda: None,
+    "_multi_stream_cublas_workspace": list,
+    "_dummy_wgrads": dict,
+    "_cu_seqlens_cache": dict,
+    "_default_causal_mask": dict,
+}
+"""Variables of the library's modules that hold tensors between calls, and what each is at first."""
 
 
 class TransformerEngine:
-    """The plugin for transformer_engine.
-
-    It covers Linear, LayerNormLinear, LayerNormMLP, LayerNorm, RMSNorm and fp8_autocast.
-    """
+    """The plugin for transformer_engine.pytorch, which must be imported before the estimate begins."""
 
     name = "transformer-engine"
 
@@ -35,80 +41,72 @@ class TransformerEngine:
 
     @contextmanager
     def patch(self) -> Iterator[None]:
-        """Replace the layers' forwards by operators that have fake implementations."""
-        library: Any = importlib.import_module(_MODULE)
-        changes: list[tuple[object, str, object]] = [
-            (getattr(library, name), "forward", forward)
-            for name, forward in _FORWARDS.items()
-            if hasattr(library, name)
-        ]
-        if hasattr(library, "fp8_autocast"):
-            changes.append((library, "fp8_autocast", lambda *_, **__: nullcontext()))
-        with replaced(*changes):
+        """Replace the compiled functions everywhere in the library, and put aside what it keeps.
+
+        Raises:
+            MemPluginError: the library is older than version 2.
+        """
+        compiled: Any = sys.modules.get(_COMPILED)
+        _check(compiled)
+        constants: Any = importlib.import_module(f"{_MODULE}.constants")
+        attention: Any = importlib.import_module(f"{_MODULE}.cpp_extensions.fused_attn")
+        known = Kernels(constants.TE_DType, attention.FusedAttnBackend["F16_arbitrary_seqlen"]).all()
+        kernels = {name: new for name, new in known.items() if hasattr(compiled, name)}
+        changes: list[tuple[object, str, object]] = [(compiled, *one) for one in kernels.items()]
+        new_of = {id(getattr(compiled, name)): new for name, new in kernels.items()}
+        for module in _modules():
+            for name, value in list(vars(module).items()):
+                if name in _KEPT:
+                    changes.append((module, name, _KEPT[name]()))
+                elif isinstance(value, functools._lru_cache_wrapper):
+                    new_of.setdefault(id(value), functools.lru_cache(maxsize=None)(value.__wrapped__))
+                if id(value) in new_of:
+                    changes.append((module, name, new_of[id(value)]))
+        linear: Any = sys.modules[_MODULE].Linear
+        if hasattr(linear, "_prealloc_cublas_workspace"):
+            changes.append((linear, "_prealloc_cublas_workspace", _take_workspace))
+        with replaced(*changes), _without_fp8_state():
             yield
 
 
-def _linear(layer: Any, inp: torch.Tensor, *_: Any, **__: Any) -> Any:
-    return _with_bias(layer, inp)
+def _take_workspace(layer: Any) -> None:
+    """Allocate the workspace of products when a layer is made: the library leaves fake tensors out."""
+    weight = getattr(layer, layer.weight_names[0], None)
+    if weight is not None and weight.device.type == "cuda":
+        gemm: Any = importlib.import_module(f"{_MODULE}.cpp_extensions.gemm")
+        gemm.get_cublas_workspace(weight.device.index, False, False)
 
 
-def _norm_linear(layer: Any, inp: torch.Tensor, *_: Any, **__: Any) -> Any:
-    normalised = _normalise(layer, inp, layer.layer_norm_weight, getattr(layer, "layer_norm_bias", None))
-    result = _with_bias(layer, normalised)
-    if not getattr(layer, "return_layernorm_output", False):
-        return result
-    return (*result, normalised) if isinstance(result, tuple) else (result, normalised)
+def _modules() -> list[Any]:
+    return [module for name, module in list(sys.modules.items()) if name.startswith("transformer_engine.")]
 
 
-def _norm_mlp(layer: Any, inp: torch.Tensor, *_: Any, **__: Any) -> Any:
-    normalised = _normalise(layer, inp, layer.layer_norm_weight, getattr(layer, "layer_norm_bias", None))
-    hidden = functional.linear(normalised, layer.fc1_weight, _bias(layer.fc1_bias))
-    active = _activate(hidden, getattr(layer, "activation", "gelu"))
-    return functional.linear(active, layer.fc2_weight, _bias(layer.fc2_bias))
+def _check(compiled: Any) -> None:
+    if not hasattr(compiled, "generic_gemm"):
+        raise MemPluginError(
+            "This version of transformer-engine is too old for estimates.",
+            where="the plugin transformer-engine",
+            fix="Install transformer-engine 2.2 or newer, or leave the plugin out with plugins=().",
+        )
 
 
-def _layer_norm(layer: Any, inp: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return functional.layer_norm(inp, layer.weight.shape, layer.weight, layer.bias, layer.eps)
+@contextmanager
+def _without_fp8_state() -> Iterator[None]:
+    """Give the library's FP8 state its first values inside this context, and restore it afterwards."""
+    found = (getattr(module, "FP8GlobalStateManager", None) for module in _modules())
+    manager = next((one for one in found if one is not None), None)
+    if manager is None:
+        yield
+        return
+    before = {name: value for name, value in vars(manager).items() if not _is_method(value)}
+    manager.reset()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if not name.startswith("__"):
+                setattr(manager, name, value)
 
 
-def _rms_norm(layer: Any, inp: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return functional.rms_norm(inp, layer.weight.shape, layer.weight, layer.eps)
-
-
-def _with_bias(layer: Any, inp: torch.Tensor) -> Any:
-    bias = _bias(getattr(layer, "bias", None))
-    if getattr(layer, "return_bias", False):
-        return functional.linear(inp, layer.weight), bias
-    return functional.linear(inp, layer.weight, bias)
-
-
-def _normalise(layer: Any, inp: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    if getattr(layer, "normalization", "LayerNorm") == "RMSNorm":
-        return functional.rms_norm(inp, weight.shape, weight, layer.eps)
-    return functional.layer_norm(inp, weight.shape, weight, _bias(bias), layer.eps)
-
-
-def _activate(hidden: torch.Tensor, kind: str) -> torch.Tensor:
-    """Apply an activation function by name; gated ones halve the last dimension."""
-    gates: dict[str, Any] = {"geglu": functional.gelu, "swiglu": functional.silu, "reglu": functional.relu}
-    if kind in gates:
-        gate, value = hidden.chunk(2, dim=-1)
-        gated: torch.Tensor = gates[kind](gate) * value
-        return gated
-    plain: dict[str, Any] = {"relu": functional.relu, "silu": functional.silu}
-    result: torch.Tensor = plain.get(kind, functional.gelu)(hidden)
-    return result
-
-
-def _bias(bias: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the bias, None for the empty tensor that the library keeps if there is no bias."""
-    return bias if bias is not None and bias.numel() else None
-
-
-_FORWARDS = {
-    "Linear": _linear,
-    "LayerNormLinear": _norm_linear,
-    "LayerNormMLP": _norm_mlp,
-    "LayerNorm": _layer_norm,
-    "RMSNorm": _rms_norm,
-}
+def _is_method(value: object) -> bool:
+    return isinstance(value, (classmethod, staticmethod)) or callable(value)
