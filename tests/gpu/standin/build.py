@@ -1,7 +1,8 @@
 """Build the stand-in for a GPU beside the CUDA build of PyTorch that runs this: two shared libraries.
 
-What PyTorch's libraries want of NVIDIA's is read from them (`nm`). What the C++ files beside this one do not
-answer gets a function that says "done" (mathematics) or "not supported" (the runtime).
+What the libraries of PyTorch and transformer-engine want of NVIDIA's is read from them (`nm`). What the C++
+files beside this one do not answer gets a function that says "done" (mathematics) or "not supported" (the
+runtime).
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import importlib.util
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
 _LINKED = ("libc10_cuda", "libtorch_cuda", "libtorch_python", "libtorch_cuda_linalg", "libtorch_cpu")
+_TRANSFORMER_ENGINE = "transformer_engine/wheel_lib/libtransformer_engine.so"
 _MATHEMATICS = ("cublas", "cudnn", "cupti", "nccl")
 _NOT_SUPPORTED = 801
 
@@ -41,8 +44,11 @@ def build(folder: Path) -> tuple[Path, Path]:
     numbers = [f"-DSTANDIN_CUDA={_cuda_version(homes[0])}", f"-DSTANDIN_CUDNN={_cudnn_version(site)}"]
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "standin.so"
-    sources = [HERE / "cudart.cpp", HERE / "libraries.cpp", HERE / "nccl.cpp", HERE / "pool.cpp"]
-    _compile(sources, library, [*include, *numbers], others=_functions(_wanted(torch / "lib")))
+    parts = ("cudart", "libraries", "nccl", "pool", "recurrent", "transformer_engine")
+    options = [*include, *numbers, f'-DSTANDIN_RECURRENT_SIZES="{HERE / "recurrent_sizes.txt"}"']
+    wanting = [torch / "lib" / f"{name}.so" for name in _LINKED]
+    wanting += [file for file in (site / _TRANSFORMER_ENGINE,) if file.exists()]
+    _compile([HERE / f"{part}.cpp" for part in parts], library, options, others=_functions(_wanted(wanting)))
     driver = folder / "lib" / "libcuda.so.1"
     driver.parent.mkdir(exist_ok=True)
     declared = set(_found(r"CUDAAPI (cu[A-Z]\w+)\(", homes[0] / "include/cuda.h"))
@@ -55,10 +61,10 @@ def build(folder: Path) -> tuple[Path, Path]:
     return library, driver.parent
 
 
-def _wanted(libraries: Path) -> set[str]:
+def _wanted(libraries: Iterable[Path]) -> set[str]:
     names: set[str] = set()
-    for name in _LINKED:
-        command = ["nm", "-D", "--undefined-only", str(libraries / f"{name}.so")]
+    for library in libraries:
+        command = ["nm", "-D", "--undefined-only", str(library)]
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         names |= {line.split()[-1].split("@")[0] for line in listed.splitlines()}
     return names

@@ -14,6 +14,7 @@ int cuDevicePrimaryCtxRetain(void** context, int) { *context = reinterpret_cast<
 int cuCtxGetCurrent(void** context) { *context = reinterpret_cast<void*>(1); return 0; }
 int cuCtxGetDevice(int* device) { *device = 0; return 0; }
 int cuGetErrorString(int, const char** text) { *text = "not in the stand-in"; return 0; }
+int cuGetExportTable(const void**, const void*) { return 801; }  // CUDA_ERROR_NOT_SUPPORTED
 int cuModuleLoad(void** module, const char*) { *module = std::malloc(8); return 0; }
 int cuModuleLoadData(void** module, const void*) { *module = std::malloc(8); return 0; }
 int cuModuleLoadDataEx(void** module, const void*, unsigned, void*, void**) { *module = std::malloc(8); return 0; }
