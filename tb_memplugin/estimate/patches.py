@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 _ABSENT = object()
 
 
@@ -22,6 +24,20 @@ class Patches:
         setattr(owner, name, value)
         self._replaced.append((owner, name, old, value))
         self.on_undo(lambda: _restore(owner, name, old))
+
+    def register(self, operator: str, kernel: Callable[..., Any], dispatch_key: str) -> None:
+        """Register a kernel of an operator of aten, such as `lstm.input`.
+
+        torch remembers in Python which kernel it found for an operator, and dynamo uses that. It forgets it
+        neither when a kernel is added nor when one goes, so a model that is compiled later would run another.
+        """
+        name, _, overload = operator.partition(".")
+        found = getattr(getattr(torch.ops.aten, name), overload or "default")
+        library = torch.library.Library("aten", "IMPL")
+        self.on_undo(found._dispatch_cache.clear)
+        self.on_undo(library._destroy)
+        library.impl(operator, kernel, dispatch_key)
+        found._dispatch_cache.clear()
 
     def on_undo(self, action: Callable[[], object]) -> None:
         """Add another action that `undo` runs."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
+import torch.nn.functional as F
 from torch import nn
 
 from tb_memplugin import MemoryEstimator
@@ -76,3 +78,22 @@ def test_the_peak_is_near_the_measured_one(build: Any, optimizer: Any, amp: bool
     measured = torch.cuda.max_memory_allocated() - before
     share = estimator.estimate().peak_allocated_bytes / measured
     assert LOWEST[build.__name__] <= share <= HIGHEST
+
+
+def test_a_model_that_is_compiled_after_an_estimate_has_the_gradients_of_attention() -> None:
+    def attend(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query * weight, query, query)
+
+    def gradient() -> torch.Tensor | None:
+        query, weight = (
+            torch.rand(1, 2, 16, 8, device="cuda"),
+            torch.rand(8, device="cuda", requires_grad=True),
+        )
+        torch.compiler.reset()
+        torch.compile(attend)(query, weight).sum().backward()
+        return weight.grad
+
+    with MemoryEstimator():
+        gradient()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        assert gradient() is not None

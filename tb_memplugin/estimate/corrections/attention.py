@@ -31,9 +31,7 @@ class Attention(Correction):
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Register `attend` for CUDA tensors, below autocast and above autograd's formulas."""
         self._mode = mode
-        library = torch.library.Library("aten", "IMPL")
-        patches.on_undo(library._destroy)
-        library.impl("scaled_dot_product_attention", self.attend, "AutogradCUDA")
+        patches.register("scaled_dot_product_attention", self.attend, "AutogradCUDA")
 
     def rules(self) -> dict[Any, Rule]:
         """Return rules for the kernels, and for the whole operator, which inference mode does not divide."""

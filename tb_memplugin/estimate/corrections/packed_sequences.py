@@ -35,11 +35,9 @@ class PackedSequences(Correction):
             lengths = [sum(size > row for size in sizes) for row in range(sizes[0])]
             return (padded.transpose(0, 1) if batch_first else padded), _whole(mode, lengths)
 
-        library = torch.library.Library("aten", "IMPL")
-        patches.on_undo(library._destroy)
         key = f"Autograd{self.target.device_type.upper()}"
-        library.impl("_pad_packed_sequence", unpack, key)
-        library.impl("_pack_padded_sequence_backward", _pack_backward, key)
+        patches.register("_pad_packed_sequence", unpack, key)
+        patches.register("_pack_padded_sequence_backward", _pack_backward, key)
 
     def rules(self) -> dict[Any, Rule]:
         """Return the rule for packing."""
