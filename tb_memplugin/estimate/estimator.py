@@ -32,6 +32,7 @@ from tb_memplugin.estimate.estimation import Estimate, answer, simulate
 from tb_memplugin.estimate.fake_recording import FakeRecording
 from tb_memplugin.estimate.fake_trace import trace_of
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.hints import Answers, checked
 from tb_memplugin.estimate.plugins import Plugin
 from tb_memplugin.estimate.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.estimate.simulator.conf_text import not_followed
@@ -102,9 +103,8 @@ class MemoryEstimator:
         )
         for sentence in not_followed(conf):
             self._target.note(sentence)
-        self._corrections = (
-            chosen(self._target, hints) if corrected else chosen(self._target, hints, none=True)
-        )
+        self._hints = checked(hints)
+        self._corrections = chosen(self._target, self._hints, none=not corrected)
         self._recording: FakeRecording | None = None
         self._running = False
         self._logger = instance_logger(log_level)
@@ -139,6 +139,8 @@ class MemoryEstimator:
             self._here.stop()
         finally:
             _ONE_AT_A_TIME.release()
+        for line in self._hints.unused_lines() if isinstance(self._hints, Answers) else ():
+            self._target.note(f"The hint for {line} was not used: the program asked nothing at that line.")
         for note in self._target.notes:
             self._logger.info("%s", note)
         if error is not None and (told := by_name(error)) is not None:

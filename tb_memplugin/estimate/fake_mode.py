@@ -141,10 +141,14 @@ class CountingFakeMode(FakeTensorMode):
         place = self.layers.place()
         self.settle(place)
         rule = self._rules.get(func)
-        self._inside = not self._is_composite(func)
+        composite = self._is_composite(func)
+        self._inside = not composite
         try:
             if rule is not None:
                 out = rule(self, func, tuple(args), kwargs or {})
+            elif composite:  # FakeTensorMode would run it as a whole on constants
+                with self:
+                    out = func.decompose(*args, **(kwargs or {}))
             else:
                 out = self.dispatch(func, types, args, kwargs or {})
         except Exception as error:

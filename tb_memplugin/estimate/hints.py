@@ -51,6 +51,18 @@ class Question:
         return f"{Path(self.file).name}:{self.line}"
 
 
+class Answers(dict[str, Any]):
+    """The user's hints by key. `used` are the keys that answered a question."""
+
+    def __init__(self, hints: Mapping[str, Any]) -> None:
+        super().__init__(hints)
+        self.used: set[str] = set()
+
+    def unused_lines(self) -> list[str]:
+        """Return the keys of lines, such as `train.py:42`, at which the program asked nothing."""
+        return [key for key in self if key not in KINDS and key not in self.used]
+
+
 def question(kind: str, operator: Any, tensor: torch.Tensor) -> Question:
     """Return the question that the running program asks now."""
     file, line = _program()
@@ -67,17 +79,19 @@ def answer(hints: Hints, asked: Question) -> Any:
     for key, value in hints.items():
         name, _, line = key.rpartition(":")
         if name and line == str(asked.line) and f"/{path}".endswith(f"/{name}"):
+            if isinstance(hints, Answers):
+                hints.used.add(key)
             return value
     return hints.get(asked.kind)
 
 
 def checked(hints: Any) -> Hints:
-    """Return the hints unchanged, after a check of their form.
+    """Return the hints after a check of their form, a mapping as `Answers`.
 
     Raises:
         MemPluginError: they are not a mapping, a function or None; or a key matches no possible question.
     """
-    if hints is None or callable(hints):
+    if hints is None or callable(hints) or isinstance(hints, Answers):
         return hints  # type: ignore[no-any-return]  # the user's function
     if not isinstance(hints, Mapping):
         raise MemPluginError(
@@ -92,7 +106,7 @@ def checked(hints: Any) -> Hints:
                 where="hints",
                 fix=f'Use a line, "file.py:42", or one of {", ".join(KINDS)}.',
             )
-    return hints
+    return Answers(hints)
 
 
 def read_hints(texts: Sequence[str]) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ The peaks were counted by PyTorch's allocator on the stand-in for an A100 (docs/
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tb_memplugin import MemoryEstimator
+from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.analysis.breakdown import Divided
 from tb_memplugin.analysis.moment import moment
 from tb_memplugin.estimate.inductor import wrapper_code
@@ -59,9 +60,33 @@ def compiled_loss() -> None:
     train(model, loss, 4096)
 
 
+def uncompiled() -> None:
+    model = layers()
+    train(model, lambda x: model(x).square().mean(), 2048)
+
+
+class Wrapped(nn.Module):
+    """`Module.compile` compiles a module of one's own, but no nn.Sequential itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
+def compiled_in_place() -> None:
+    model = Wrapped()
+    model.compile()
+    train(model, lambda x: model(x).square().mean(), 2048)
+
+
 @pytest.mark.skipif(not keeps_workspaces(), reason="counted with workspaces that are kept")
 @pytest.mark.parametrize(
-    ("program", "counted"), [(compiled_model, 251_982_848), (compiled_loss, 319_153_152)]
+    ("program", "counted"),
+    [(compiled_model, 251_982_848), (compiled_in_place, 251_982_848), (compiled_loss, 319_153_152)],
 )
 def test_the_peak_is_that_of_the_allocator(program: Callable[[], None], counted: int) -> None:
     assert estimated(program, gpu=A100).estimate().peak_allocated_bytes == counted
@@ -124,10 +149,6 @@ def test_code_that_cannot_run_is_estimated_uncompiled(monkeypatch: pytest.Monkey
     def fails(*_: Any) -> Any:
         raise RuntimeError("no such kernel")
 
-    def uncompiled() -> None:
-        model = layers()
-        train(model, lambda x: model(x).square().mean(), 2048)
-
     monkeypatch.setattr(wrapper_code, part, fails)
     done = estimated(compiled_model, gpu=A100)
     expected = estimated(uncompiled, gpu=A100).estimate().peak_allocated_bytes
@@ -135,16 +156,46 @@ def test_code_that_cannot_run_is_estimated_uncompiled(monkeypatch: pytest.Monkey
     assert any("could not be compiled" in one and "no such kernel" in one for one in done.estimate().notes)
 
 
+def fail_at_call(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the compiled code of one call fail: 1 is the first forward, 2 the first backward."""
+    run, calls = wrapper_code.FakeModule._placed, count(1)
+
+    def placed(module: Any, args: Any) -> Any:
+        if next(calls) == number:
+            module._call = lambda _: 1 / 0
+        return run(module, args)
+
+    monkeypatch.setattr(wrapper_code.FakeModule, "_placed", placed)
+
+
+def test_a_forward_that_fails_after_its_trial_is_estimated_uncompiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_at_call(1, monkeypatch)
+    done = estimated(compiled_model, gpu=A100)
+    expected = estimated(uncompiled, gpu=A100).estimate().peak_allocated_bytes
+    assert done.estimate().peak_allocated_bytes == expected
+    assert any("division by zero" in one and "estimated uncompiled" in one for one in done.estimate().notes)
+
+
+def test_a_backward_that_fails_after_its_trial_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_at_call(2, monkeypatch)
+    with pytest.raises(MemPluginError, match=r"(?s)compiled code failed.*disable=True"):
+        estimated(compiled_model, gpu=A100)
+
+
 def test_it_compiles_once_for_all_steps_and_again_in_the_next_estimate() -> None:
     for size in (1, 2):
         seen: list[int] = []
 
-        def run(count: list[int] = seen, size: int = size) -> None:
+        def run(graphs: list[int] = seen, size: int = size) -> None:
             norm = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
             compiled: Any = torch.compile(norm)
             for _ in range(3):
                 compiled(torch.zeros(size, 3, 8, 8, device="cuda")).sum().backward()
-            count.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
         torch._dynamo.utils.counters.clear()
         estimated(run, gpu=A100)
@@ -202,3 +253,14 @@ def test_optimizers_are_as_before_after_an_estimate() -> None:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert type(optimizer.state[model.weight]["exp_avg"]) is torch.Tensor
+
+
+def test_torch_forgets_which_kernels_an_estimate_registered() -> None:
+    """What torch remembers decides whether a model that is compiled later has attention's gradients."""
+
+    def train() -> None:
+        attend = torch.compile(lambda one: F.scaled_dot_product_attention(one, one, one))
+        attend(torch.empty(1, 2, 16, 8, device="cuda", requires_grad=True)).sum().backward()
+
+    estimated(train, gpu=A100)
+    assert torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache == {}

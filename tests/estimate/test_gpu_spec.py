@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from tb_memplugin import MemPluginError
+from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.estimate.gpu_spec import MIB, GpuSpec
 
 TABLE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text("utf-8")
@@ -116,3 +117,12 @@ def test_the_document_tells_every_gpu_as_it_is():
     rows = dict(re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \|", TABLE.split("## CUDA")[0], re.MULTILINE))
     told = {name: int(size.replace(",", "")) * MIB for name, size in rows.items()}
     assert told == {name: GpuSpec.named(name).memory_bytes for name in GpuSpec.names()}
+
+
+@pytest.mark.parametrize(("name", "processors", "capability"), [("t4", 40, (7, 5)), ("a100", 108, (8, 0))])
+def test_programs_see_the_properties_of_the_gpu(name, processors, capability):
+    with MemoryEstimator(gpu=name):
+        seen = torch.cuda.get_device_properties(0)
+        assert torch.cuda.get_device_capability() == capability
+    assert (seen.multi_processor_count, seen.major, seen.minor) == (processors, *capability)
+    assert seen.total_memory == GpuSpec.named(name).memory_bytes

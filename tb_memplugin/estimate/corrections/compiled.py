@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.attention import flex_attention as flex
 
 from tb_memplugin.errors import MemPluginError
@@ -30,7 +29,7 @@ class Compiled(Correction):
     """Compiles with Inductor for a GPU; else makes `torch.compile` return its argument, with a note."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Replace `torch.compile`, `Module.compile`, and flex_attention in every module that imported it."""
+        """Replace `torch.compile`, which `Module.compile` calls, and flex_attention wherever it is."""
         original = flex.flex_attention
         compiler = Compiler(
             mode, patches, self.target.gpu, self.target.note, has_device=self.target.has_device
@@ -54,11 +53,7 @@ class Compiled(Correction):
             self.target.note(_NOTE)
             return model
 
-        def compile_module(module: nn.Module, *_: Any, **__: Any) -> None:
-            self.target.note(_NOTE)
-
         patches.set(torch, "compile", compile)
-        patches.set(nn.Module, "compile", compile_module)
         for module in list(sys.modules.values()):
             if vars(module).get("flex_attention") is original:
                 patches.set(module, "flex_attention", self._flex)

@@ -6,11 +6,14 @@ window sizes. Fake tensors lose the values, and models would be built differentl
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from tb_memplugin.estimate.corrections.correction import Correction
@@ -27,9 +30,20 @@ class Constants(Correction):
     """Lets FakeTensorMode compute with small constant tensors, as it does with single numbers."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Raise torch's limit."""
+        """Raise torch's limit, and let `copy.deepcopy` copy the values too."""
         if hasattr(fake_tensor, "CONSTANT_NUMEL_LIMIT"):
             patches.set(fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST)
+
+        original: Any = torch.Tensor.__deepcopy__
+
+        def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
+            if not mode.is_on() or tensor.constant is None:
+                return original(tensor, memo)
+            if id(tensor) not in memo:
+                memo[id(tensor)] = _copied(mode, tensor, memo)
+            return memo[id(tensor)]
+
+        patches.set(FakeTensor, "__deepcopy__", deepcopy)
 
     def rules(self) -> dict[Any, Rule]:
         """Return a rule for every operator that creates a tensor from numbers."""
@@ -45,6 +59,18 @@ class Constants(Correction):
 def constant(mode: CountingFakeMode, real: torch.Tensor) -> torch.Tensor:
     """Return a fake tensor that keeps the values of a real one."""
     return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
+
+
+def _copied(mode: CountingFakeMode, tensor: Any, memo: dict[int, Any]) -> Any:
+    """Return a tensor with the same values. PyTorch would copy the storage, and a fake one has no values."""
+    with no_dispatch():
+        real = tensor.constant.clone()
+    out: Any = constant(mode, real)
+    mode.see([out], torch.ops.aten.clone.default)
+    if isinstance(tensor, nn.Parameter):
+        out = nn.Parameter(out, tensor.requires_grad)
+    out.grad = copy.deepcopy(tensor.grad, memo)
+    return out
 
 
 def _made(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

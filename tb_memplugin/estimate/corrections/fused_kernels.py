@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.corrections.correction import Correction
+from tb_memplugin.estimate.corrections.kernel_buffers import copied_around
 from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.patches import Patches
 
@@ -38,11 +39,9 @@ class FusedKernels(Correction):
         """Register a CUDA kernel, so that autograd passes the operator to the mode undecomposed."""
         if self.target.device_type != "cuda":
             return
-        library = torch.library.Library("aten", "IMPL")
-        patches.on_undo(library._destroy)
         for name in ON_CUDA:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
-                library.impl(name, _never_called, "CUDA")
+                patches.register(name, _never_called, "CUDA")
 
 
 def _never_called(*_: Any) -> None:
@@ -60,5 +59,10 @@ def _fused_rms_norm(
     given, shape = args[0], args[1]
     rows = (*given.shape[: given.dim() - len(shape)], *(1 for _ in shape))
     dtype = torch.float64 if given.dtype is torch.float64 else torch.float32
-    result = mode.quietly(aten.empty_like.default, given, memory_format=torch.contiguous_format)
-    return result, mode.quietly(aten.empty.memory_format, rows, dtype=dtype, device=given.device)
+
+    def run() -> tuple[Any, Any]:
+        result = mode.quietly(aten.empty_like.default, given, memory_format=torch.contiguous_format)
+        return result, mode.quietly(aten.empty.memory_format, rows, dtype=dtype, device=given.device)
+
+    made: tuple[Any, Any] = copied_around(mode, func, given, run)
+    return made

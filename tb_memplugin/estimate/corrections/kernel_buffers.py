@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
 import torch
 
 from tb_memplugin.estimate.corrections.correction import Correction
-from tb_memplugin.estimate.corrections.fused_kernels import HAS_RMS_NORM
 from tb_memplugin.estimate.corrections.radix_sort import sort_bytes
 from tb_memplugin.estimate.corrections.reductions import ANY_GPU
 from tb_memplugin.estimate.fake_ledger import Place
-from tb_memplugin.estimate.fake_mode import After, CountingFakeMode
+from tb_memplugin.estimate.fake_mode import After, CountingFakeMode, Rule
+from tb_memplugin.trace import Category
 
 aten = torch.ops.aten
 
@@ -99,12 +100,37 @@ class OtherTypes(Correction):
         }
 
 
+def copied_around(
+    mode: CountingFakeMode, func: Any, first: Any, run: Callable[[], Any], last: Any = None
+) -> Any:
+    """Return the results of `run`, and record the contiguous copies of two arguments that a kernel makes.
+
+    That of `first` is made before there are results, that of `last` after them.
+    """
+    if first.fake_device.type != mode.ledger.device_type:
+        return run()
+    place, row = mode.layers.place(), mode.ledger.device_row(first.fake_device)
+    size = _copy(first)
+    held = mode.held(size, func, place, Category.TEMPORARY, row) if size else None
+    out = run()
+    mode.see(out, func)
+    if last is not None:
+        mode.passing([_copy(last)], func, place, row)
+    if held is not None:
+        mode.ledger.give_back(held, place)
+    return out
+
+
 class ContiguousCopies(Correction):
     """Records the contiguous copies that kernels make of arguments that are not contiguous.
 
     Sources: layer_norm.cpp, SoftMax.cpp and Embedding.cpp, for CPU and CUDA (`expect_contiguous`,
     `contiguous`).
     """
+
+    def rules(self) -> dict[Any, Rule]:
+        """Return a rule for `layer_norm` on a GPU. That of its derivative is in result_strides.py."""
+        return {aten.native_layer_norm.default: _normalized} if self.target.device_type == "cuda" else {}
 
     def after(self) -> dict[Any, After]:
         """Return a function for each operator; `reads` is how many of its first arguments are copied."""
@@ -120,10 +146,13 @@ class ContiguousCopies(Correction):
         if self.target.device_type == "cuda":
             del reads[aten._softmax_backward_data.default]  # _weighted
             reads |= dict.fromkeys((aten.cumsum.default, aten.cumprod.default), 1)
-        if self.target.device_type == "cuda" and HAS_RMS_NORM:
-            reads[aten._fused_rms_norm.default] = 1
-            reads[aten._fused_rms_norm_backward.default] = 2
+            for normalization in (aten.native_layer_norm, aten.native_layer_norm_backward):
+                del reads[normalization.default]  # copied_around
         return {operator: _straightened(count) for operator, count in reads.items()}
+
+
+def _normalized(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return copied_around(mode, func, args[0], lambda: mode.quietly(func, *args, **kwargs))
 
 
 def _straightened(count: int) -> After:

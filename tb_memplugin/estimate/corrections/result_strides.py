@@ -15,6 +15,7 @@ from torch._prims_common import suggest_memory_format
 
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.corrections.fused_kernels import HAS_RMS_NORM
+from tb_memplugin.estimate.corrections.kernel_buffers import copied_around
 from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
 
 aten = torch.ops.aten
@@ -51,8 +52,12 @@ def _first_contiguous(
     mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Return contiguous gradients of the input; fake tensors lay them out like the gradient of the result."""
-    first, *others = mode.quietly(func, *args, **kwargs)
-    return (first if first is None else _laid_out(mode, first, torch.contiguous_format), *others)
+
+    def run() -> Any:
+        first, *others = mode.quietly(func, *args, **kwargs)
+        return (first if first is None else _laid_out(mode, first, torch.contiguous_format), *others)
+
+    return copied_around(mode, func, args[1], run, last=args[0])
 
 
 def _contiguous_like_the_input(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tb_memplugin.estimate.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.inductor import without_gpu
-from tb_memplugin.estimate.inductor.wrapper_code import FakeModule
+from tb_memplugin.estimate.inductor.wrapper_code import CompiledCodeError, FakeModule
 from tb_memplugin.estimate.patches import Patches
 
 _PACKAGE = str(Path(__file__).parents[2])
@@ -102,7 +102,16 @@ class Compiler:
 
         def backend(graph: Any, inputs: Any, **_: Any) -> Any:
             self._note(_NOTE)
-            return self._compile_fx(graph, inputs, config_patches=settings)
+            compiled = self._compile_fx(graph, inputs, config_patches=settings)
+
+            def run(*args: Any) -> Any:
+                try:
+                    return compiled(*args)
+                except CompiledCodeError as error:
+                    self._note(f"{error.what} It is estimated uncompiled.")
+                return graph(*args)
+
+            return run
 
         self._backends.add(backend)
         kept = {name: options[name] for name in ("fullgraph", "dynamic") if name in options}

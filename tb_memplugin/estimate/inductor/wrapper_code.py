@@ -14,11 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.fake_mode import CountingFakeMode
 
 _ALLOCATES = "empty_strided_"
 _AT = "_at"
 _GUARD = "torch.cuda._DeviceGuard"
+
+
+class CompiledCodeError(MemPluginError):
+    """Compiled code failed, although its trial run did not."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            f"torch.compile: compiled code failed in the estimate ({type(error).__name__}: "
+            f"{str(error)[:200]}).",
+            fix="Estimate without torch.compile: torch.compile(..., disable=True).",
+        )
 
 
 class FakeModule:
@@ -89,7 +101,10 @@ class FakeModule:
 
     def _placed(self, args: Any) -> Any:
         with self._mode.layers.running_kernels(training=self._in_training):
-            out = self._call(args)
+            try:
+                out = self._call(args)
+            except Exception as error:
+                raise CompiledCodeError(error) from error
             self._mode.settle(self._mode.layers.place())
             return out
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tb_memplugin import MemPluginError
-from tests.estimate.fake_runs import estimated
+from tests.estimate.fake_runs import allocations, estimated
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,28 @@ def test_large_ones_and_those_on_the_gpu_are_not() -> None:
         estimated(lambda: torch.arange(5000).sum().item())
     with pytest.raises(MemPluginError, match="a whole number"):
         estimated(lambda: torch.arange(5, device="cuda").sum().item())
+
+
+@pytest.mark.parametrize("move", [torch.Tensor.cuda, lambda one: one.to("cuda", torch.float64)])
+def test_they_move_to_the_gpu_in_inference_mode(move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def run() -> torch.Tensor:
+        with torch.inference_mode():
+            return move(torch.zeros(256))
+
+    made = allocations(estimated(run))
+    assert [size for _, size, _ in made] == [1024 if move is torch.Tensor.cuda else 2048]
+
+
+def test_copies_of_models_and_of_optimizer_states_keep_the_values() -> None:
+    def run() -> None:
+        model = copy.deepcopy(nn.BatchNorm1d(3)).cuda()  # counts batches, on the CPU so far
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.randn(4, 3, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer.step()
+        read.append(optimizer.state[model.weight]["step"].item())
+
+    read: list[float] = []
+    estimated(run)
+    assert read == [2.0]

@@ -229,3 +229,13 @@ def test_samples_without_replacement_are_the_largest_of_random_numbers() -> None
     assert sizes(estimated(lambda: run(5, False)), "multinomial") == [64 * 5 * 8, 25_600, 64 * 5 * 4]
     assert sizes(estimated(lambda: run(1, False)), "multinomial") == [64 * 8, 25_600]
     assert sizes(estimated(lambda: run(5, True)), "multinomial") == [64 * 5 * 8, *[25_600] * 3]
+
+
+def test_layer_norm_copies_its_input_before_the_results_and_the_gradient_after_them() -> None:
+    """The order decides which holes blocks fill. It is what PyTorch's CUDA build records (docs/gpu.md)."""
+    done = train(lambda x: functional.layer_norm(x.t(), (8,)).t().contiguous(), (8, 4))
+    made = [(size, kind) for name, size, kind in allocations(done) if name.startswith("native_layer_norm")]
+    forward, backward = made[:4], made[4:]
+    assert [kind for _, kind in forward] == ["temporary", *["activation"] * 3]
+    assert [size for size, _ in forward] == [128, 128, 16, 16]
+    assert backward == [(128, "temporary"), (128, "gradient"), (128, "temporary")]
