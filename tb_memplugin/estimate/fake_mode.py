@@ -140,13 +140,14 @@ class CountingFakeMode(FakeTensorMode):
             return self.dispatch(func, types, args, kwargs or {})
         place = self.layers.place()
         self.settle(place)
-        rule = self._rules.get(func)
+        plain = all(kind is FakeTensor for kind in types)  # DTensor and others call again with what they hold
+        rule = self._rules.get(func) if plain else None
         composite = self._is_composite(func)
         self._inside = not composite
         try:
             if rule is not None:
                 out = rule(self, func, tuple(args), kwargs or {})
-            elif composite:  # FakeTensorMode would run it as a whole on constants
+            elif composite and plain:  # FakeTensorMode would run it as a whole on constants
                 with self:
                     out = func.decompose(*args, **(kwargs or {}))
             else:

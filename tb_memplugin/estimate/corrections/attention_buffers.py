@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tb_memplugin.estimate.corrections.reductions import ANY_GPU
 from tb_memplugin.estimate.fake_ledger import Block
@@ -37,23 +36,12 @@ _BLOCKS_TO_FILL = 200
 def buffer_rules(gpu: GpuSpec | None) -> dict[Any, Rule]:
     """Return rules for the kernels' operators, forward and backward, on a GPU."""
     buffers = _Buffers(gpu or ANY_GPU)
-    rules: dict[Any, Rule] = {
+    return {
         aten._scaled_dot_product_flash_attention.default: buffers.flash,
         aten._scaled_dot_product_flash_attention_backward.default: buffers.flash_backward,
         aten._scaled_dot_product_efficient_attention.default: buffers.efficient,
         aten._scaled_dot_product_efficient_attention_backward.default: buffers.efficient_backward,
     }
-    return {operator: _for_plain(rule) for operator, rule in rules.items()}
-
-
-def _for_plain(rule: Rule) -> Rule:
-    """Leave subclasses such as DTensor alone: they call the operator again with the tensors they hold."""
-
-    def applied(mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        plain = all(type(one) is FakeTensor for one in args if isinstance(one, torch.Tensor))
-        return rule(mode, func, args, kwargs) if plain else mode.quietly(func, *args, **kwargs)
-
-    return applied
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from tb_memplugin import MemoryEstimator
@@ -152,3 +153,20 @@ def test_what_a_hook_sent_is_kept_until_the_groups_next_call_in_another_step() -
     assert blocks.freed[first] < blocks.born[second]
     assert blocks.born[third] < blocks.freed[second] < len(one.trace.events)
     assert blocks.freed[third] >= len(one.trace.events)
+
+
+def test_norms_of_sequence_parallel_layers_allocate_their_share() -> None:
+    """Two ranks share 8 tokens of 256 floats: each has 4 (4 KiB), each with a mean and a deviation (4 bytes).
+
+    The backward makes the gradients of 256 weights and biases, and copies the sum's expanded gradient.
+    """
+
+    def program(estimator: MemoryEstimator, mesh: DeviceMesh) -> nn.Module:
+        norm = parallelize_module(nn.LayerNorm(256, device="cuda"), mesh, SequenceParallel())
+        norm(torch.ones(1, 4, 256, device="cuda")).to_local().sum().backward()
+        return norm
+
+    one = on_gpu(program)
+    backward = allocations(one, "native_layer_norm_backward")
+    assert backward == [KIB, KIB, 4 * KIB]
+    assert allocations(one, "native_layer_norm") == [4 * KIB, 16, 16, *backward]
