@@ -13,10 +13,6 @@ from tb_memplugin.estimate.patches import Patches
 
 aten = torch.ops.aten
 
-_CONVOLUTION = (
-    "Convolutions: cuDNN's workspaces are not known and not counted. torch.backends.cudnn.benchmark "
-    "tries some that are large."
-)
 _EFFICIENT = (
     "scaled_dot_product_attention uses the memory-efficient kernel. The workspace of its backward is "
     "not known and not counted."
@@ -34,7 +30,6 @@ _SOLVERS = (
 _BILINEAR = "nn.Bilinear: the products of its inputs, which its kernel holds for a moment, are not counted."
 
 _MET: dict[str, tuple[Any, ...]] = {
-    _CONVOLUTION: (aten.convolution.default, aten.convolution_backward.default),
     _EFFICIENT: (aten._scaled_dot_product_efficient_attention_backward.default,),
     _BATCH_NORM: (aten.cudnn_batch_norm.default,),
     _SELECTING: (

@@ -159,11 +159,6 @@ def test_autocast_computes_recurrent_layers_in_half_precision() -> None:
     assert 8 * 32 * 128 * 2 in sizes(done, "_cudnn_rnn")
 
 
-def test_convolutions_say_what_is_not_known() -> None:
-    done = estimated(lambda: nn.Conv2d(3, 8, 3, device="cuda")(torch.randn(1, 3, 8, 8, device="cuda")))
-    assert any("Convolutions" in note for note in done.estimate().notes)
-
-
 def test_fake_tensors_alone_have_no_lstm() -> None:
     with pytest.raises(RuntimeError):
         estimated(lambda: recurrent(nn.LSTM), corrected=False)

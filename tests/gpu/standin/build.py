@@ -44,8 +44,11 @@ def build(folder: Path) -> tuple[Path, Path]:
     numbers = [f"-DSTANDIN_CUDA={_cuda_version(homes[0])}", f"-DSTANDIN_CUDNN={_cudnn_version(site)}"]
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "standin.so"
-    parts = ("cudart", "libraries", "nccl", "pool", "recurrent", "transformer_engine")
-    options = [*include, *numbers, f'-DSTANDIN_RECURRENT_SIZES="{HERE / "recurrent_sizes.txt"}"']
+    parts = ("convolutions", "cudart", "libraries", "nccl", "pool", "recurrent", "transformer_engine")
+    options = [
+        *(*include, *numbers, f'-DSTANDIN_RECURRENT_SIZES="{HERE / "recurrent_sizes.txt"}"'),
+        f'-DSTANDIN_CUDNN_LIBRARY="{site / "nvidia/cudnn/lib/libcudnn.so.9"}"',
+    ]
     wanting = [torch / "lib" / f"{name}.so" for name in _LINKED]
     wanting += [file for file in (site / _TRANSFORMER_ENGINE,) if file.exists()]
     _compile([HERE / f"{part}.cpp" for part in parts], library, options, others=_functions(_wanted(wanting)))

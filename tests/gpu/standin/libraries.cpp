@@ -7,9 +7,6 @@ namespace {
 
 void* handle() { return std::calloc(1, 256); }
 
-// One engine that can do everything and needs no workspace.
-constexpr int kEngineResults = 202, kPlanWorkspace = 402;  // CUDNN_ATTR_ENGINEHEUR_RESULTS, ..._WORKSPACE_SIZE
-
 }  // namespace
 
 #define SAYS_ZERO(name, ...) \
@@ -39,13 +36,6 @@ int cudnnGetProperty(int which, int* value) {
     return 0;
 }
 int cudnnGetStream(void*, void** out) { *out = nullptr; return 0; }
-int cudnnBackendCreateDescriptor(int, void** out) { *out = handle(); return 0; }
-int cudnnBackendDestroyDescriptor(void* it) { std::free(it); return 0; }
-int cudnnBackendGetAttribute(void*, int attribute, int, int64_t wanted, int64_t* count, void* out) {
-    if (count) *count = attribute == kEngineResults || attribute == kPlanWorkspace;
-    if (attribute == kPlanWorkspace && out && wanted) *static_cast<int64_t*>(out) = 0;
-    return 0;
-}
 SAYS_ZERO(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, void*, int, int, void*, void*, void*, void*, void*)
 SAYS_ZERO(cudnnGetBatchNormalizationBackwardExWorkspaceSize, void*, int, int, void*, void*, void*, void*, void*, void*, void*)
 SAYS_ZERO(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, void*, int, int, void*, void*)
