@@ -42,6 +42,10 @@ _CROWDED = (
     "Another tracer ran on another thread meanwhile. The allocator's history does not record threads, so the "
     "figures of layers may contain what the other's layers allocated."
 )
+_THREADS = (
+    "Layers ran on {:,} threads. The allocator's history does not record threads, so what other threads "
+    "allocate while a backward runs counts to the layer whose backward it is."
+)
 _INSIDE = "Layers inside compiled or scripted modules have no figures of their own: {:,} of them."
 
 _ENTRY_NS = 1_000
@@ -236,10 +240,9 @@ def _layers(history: MemoryTrace, noted: HistoryCalls, spans: Spans) -> Int64:
     thread marks what it allocates in forward.
     """
     time_ns = history.events.time_ns
-    threads = {thread for *_, in_backward, thread in noted.crossings if not in_backward}
     backward = spans.phase == Phase.BACKWARD
     candidates = Spans(*(getattr(spans, one.name)[backward] for one in fields(spans)))
-    among = spans if len(threads) < 2 else candidates
+    among = spans if len(_threads(noted)) < 2 else candidates
     layer = np.append(among.name, -1).astype(np.int64)[_innermost(among, time_ns)]
     row_of = {module.key: row for row, module in enumerate(noted.names.modules)}
     known = [row_of.get(one.key, -1) if one.is_module else -1 for one in history.modules]
@@ -250,6 +253,11 @@ def _layers(history: MemoryTrace, noted: HistoryCalls, spans: Spans) -> Int64:
         ended = np.searchsorted(np.sort(spans.end_ns[own]), time_ns[events], side="left")
         layer[events[begun > ended]] = row
     return layer
+
+
+def _threads(noted: HistoryCalls) -> set[int]:
+    """Return the idents of the threads that ran layers forward."""
+    return {thread for *_, in_backward, thread in noted.crossings if not in_backward}
 
 
 def _count(figures: list[LayerFigures], spans: Spans, curve: _Curve) -> None:
@@ -351,6 +359,9 @@ def _phases(curve: _Curve, noted: HistoryCalls) -> list[PhaseMemoryStats]:
 def _notes(noted: HistoryCalls) -> list[str]:
     notes = [_INSIDE.format(noted.unseen)] if noted.unseen else []
     notes += [_CROWDED] if noted.crowded else []
+    threads = len(_threads(noted))
+    if threads > 1 and any(in_backward for *_, in_backward, _ in noted.crossings):
+        notes.append(_THREADS.format(threads))
     return notes + ([_overwritten(noted)] if noted.is_full else [])
 
 

@@ -352,6 +352,23 @@ def test_a_tracer_on_another_thread_is_noted(gpu):
     assert not any("Another tracer" in note for note in alone.trace.notes)
 
 
+def test_a_backward_beside_layers_on_another_thread_is_noted(gpu):
+    model = nn.Linear(2, 2)
+
+    def train():
+        model(torch.ones(1, 2)).sum().backward()
+
+    def both():
+        thread = threading.Thread(target=model, args=(torch.ones(1, 2),))
+        thread.start()
+        thread.join()
+        train()
+
+    notes = {run: traced(gpu, model, run).trace.notes for run in (train, both)}
+    assert not any("threads" in note for note in notes[train])
+    assert any("Layers ran on 2 threads." in note for note in notes[both])
+
+
 def test_a_module_that_was_compiled_in_place_is_one_layer():
     model = nn.Sequential(nn.Linear(2, 2))
     model.compile(backend="eager")
