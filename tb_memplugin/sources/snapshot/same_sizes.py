@@ -28,8 +28,8 @@ def by_sizes(trace: MemoryTrace, category: UInt8, phase: UInt8, ends_step: Bool)
     """
     found: UInt8 = category.copy()
     blocks = trace.allocations
-    waits = (blocks.bytes == WORKSPACE) & (blocks.freed == len(trace.events))  # no other block has this size
-    waits &= ((found == Category.UNKNOWN) & (blocks.born < 0)) | (found == Category.GRADIENT)
+    waits = blocks.bytes == WORKSPACE  # a size that other blocks do not have
+    waits &= (found == Category.UNKNOWN) & (blocks.born < 0) & (blocks.freed == len(trace.events))
     found[waits] = Category.WORKSPACE
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((found == Category.UNKNOWN) & (blocks.device == device))

@@ -79,11 +79,6 @@ def test_a_block_of_cublas_own_size_that_stays_is_a_workspace():
     assert categories(program(*lines, "free a"))[WORKSPACE] == "unknown"
 
 
-def test_a_workspace_that_a_backward_takes_first_is_no_gradient():
-    lines = (f"alloc {WORKSPACE} a at=backward", "alloc 1 x at=backward")
-    assert categories(program(*lines, stacks=STACKS)) == {WORKSPACE: "workspace", 1: "gradient"}
-
-
 def test_a_snapshot_without_a_trace_may_know_gradients_by_their_stacks():
     """Nothing happens in it, so no backward begins; the blocks were all there."""
     accumulate = [{"name": "torch::autograd::AccumulateGrad::apply()", "filename": "??", "line": 0}]
