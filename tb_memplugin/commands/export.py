@@ -13,7 +13,7 @@ from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.analysis.units import size_told
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.paths import PATH, output_option
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports import monitored_steps
@@ -28,13 +28,7 @@ _FORMATS = "; ".join(f"{name}: {one.what}" for name, one in FORMATS.items())
 @click.command("export", epilog=f"Formats: {_FORMATS}")
 @click.argument("file", type=PATH)
 @click.option("--to", "format_", type=click.Choice(list(FORMATS)), required=True, help="The format.")
-@click.option(
-    "-o",
-    "--output",
-    type=PATH,
-    required=True,
-    help="The file to write, or - for stdout. An existing file is replaced.",
-)
+@output_option
 @click.option(
     "--by",
     type=click.Choice(ALL_DIVISIONS),

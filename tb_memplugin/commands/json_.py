@@ -6,20 +6,14 @@ import click
 
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.paths import PATH, output_option
 from tb_memplugin.exports import json as trace_json
 from tb_memplugin.exports import snapshot
 
 
 @click.command("json")
 @click.argument("file", type=PATH)
-@click.option(
-    "-o",
-    "--output",
-    type=PATH,
-    required=True,
-    help="The file to write, or - for stdout. An existing file is replaced.",
-)
+@output_option
 @click.option(
     "--layout",
     type=click.Choice(["trace", "snapshot"]),

@@ -1,9 +1,10 @@
-"""The type of arguments and options that are paths: `~` is the home, also where a shell leaves it alone."""
+"""Arguments and options that are paths: `~` is the home, also where a shell leaves it alone."""
 
 from __future__ import annotations
 
 import os
 
+import click
 from click.types import FuncParamType
 
 
@@ -16,3 +17,12 @@ def path(text: str) -> str:
 
 
 PATH = FuncParamType(path)
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    required=True,
+    help="The file to write, or - for stdout. An existing file is replaced.",
+)
+"""The option for what a command writes."""

@@ -11,7 +11,7 @@ from tb_memplugin.analysis.breakdown import By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.paths import PATH, output_option
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports.report_data import Division
@@ -30,9 +30,7 @@ CUSTOM = "custom"
     multiple=True,
     help="With --by custom: name=regex, or a JSON file of rules. The first match wins.",
 )
-@click.option(
-    "-o", "--output", type=PATH, required=True, help="The HTML file to write. An existing file is replaced."
-)
+@output_option
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @reading_options
 def command(file: str, by: str, rules: Sequence[str], output: str, as_json: bool, reading: Reading) -> None:
