@@ -92,6 +92,155 @@ def test_ten_threads_lose_no_call_and_count_no_byte_of_another_layer():
     assert (relu.calls, relu.total_allocations, relu.allocated_bytes) == (50, 50, 50 * 8 * 4 * 4)
 
 
+class Waits(torch.autograd.Function):
+    """In backward, lets another thread allocate 7,000 bytes while it waits, then allocates 5,000 itself."""
+
+    @staticmethod
+    def forward(ctx, x, ask, answer):
+        ctx.events = ask, answer
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ask, answer = ctx.events
+        ask.set()
+        assert answer.wait(30)
+        torch.empty(5000, dtype=torch.uint8, device="cuda")
+        return gradient * 1, None, None
+
+
+class Waiting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ask, self.answer = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        return Waits.apply(x, self.ask, self.answer)
+
+    def allocate_meanwhile(self):
+        assert self.ask.wait(30)
+        self.kept = torch.empty(7000, dtype=torch.uint8, device="cuda")
+        self.answer.set()
+
+
+def mark_of_autograds_thread():
+    """Return the mark on the thread that runs the backward of this GPU's tensors."""
+    seen = []
+    x = torch.ones(1, device="cuda", requires_grad=True)
+    x.register_hook(lambda _: seen.append(torch.cuda.memory._get_memory_metadata()))
+    x.sum().backward()
+    return seen[0]
+
+
+def bytes_of(tracer, layer):
+    """Return the sizes of the layer's allocations that a test made itself: thousands of bytes."""
+    events = (one for one in tracer.result.events() if one.event_type == "alloc")
+    return [one.size_bytes for one in events if one.layer_name == layer and one.size_bytes % 1000 == 0]
+
+
+def test_a_layers_backward_has_not_what_other_threads_allocate_meanwhile():
+    waiting, tracer = Waiting(), MemoryTracer()
+    model = nn.Sequential(nn.Linear(3, 3), waiting, nn.Linear(3, 3)).cuda()
+    other = threading.Thread(target=waiting.allocate_meanwhile)
+    with tracer.trace(model):
+        other.start()
+        model(torch.ones(3, 3, device="cuda")).sum().backward()
+        other.join()
+    assert bytes_of(tracer, "1") == [5000]
+    assert bytes_of(tracer, None) == [7000]
+    assert mark_of_autograds_thread() == ""
+
+
+def test_a_block_that_ends_during_another_threads_backward_does_not_wait_for_it():
+    waiting = Waiting()
+    model = nn.Sequential(nn.Linear(3, 3), waiting).cuda()
+    with MemoryTracer().trace(model):
+        loss = model(torch.ones(3, 3, device="cuda")).sum()
+        other = threading.Thread(target=loss.backward)
+        other.start()
+        assert waiting.ask.wait(30)
+    waiting.answer.set()  # only now may the backward go on
+    for thread in (other, *(one for one in threading.enumerate() if one.name == "tb_memplugin marks")):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert mark_of_autograds_thread() == ""
+
+
+def test_backward_on_the_calling_thread_is_found_by_time():
+    waiting, tracer = Waiting(), MemoryTracer()
+    model = nn.Sequential(nn.Linear(3, 3), waiting).cuda()
+    waiting.answer.set()
+    with tracer.trace(model), torch.autograd.set_multithreading_enabled(False):
+        model(torch.ones(3, 3, device="cuda")).sum().backward()
+        mark = torch.cuda.memory._get_memory_metadata()
+    assert bytes_of(tracer, "1") == [5000]
+    assert mark == ""
+
+
+def test_a_backward_that_fails_leaves_no_mark():
+    class Fails(nn.Module):
+        def forward(self, x):
+            x.register_hook(lambda _: 1 / 0)
+            return x * 1
+
+    model = nn.Sequential(Fails(), nn.Linear(3, 3)).cuda()
+    with MemoryTracer().trace(model), pytest.raises(ZeroDivisionError):
+        model(torch.ones(3, 3, device="cuda", requires_grad=True) * 1).sum().backward()
+    assert mark_of_autograds_thread() == ""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_mark_that_is_left_on_another_gpus_thread_names_nothing():
+    """The backward of `exp` runs first on the second GPU, where the step before left its mark."""
+
+    class Moves(nn.Module):
+        def forward(self, x):
+            return x.to("cuda:1") * 1
+
+    model, tracer = nn.Sequential(nn.Linear(3, 3).cuda(), Moves()), MemoryTracer(device="cuda:1")
+    torch.ones(1, device="cuda:1")
+    with tracer.trace(model):
+        for _ in range(2):
+            model(torch.ones(1000, 3, device="cuda")).exp().sum().backward()
+    trace = tracer.trace_result()
+    blocks, here = trace.allocations, trace.device_row("cuda:1")
+    made = (blocks.bytes == 12_000) & (blocks.device == here) & (blocks.born >= 0)
+    modules = [trace.modules[row].key for row in blocks.module[made]]
+    torch.cuda.empty_cache()  # the second GPU is used here only
+    of_a_step = ["1", "1", "(not named)", "(not named)", "1"]  # moved, * 1, exp; backward: exp, * 1
+    assert modules == 2 * of_a_step
+
+
+def test_backward_passes_at_the_same_time_are_noted():
+    """Fifty each of two threads, so that some overlap."""
+    model, tracer = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).cuda(), MemoryTracer()
+    begun, both = threading.Barrier(2), []
+
+    def run():
+        out = model(torch.ones(3, 3, device="cuda")).sum()
+        begun.wait(30)
+        for _ in range(50):
+            out.backward(retain_graph=True)
+        both.append(1)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    with tracer.trace(model):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(both) == 2
+    assert any("Backward passes of several threads" in note for note in tracer.trace_result().notes)
+
+
+def test_a_backward_within_a_backward_is_no_other_threads():
+    model, tracer = MODELS["reentrant"]().cuda(), MemoryTracer()
+    with tracer.trace(model):
+        train_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not any("Backward passes of several threads" in note for note in tracer.trace_result().notes)
+    assert mark_of_autograds_thread() == ""
+
+
 def test_gradients_that_are_zeroed_in_place_are_advised():
     """Three weights of 1000 x 1000 floats: 12 MB of gradients stay during the forward."""
     model = nn.Sequential(*(nn.Linear(1000, 1000, bias=False) for _ in range(3))).cuda()

@@ -9,9 +9,9 @@ from operator import itemgetter
 
 import numpy as np
 
-from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.phases import phase_spans, stretch
 from tb_memplugin.sources.tables import Names, Owners, named_phases
+from tb_memplugin.sources.tracer.history_calls import BY_AUTOGRAD, BY_MARKED_AUTOGRAD, NO_LAYER, HistoryCalls
 from tb_memplugin.sources.tracer.layers import LayerFigures
 from tb_memplugin.sources.tracer.results import (
     EVENT_TYPES,
@@ -23,30 +23,7 @@ from tb_memplugin.sources.tracer.results import (
     layer_stats,
 )
 from tb_memplugin.trace import Annotations, Kind, MemoryTrace, Module, Phase, Spans, Step
-from tb_memplugin.trace.tables import Int64
-
-Crossing = tuple[int, int, bool, int]
-"""(epoch ns, layer, whether it lies in a backward, thread ident).
-
-The layer is a module's row where its call begins, and -1 - row where it ends. With `BY_AUTOGRAD` for the
-thread, it is the row whose backward begins, or `NO_LAYER`: backward runs for one layer at a time.
-"""
-
-BY_AUTOGRAD = 0
-"""No thread has this ident."""
-
-NO_LAYER = -1
-"""Autograd is between layers, or the backward has ended."""
-
-_CROWDED = (
-    "Another tracer ran on another thread meanwhile. The allocator's history does not record threads, so the "
-    "figures of layers may contain what the other's layers allocated."
-)
-_THREADS = (
-    "Layers ran on {:,} threads. The allocator's history does not record threads, so what other threads "
-    "allocate while a backward runs counts to the layer whose backward it is."
-)
-_INSIDE = "Layers inside compiled or scripted modules have no figures of their own: {:,} of them."
+from tb_memplugin.trace.tables import NOT_NAMED, Int64
 
 _ENTRY_NS = 1_000
 """A history's clock counts microseconds, rounded down."""
@@ -55,43 +32,16 @@ _ALLOC, _FREE, _ENTER, _EXIT, _SNAPSHOT = range(len(EVENT_TYPES))
 _ALLOCATED, _FREED = int(Kind.ALLOC), int(Kind.FREE_COMPLETED)
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryCalls:
-    """What was recorded in addition to an allocator's history. Times are epoch nanoseconds.
-
-    `counted_peak` is the peak in bytes by the allocator's own counter, -1 if that is not known; `is_full`
-    is True if the history, which has `entries` entries, overwrote its oldest ones; `phases` are (time,
-    name, whether it ends); `unseen` counts the layers inside compiled or scripted modules,
-    and `crowded` is True if another tracer ran on another thread meanwhile; `optimizer` are the starts and
-    ends of optimizer steps; `requests` is how many allocations and frees the allocator counted, 0 if unknown.
-    """
-
-    names: ModuleNames
-    device: str
-    crossings: Sequence[Crossing]
-    phases: Sequence[tuple[int, str, bool]]
-    start_ns: int
-    stop_ns: int
-    counted_peak: int = -1
-    is_full: bool = False
-    entries: int = 0
-    max_events: int = 0
-    with_fragmentation: bool = True
-    unseen: int = 0
-    crowded: bool = False
-    optimizer: Sequence[tuple[int, int]] = ()
-    requests: int = 0
-
-
-_Span = tuple[int, int, int, Phase]
-"""(start, end, module's row, phase). A table of them has the rows as names, and no depth."""
+_Span = tuple[int, int, int, Phase, bool]
+"""(start, end, module's row, phase, has marks). A table of them has the rows as names, and no depth."""
 
 
 def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
     """Join both into a result: the trace with modules and calls, and the figures of every layer."""
-    spans = _table(_spans(noted))
+    found = _spans(noted)
+    spans = _table(found)
     device = next((row for row, one in enumerate(history.devices) if one.name == noted.device), -1)
-    layer = _layers(history, noted, spans)
+    layer = _layers(history, noted, spans, _table([span for span in found if not span[4]]))
     trace = _with_phases(_with_calls(history, noted, spans, layer), noted, max(device, 0))
     curve = _Curve.of(trace, device, layer)
     low, high = curve.between(spans.start_ns, spans.end_ns)
@@ -121,7 +71,7 @@ def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
     overwritten = max(0, noted.requests - recorded) if noted.is_full else 0
     seen = int(curve.allocated.max())
     return TracerResult(
-        trace=replace(trace, notes=(*trace.notes, *_notes(noted))),
+        trace=replace(trace, notes=(*trace.notes, *noted.notes())),
         layers=layer_stats(
             noted.names, figures, reserved, [sum(found) / len(found) if found else 0.0 for found in ratios]
         ),
@@ -184,32 +134,29 @@ def _spans(noted: HistoryCalls) -> list[_Span]:
     """Return the spans of layers: nested calls per thread, and one layer after another from autograd."""
     found: list[_Span] = []
     open_calls: dict[int, list[tuple[int, int, Phase]]] = {}
-    running: tuple[int, int] | None = None
-    for time, layer, in_backward, thread in noted.crossings:
-        if thread == BY_AUTOGRAD:
+    running: tuple[int, int, bool] | None = None
+    for time, layer, in_backward, thread in (*noted.crossings, (noted.stop_ns, NO_LAYER, True, BY_AUTOGRAD)):
+        if thread in (BY_AUTOGRAD, BY_MARKED_AUTOGRAD):
             if running is not None and running[0] >= 0:
-                found.append((running[1], time, running[0], Phase.BACKWARD))
-            running = (layer, time)
+                found.append((running[1], time, running[0], Phase.BACKWARD, running[2]))
+            running = layer, time, thread == BY_MARKED_AUTOGRAD
         elif layer >= 0:
             phase = Phase.BACKWARD if in_backward else Phase.FORWARD
             open_calls.setdefault(thread, []).append((layer, time, phase))
         elif any(call[0] == -1 - layer for call in open_calls.get(thread, ())):
             while True:
                 inner, began, how = open_calls[thread].pop()
-                found.append((began, time, inner, how))
+                found.append((began, time, inner, how, noted.has_marks))
                 if inner == -1 - layer:
                     break
     left = [call for calls in open_calls.values() for call in calls]
-    found += [(began, noted.stop_ns, row, phase) for row, began, phase in left]
-    if running is not None and running[0] >= 0:
-        found.append((running[1], noted.stop_ns, running[0], Phase.BACKWARD))
-    return found
+    return found + [(began, noted.stop_ns, row, phase, noted.has_marks) for row, began, phase in left]
 
 
 def _table(found: Sequence[_Span]) -> Spans:
     """Return spans sorted by their start, outer ones first."""
-    columns = np.array(found, np.int64).reshape(-1, 4)
-    start, end, row, phase = columns[np.lexsort((-columns[:, 1], columns[:, 0]))].T
+    columns = np.array(found, np.int64).reshape(-1, 5)
+    start, end, row, phase, _ = columns[np.lexsort((-columns[:, 1], columns[:, 0]))].T
     return Spans(start, end, row.astype(np.int32), np.zeros(len(row), np.int32), phase.astype(np.uint8))
 
 
@@ -232,21 +179,21 @@ def _innermost(spans: Spans, time_ns: Int64) -> Int64:
     return place
 
 
-def _layers(history: MemoryTrace, noted: HistoryCalls, spans: Spans) -> Int64:
+def _layers(history: MemoryTrace, noted: HistoryCalls, spans: Spans, unmarked: Spans) -> Int64:
     """Return the row of the layer that each event belongs to, -1 for none.
 
     That is the layer of its mark, if it ran at that time: the mark may be another tracer's. Without a mark
-    it is the last-begun layer. If several threads run layers, it can only be one in backward, because each
-    thread marks what it allocates in forward.
+    it is the last-begun layer among those that set none (`unmarked`), and with a mark of another kind among
+    all. If several threads run layers, the latter can only be one in backward.
     """
     time_ns = history.events.time_ns
     backward = spans.phase == Phase.BACKWARD
     candidates = Spans(*(getattr(spans, one.name)[backward] for one in fields(spans)))
-    among = spans if len(_threads(noted)) < 2 else candidates
-    layer = np.append(among.name, -1).astype(np.int64)[_innermost(among, time_ns)]
-    row_of = {module.key: row for row, module in enumerate(noted.names.modules)}
-    known = [row_of.get(one.key, -1) if one.is_module else -1 for one in history.modules]
-    marked = np.array([*known, -1])[history.events.module]
+    among = spans if len(noted.threads()) < 2 else candidates
+    layer = _last_begun(among, time_ns)
+    if noted.has_marks:
+        layer = np.where(history.events.label < 0, _last_begun(unmarked, time_ns), layer)
+    marked = _marked(history, noted)
     for row in np.unique(marked[marked >= 0]).tolist():
         events, own = np.flatnonzero(marked == row), spans.name == row
         begun = np.searchsorted(spans.start_ns[own], time_ns[events] + _ENTRY_NS, side="right")
@@ -255,9 +202,18 @@ def _layers(history: MemoryTrace, noted: HistoryCalls, spans: Spans) -> Int64:
     return layer
 
 
-def _threads(noted: HistoryCalls) -> set[int]:
-    """Return the idents of the threads that ran layers forward."""
-    return {thread for *_, in_backward, thread in noted.crossings if not in_backward}
+def _last_begun(spans: Spans, time_ns: Int64) -> Int64:
+    """Return the row of the last-begun layer at each time, -1 for none."""
+    row: Int64 = np.append(spans.name, -1).astype(np.int64)[_innermost(spans, time_ns)]
+    return row
+
+
+def _marked(history: MemoryTrace, noted: HistoryCalls) -> Int64:
+    """Return the row of the layer that each event's mark names, -1 for none."""
+    row_of = {module.key: row for row, module in enumerate(noted.names.modules)}
+    known = [row_of.get(one.key, -1) if one.is_module else -1 for one in history.modules]
+    row: Int64 = np.array([*known, -1])[history.events.module]
+    return row
 
 
 def _count(figures: list[LayerFigures], spans: Spans, curve: _Curve) -> None:
@@ -291,7 +247,10 @@ def _with_calls(trace: MemoryTrace, noted: HistoryCalls, spans: Spans, layer: In
         rows.append(row_of[module.key])
     owners = Owners(modules)
     name = np.array(rows, np.int32)[spans.name]
-    owned = np.where(layer >= 0, np.array([*rows, -1], np.int32)[layer], trace.events.module)
+    first = noted.crossings[0][0] if noted.crossings else noted.stop_ns
+    left_over = (_marked(trace, noted) >= 0) & (trace.events.time_ns >= first)  # on another GPU's thread
+    unowned = np.where(left_over, row_of[NOT_NAMED], trace.events.module)
+    owned = np.where(layer >= 0, np.array([*rows, -1], np.int32)[layer], unowned)
     calls = replace(spans, name=name, depth=owners.depth()[name].astype(np.int32))
     return replace(
         trace,
@@ -354,32 +313,3 @@ def _phases(curve: _Curve, noted: HistoryCalls) -> list[PhaseMemoryStats]:
             levels = curve.allocated[low : high + 1]
             found.append(PhaseMemoryStats(name, int(levels[0]), int(levels[-1]), int(levels.max())))
     return found
-
-
-def _notes(noted: HistoryCalls) -> list[str]:
-    notes = [_INSIDE.format(noted.unseen)] if noted.unseen else []
-    notes += [_CROWDED] if noted.crowded else []
-    threads = len(_threads(noted))
-    if threads > 1 and any(in_backward for *_, in_backward, _ in noted.crossings):
-        notes.append(_THREADS.format(threads))
-    return notes + ([_overwritten(noted)] if noted.is_full else [])
-
-
-def _overwritten(noted: HistoryCalls) -> str:
-    peak = (
-        "The peak comes from the allocator's own counter."
-        if noted.counted_peak >= 0
-        else (
-            "The peak is that of the entries that were kept: the allocator's counter was higher before "
-            "the block."
-        )
-    )
-    room = (
-        f"{noted.entries:,} entries (the limit that was set when it was turned on before the block)"
-        if 0 < noted.entries < noted.max_events
-        else f"{noted.max_events:,} entries (max_events)"
-    )
-    return (
-        f"The history holds {room} and overwrote older ones, so the figures of layers count only the "
-        f"entries that were kept. {peak}"
-    )

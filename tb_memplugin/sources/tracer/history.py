@@ -33,7 +33,8 @@ from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.optimizer_hooks import StepHooks
 from tb_memplugin.sources.profiler.dtypes import dtypes_of
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
-from tb_memplugin.sources.tracer.calls import HistoryCalls, result_of
+from tb_memplugin.sources.tracer.calls import result_of
+from tb_memplugin.sources.tracer.history_calls import HistoryCalls
 from tb_memplugin.sources.tracer.layer_clock import LayerClock
 from tb_memplugin.sources.tracer.results import NamedPhase, TracerResult
 from tb_memplugin.trace import Category, MemoryTrace
@@ -148,6 +149,8 @@ class HistoryRecording:
                 crowded=self._crowded,
                 optimizer=list(self._steps),
                 requests=requests,
+                has_marks=self._hooks.has_marks,
+                shared=self._hooks.shared,
             ),
         )
 

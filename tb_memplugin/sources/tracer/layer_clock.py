@@ -1,4 +1,4 @@
-"""Record when layers begin and end, in forward and backward, and mark what each layer's forward allocates.
+"""Record when layers begin and end, in forward and backward, and mark what each layer allocates.
 
 The hooks run at each call of each layer, so they only note numbers: `calls` computes the rest when the block
 ends.
@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import time_ns
 from typing import Any
 
@@ -20,7 +21,8 @@ from tb_memplugin.sources.beside_dynamo import not_compiled_alone
 from tb_memplugin.sources.history.recording import Allocator
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.passing_hooks import PassingHook
-from tb_memplugin.sources.tracer.calls import BY_AUTOGRAD, NO_LAYER, Crossing
+from tb_memplugin.sources.tracer.autograd_marks import AutogradMarks
+from tb_memplugin.sources.tracer.history_calls import BY_AUTOGRAD, BY_MARKED_AUTOGRAD, NO_LAYER, Crossing
 from tb_memplugin.trace.tables import MODULE_MARK
 
 _MOST_NODES = 1000
@@ -33,8 +35,8 @@ class LayerClock(ModuleRecorder):
     In backward a layer begins when autograd reaches the node of its result, and ends when autograd reaches
     the node of another layer's result, or the node of its own input.
 
-    Marks are per thread (torch: `user_metadata` is thread_local), so allocations of autograd's threads have
-    none.
+    Marks are per thread (torch: `user_metadata` is thread_local), so in backward the threads of autograd get
+    the marks: see `AutogradMarks`.
 
     Args:
         most: how many crossings to keep; beyond that the oldest are dropped.
@@ -51,17 +53,31 @@ class LayerClock(ModuleRecorder):
         if allocator is not None and allocator.set_mark is not None and allocator.mark is not None:
             self._set_mark, self._mark = allocator.set_mark, allocator.mark
         self._here = threading.local()
+        self._autograd = AutogradMarks(allocator)
         self._reached: dict[int, Callable[[object], None]] = {}
+        self._reached_marking: dict[int, Callable[[object], None]] = {}
         self._nodes: list[Any] = []
         self._most_nodes = _MOST_NODES
         self._lock = threading.Lock()
         self._seen = object()
         self._on = True
 
+    @property
+    def has_marks(self) -> bool:
+        """Whether layers mark what they allocate."""
+        return bool(self._autograd.device_type)
+
+    @property
+    def shared(self) -> bool:
+        """Whether backward passes of several threads ran at the same time."""
+        return self._autograd.shared
+
     def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
         """Add hooks to every module of the models that runs as Python code."""
         self._keys = [module.key for module in names.modules]
-        self._reached = {row: self._reaching(row) for row in range(NO_LAYER, len(self._keys))}
+        rows = range(NO_LAYER, len(self._keys))
+        self._reached = {row: self._reaching(row, marks=False) for row in rows}
+        self._reached_marking = {row: self._reaching(row, marks=True) for row in rows}
         super().start(models, names)
         self.unseen = len(names.modules) - len({names.row_of[module] for module in self._hooked})
 
@@ -79,6 +95,7 @@ class LayerClock(ModuleRecorder):
         if calls := self._calls():
             self._set_mark(calls[0][1])
             calls.clear()
+        self._autograd.stop()
 
     def _calls(self) -> list[tuple[int, str]]:
         """Return the (row, mark before it) of every call that runs on this thread, outermost first."""
@@ -150,7 +167,10 @@ class LayerClock(ModuleRecorder):
                 found = node.metadata
                 if self._seen not in found:
                     found[self._seen] = row
-                    self._keep(node.register_prehook(self._reached[row]))
+                    marks = tensors.device.type == self._autograd.device_type
+                    self._keep(
+                        node.register_prehook((self._reached_marking if marks else self._reached)[row])
+                    )
         elif isinstance(tensors, tuple | list):
             for one in tensors:
                 self._at_nodes(one, row)
@@ -166,21 +186,25 @@ class LayerClock(ModuleRecorder):
                 self._nodes = [one for one in self._nodes if one.hooks_dict_ref() is not None]
                 self._most_nodes = _MOST_NODES + 2 * len(self._nodes)
 
-    def _reaching(self, row: int) -> Callable[[object], None]:
+    def _reaching(self, row: int, *, marks: bool) -> Callable[[object], None]:
         """Return the hook for the nodes of a layer's results; -1: of tensors outside all layers."""
         here, note, current_task = self._here, self.crossings.append, torch._C._current_graph_task_id
+        is_marked = self._autograd.marking(None if row < 0 else self._keys[row]) if marks else lambda: False
 
         def reached(_: object) -> None:
             if self._on:
                 task = current_task()
                 if getattr(here, "task", None) != task:
                     here.task = task
-                    torch.autograd.Variable._execution_engine.queue_callback(self._done)
-                note((time_ns(), row, True, BY_AUTOGRAD))
+                    done = partial(self._done, task)
+                    self._autograd.begin(done)
+                    torch.autograd.Variable._execution_engine.queue_callback(done)
+                note((time_ns(), row, True, BY_MARKED_AUTOGRAD if is_marked() else BY_AUTOGRAD))
 
         return not_compiled_alone(reached)
 
-    def _done(self) -> None:
+    def _done(self, _: int) -> None:
         """Record that a backward has ended."""
+        self._autograd.end()
         if self._on:
             self.crossings.append((time_ns(), NO_LAYER, True, BY_AUTOGRAD))

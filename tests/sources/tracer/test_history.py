@@ -66,23 +66,35 @@ class Layer(nn.Module):
 
 
 class Gpu(StandIn):
+    """An allocator without marks, as before PyTorch 2.10."""
+
     count = 0
+
+    def as_allocator(self, *, observes=True):
+        return replace(super().as_allocator(observes=observes), set_mark=None, mark=None)
 
 
 class ThreadsGpu(Gpu):
     """Marks are per thread and stand in the entries, as in torch's history."""
 
-    here = threading.local()
+    def __init__(self, **given):
+        super().__init__(**given)
+        self.here = threading.local()
 
     def set_mark(self, mark):
         self.here.mark = mark
 
+    def mark_here(self):
+        return getattr(self.here, "mark", "")
+
     def as_allocator(self, *, observes=True):
-        return replace(super().as_allocator(observes=observes), mark=lambda: getattr(self.here, "mark", ""))
+        allocator = super().as_allocator(observes=observes)
+        return replace(allocator, set_mark=self.set_mark, mark=self.mark_here)
 
     def note(self, *given):
         super().note(*given)
-        self.entries[-1]["user_metadata"] = getattr(self.here, "mark", "")
+        for entry in self.entries[-1:]:
+            entry["user_metadata"] = self.mark_here()
 
 
 @pytest.fixture
@@ -212,12 +224,13 @@ def test_what_the_history_overwrote_is_told_and_the_peak_is_the_counters(gpu):
     assert "The peak is that of the entries that were kept" in unknown.trace.notes[-1]
 
 
-def test_history_and_hooks_are_as_they_were_when_it_ends(gpu):
+def test_history_and_hooks_are_as_they_were_when_it_ends():
+    gpu = ThreadsGpu()
     model = nn.Sequential(Layer(gpu, 1000, 10))
     kept = []
     traced(gpu, model, lambda: kept.append(model(torch.ones(1, requires_grad=True))))
     assert not gpu.recording
-    assert gpu.mark == ""
+    assert gpu.mark_here() == ""
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     kept[0].sum().backward()  # the graph of the block lives on, without hooks
 
@@ -253,8 +266,8 @@ def test_hooks_on_nodes_that_are_gone_are_not_kept():
     clock.stop()
 
 
-def test_a_layer_marks_what_its_forward_allocates_also_after_an_inner_one(gpu):
-    marks = []
+def test_a_layer_marks_what_its_forward_allocates_also_after_an_inner_one():
+    gpu, marks = ThreadsGpu(), []
 
     class Outer(nn.Module):
         def __init__(self):
@@ -263,42 +276,44 @@ def test_a_layer_marks_what_its_forward_allocates_also_after_an_inner_one(gpu):
 
         def forward(self, x):
             x = self.inner(x)
-            marks.append(gpu.mark)
+            marks.append(gpu.mark_here())
             return x
 
-    gpu.mark = "mine"
+    gpu.set_mark("mine")
     model = nn.Sequential(Outer())
 
     def run():
         model(torch.ones(1))
-        marks.append(gpu.mark)
+        marks.append(gpu.mark_here())
 
     traced(gpu, model, run)
     assert marks == ["tb_memplugin.module=0", "mine"]
 
 
-def test_a_block_that_ends_within_a_layer_gives_the_mark_back(gpu):
+def test_a_block_that_ends_within_a_layer_gives_the_mark_back():
     class Ends(nn.Module):
         def forward(self, x):
             made.stop({}, [])
             return x
 
-    gpu.mark = "mine"
+    gpu = ThreadsGpu()
+    gpu.set_mark("mine")
     model = nn.Sequential(Ends())
     made = recording(gpu)
     made.start({"": model}, [])
     model(torch.ones(1))
-    assert gpu.mark == "mine"
+    assert gpu.mark_here() == "mine"
 
 
-def test_tracers_of_one_model_give_back_each_others_marks(gpu):
-    gpu.mark = "mine"
+def test_tracers_of_one_model_give_back_each_others_marks():
+    gpu = ThreadsGpu()
+    gpu.set_mark("mine")
     model = nn.Sequential(nn.Identity())
     first, second = recording(gpu), recording(gpu)
     for one in (first, second):
         one.start({"": model}, [])
     model(torch.ones(1))
-    assert gpu.mark == "mine"
+    assert gpu.mark_here() == "mine"
     for one in (first, second):  # both are of this thread
         assert not any("Another tracer" in note for note in one.stop({}, []).trace.notes)
 
