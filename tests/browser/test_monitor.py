@@ -172,6 +172,7 @@ def test_of_a_hundred_thousand_steps_the_highest_is_found_and_any_can_be_picked(
 def test_a_drag_zooms_until_each_step_is_a_point_of_its_own_and_the_address_keeps_it(watched, open_tab):
     server, peaks = watched
     tab = open_tab(server.url).open(run="long", step=50_000, s0=49_900, s1=50_100)
+    tab.settle()
     left, top, width, height = tab.plot_box("steps-plot")
     y = top + height / 2
     tab.page.mouse.move(left + width * 0.5, y)
