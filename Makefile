@@ -17,6 +17,7 @@ bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 npm := $(bin)/python build_backend/bundle.py npm
 installed := $(VENV)/.tb_memplugin-installed
+cudnn := $(VENV)/.tb_memplugin-cudnn
 
 .DEFAULT_GOAL := help
 .PHONY: help setup bundle demo test gpu lint format bench docs proto clean
@@ -39,6 +40,12 @@ $(installed): setup.cfg pyproject.toml constraints.txt $(wildcard build_backend/
 	$(pip) --no-build-isolation --editable '.[test,dev]'
 	@touch $@
 
+# Tests of estimates ask cuDNN how large its workspaces are; it answers without a GPU, and torch on the CPU does not
+# use it. One gigabyte, so only where tests run; NVIDIA has it for Linux.
+$(cudnn): constraints.txt | $(installed)
+	test "$$(uname -s)" != Linux || $(pip) --no-deps nvidia-cudnn-cu13 nvidia-cublas
+	@touch $@
+
 bundle: $(installed) ## the tab's JavaScript, where its sources changed
 	@$(bin)/python build_backend/bundle.py
 
@@ -52,7 +59,7 @@ endif
 
 # Tests drive browsers, servers and threads of other programs: what fails runs once more, and is listed as RERUN with
 # its first error. A test that needs it has a fault of its own, to be mended.
-test: lint ## lint, then every test, those in a real browser included
+test: lint $(cudnn) ## lint, then every test, those in a real browser included
 	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(bin)/python -m pytest --reruns 1 --rerun-show-tracebacks -raR $(ARGS)
 ifeq ($(ARGS),)
 	if command -v nvidia-smi > /dev/null; then $(MAKE) gpu; fi

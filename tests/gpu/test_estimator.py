@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 HIGHEST, LOWEST = 1.1, {"transformer": 0.9, "convolutions": 0.6, "recurrent": 0.6}
-"""Shares of the measured peak. cuDNN's workspaces are not estimated (docs/estimate.md)."""
+"""Shares of the measured peak. Workspaces of convolutions are estimated only where a cuDNN is asked."""
 
 
 def convolutions() -> tuple[nn.Module, torch.Tensor]:

@@ -54,7 +54,7 @@ def build(folder: Path) -> tuple[Path, Path]:
     _compile([HERE / f"{part}.cpp" for part in parts], library, options, others=_functions(_wanted(wanting)))
     driver = folder / "lib" / "libcuda.so.1"
     driver.parent.mkdir(exist_ok=True)
-    declared = set(_found(r"CUDAAPI (cu[A-Z]\w+)\(", homes[0] / "include/cuda.h"))
+    declared = set(_found(r"CUDAAPI\s+(cu[A-Z]\w+)\(", homes[0] / "include/cuda.h"))
     counted = set(_found(r" standin_(cuMem\w+)\(", HERE / "cudart.cpp"))
     made = "\n".join([*map(_done, sorted(declared - counted)), *map(_passed_on, sorted(counted))])
     _compile([HERE / "driver.cpp"], driver, numbers, others=made)

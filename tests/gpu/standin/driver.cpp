@@ -19,6 +19,12 @@ int cuModuleLoad(void** module, const char*) { *module = std::malloc(8); return 
 int cuModuleLoadData(void** module, const void*) { *module = std::malloc(8); return 0; }
 int cuModuleLoadDataEx(void** module, const void*, unsigned, void*, void**) { *module = std::malloc(8); return 0; }
 int cuModuleGetFunction(void** function, void*, const char*) { *function = std::malloc(8); return 0; }
+int cuLibraryLoadData(void** library, const void*, void*, void**, unsigned, void*, void**, unsigned) {
+    *library = std::malloc(8);
+    return 0;
+}
+int cuLibraryGetKernel(void** kernel, void*, const char*) { *kernel = std::malloc(8); return 0; }
+int cuKernelGetFunction(void** function, void*) { *function = std::malloc(8); return 0; }
 int cuFuncGetAttribute(int* value, int, void*) { *value = 0; return 0; }
 int cuOccupancyMaxActiveClusters(int* count, void*, void*) { *count = 1; return 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, void*, int, unsigned long) { *count = 2; return 0; }

@@ -1,0 +1,208 @@
+"""What cuDNN answers for convolutions, and what happens where it does not.
+
+The sizes are those that PyTorch 2.13.0+cu130 allocated with cuDNN 9.20.0 on the stand-in for a GPU, with
+STANDIN_CUDNN_WORKSPACES=1 (docs/gpu.md).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from benchmarks.on_gpu.programs import LARGE, Program
+from tb_memplugin import MemoryEstimator
+from tb_memplugin.estimate.corrections.convolutions import Layer, is_pytorchs_own
+from tb_memplugin.estimate.corrections.dense_views import View
+from tb_memplugin.estimate.cudnn.questions import VARIABLE, installed
+from tb_memplugin.sources.cublas import keeps_workspaces
+from tests.estimate.fake_runs import estimated, sizes
+
+HALF = torch.float16
+CHANNELS_LAST = torch.channels_last
+IMAGES, FILTERS = (32, 64, 56, 56), (64, 64, 3, 3)
+
+
+@pytest.fixture
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Ask the installed cuDNN, and return its version."""
+    monkeypatch.delenv(VARIABLE)
+    if not installed().version:
+        pytest.skip(f"there is no cuDNN to ask: {installed().refusal}")
+    return installed().version
+
+
+@pytest.fixture
+def cudnn_9_20(cudnn: str) -> None:
+    if not cudnn.startswith("9.20."):
+        pytest.skip(f"recorded with cuDNN 9.20, not {cudnn}")
+
+
+def convolve(dtype: torch.dtype = torch.float32, form: torch.memory_format = torch.contiguous_format) -> Any:
+    """Run forward and backward of 3x3 filters on 32 images with 64 channels."""
+    images = torch.ones(IMAGES, dtype=dtype, device="cuda").contiguous(memory_format=form).requires_grad_()
+    filters = torch.ones(FILTERS, dtype=dtype, device="cuda").contiguous(memory_format=form).requires_grad_()
+    result = functional.conv2d(images, filters, padding=1)
+    result.backward(torch.empty_like(result))
+    return images, filters, result
+
+
+def notes(program: Callable[[], Any] = convolve, **options: Any) -> list[str]:
+    told = estimated(program, **options).estimate().notes
+    return [note for note in told if note.startswith("Convolutions")]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "form", "forward", "of_input", "of_filters"),
+    [
+        ("a100-40gb", torch.float32, torch.contiguous_format, 25_837_584, 51_527_696, 54_641_215),
+        ("h100", torch.float32, torch.contiguous_format, 25_837_584, 51_527_696, 51_822_803),
+        ("a100-40gb", HALF, torch.contiguous_format, 25_763_856, 25_763_856, 26_944_311),
+        ("h100", HALF, torch.contiguous_format, 25_763_987, 25_763_987, 26_058_963),
+        ("h100", HALF, CHANNELS_LAST, 131, 131, 295_107),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("cudnn_9_20")
+def test_a_convolution_has_the_workspaces_that_cudnn_asks_for(
+    gpu: str,
+    dtype: torch.dtype,
+    form: torch.memory_format,
+    forward: int,
+    of_input: int,
+    of_filters: int,
+) -> None:
+    """The forward has a result and a workspace; the backward has two of each, in turn."""
+    done = estimated(lambda: convolve(dtype, form), gpu=gpu)
+    images, filters = 6_422_528 * dtype.itemsize, 36_864 * dtype.itemsize
+    assert sizes(done, "convolution") == [images, forward]
+    assert sizes(done, "convolution_backward") == [images, of_input, filters, of_filters]
+
+
+@pytest.mark.usefixtures("cudnn_9_20")
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13.") or not keeps_workspaces(), reason="counted with PyTorch 2.13"
+)
+@pytest.mark.parametrize(
+    ("program", "gpu", "counted"),
+    [
+        (Program("CNN", "fp32", "SGD"), "a100-40gb", (4_864_329_216, 5_437_915_136)),
+        (Program("CNN", "AMP", "SGD"), "a100-40gb", (2_454_762_496, 2_757_754_880)),
+        (Program("CNN", "bf16", "Adam"), "a100-40gb", (2_446_120_448, 2_753_560_576)),
+        (Program("CNN", "fp32", "SGD"), "h100", (4_910_647_296, 5_165_285_376)),
+        (Program("CNN", "AMP", "Adam"), "h100", (2_501_296_128, 2_619_342_848)),
+    ],
+    ids=str,
+)
+def test_an_estimate_equals_the_allocators_counters(
+    program: Program, gpu: str, counted: tuple[int, int]
+) -> None:
+    with MemoryEstimator("cuda", gpu=gpu) as estimator:
+        program.train("cuda", LARGE)
+    answer = estimator.estimate()
+    assert (answer.peak_allocated_bytes, answer.peak_reserved_bytes) == counted
+
+
+def test_a_note_says_which_cudnn_answered(cudnn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (note,) = notes()
+    assert f"cuDNN {cudnn} " in note
+    assert "benchmark" not in note
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    (note,) = notes()
+    assert "benchmark" in note
+
+
+def test_a_note_says_that_cudnn_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    (note,) = notes()
+    assert "enabled is off" in note
+
+
+@pytest.mark.usefixtures("cudnn")
+def test_without_a_gpu_by_name_nothing_is_asked() -> None:
+    (note,) = notes(gpu=None)
+    assert "no GPU is named" in note
+
+
+def library(folder: Path, source: str) -> Path:
+    """Compile a library from a line of C."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("needs a compiler, on Linux")
+    file, made = folder / "cudnn.cpp", folder / "libcudnn.so.9"
+    file.write_text(f'#include <cstdlib>\nextern "C" {{ {source} }}', encoding="utf-8")
+    subprocess.run([compiler, "-shared", "-fPIC", str(file), "-o", str(made)], check=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("__attribute__((constructor)) void start() { abort(); }", "ended"),
+        ("int nothing() { return 0; }", "not a cuDNN"),
+        ("size_t cudnnGetVersion() { return 90701; }", "9.7.1 is older than 9.8"),
+        (
+            "size_t cudnnGetVersion() { return 92000; } int cudnnBackendCreateDescriptor() { abort(); }",
+            "ended",
+        ),
+    ],
+    ids=["crashes at load", "another library", "old", "crashes when asked"],
+)
+def test_a_library_that_fails_does_not_end_the_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, why: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(library(tmp_path, source)))
+    (note,) = notes()
+    assert why in note
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("none", "TB_MEMPLUGIN_CUDNN=none"), ("/no/such/libcudnn.so.9", "cannot open")]
+)
+def test_without_a_library_a_note_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, path: str, why: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, path)
+    (note,) = notes()
+    assert why in note
+    assert "pip install nvidia-cudnn-cu13" in note
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "groups", "transposed", "own"),
+    [
+        ((8, 32, 28, 28), torch.float32, 32, False, True),
+        ((8, 32, 28, 28), torch.bfloat16, 32, False, True),
+        ((8, 32, 28, 28), HALF, 32, False, False),
+        ((8, 16, 28, 28), HALF, 16, False, True),
+        ((8, 32, 6, 6), HALF, 32, False, True),
+        ((8, 32, 28, 28), torch.float32, 32, True, False),
+        ((8, 32, 28, 28), torch.float32, 16, False, False),
+    ],
+)
+def test_pytorch_computes_some_depthwise_convolutions(
+    shape: tuple[int, ...], dtype: torch.dtype, groups: int, transposed: bool, own: bool
+) -> None:
+    """What `torch._C._select_conv_backend` says on the stand-in, as an A100."""
+    given = View.of(torch.empty(shape, dtype=dtype, device="meta"))
+    filters = View.of(torch.empty(32, shape[1] // groups, 3, 3, dtype=dtype, device="meta"))
+    layer = Layer((1, 1), (1, 1), (1, 1), transposed, groups)
+    assert is_pytorchs_own(given, filters, layer) == own
+
+
+def test_the_process_that_asks_does_not_import_torch() -> None:
+    code = "import sys, tb_memplugin.estimate.cudnn.answers as a; from tb_memplugin.estimate.cudnn import "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}convolution; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
