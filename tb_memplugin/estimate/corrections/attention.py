@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tb_memplugin.estimate.corrections.attention_buffers import buffer_rules
+from tb_memplugin.estimate.corrections.attention_cudnn import BLACKWELL, cudnn_rules
 from tb_memplugin.estimate.corrections.attention_kernels import Call, kernel
 from tb_memplugin.estimate.corrections.correction import Correction
 from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
@@ -20,6 +21,16 @@ aten = torch.ops.aten
 
 _FLASH_STEP = 8
 """Flash attention pads head dimensions to a multiple of this (sdp_utils, pad_last_dim)."""
+
+CUDNN_ASKED = ((8, 0), (9, 0), (10, 0))
+_UNASKED = (
+    "On this GPU, workspaces of scaled_dot_product_attention with cuDNN are counted as on a GPU of another "
+    "generation, for which cuDNN was asked."
+)
+_ONE_QUERY = (
+    "On this GPU, scaled_dot_product_attention with cuDNN divides the keys of a single query into parts. "
+    "Their workspace is not counted: up to 12 times the result in float32 was seen, freed as the call ends."
+)
 
 _MASK_STEP = 8
 """The efficient kernel needs masks whose strides are multiples of this (attention.cpp, aligned_tensor)."""
@@ -38,6 +49,7 @@ class Attention(Correction):
         return {
             aten.scaled_dot_product_attention.default: self._undivided,
             **buffer_rules(self.target.gpu),
+            **cudnn_rules(self.target.gpu),
         }
 
     def attend(
@@ -58,10 +70,10 @@ class Attention(Correction):
         if chosen == "flash":
             return _flash(call, scale)
         if chosen == "cudnn":
-            self.target.note(
-                "On this GPU, scaled_dot_product_attention uses cuDNN's kernel. The workspace of its "
-                "backward is not known and not counted."
-            )
+            if call.capability not in CUDNN_ASKED:
+                self.target.note(_UNASKED)
+            elif call.query.shape[-2] == 1 and call.capability >= BLACKWELL:
+                self.target.note(_ONE_QUERY)
             mask = _as_bias(call)
             return aten._scaled_dot_product_cudnn_attention(
                 query, key, value, mask, call.needs_grad, dropout_p, is_causal, False, scale=scale
@@ -73,9 +85,10 @@ class Attention(Correction):
             return aten._scaled_dot_product_efficient_attention(
                 query, key, value, bias, call.needs_grad, dropout_p, is_causal, scale=scale
             )[0]
+        mask = _as_bias(call)
         with self._mode.adding_in_place():  # the mask to the scores (attention.cpp)
             return aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]
 
     def _undivided(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:

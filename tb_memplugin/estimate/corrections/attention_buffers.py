@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tb_memplugin.estimate.corrections.attention_kernels import RECENT
 from tb_memplugin.estimate.corrections.reductions import ANY_GPU
 from tb_memplugin.estimate.fake_ledger import Block
 from tb_memplugin.estimate.fake_mode import CountingFakeMode, Rule
@@ -80,22 +81,34 @@ class _Buffers:
                 return results
 
     def efficient(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Record the buffer for sums of large heads. The random state is on the CPU."""
+        """Record the buffer for sums of large heads, and the random state if it is on the GPU.
+
+        It is on the CPU with dropout, and before PyTorch 2.14.
+        """
         out, sums, *_ = mode.quietly(func, *args, **kwargs)
-        mode.see((out, sums), func)
+        dropout = args[5] if len(args) > 5 else kwargs.get("dropout_p", 0.0)
+        state: list[Any] = []
+        if RECENT and not dropout:
+            state = [mode.quietly(aten.new_empty.default, out, [], dtype=torch.int64) for _ in range(2)]
+        mode.see((*state, out, sums), func)
         query, value = args[0], args[2]
         large = max(query.shape[-1], value.shape[-1]) > _KEPT_IN_REGISTERS
         with (
             _held(mode, func, query, [4 * out.numel()] if large and query.element_size() < 4 else []),
             mode,
         ):
-            return out, sums, torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)
+            return (out, sums, *(state or [torch.empty((), dtype=torch.int64) for _ in range(2)]))
 
     def efficient_backward(
         self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
-        """Record the copy of the gradient, delta (a sum for each row) and the workspace."""
+        """Record the copy of the gradient, delta (a sum for each row) and the workspace.
+
+        With fewer key heads, also dk and dv for all heads.
+        """
         gradient, query, key, value = args[:4]
+        rows = query.shape[:2].numel() * key.shape[2] * query.element_size()
+        whole = [rows * one.shape[3] for one in (key, value)] if key.shape[1] != query.shape[1] else []
         blocks = _Blocks.of(self.gpu, query, value, dropout=bool(args[9]))
         products = 4 * gradient.numel()
         sums = 4 * query.shape[:3].numel()
@@ -103,15 +116,16 @@ class _Buffers:
         with _held(mode, func, query, [_copy(gradient)]):
             results = mode.quietly(func, *args, **kwargs)
             mode.see(results, func)
-            if blocks.computes_delta:
-                delta = _take(mode, func, query, sums)
-            else:
-                passing = [products] * (3 if query.element_size() < 4 else 1) + ([] if alike else [sums])
-                with _held(mode, func, query, passing):
+            with _held(mode, func, query, whole):
+                if blocks.computes_delta:
                     delta = _take(mode, func, query, sums)
-            workspace = _take(mode, func, query, blocks.workspace(query, key, value))
-            for block in (delta, workspace):
-                mode.ledger.give_back(block, mode.layers.place())
+                else:
+                    passing = [products] * (3 if query.element_size() < 4 else 1) + ([] if alike else [sums])
+                    with _held(mode, func, query, passing):
+                        delta = _take(mode, func, query, sums)
+                workspace = _take(mode, func, query, blocks.workspace(query, key, value))
+                for block in (delta, workspace):
+                    mode.ledger.give_back(block, mode.layers.place())
         return results
 
     def _splits(self, query: torch.Tensor, key: torch.Tensor) -> int:

@@ -17,8 +17,22 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 FLASH_DIM, CUDNN_DIM, CUDNN_DIM_HOPPER = 256, 128, 256
+CUDNN_DIMS_BLACKWELL = (192, 128)
+"""Sizes of queries and values that cuDNN takes on Blackwell beside those up to `CUDNN_DIM`."""
+
+CUDNN_DIMS_LEARNING = ((192, 128), (256, 256))
+"""The same for a backward, on Hopper and Blackwell, since `RECENT` (check_cudnn_d256_bprop_head_dim)."""
+
+RECENT = torch.torch_version.TorchVersion(torch.__version__) >= "2.14"
+"""Whether the efficient kernel takes fewer key heads, and all fused kernels a single one without a flag."""
 _HALVES = (torch.float16, torch.bfloat16)
 SWITCHES = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}
+NUMBERS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
+"""Values of torch.nn.attention.SDPBackend."""
+
+USUAL_ORDERS = ([1, 2, 0, 3], [3, 1, 2, 0])
+"""PyTorch's orders, if the program gives none: on most GPUs, and on those where it prefers cuDNN."""
+
 DEFAULT_ORDER = ("flash", "efficient", "math")
 """The order if no particular GPU is given."""
 
@@ -58,7 +72,7 @@ def kernel(call: Call) -> str:
     allowed: dict[str, Any] = {
         name: getattr(backends, f"{switch}_sdp_enabled") for name, switch in SWITCHES.items()
     }
-    for name in call.gpu.sdpa_order if call.gpu is not None else DEFAULT_ORDER:
+    for name in _order(call.gpu):
         can: Callable[[Call], bool] = _CAN[name]
         if allowed[name]() and can(call):
             return name
@@ -70,18 +84,27 @@ def kernel(call: Call) -> str:
     )
 
 
+def _order(gpu: GpuSpec | None) -> tuple[str, ...]:
+    """Return the names of the kernels to try: the program's own order, if it has one, else the GPU's."""
+    known: Any = getattr(torch._C, "_get_sdp_priority_order", list)  # torch 2.6 has none
+    chosen = [number for number in known() if number in NUMBERS]
+    if chosen and chosen not in USUAL_ORDERS:
+        return tuple(NUMBERS[number] for number in chosen)
+    return (*(gpu.sdpa_order if gpu is not None else DEFAULT_ORDER), "cudnn")
+
+
 def _dense(call: Call, *, grouped: bool) -> bool:
     tensors = (call.query, call.key, call.value)
     if any(tensor.dim() != 4 for tensor in tensors):
         return False
     heads = [tensor.shape[1] for tensor in tensors]
     same_batch = len({tensor.shape[0] for tensor in tensors}) == 1
-    same_heads = (
-        heads[1] == heads[2] and heads[0] % max(heads[1], 1) == 0 if call.grouped else len(set(heads)) == 1
-    )
+    alike = len(set(heads)) == 1
+    fewer = heads[1] == heads[2] and heads[0] % max(heads[1], 1) == 0
+    allowed = (call.grouped and grouped) or (RECENT and heads[1] == 1)
     contiguous = all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
     not_empty = all(tensor.shape[-2] > 0 for tensor in tensors)
-    return same_batch and same_heads and contiguous and not_empty and (grouped or not call.grouped)
+    return same_batch and (alike or (fewer and allowed)) and contiguous and not_empty
 
 
 def _flash(call: Call) -> bool:
@@ -105,28 +128,43 @@ def _efficient(call: Call) -> bool:
     aligned = _alignment(dtype, call.capability)
     if any(tensor.shape[-1] % aligned for tensor in (call.query, call.value)):
         return False
-    return _dense(call, grouped=False)
+    return _dense(call, grouped=RECENT)
 
 
 def _alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
     """Return the number of which the last dimension must be a multiple (minimum_gemm_alignment)."""
     if dtype is torch.float32:
         return 4 if capability >= (8, 0) else 1
-    return 8 if capability >= (8, 0) else 4
+    return 8 if capability >= (7, 0) else 4
 
 
 def _cudnn(call: Call) -> bool:
-    limit = CUDNN_DIM_HOPPER if call.capability == (9, 0) else CUDNN_DIM
+    if call.capability < (8, 0):
+        return False
     sizes = (call.query.shape[-1], call.value.shape[-1])
-    if any(size > limit or size % 8 for size in sizes) or call.query.dtype not in _HALVES:
+    if not _sizes_suit_cudnn(call, sizes) or call.query.dtype not in _HALVES:
         return False
     rows, columns = call.query.shape[-2], call.key.shape[-2]
     if columns == 1 or (rows == 1 and call.dropout > 0) or not _mask_suits_cudnn(call):
+        return False
+    if call.dropout * 16 % 1:  # cuDNN's dropout knows sixteenths (check_cudnn_dropout)
         return False
     deterministic = torch.are_deterministic_algorithms_enabled()
     return not (deterministic and not torch.is_deterministic_algorithms_warn_only_enabled()) and _dense(
         call, grouped=True
     )
+
+
+def _sizes_suit_cudnn(call: Call, sizes: tuple[int, int]) -> bool:
+    """Whether heads of queries and values have sizes that cuDNN takes (check_cudnn_tensor_shapes)."""
+    if any(size % 8 for size in sizes):
+        return False
+    if max(sizes) <= CUDNN_DIM:
+        return True
+    hopper, blackwell = call.capability == (9, 0), call.capability[0] == 10
+    if RECENT and (hopper or blackwell):
+        return sizes in CUDNN_DIMS_LEARNING if call.needs_grad else max(sizes) <= CUDNN_DIM_HOPPER
+    return (hopper and max(sizes) <= CUDNN_DIM_HOPPER) or (blackwell and sizes == CUDNN_DIMS_BLACKWELL)
 
 
 def _mask_suits_cudnn(call: Call) -> bool:

@@ -226,10 +226,11 @@ class SafeSoftmax(Correction):
 
 
 def _masked_rows(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    """Record a byte for each score and a byte for each row, while scores and result are live."""
+    """Record a byte for each score, a byte for each row and a zero, while scores and result are live."""
     if _counts(mode, out):
         rows = out.numel() // out.shape[args[1]]
-        mode.passing([out.numel(), rows], func, place, mode.ledger.device_row(out.fake_device))
+        sizes = [out.numel(), rows, out.element_size()]
+        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
 
 
 def _weighted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tb_memplugin import MemoryEstimator, MemPluginError
+from tb_memplugin.estimate.corrections import attention_buffers, attention_kernels
 from tests.estimate.fake_runs import MIB, allocations, estimated, peak
 
 FLASH, EFFICIENT, CUDNN = (
@@ -72,6 +73,24 @@ def test_a_learned_mask_and_one_of_three_dimensions_rule_cudnn_out(
 def test_fewer_key_heads_rule_the_efficient_kernel_out() -> None:
     assert kernels("a100", key_heads=2, enable_gqa=True) == {FLASH}
     assert kernels("a100", key_heads=2, enable_gqa=True, dtype=torch.float32) == set()  # the math path
+
+
+def test_newer_pytorch_takes_the_efficient_kernel_for_fewer_key_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its random state is on the GPU: two numbers of 8 bytes."""
+    for module in (attention_kernels, attention_buffers):
+        monkeypatch.setattr(module, "RECENT", True)
+    done = estimated(lambda: attend(dtype=torch.float32, key_heads=2, enable_gqa=True), gpu="a100")
+    assert [size for name, size, _ in allocations(done) if name == EFFICIENT] == [8, 8, 2 * MIB, 8 * 1024 * 4]
+
+
+def test_the_efficient_kernel_takes_the_flag_for_fewer_key_heads_if_there_are_none() -> None:
+    assert kernels("a100", enable_gqa=True, dtype=torch.float32) == {EFFICIENT}
+
+
+def test_heads_of_12_in_half_precision_are_not_aligned_for_tensor_cores() -> None:
+    assert kernels("t4", size=12, dtype=torch.float16) == set()  # the math path
 
 
 def test_heads_of_512_take_the_math_path_or_the_efficient_kernel() -> None:
@@ -190,6 +209,15 @@ def test_the_math_path_adds_the_mask_in_place() -> None:
     assert "add" not in names
 
 
+def test_the_math_path_converts_a_boolean_mask() -> None:
+    def math() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return attend(attn_mask=torch.ones(1024, 1024, dtype=torch.bool, device="cuda"))
+
+    done = allocations(estimated(math, gpu="a100"))
+    assert [size for name, size, _ in done if name == "where"] == [2 * MIB]
+
+
 def test_the_backward_of_flash_holds_an_accumulator() -> None:
     """softmax_d takes 8 x 1024 x 4 bytes, dq_accum 64 times that."""
     done = estimated(lambda: attend().sum().backward(), gpu="a100")
@@ -218,15 +246,21 @@ def test_the_program_may_forbid_kernels() -> None:
         estimated(lambda: only(SDPBackend.FLASH_ATTENTION), gpu="t4")
 
 
-def test_cudnn_says_what_is_not_known() -> None:
-    assert any("cuDNN" in note for note in estimated(attend, gpu="h100").estimate().notes)
+def test_the_program_may_order_kernels() -> None:
+    order = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
+
+    def ordered() -> torch.Tensor:
+        with sdpa_kernel(order, set_priority=True):
+            return attend()
+
+    assert EFFICIENT in {name for name, _, _ in allocations(estimated(ordered, gpu="a100"))}
 
 
 def test_masked_softmax_looks_for_rows_without_a_score() -> None:
-    """On a Turing GPU the math path has 8 x 1024 x 1024 float32 scores, and a byte for each and each row."""
+    """On a Turing GPU: 8 x 1024 x 1024 float32 scores, a byte for each and each row, and a 0."""
 
     def masked() -> torch.Tensor:
         return attend(attn_mask=torch.zeros(1024, 1024, dtype=torch.bfloat16, device="cuda"))
 
     found = [size for name, size, _ in allocations(estimated(masked, gpu="t4")) if name == "_safe_softmax"]
-    assert found == [32 * MIB, 8 * MIB, 8 * 1024]
+    assert found == [32 * MIB, 8 * MIB, 8 * 1024, 4]
