@@ -186,6 +186,14 @@ def test_tensor_parallelism_divides_what_transformers_plan_names(llama):
     assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
 
 
+def test_replicas_of_divided_tensors_hold_a_share_and_its_bucket(llama):
+    answer = on_a_mesh(llama, "dp=2,tp=2", "--no-changes")
+    divided = WEIGHTS // 2 + 5 * 128  # the five norms are whole
+    assert 0 <= parts(answer)["parameter"] - divided <= ROUNDING
+    assert 0 <= parts(answer)["communication"] - divided <= 512
+    assert len(answer["ranks"]) == 4
+
+
 @pytest.mark.parametrize(("mesh", "share"), [("pp=2,dp=2", 1), ("pp=2,fsdp=2", 2)])
 def test_a_rank_has_its_share_of_its_stage(llama, mesh, share):
     """Of two stages: a layer and the embedding, or a layer, the norm and the head."""
@@ -205,7 +213,6 @@ def test_replicas_hold_all_and_a_bucket_of_gradients(llama):
 @pytest.mark.parametrize(
     ("name", "mesh", "what"),
     [
-        (None, "dp=2,tp=2", "does not support a model with tensor parallelism"),
         (None, "fsdp=2,dp=2", "cannot be divided over a mesh in this order: fsdp,dp"),
         (None, "tp=3", "4 heads (num_attention_heads) cannot be divided over 3 ranks"),
         (None, "pp=2,ep=2", "LlamaForCausalLM has no plan for expert parallelism"),

@@ -210,6 +210,17 @@ def _refuse_without_plan(model: Any) -> None:
             where="--mesh",
             fix="Use fsdp or tp, or a function with a parameter named mesh.",
         )
+    if has_tied_parameters(model):
+        raise MemPluginError(
+            f"{type(model).__name__} has tied parameters: they cannot be sharded beside divided experts.",
+            where="--mesh",
+            fix="Use fsdp or tp, or a config with tie_word_embeddings=false.",
+        )
+
+
+def has_tied_parameters(model: nn.Module) -> bool:
+    """Whether modules share a parameter, such as the embedding and the head."""
+    return len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
 
 
 def _cannot_be(error: ValueError) -> MemPluginError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
@@ -20,6 +21,7 @@ from tb_memplugin.estimate.ranks.expert_parallel import (
     EXPERTS,
     ORDER,
     by_experts,
+    has_tied_parameters,
     refusing_old_transformers,
 )
 from tb_memplugin.estimate.repeated_blocks import repeated_blocks
@@ -54,7 +56,7 @@ def in_data_parallel(model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, tup
         layers = fully_sharded(model, mesh["dp", "fsdp"] if "dp" in names else mesh["fsdp"])
         return model, (f"fully_shard around {layers} layers and the {'stage' if 'pp' in names else 'model'}",)
     if "dp" in names:
-        return _replicated(model, mesh["dp"]), ("DistributedDataParallel",)
+        return _replicated(model, mesh["dp"], of_tensors="tp" in names), ("DistributedDataParallel",)
     return model, ()
 
 
@@ -75,9 +77,19 @@ def by_tensors(model: Any, mesh: DeviceMesh) -> str:
     with refusing_old_transformers():
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+        _untie(model)
         divided = model._expand_parallel_plan(plan)
     apply_tensor_parallelism(model, mesh["tp"], divided)
+    model.tie_weights()
     return "tensor parallelism by transformers' plan"
+
+
+def _untie(model: Any) -> None:
+    """Give tied parameters their own memory until `tie_weights()`: transformers divides models untied."""
+    for name in getattr(model, "all_tied_weights_keys", None) or ():
+        owner, _, last = name.rpartition(".")
+        tied = model.get_parameter(name)
+        setattr(model.get_submodule(owner), last, nn.Parameter(torch.empty_like(tied), tied.requires_grad))
 
 
 def _refuse_parts_of_heads(model: Any, plan: Mapping[str, str], count: int) -> None:
@@ -109,10 +121,22 @@ def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> int:
     return len(layers)
 
 
-def _replicated(model: Any, mesh: DeviceMesh) -> nn.Module:
+def _replicated(model: Any, mesh: DeviceMesh, *, of_tensors: bool) -> nn.Module:
+    """Wrap a model in DistributedDataParallel. Given a mesh, torch gives it the local parts of DTensors.
+
+    Raises:
+        MemPluginError: tied parameters are divided, which torch would untie.
+    """
     from torch.nn.parallel import DistributedDataParallel
 
-    wrapped: Any = DistributedDataParallel(model, process_group=mesh.get_group())
+    if of_tensors and has_tied_parameters(model):
+        raise MemPluginError(
+            "DistributedDataParallel does not keep divided parameters tied.",
+            where="--mesh",
+            fix="Use fsdp instead of dp, or a config with tie_word_embeddings=false.",
+        )
+    how: dict[str, Any] = {"device_mesh": mesh} if of_tensors else {"process_group": mesh.get_group()}
+    wrapped: Any = DistributedDataParallel(model, **how)
     for name in OWN_CHECKPOINTING:
         if callable(way := getattr(model, name, None)):
             setattr(wrapped, name, way)
@@ -126,7 +150,7 @@ def refuse_other_dimensions(names: tuple[str, ...]) -> None:
         MemPluginError: models cannot be divided along one of the names, or not along this combination.
     """
     fix = (
-        "Use dp, fsdp, tp, fsdp with tp, or dp with fsdp; each of them also with pp. For experts use "
+        "Use dp, fsdp, tp, tp with dp or fsdp, or dp with fsdp; each of them also with pp. For experts use "
         f"ep, also with the others. Give them in the order {','.join(ORDER)}. Or use a function with a "
         "parameter named mesh."
     )
@@ -139,12 +163,6 @@ def refuse_other_dimensions(names: tuple[str, ...]) -> None:
     if sorted(ordered, key=ORDER.index) != ordered:
         raise MemPluginError(
             f"A model cannot be divided over a mesh in this order: {','.join(names)}.",
-            where="--mesh",
-            fix=fix,
-        )
-    if "tp" in names and "dp" in names and "fsdp" not in names and EXPERTS not in names:
-        raise MemPluginError(
-            "DistributedDataParallel does not support a model with tensor parallelism.",
             where="--mesh",
             fix=fix,
         )

@@ -135,3 +135,10 @@ def test_a_model_without_experts_is_refused_by_name(tmp_path: Path) -> None:
     ran = CliRunner().invoke(command, [str(tmp_path), "--mesh", "ep=4", "--seq", "32"])
     assert ran.exit_code != 0
     assert "no plan for expert parallelism" in str(ran.exception or ran.output)
+
+
+def test_a_mixture_with_tied_embeddings_is_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE | {"tie_word_embeddings": True}))
+    ran = CliRunner().invoke(command, [str(tmp_path), "--mesh", "ep=2", "--seq", "32"])
+    assert "MixtralForCausalLM has tied parameters" in str(ran.exception)
