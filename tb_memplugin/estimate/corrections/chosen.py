@@ -27,6 +27,7 @@ from tb_memplugin.estimate.corrections.kernel_buffers import (
 )
 from tb_memplugin.estimate.corrections.libraries import Libraries
 from tb_memplugin.estimate.corrections.linear import BiasInPlace
+from tb_memplugin.estimate.corrections.loaded_files import LoadedFiles
 from tb_memplugin.estimate.corrections.loss_derivatives import LossDerivatives
 from tb_memplugin.estimate.corrections.loss_scaling import LossScaling
 from tb_memplugin.estimate.corrections.masks_in_place import MasksInPlace
@@ -46,6 +47,7 @@ from tb_memplugin.estimate.corrections.refusals import Refusals
 from tb_memplugin.estimate.corrections.resized_results import ResizedResults
 from tb_memplugin.estimate.corrections.result_strides import ResultStrides
 from tb_memplugin.estimate.corrections.same_dtypes import SameDtypes
+from tb_memplugin.estimate.corrections.scripted import Scripted
 from tb_memplugin.estimate.corrections.sizes import Sizes
 from tb_memplugin.estimate.corrections.sorting import Sorting
 from tb_memplugin.estimate.corrections.storage_resizing import StorageResizing
@@ -84,7 +86,9 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     ForeachByDefault,
     FusedOptimizers,
     Compiled,
+    Scripted,
     DataLoading,
+    LoadedFiles,
     SafeSoftmax,
     FusedKernels,
     GroupedProducts,

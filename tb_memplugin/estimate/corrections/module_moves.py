@@ -63,9 +63,12 @@ def _kinds(module: nn.Module) -> set[type]:
 def _refused(module: nn.Module) -> MemPluginError:
     """Return the error for a real model, whose parameters would become fake and lose their values."""
     return MemPluginError(
-        "A model that was built before the estimate is moved or converted inside it.",
+        "A model that was built before the estimate, or read with its weights, is moved or converted in it.",
         where=type(module).__name__,
-        fix="Build the model inside `with MemoryEstimator():`; it uses no memory there.",
+        fix=(
+            "Build the model inside `with MemoryEstimator():`, where it uses no memory; in place of "
+            "from_pretrained of transformers, use from_config."
+        ),
     )
 
 

@@ -42,6 +42,21 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Leave it out: trace_result() and save() return the recording.",
     ),
     (
+        "but its data is not allocated yet",
+        "A kernel of an extension that is not an operator of PyTorch",
+        "Make it one with torch.library.custom_op, and give it a fake implementation with register_fake.",
+    ),
+    (
+        "FloatTensor not available",
+        "Constructors such as torch.cuda.FloatTensor",
+        "Use torch.empty(..., device='cuda').",
+    ),
+    (
+        "from the 'CUDA' backend. This could be because",
+        "Tensors that another thread puts on the GPU",
+        "Put them there on the estimate's thread; for from_pretrained of transformers, use from_config.",
+    ),
+    (
         "'WeakValueDictionary.__init__",
         "torch.save of fake tensors",
         "Leave the saving out: fake tensors have no values to save.",
@@ -52,7 +67,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
 
 def by_name(error: BaseException) -> MemPluginError | None:
     """Return a MemPluginError for a known error of torch, None for any other error."""
-    if not isinstance(error, (RuntimeError, AssertionError, AttributeError)):  # or NotImplementedError
+    if not isinstance(error, (RuntimeError, AssertionError, AttributeError, TypeError)):
         return None
     said = str(error)[:2000]
     for part, what, fix in _KNOWN:

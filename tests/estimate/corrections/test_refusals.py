@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -64,6 +65,8 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
     "a lazy module": (lambda: nn.LazyLinear(4, device="cuda"), "lazy modules"),
     "CUDA graphs": (lambda: torch.cuda.CUDAGraph(), "CUDA graphs"),
     "DataParallel": (lambda: nn.DataParallel(nn.Linear(4, 4, device="cuda"))(ones(2, 4)), "nn.DataParallel"),
+    "an old constructor": (lambda: torch.cuda.FloatTensor(4), "torch.cuda.FloatTensor"),  # type: ignore[attr-defined]
+    "another thread": (lambda: ThreadPoolExecutor().submit(ones, 4).result(), "another thread"),
     "a condition": (
         lambda: torch.cond(ones(1).sum() > 0, lambda x: x + 1, lambda x: x - 1, (ones(4),)),
         "torch.cond",
@@ -82,6 +85,13 @@ def test_what_fake_tensors_cannot_do_is_refused_by_name(name: str) -> None:
 def test_an_error_of_the_programs_own_stays_as_it_is() -> None:
     with pytest.raises(RuntimeError, match="mine"):
         estimated(lambda: exec("raise RuntimeError('mine')"))
+
+
+def test_kernels_of_extensions_are_told_to_become_operators() -> None:
+    """The error is that of Tensor::data_ptr<float>() in C++, as seen in an extension."""
+    said = "The tensor has a non-zero number of elements, but its data is not allocated yet."
+    with pytest.raises(MemPluginError, match=r"extension .* cannot be estimated"):
+        estimated(lambda: exec(f"raise RuntimeError({said!r})"))
 
 
 def test_parameters_that_functions_replace_are_no_real_ones() -> None:

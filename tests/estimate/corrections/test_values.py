@@ -302,3 +302,17 @@ def test_masks_are_looked_up_in_numbers_of_eight_bytes() -> None:
     done = estimated(run)
     assert sizes(done, "index") == [16 * KIB, 4 * KIB]
     assert [sum(sizes(done, name)) for name in ("index_put", "index_put_")] == [16 * KIB, 16 * KIB]
+
+
+def test_masks_of_transformers_that_mask_nothing_leave_flash_attention_as_it_is() -> None:
+    transformers = pytest.importorskip("transformers")
+    sides = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "num_hidden_layers": 1}
+
+    def run() -> Any:
+        model = transformers.LlamaModel(transformers.LlamaConfig(vocab_size=64, **sides)).cuda().bfloat16()
+        ids = ones(2, 32, dtype=torch.long)
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+
+    done = estimated(run, gpu="a100")
+    assert 2 * 2 * 32 * 64 in sizes(done, "_scaled_dot_product_flash_attention")
+    assert any("nothing is padded or packed" in note for note in done.estimate().notes)

@@ -1,0 +1,88 @@
+"""Tests for programs that read files, and for TorchScript."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tb_memplugin import MemoryEstimator
+from tb_memplugin.errors import MemPluginError
+
+SIDE = 256
+BYTES = 4 * SIDE * SIDE
+
+
+def weights(folder: Path) -> Path:
+    torch.save({"weight": torch.ones(SIDE, SIDE)}, folder / "weights.pt")
+    return folder / "weights.pt"
+
+
+@pytest.mark.parametrize(("place", "held"), [("cuda", BYTES), ("cpu", 0)])
+def test_what_torch_load_reads_counts_where_it_is_put_until_it_is_freed(
+    tmp_path: Path, place: str, held: int
+) -> None:
+    path = weights(tmp_path)
+    with MemoryEstimator() as estimator:
+        read = torch.load(path, map_location=place)
+        assert estimator.get_current_memory_allocated() == (held,)
+        model = nn.Linear(SIDE, SIDE, bias=False, device="cuda")
+        model.load_state_dict(read)
+        assert estimator.get_current_memory_allocated() == (held + BYTES,)
+        del read
+        assert estimator.get_current_memory_allocated() == (BYTES,)
+
+
+def test_safetensors_counts_what_it_reads(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "weights.safetensors"
+    library.save_file({"a": torch.ones(SIDE, SIDE), "b": torch.ones(2, 3, dtype=torch.int64)}, path)
+    with MemoryEstimator() as estimator:
+        read = library.load_file(path, device="cuda")
+        assert estimator.get_current_memory_allocated() == (BYTES + 512,)
+        assert {name: (tuple(one.shape), one.dtype) for name, one in read.items()} == {
+            "a": ((SIDE, SIDE), torch.float32),
+            "b": ((2, 3), torch.int64),
+        }
+    assert library.load_file(path)["b"].sum().item() == 6  # afterwards files are read again
+
+
+def test_a_tensor_that_takes_a_storage_does_not_keep_it_for_good() -> None:
+    with MemoryEstimator() as estimator:
+        first = torch.empty(SIDE, SIDE, device="cuda")
+        second = torch.empty(0, device="cuda").set_(first.untyped_storage(), 0, first.shape, first.stride())
+        del first
+        assert estimator.get_current_memory_allocated() == (BYTES,)
+        del second
+        assert estimator.get_current_memory_allocated() == (0,)
+
+
+def test_weights_that_were_read_outside_of_fake_tensors_are_refused_by_name() -> None:
+    real = nn.Linear(2, 2)
+    with pytest.raises(MemPluginError, match="read with its weights") as error, MemoryEstimator():
+        real.cuda()
+    assert "from_config" in str(error.value)
+
+
+def scripted(model: nn.Module, example: torch.Tensor) -> Any:
+    return torch.jit.script(model)
+
+
+def traced(model: nn.Module, example: torch.Tensor) -> Any:
+    return torch.jit.trace(model, example)
+
+
+@pytest.mark.parametrize("compiled", [scripted, traced])
+def test_torchscript_runs_uncompiled_with_a_note(compiled: Any) -> None:
+    with MemoryEstimator() as estimator:
+        batch = torch.ones(SIDE, SIDE, device="cuda")
+        model = compiled(nn.Sequential(nn.ReLU(), nn.Tanh()), batch)
+        before = estimator.get_current_memory_allocated()
+        result = model(batch)
+        assert estimator.get_current_memory_allocated() == (before[0] + BYTES,)
+    del result
+    assert any("torch.jit" in note for note in estimator.estimate().notes)
+    assert isinstance(torch.jit.script(nn.Tanh()), torch.jit.ScriptModule)  # afterwards it compiles again
