@@ -206,22 +206,45 @@ def test_a_mark_that_is_left_on_another_gpus_thread_names_nothing():
     blocks, here = trace.allocations, trace.device_row("cuda:1")
     made = (blocks.bytes == 12_000) & (blocks.device == here) & (blocks.born >= 0)
     modules = [trace.modules[row].key for row in blocks.module[made]]
-    torch.cuda.empty_cache()  # the second GPU is used here only
     of_a_step = ["1", "1", "(not named)", "(not named)", "1"]  # moved, * 1, exp; backward: exp, * 1
     assert modules == 2 * of_a_step
 
 
-def test_backward_passes_at_the_same_time_are_noted():
-    """Fifty each of two threads, so that some overlap."""
-    model, tracer = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).cuda(), MemoryTracer()
-    begun, both = threading.Barrier(2), []
+class Takes(torch.autograd.Function):
+    """In backward, allocates some bytes and frees them."""
+
+    @staticmethod
+    def forward(ctx, x, size):
+        ctx.size = size
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        torch.empty(ctx.size, dtype=torch.uint8, device=gradient.device)
+        return gradient * 1, None
+
+
+class Taking(nn.Module):
+    """A layer whose backward has a node of its own behind that of its result."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def forward(self, x):
+        return Takes.apply(x, self.size) * 1
+
+
+def test_backward_passes_of_two_threads_have_each_its_own_layers():
+    """Fifty each, so that some run at the same time, on one thread of autograd; the loss has 7,000 bytes."""
+    model, tracer = nn.Sequential(nn.Linear(3, 3), Taking(3000), Taking(5000)).cuda(), MemoryTracer()
+    begun = threading.Barrier(2)
 
     def run():
-        out = model(torch.ones(3, 3, device="cuda")).sum()
+        loss = Takes.apply(model(torch.ones(3, 3, device="cuda")), 7000).sum()
         begun.wait(30)
         for _ in range(50):
-            out.backward(retain_graph=True)
-        both.append(1)
+            loss.backward(retain_graph=True)
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     with tracer.trace(model):
@@ -229,15 +252,51 @@ def test_backward_passes_at_the_same_time_are_noted():
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(both) == 2
-    assert any("Backward passes of several threads" in note for note in tracer.trace_result().notes)
+    assert [bytes_of(tracer, name) for name in ("1", "2", None)] == [[3000] * 100, [5000] * 100, [7000] * 100]
+    assert not any("A backward of one thread" in note for note in tracer.trace_result().notes)
+    assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_replicas_on_two_gpus_have_each_its_own_bytes(device):
+    model = nn.DataParallel(nn.Sequential(nn.Linear(3, 3), Taking(3000), Taking(5000)).cuda(), [0, 1])
+    tracer = MemoryTracer(device=device)
+    model(torch.ones(4, 3, device="cuda"))  # so that both GPUs are in use
+    with tracer.trace(model):
+        for _ in range(20):
+            model(torch.ones(4, 3, device="cuda")).sum().backward()
+    assert [bytes_of(tracer, name) for name in ("module.1", "module.2", None)] == [
+        [3000] * 20,
+        [5000] * 20,
+        [],
+    ]
+
+
+def test_a_backward_that_began_before_another_thread_had_layers_is_noted():
+    """The first waits in its backward until the second one has begun."""
+    waiting, tracer = Waiting(), MemoryTracer()
+    model = nn.Sequential(nn.Linear(3, 3), waiting).cuda()
+
+    def first():
+        model(torch.ones(3, 3, device="cuda")).sum().backward()
+
+    other = threading.Thread(target=first)
+    with tracer.trace(model):
+        other.start()
+        assert waiting.ask.wait(30)
+        loss = model[0](torch.ones(3, 3, device="cuda")).sum()
+        threading.Timer(0.5, waiting.answer.set).start()
+        loss.backward()
+        other.join()
+    assert any("A backward of one thread ran" in note for note in tracer.trace_result().notes)
 
 
 def test_a_backward_within_a_backward_is_no_other_threads():
     model, tracer = MODELS["reentrant"]().cuda(), MemoryTracer()
     with tracer.trace(model):
         train_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert not any("Backward passes of several threads" in note for note in tracer.trace_result().notes)
+    assert not any("A backward of one thread" in note for note in tracer.trace_result().notes)
     assert mark_of_autograds_thread() == ""
 
 
@@ -266,7 +325,8 @@ def test_gradients_that_are_freed_are_not_advised_though_a_workspace_stays():
             model(torch.ones(8, 100, device="cuda")).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    (judged,) = (one for one in advice(tracer.trace_result()).judgements if one.kind == "kept_gradients")
+    judgements = advice(tracer.trace_result()).judgements
+    (judged,) = (one for one in judgements if (one.kind, one.device) == ("kept_gradients", "cuda:0"))
     assert (judged.verdict, judged.why[:24]) == ("fine", "Every gradient was freed")
 
 

@@ -7,11 +7,8 @@ per thread. So what other threads allocate at the same time can be told apart.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +22,7 @@ _WAIT_S = 0.5
 
 
 class AutogradMarks:
-    """Sets and removes marks on the threads of autograd, and notices backward passes that share a thread.
+    """Sets and removes marks on the threads of autograd.
 
     Args:
         allocator: the allocator that sets marks. None, or one without marks: nothing is marked.
@@ -34,14 +31,11 @@ class AutogradMarks:
     def __init__(self, allocator: Allocator | None) -> None:
         self.device_type = ""
         """The type of device whose tensors' backward can be marked, "" for none."""
-        self.shared = False
-        """Whether a backward began before one of another thread had ended."""
         if allocator is not None and allocator.set_mark is not None and allocator.mark is not None:
             self.device_type, self._current_device = allocator.device_type, allocator.current_device
             self._set_mark, self._mark = allocator.set_mark, allocator.mark
         self._here = threading.local()
         self._devices: set[int] = set()
-        self._open: weakref.WeakSet[partial[None]] = weakref.WeakSet()
 
     def marking(self, key: str | None) -> Callable[[], bool]:
         """Return a function that marks the current thread with a module, or with none if `key` is None.
@@ -68,17 +62,6 @@ class AutogradMarks:
 
         return put
 
-    def begin(self, end: partial[None]) -> None:
-        """Note that a backward has begun.
-
-        Args:
-            end: what autograd calls when it ends, with the backward's number as its only argument. If the
-                backward fails instead, torch drops its reference.
-        """
-        if any(other.args != end.args for other in self._open) and not _is_called_by_python():
-            self.shared = True
-        self._open.add(end)
-
     def end(self) -> None:
         """Remove the mark of this thread, if it is one of autograd's: its backward has ended."""
         if hasattr(self._here, "mark") and self._mark().startswith(MODULE_MARK):
@@ -101,16 +84,6 @@ class AutogradMarks:
                 _on_the_thread_of(torch.device(self.device_type, number), self.end)
             except Exception as error:  # the training goes on, whatever happens to us
                 logger.debug("removing autograd's mark failed", exc_info=error)
-
-
-def _is_called_by_python() -> bool:
-    """Whether code outside this package called the current hook, because one backward runs in another."""
-    frame = sys._getframe()
-    while frame.f_globals.get("__name__", "").startswith("tb_memplugin."):
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return True
 
 
 class _Call(torch.autograd.Function):

@@ -11,7 +11,7 @@ import numpy as np
 
 from tb_memplugin.sources.phases import phase_spans, stretch
 from tb_memplugin.sources.tables import Names, Owners, named_phases
-from tb_memplugin.sources.tracer.history_calls import BY_AUTOGRAD, BY_MARKED_AUTOGRAD, NO_LAYER, HistoryCalls
+from tb_memplugin.sources.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, HistoryCalls
 from tb_memplugin.sources.tracer.layers import LayerFigures
 from tb_memplugin.sources.tracer.results import (
     EVENT_TYPES,
@@ -130,16 +130,24 @@ class _Curve:
         return fragmentation(int(self.allocated[entry]), int(self.reserved[entry]))
 
 
-def _spans(noted: HistoryCalls) -> list[_Span]:
-    """Return the spans of layers: nested calls per thread, and one layer after another from autograd."""
+def _spans(noted: HistoryCalls, *, by_thread: bool = False) -> list[_Span]:
+    """Return the spans of layers: nested calls per thread, and one layer after another from autograd.
+
+    Args:
+        noted: what was recorded.
+        by_thread: whether each thread of autograd, one per GPU, has a row of layers of its own.
+    """
     found: list[_Span] = []
     open_calls: dict[int, list[tuple[int, int, Phase]]] = {}
-    running: tuple[int, int, bool] | None = None
+    running: dict[int, tuple[int, int, bool]] = {}
     for time, layer, in_backward, thread in (*noted.crossings, (noted.stop_ns, NO_LAYER, True, BY_AUTOGRAD)):
-        if thread in (BY_AUTOGRAD, BY_MARKED_AUTOGRAD):
-            if running is not None and running[0] >= 0:
-                found.append((running[1], time, running[0], Phase.BACKWARD, running[2]))
-            running = layer, time, thread == BY_MARKED_AUTOGRAD
+        if thread <= BY_AUTOGRAD:
+            key = thread if by_thread else BY_AUTOGRAD
+            for ended in [key] if key else list(running):
+                row, began, marked = running.pop(ended, (NO_LAYER, 0, False))
+                if row >= 0:
+                    found.append((began, time, row, Phase.BACKWARD, marked))
+            running[key] = layer, time, thread < BY_AUTOGRAD
         elif layer >= 0:
             phase = Phase.BACKWARD if in_backward else Phase.FORWARD
             open_calls.setdefault(thread, []).append((layer, time, phase))
@@ -193,11 +201,11 @@ def _layers(history: MemoryTrace, noted: HistoryCalls, spans: Spans, unmarked: S
     layer = _last_begun(among, time_ns)
     if noted.has_marks:
         layer = np.where(history.events.label < 0, _last_begun(unmarked, time_ns), layer)
-    marked = _marked(history, noted)
+    marked, ran = _marked(history, noted), _table(_spans(noted, by_thread=True))
     for row in np.unique(marked[marked >= 0]).tolist():
-        events, own = np.flatnonzero(marked == row), spans.name == row
-        begun = np.searchsorted(spans.start_ns[own], time_ns[events] + _ENTRY_NS, side="right")
-        ended = np.searchsorted(np.sort(spans.end_ns[own]), time_ns[events], side="left")
+        events, own = np.flatnonzero(marked == row), ran.name == row
+        begun = np.searchsorted(ran.start_ns[own], time_ns[events] + _ENTRY_NS, side="right")
+        ended = np.searchsorted(np.sort(ran.end_ns[own]), time_ns[events], side="left")
         layer[events[begun > ended]] = row
     return layer
 

@@ -10,14 +10,13 @@ from tb_memplugin.sources.modules import ModuleNames
 Crossing = tuple[int, int, bool, int]
 """(epoch ns, layer, whether it lies in a backward, thread ident).
 
-The layer is a module's row where its call begins, and -1 - row where it ends. With `BY_AUTOGRAD` or
-`BY_MARKED_AUTOGRAD` for the thread, it is the row whose backward begins, or `NO_LAYER`: backward runs for one
-layer at a time. What it allocates then has no mark, or the layer's.
+The layer is a module's row where its call begins, and -1 - row where it ends. With `BY_AUTOGRAD` or a
+negative ident for the thread, it is the row whose backward begins, or `NO_LAYER`: backward runs for one layer
+at a time. The negative ident is that of a thread of autograd that has the layer's mark from then on.
 """
 
 BY_AUTOGRAD = 0
-BY_MARKED_AUTOGRAD = -1
-"""No thread has one of these idents."""
+"""No thread has this ident."""
 
 NO_LAYER = -1
 """Autograd is between layers, or the backward has ended."""
@@ -31,8 +30,8 @@ _THREADS = (
     "allocate while a backward runs counts to the layer whose backward it is."
 )
 _SHARED = (
-    "Backward passes of several threads ran at the same time. One thread of autograd runs them all, so what "
-    "one of them allocates may count to a layer whose backward belongs to another."
+    "A backward of one thread ran when another thread began its first. One thread of autograd runs both, so "
+    "what one of them allocates then may count to a layer whose backward belongs to the other."
 )
 _INSIDE = "Layers inside compiled or scripted modules have no figures of their own: {:,} of them."
 
@@ -47,7 +46,7 @@ class HistoryCalls:
     and `crowded` is True if another tracer ran on another thread meanwhile; `optimizer` are the starts and
     ends of optimizer steps; `requests` is how many allocations and frees the allocator counted, 0 if unknown;
     `has_marks` is whether layers mark what they allocate, and `shared` whether backward passes of several
-    threads ran at the same time.
+    threads ran at the same time and were not told apart.
     """
 
     names: ModuleNames

@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
 from typing import Any
 
@@ -22,7 +21,8 @@ from tb_memplugin.sources.history.recording import Allocator
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.passing_hooks import PassingHook
 from tb_memplugin.sources.tracer.autograd_marks import AutogradMarks
-from tb_memplugin.sources.tracer.history_calls import BY_AUTOGRAD, BY_MARKED_AUTOGRAD, NO_LAYER, Crossing
+from tb_memplugin.sources.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
+from tb_memplugin.sources.tracer.shared_backward import SharedBackward
 from tb_memplugin.trace.tables import MODULE_MARK
 
 _MOST_NODES = 1000
@@ -53,7 +53,9 @@ class LayerClock(ModuleRecorder):
         if allocator is not None and allocator.set_mark is not None and allocator.mark is not None:
             self._set_mark, self._mark = allocator.set_mark, allocator.mark
         self._here = threading.local()
+        self._threads: set[int] = set()
         self._autograd = AutogradMarks(allocator)
+        self._backward = SharedBackward(lambda: len(self._threads) > 1, self._tell_nodes)
         self._reached: dict[int, Callable[[object], None]] = {}
         self._reached_marking: dict[int, Callable[[object], None]] = {}
         self._nodes: list[Any] = []
@@ -69,8 +71,8 @@ class LayerClock(ModuleRecorder):
 
     @property
     def shared(self) -> bool:
-        """Whether backward passes of several threads ran at the same time."""
-        return self._autograd.shared
+        """Whether backward passes of several threads ran at the same time, and not every node was told."""
+        return self._backward.missed
 
     def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
         """Add hooks to every module of the models that runs as Python code."""
@@ -79,6 +81,7 @@ class LayerClock(ModuleRecorder):
         self._reached = {row: self._reaching(row, marks=False) for row in rows}
         self._reached_marking = {row: self._reaching(row, marks=True) for row in rows}
         super().start(models, names)
+        self._backward.start()
         self.unseen = len(names.modules) - len({names.row_of[module] for module in self._hooked})
 
     def stop(self) -> None:
@@ -87,6 +90,7 @@ class LayerClock(ModuleRecorder):
         Another thread that is inside a module at this moment keeps its mark: only that thread can change it.
         """
         self._on = False
+        self._backward.stop()
         super().stop()
         with self._lock:
             for handle in self._nodes:
@@ -103,6 +107,7 @@ class LayerClock(ModuleRecorder):
             calls: list[tuple[int, str]] = self._here.calls
         except AttributeError:
             calls = self._here.calls = []
+            self._threads.add(threading.get_ident())
         return calls
 
     def _hook(self, module: nn.Module, row: int) -> None:
@@ -178,6 +183,28 @@ class LayerClock(ModuleRecorder):
             for one in tensors.values():
                 self._at_nodes(one, row)
 
+    def _tell_nodes(self, roots: Sequence[Any]) -> None:
+        """Tell every node of a graph its layer: that of the last result of a layer before it in backward."""
+        nodes = (getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots)
+        pending = [(node, NO_LAYER) for node in nodes if node is not None]
+        met = set()
+        while pending:
+            node, row = pending.pop()
+            if node in met:
+                continue
+            met.add(node)
+            if self._seen in node.metadata:
+                row = node.metadata[self._seen]
+            else:
+                devices = (one.device.type for one in node._input_metadata)
+                self._tell(node, row, on_gpu=self._autograd.device_type in devices)
+            pending += [(following, row) for following, _ in node.next_functions if following is not None]
+
+    def _tell(self, node: Any, row: int, *, on_gpu: bool) -> None:
+        """Tell a node which layer begins there. On a GPU, its thread is marked."""
+        node.metadata[self._seen] = row
+        self._keep(node.register_prehook((self._reached_marking if on_gpu else self._reached)[row]))
+
     def _keep(self, handle: Any) -> None:
         """Keep the handle of a node's hook until the node is gone."""
         with self._lock:
@@ -189,6 +216,7 @@ class LayerClock(ModuleRecorder):
     def _reaching(self, row: int, *, marks: bool) -> Callable[[object], None]:
         """Return the hook for the nodes of a layer's results; -1: of tensors outside all layers."""
         here, note, current_task = self._here, self.crossings.append, torch._C._current_graph_task_id
+        thread = threading.get_ident
         is_marked = self._autograd.marking(None if row < 0 else self._keys[row]) if marks else lambda: False
 
         def reached(_: object) -> None:
@@ -196,14 +224,12 @@ class LayerClock(ModuleRecorder):
                 task = current_task()
                 if getattr(here, "task", None) != task:
                     here.task = task
-                    done = partial(self._done, task)
-                    self._autograd.begin(done)
-                    torch.autograd.Variable._execution_engine.queue_callback(done)
-                note((time_ns(), row, True, BY_MARKED_AUTOGRAD if is_marked() else BY_AUTOGRAD))
+                    torch.autograd.Variable._execution_engine.queue_callback(self._done)
+                note((time_ns(), row, True, -thread() if is_marked() else BY_AUTOGRAD))
 
         return not_compiled_alone(reached)
 
-    def _done(self, _: int) -> None:
+    def _done(self) -> None:
         """Record that a backward has ended."""
         self._autograd.end()
         if self._on:
