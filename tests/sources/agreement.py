@@ -1,6 +1,7 @@
 """Our categories beside those of torch's `_memory_profile()`, block by block at the peak.
 
-python -m tests.sources.agreement     # prints the tables of docs/categories.md
+python -m tests.sources.agreement        # prints the tables of docs/categories.md
+python -m tests.sources.agreement after  # the same, with zero_grad() after the optimizer's step
 
 Where the two differ, evidence from neither decides: `Evidence`.
 """
@@ -129,22 +130,27 @@ class Evidence:
 
     `notes` are (ns, address -> category): parameters, buffers, gradients and optimizer state by pointer,
     and what the autograd graph has saved just before a backward: if it is none of these, an activation.
-    `spans` are the operators, autograd nodes and optimizer steps: (start ns, end ns).
+    `spans` are the operators, autograd nodes and optimizer steps: (start ns, end ns). `clears_after` is
+    whether gradients are cleared after the optimizer's step; else they are between forward and backward.
     """
 
     notes: list[tuple[int, dict[int, str]]] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
+    clears_after: bool = False
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, _: bool) -> None:
         """A training step with notes."""
         x, y = batch()
         loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
+        if not self.clears_after:
+            optimizer.zero_grad()
         self._note(model, optimizer, None if getattr(model, "checkpointing", None) else loss)
         loss.backward()
         self._note(model, optimizer)
         optimizer.step()
         self._note(model, optimizer)
+        if self.clears_after:
+            optimizer.zero_grad()
 
     def look_up(self, tree: Any) -> None:
         """Take the spans from the profiler's event tree."""
@@ -207,9 +213,11 @@ def _saved(loss: torch.Tensor | None) -> Iterator[torch.Tensor]:
                     yield one
 
 
-def agreement(model: nn.Module, optimizer: Any = torch.optim.AdamW) -> Agreement:
+def agreement(
+    model: nn.Module, optimizer: Any = torch.optim.AdamW, *, clears_after: bool = False
+) -> Agreement:
     """Train a model and compare at one step's peak: torch's analysis takes long, longer with each step."""
-    evidence = Evidence()
+    evidence = Evidence(clears_after=clears_after)
     (cycle,) = train(
         model,
         optimizer=optimizer,
@@ -265,15 +273,18 @@ def _torch_state(profile: Any, until_ns: int) -> dict[int, str]:
     return {address: name for address, name in live.values() if name is not None}
 
 
-def tables() -> str:
-    """All models' agreement as two tables in Markdown: the shares, and where torch is wrong."""
+def tables(*, clears_after: bool = False) -> str:
+    """All models' agreement in Markdown: shares by model, their counts, and where torch is wrong."""
     models: dict[str, Any] = {**UNTUNED, **MORE_UNTUNED, **MODELS}
     shares = ["| model | optimizer | bytes at the peak | of all | of named | of undecided | left open |"]
     shares += ["|" + "---|" * 7]
     wrong: defaultdict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
+    untuned: list[Agreement] = []
     for name, make in models.items():
         for optimizer in (torch.optim.SGD, torch.optim.AdamW):
-            found = agreement(make(), optimizer)
+            found = agreement(make(), optimizer, clears_after=clears_after)
+            if name not in MODELS:
+                untuned.append(found)
             left = "; ".join(
                 f"{ours} (torch: {other}) in `{operator}` {size:,} B"
                 for (ours, other, operator), size in found.open.most_common(3)
@@ -286,8 +297,14 @@ def tables() -> str:
     rows = ["| ours | torch | what shows it | most bytes | models |", "|" + "---|" * 5]
     for (ours, other, reason), sizes in sorted(wrong.items(), key=lambda item: -max(item[1].values())):
         rows.append(f"| {ours} | {other} | {reason} | {max(sizes.values()):,} | {', '.join(sizes)} |")
+    shares.append("")
+    for share in ("of_all", "of_named", "of_undecided"):
+        enough = sum(getattr(one, share) >= 0.95 for one in untuned)
+        shares.append(f"{share} is 95 % or more in {enough} of the {len(untuned)} untuned runs.")
+    same, named = sum(one.same for one in untuned), sum(one.named_by_torch for one in untuned)
+    shares.append(f"of_named is {same / named:.1%} in these runs together.")
     return "\n".join([*shares, "", *rows])
 
 
 if __name__ == "__main__":
-    sys.stdout.write(tables() + "\n")
+    sys.stdout.write(tables(clears_after="after" in sys.argv) + "\n")
