@@ -74,6 +74,15 @@ def test_the_history_is_off_again(seen):
     assert not torch._C._cuda_isHistoryEnabled()
 
 
+def on_threads(count, run):
+    """Call a function on several threads at once, and wait for them."""
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_ten_threads_lose_no_call_and_count_no_byte_of_another_layer():
     """Each call of the ReLU makes 8 x 4 floats; what the threads make outside of layers is not its own."""
     model, tracer = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).cuda(), MemoryTracer()
@@ -82,12 +91,8 @@ def test_ten_threads_lose_no_call_and_count_no_byte_of_another_layer():
         for _ in range(5):
             model(torch.ones(8, 4, device="cuda"))
 
-    threads = [threading.Thread(target=run) for _ in range(10)]
     with tracer.trace(model):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        on_threads(10, run)
     relu = tracer.get_layer_stats()["1"]
     assert (relu.calls, relu.total_allocations, relu.allocated_bytes) == (50, 50, 50 * 8 * 4 * 4)
 
@@ -246,12 +251,8 @@ def test_backward_passes_of_two_threads_have_each_its_own_layers():
         for _ in range(50):
             loss.backward(retain_graph=True)
 
-    threads = [threading.Thread(target=run) for _ in range(2)]
     with tracer.trace(model):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        on_threads(2, run)
     assert [bytes_of(tracer, name) for name in ("1", "2", None)] == [[3000] * 100, [5000] * 100, [7000] * 100]
     assert not any("A backward of one thread" in note for note in tracer.trace_result().notes)
     assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
