@@ -1,7 +1,8 @@
 """Our categories beside those of torch's `_memory_profile()`, block by block at the peak.
 
-python -m tests.sources.agreement        # prints the tables of docs/categories.md
-python -m tests.sources.agreement after  # the same, with zero_grad() after the optimizer's step
+python -m tests.sources.agreement [after|first|between] [THREADS]
+
+prints the tables of docs/categories.md; the first word says where the loop calls `zero_grad()` (`Clears`).
 
 Where the two differ, evidence from neither decides: `Evidence`.
 """
@@ -13,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import time_ns
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +89,13 @@ class MixtureOfExperts(nn.Module):
     batch = staticmethod(Transformer.batch)
 
 
+Clears = Literal["after", "first", "between"]
+"""Where a step calls `zero_grad()`: after the optimizer's step or first of all, as PyTorch's tutorials do,
+or between forward and backward, which leaves the last step's gradients alive through the forward."""
+
+THREADS = 2
+"""With more threads than one ATen takes oneDNN's convolutions, else its own; see docs/categories.md."""
+
 UNTUNED = {"gru": GRU, "unet": UNet, "mlp": MLP, "experts": MixtureOfExperts}
 """Models that nobody looked at while the rules were written."""
 
@@ -130,26 +138,27 @@ class Evidence:
 
     `notes` are (ns, address -> category): parameters, buffers, gradients and optimizer state by pointer,
     and what the autograd graph has saved just before a backward: if it is none of these, an activation.
-    `spans` are the operators, autograd nodes and optimizer steps: (start ns, end ns). `clears_after` is
-    whether gradients are cleared after the optimizer's step; else they are between forward and backward.
+    `spans` are the operators, autograd nodes and optimizer steps: (start ns, end ns).
     """
 
     notes: list[tuple[int, dict[int, str]]] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
-    clears_after: bool = False
+    clears: Clears = "after"
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, _: bool) -> None:
         """A training step with notes."""
         x, y = batch()
+        if self.clears == "first":
+            optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
-        if not self.clears_after:
+        if self.clears == "between":
             optimizer.zero_grad()
         self._note(model, optimizer, None if getattr(model, "checkpointing", None) else loss)
         loss.backward()
         self._note(model, optimizer)
         optimizer.step()
         self._note(model, optimizer)
-        if self.clears_after:
+        if self.clears == "after":
             optimizer.zero_grad()
 
     def look_up(self, tree: Any) -> None:
@@ -213,11 +222,9 @@ def _saved(loss: torch.Tensor | None) -> Iterator[torch.Tensor]:
                     yield one
 
 
-def agreement(
-    model: nn.Module, optimizer: Any = torch.optim.AdamW, *, clears_after: bool = False
-) -> Agreement:
+def agreement(model: nn.Module, optimizer: Any = torch.optim.AdamW, clears: Clears = "after") -> Agreement:
     """Train a model and compare at one step's peak: torch's analysis takes long, longer with each step."""
-    evidence = Evidence(clears_after=clears_after)
+    evidence = Evidence(clears=clears)
     (cycle,) = train(
         model,
         optimizer=optimizer,
@@ -273,7 +280,7 @@ def _torch_state(profile: Any, until_ns: int) -> dict[int, str]:
     return {address: name for address, name in live.values() if name is not None}
 
 
-def tables(*, clears_after: bool = False) -> str:
+def tables(clears: Clears) -> str:
     """All models' agreement in Markdown: shares by model, their counts, and where torch is wrong."""
     models: dict[str, Any] = {**UNTUNED, **MORE_UNTUNED, **MODELS}
     shares = ["| model | optimizer | bytes at the peak | of all | of named | of undecided | left open |"]
@@ -282,7 +289,7 @@ def tables(*, clears_after: bool = False) -> str:
     untuned: list[Agreement] = []
     for name, make in models.items():
         for optimizer in (torch.optim.SGD, torch.optim.AdamW):
-            found = agreement(make(), optimizer, clears_after=clears_after)
+            found = agreement(make(), optimizer, clears)
             if name not in MODELS:
                 untuned.append(found)
             left = "; ".join(
@@ -307,4 +314,6 @@ def tables(*, clears_after: bool = False) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(tables(clears_after="after" in sys.argv) + "\n")
+    torch.set_num_threads(int(sys.argv[2]) if len(sys.argv) > 2 else THREADS)
+    where = next((one for one in get_args(Clears) if one in sys.argv), "after")
+    sys.stdout.write(tables(where) + "\n")
