@@ -315,5 +315,5 @@ def tables(clears: Clears) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]) if len(sys.argv) > 2 else THREADS)
-    where = next((one for one in get_args(Clears) if one in sys.argv), "after")
+    where: Clears = next((one for one in get_args(Clears) if one in sys.argv), "after")
     sys.stdout.write(tables(where) + "\n")
