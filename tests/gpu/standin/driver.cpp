@@ -25,7 +25,8 @@ int cuLibraryLoadData(void** library, const void*, void*, void**, unsigned, void
 }
 int cuLibraryGetKernel(void** kernel, void*, const char*) { *kernel = std::malloc(8); return 0; }
 int cuKernelGetFunction(void** function, void*) { *function = std::malloc(8); return 0; }
-int cuFuncGetAttribute(int* value, int, void*) { *value = 0; return 0; }
+// Attribute 0 is CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, which Triton compares with its kernels' threads.
+int cuFuncGetAttribute(int* value, int attribute, void*) { *value = attribute == 0 ? 1024 : 0; return 0; }
 int cuOccupancyMaxActiveClusters(int* count, void*, void*) { *count = 1; return 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, void*, int, unsigned long) { *count = 2; return 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
