@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +11,10 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 
-Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
-"""One optimizer, several, or none."""
+Optimizers = (
+    torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer] | None
+)
+"""One optimizer, several (perhaps by name), or none."""
 
 
 def checked_model(model: Any) -> nn.Module:
@@ -27,17 +29,19 @@ def checked_model(model: Any) -> nn.Module:
 
 
 def checked_optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    """Return one optimizer, several, or none as a list.
+    """Return one optimizer, several (those of a dict, too), or none as a list.
 
     Raises:
         TypeError: the argument is or contains something else.
     """
     single = given is None or isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable)
-    several = [] if given is None else [given] if single else list(given)
+    values = given.values() if isinstance(given, Mapping) else given
+    several = [] if given is None else [given] if single else list(values)
     for optimizer in several:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
-                f"optimizer is a {type(optimizer).__name__}; give torch.optim.Optimizer or a list of them"
+                f"optimizer is a {type(optimizer).__name__}; "
+                "give torch.optim.Optimizer, or a list or dict of them"
             )
     return several
 

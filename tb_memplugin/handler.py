@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from tb_memplugin.arguments import checked_optimizers, with_inner
+from tb_memplugin.arguments import Optimizers, checked_optimizers, with_inner
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.sources.history.merge import merge_snapshot
@@ -31,7 +31,7 @@ def memory_trace_handler(
     worker_name: str | None = None,
     *,
     model: nn.Module | Mapping[str, nn.Module] | None = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    optimizer: Optimizers = None,
     snapshot: bool = False,
     log_level: int | str | None = None,
 ) -> Handler:
@@ -49,9 +49,9 @@ def memory_trace_handler(
             `<host>_<pid>`.
         model: a module, or a dict of named modules, whose memory is shown by layer. Held weakly. If None,
             names come from Python stacks, where the profile records them.
-        optimizer: one or several optimizers, to recognize their state and gradients. Held weakly, together
-            with the optimizers that they wrap. Optimizers that step during the window are found without
-            being passed.
+        optimizer: one or several optimizers, in a list or a dict by name, to recognize their state and
+            gradients. Held weakly, together with the optimizers that they wrap. Optimizers that step during
+            the window are found without being passed.
         snapshot: also record the allocator's history during the profiled window, on CUDA, ROCm and XPU.
             It adds stacks, requested sizes, streams, pools and segments to the same trace. A history that
             is already on stays on.

@@ -43,6 +43,7 @@ def test_optimizers_come_one_by_one_or_as_anything_that_can_be_gone_through() ->
     one = torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1)
     assert checked_optimizers(None) == []
     assert checked_optimizers(one) == checked_optimizers(each for each in [one]) == [one]
-    for wrong in ("adam", 3, [3], {"model": one}):
-        with pytest.raises(TypeError, match="or a list of them"):
+    assert checked_optimizers({"model": one}) == [one]
+    for wrong in ("adam", 3, [3], {"model": "adam"}):
+        with pytest.raises(TypeError, match="or a list or dict of them"):
             checked_optimizers(wrong)

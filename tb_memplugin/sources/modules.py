@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from threading import get_ident
@@ -50,16 +50,26 @@ class ModuleNames:
 
     @classmethod
     def of(cls, models: Mapping[str, nn.Module]) -> ModuleNames:
-        """Name every module of the models. Each FQN begins with its model's key in `models`, if not empty."""
+        """Name every module of the models. Each FQN begins with its model's key in `models`, if not empty.
+
+        A module of several models keeps the name that it has in the first.
+        """
         names = cls()
         for prefix, model in models.items():
-            for tensor, owner in names.add(prefix, model):
+            for tensor, owner in names.add(prefix, model, named=frozenset(names.row_of)):
                 names.owner_of.setdefault(id(tensor), owner)
         return names
 
-    def add(self, prefix: str, model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, str]]]:
-        """Name a module and all below it. Yield their parameters and buffers, with their owners."""
+    def add(
+        self, prefix: str, model: nn.Module, named: Container[int] = ()
+    ) -> Iterator[tuple[torch.Tensor, tuple[int, str]]]:
+        """Name a module and all below it, except those whose id is in `named`.
+
+        Yield their parameters and buffers, with their owners.
+        """
         for fqn, module in model.named_modules(prefix=prefix):
+            if id(module) in named:
+                continue
             key = clean_name(fqn)
             row = self._rows.setdefault(key, len(self.modules))
             if row == len(self.modules):

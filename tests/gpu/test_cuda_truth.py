@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import distributed
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tb_memplugin.analysis.breakdown import DIVISIONS
@@ -262,3 +265,26 @@ def test_an_allocator_that_reports_nothing_is_named(tmp_path):
     trace = load_window(str(side_file))
     assert int(trace.live(trace.device_row("cuda:0"))[-1]) == 40_000
     assert not any("blocks alive at the window's start" in note for note in trace.notes)
+
+
+def test_the_buckets_of_ddp_are_communication_of_its_module():
+    """A weight of 1,000 x 1,000 floats is reduced in a bucket of 4,000,000 bytes: a block of 4,000,256."""
+    distributed.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(1000, 1000, bias=False, device="cuda"))
+        batch = torch.ones(1, 1000, device="cuda")
+        for _ in range(3):
+            model(batch).sum().backward()
+        recorder = WindowRecorder({"": model}, [])
+        watch(recorder)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+            model(batch).sum().backward()
+        window = recorder.take()
+    finally:
+        distributed.destroy_process_group()
+    assert window is not None
+    start = trace_from_profile(prof, window).start
+    buckets = start.category == Category.COMMUNICATION
+    assert set(start.bytes[buckets].tolist()) == {4_000_256}
+    assert set(start.module[buckets].tolist()) == {0}
+    assert 1 <= np.count_nonzero(buckets) <= 2  # NCCL may still hold the one from before it was made again

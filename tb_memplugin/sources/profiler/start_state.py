@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,9 +24,16 @@ from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Category, StartState
 from tb_memplugin.trace import start_state as as_start_state
 from tb_memplugin.trace.replay import match_frees
+from tb_memplugin.trace.tables import Int64
 
 BY_SIZE = "cuBLAS workspace, by its size"
 """The label of a block of the workspace size that no known storage uses and that is not freed."""
+
+BUCKET_BY_SIZE = "bucket of gradients, by its size"
+"""The label of a block of the size of one of DistributedDataParallel's buckets that no known storage uses."""
+
+_LARGE = 1 << 20
+"""The caching allocator may leave up to this many bytes unused at the end of a block larger than it."""
 
 MOST_WORKSPACES = {WORKSPACE: 32, LARGE_WORKSPACE: 8}
 """By size, the largest number of blocks that are taken for workspaces; if more have it, none is.
@@ -78,6 +86,32 @@ def start_state(
     return _columns(rows), notes
 
 
+def with_later_names(
+    start: StartState, matched: Int64, sightings: Sequence[Sighting], owners: Owners, labels: Names
+) -> StartState:
+    """Return the start state with names for blocks that were seen in use only later in the window.
+
+    They are what an optimizer holds that was not given: it is met at its first step.
+
+    Args:
+        start: the start state.
+        matched: for each sighting, the block that it saw: a row of the start state, or any other number.
+        sightings: the sightings of the window.
+        owners: the table of owners.
+        labels: the table to which the names of tensors are added.
+    """
+    by_size = (Category.UNKNOWN, Category.WORKSPACE, Category.COMMUNICATION)
+    nameless = np.append(np.isin(start.category, by_size), False)
+    found = np.flatnonzero((matched >= 0) & nameless[np.minimum(matched, len(start))])
+    if not len(found):
+        return start
+    category, module, label = start.category.copy(), start.module.copy(), start.label.copy()
+    for row, seen in ((int(matched[one]), sightings[one]) for one in found.tolist()):
+        category[row], label[row] = seen.category, labels.add(seen.label)
+        module[row] = seen.module if seen.module >= 0 else owners.not_named
+    return replace(start, category=category, module=module, label=label)
+
+
 def _named(device: int, seen: Sighting, owners: Owners, labels: Names, size: int | None = None) -> _Row:
     module = seen.module if seen.module >= 0 else owners.not_named
     return _Row(device, seen.address, size or seen.bytes, seen.category, module, labels.add(seen.label))
@@ -114,6 +148,7 @@ def _counted(
         _name_workspaces(
             [row for row in rows if row.address not in owner and row.address not in freed], labels
         )
+    _name_buckets([row for row in rows if row.address not in owner], window.buckets, labels)
     rest = base - sum(row.bytes for row in rows)
     if rest > 0:
         rows.append(_Row(device, 0, rest, module=owners.not_named))
@@ -144,6 +179,21 @@ def _name_by_size(rows: Sequence[_Row], size: int, most: int, labels: Names) -> 
     for row in found:
         row.category, row.label = Category.WORKSPACE, labels.add(BY_SIZE)
     return len(found)
+
+
+def _name_buckets(rows: Sequence[_Row], buckets: Sequence[tuple[int, int]], labels: Names) -> None:
+    """Mark blocks of the sizes of buckets as communication, in place, unless there are too many of a size."""
+    for size, most in Counter(size for _, size in buckets).items():
+        whole = -(-size // 512) * 512
+        spare = _LARGE if size > _LARGE else 0
+        found = [
+            row for row in rows if row.category is Category.UNKNOWN and whole <= row.bytes <= whole + spare
+        ]
+        if len(found) <= most:
+            module = next(module for module, bytes_ in buckets if bytes_ == size)
+            for row in found:
+                row.category, row.label = Category.COMMUNICATION, labels.add(BUCKET_BY_SIZE)
+                row.module = module if module >= 0 else row.module
 
 
 def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners: Owners) -> list[_Row]:

@@ -19,7 +19,7 @@ from tb_memplugin.sources.profiler.optimizer_order import temporaries_in_order
 from tb_memplugin.sources.profiler.outside_tree import with_events_outside
 from tb_memplugin.sources.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.sources.profiler.stacks import ProfiledStacks, stacks_of
-from tb_memplugin.sources.profiler.start_state import start_state
+from tb_memplugin.sources.profiler.start_state import start_state, with_later_names
 from tb_memplugin.sources.profiler.tree import walk
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.python_frames import note_on_cut
@@ -89,6 +89,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     bare = _with_deaths(_bare_events(memory, found, called), window, devices)
     blocks = pair(bare, start)
     matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
+    start = with_later_names(start, matched, window.sightings, found.owners, labels)
     full = _categorised(bare, blocks, matched - len(start), found, window, devices, labels)
     return MemoryTrace(
         source="torch.profiler",
@@ -257,19 +258,23 @@ def _categorised(
 
 
 def _not_in_curve(window: Window, matched: Int64) -> list[str]:
-    """Return a note on storages that were seen in use, but that no block of the trace is."""
+    """Return a note on storages that were seen in use, but that no block of the trace is.
+
+    Storages that a problem of the window counts already are left out.
+    """
     unknown = {
         (seen.device, seen.address): seen.bytes
         for seen, row in zip(window.sightings, matched.tolist(), strict=True)
         if row < 0
     }
-    if not unknown:
+    size = sum(unknown[place] for place in unknown.keys() - window.told)
+    if not size:
         return []
     return [
-        f"{sum(unknown.values()):,} bytes of parameters, gradients or optimizer state are not in the curve: "
-        "they were seen in this window, but the profiler did not report where they came from. They were "
-        "alive before as something else (as a state dict, or as a bucket of gradients), or another thread "
-        "or library made them."
+        f"{size:,} bytes of parameters, gradients or optimizer state are not in the curve: they were seen in "
+        "this window, but the profiler did not report where they came from. They were alive before, and "
+        "their model or optimizer was not given to memory_trace_handler, or they were something else then (a "
+        "state dict, a bucket of gradients). Or another thread or library made them."
     ]
 
 

@@ -23,6 +23,7 @@ from torch.autograd import profiler as autograd_profiler
 
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.optimizer_hooks import StepHooks
+from tb_memplugin.sources.profiler.ddp_buckets import bucket_sizes
 from tb_memplugin.sources.profiler.held import HeldByModels, HeldByOptimizer, Seen, told_once
 from tb_memplugin.sources.profiler.newcomers import Newcomers
 from tb_memplugin.sources.storages import (
@@ -69,7 +70,9 @@ class Window:
         knows_optimizers: whether the state of optimizers was looked for.
         blocks: the blocks that the device allocators list as alive at the start, as
             (device name, address, bytes). Empty for allocators that cannot list them, such as the CPU's.
+        buckets: (module row, bytes) of the buckets of `DistributedDataParallel`, where blocks are listed.
         problems: what could not be recorded, as sentences.
+        told: (device name, address) of storages from before the window that a problem counts.
     """
 
     start_ns: int
@@ -83,9 +86,11 @@ class Window:
     optimizer_steps: list[OptimizerStep] = field(default_factory=list)
     knows_optimizers: bool = False
     blocks: list[tuple[str, int, int]] = field(default_factory=list)
+    buckets: list[tuple[int, int]] = field(default_factory=list)
     stop_ns: int = 0
     has_models: bool = False
     problems: list[str] = field(default_factory=list)
+    told: set[tuple[str, int]] = field(default_factory=set)
 
 
 class WindowRecorder:
@@ -128,6 +133,7 @@ class WindowRecorder:
                 Newcomers(window.names, self._modules, self._failed),
             ]
             window.blocks = allocator_blocks()
+            window.buckets = bucket_sizes(models, window.names) if window.blocks else []
             if not reports_to_profiler():
                 window.problems.append(
                     f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
@@ -266,14 +272,18 @@ class WindowRecorder:
         if self._given:
             window.problems.append(
                 f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
-                "memory_trace_handler. Its state is recorded from here on; state from before this "
-                "window has no names."
+                "memory_trace_handler. Its state is recorded from here on; state on the CPU from before "
+                "this window is not in the curve."
             )
             return
-        before = sum(seen.bytes for seen in sight(optimizer_storages(optimizer, window.names)))
+        listed = {device for device, _, _ in window.blocks}  # these are in the curve
+        found = sight(optimizer_storages(optimizer, window.names))
+        before = [seen for seen in found if seen.device not in listed]
         if window.has_models and before:
+            window.told.update((seen.device, seen.address) for seen in before)
+            size = sum(seen.bytes for seen in before)
             window.problems.append(
-                f"{type(optimizer).__name__} was not given to memory_trace_handler. The {before:,} "
+                f"{type(optimizer).__name__} was not given to memory_trace_handler. The {size:,} "
                 "bytes of its state from before this window are not in the curve of this window, but "
                 "are in later ones. Pass optimizer=... to include them in the first window."
             )

@@ -248,6 +248,13 @@ def test_two_models_keep_their_names_apart():
     assert held["disc.0"] == [480]
 
 
+def test_a_module_of_two_models_has_its_name_in_the_first():
+    shared = nn.Linear(20, 3)
+    names = ModuleNames.of({"actor": nn.Sequential(shared), "critic": nn.Sequential(shared, nn.ReLU())})
+    assert [module.key for module in names.modules] == ["actor", "actor.0", "critic", "critic.1"]
+    assert names.row_of[id(shared)] == names.owner_of[id(shared.weight)][0] == 1
+
+
 def test_a_compiled_region_belongs_to_the_module_that_was_compiled():
     net = CNN()
     compiled = torch.compile(net, backend="aot_eager")

@@ -1,0 +1,56 @@
+"""What the curve lacks is told, each byte once."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.profiler import profile
+
+from tb_memplugin.sources.profiler.trace import trace_from_profile
+from tb_memplugin.sources.profiler.window import WindowRecorder, watch
+
+
+def traced_step(model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, nn.Module]) -> list[str]:
+    """Make a step before the window and one in it; return the window's notes on bytes."""
+    model(torch.ones(5, 100)).sum().backward()
+    optimizer.step()
+    recorder = WindowRecorder(given, [])
+    watch(recorder)
+    with profile(profile_memory=True) as prof:
+        model(torch.ones(5, 100)).sum()
+        optimizer.step()
+    window = recorder.take()
+    assert window is not None
+    return [note for note in trace_from_profile(prof, window).notes if "in the curve" in note]
+
+
+def test_state_of_an_optimizer_that_was_not_given_is_told_once():
+    """Adam keeps two averages of 300 floats and a count of steps."""
+    model = nn.Linear(100, 3, bias=False)
+    (note,) = traced_step(model, torch.optim.Adam(model.parameters()), {"": model})
+    assert "The 2,404 bytes of its state" in note
+
+
+def test_without_model_and_optimizer_a_note_says_that_they_were_not_given():
+    """300 floats and their gradients."""
+    model = nn.Linear(100, 3, bias=False)
+    (note,) = traced_step(model, torch.optim.SGD(model.parameters()), {})
+    assert note.startswith("2,400 bytes")
+    assert "their model or optimizer was not given to memory_trace_handler" in note
+
+
+def test_what_an_allocator_lists_is_not_missing():
+    """CUDA's allocator lists its blocks; here the CPU stands for it."""
+    model = nn.Linear(100, 3, bias=False)
+    adam = torch.optim.Adam(model.parameters())
+    model(torch.ones(5, 100)).sum().backward()
+    adam.step()
+    recorder = WindowRecorder({"": model}, [])
+    recorder.start()
+    assert recorder._window is not None
+    recorder._window.blocks = [("cpu", 0x1000, 512)]
+    adam.step()
+    recorder.stop()
+    window = recorder.take()
+    assert window is not None
+    assert window.problems == []
