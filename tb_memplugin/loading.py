@@ -209,4 +209,4 @@ def _highest_window(folder: str) -> MemoryTrace:
     notes = [f"{problem.where}: {problem.what}" for problem in found.problems]
     if count > 1:
         notes.append(f"{path} has the highest peak of {count:,} windows.")
-    return _with_notes(load_window(path), tuple(notes))
+    return _with_notes(load_window(path, highest.metadata.epoch_ns), tuple(notes))

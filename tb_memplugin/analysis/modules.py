@@ -198,6 +198,8 @@ def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int)
     for around in tree.around():
         ancestor = around[owner]
         deep = np.flatnonzero(ancestor >= 0)
+        if not len(deep):  # no module this deep, or deeper, has bytes in the step
+            break
         key = np.tile(ancestor[deep] * _CATEGORIES + category[deep], 2)
         moment = np.concatenate((born[deep], freed[deep]))
         delta = np.concatenate((size[deep], np.where(freed[deep] < end, -size[deep], 0)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tb_memplugin.analysis.units import counted
@@ -161,13 +161,17 @@ def _check_neighbors(events: list[tuple[str, str]]) -> Iterator[Finding]:
         yield hint(f"{folder} also contains another writer's event file.", fix)
 
 
-def _side_files(steps: tuple[RecordedStep, ...], closed: list[str]) -> list[str]:
-    """Return the sorted paths of the side files that steps name, without those in closed folders."""
-    paths = {step.side_file for step in steps if step.side_file is not None}
-    return sorted(path for path in paths if not any(path.startswith(f"{folder}/") for folder in closed))
+def _side_files(steps: tuple[RecordedStep, ...], closed: list[str]) -> dict[str, int]:
+    """Return the side files that steps name, without those in closed folders, and when each window began."""
+    begins = {step.side_file: step.metadata.epoch_ns for step in steps if step.side_file is not None}
+    return {
+        path: epoch_ns
+        for path, epoch_ns in sorted(begins.items())
+        if not any(path.startswith(f"{folder}/") for folder in closed)
+    }
 
 
-def _check_side_files(paths: list[str], broken: Container[str]) -> Iterator[Finding]:
+def _check_side_files(paths: dict[str, int], broken: Container[str]) -> Iterator[Finding]:
     existing = {path for path in paths if files.exists(path)}
     missing = [path for path in paths if path not in existing]
     for path in missing[:10]:
@@ -175,16 +179,17 @@ def _check_side_files(paths: list[str], broken: Container[str]) -> Iterator[Find
         yield problem(f"The side file {path} is missing.", fix)
     if len(missing) > 10:
         yield problem(f"{len(missing) - 10} more side files are missing.", "See above.")
-    yield from _check_content([path for path in reversed(paths) if path in existing and path not in broken])
+    whole = (path for path in reversed(paths) if path in existing and path not in broken)
+    yield from _check_content({path: paths[path] for path in whole})
 
 
-def _check_content(paths: Sequence[str]) -> Iterator[Finding]:
+def _check_content(paths: Mapping[str, int]) -> Iterator[Finding]:
     """Check that side files are complete by reading them to the end, as many as `READ_SECONDS` allow."""
     until, complete, read = time.monotonic() + READ_SECONDS, 0, 0
-    for path in paths:
+    for path, epoch_ns in paths.items():
         read += 1
         try:
-            load_window(path)
+            load_window(path, epoch_ns)
             complete += 1
         except UnreadableFileError as error:
             yield problem(f"{error.where}: {error.what}", error.fix)

@@ -129,7 +129,7 @@ def _window(
     path = step.side_file or ""
     if path not in traces:
         try:
-            traces[path] = trace = load_window(path)
+            traces[path] = trace = load_window(path, step.metadata.epoch_ns)
             print_notes(trace, step.folder)
         except UnreadableFileError as error:
             click.echo(f"warning: {printable(error.what)} {printable(path)}", err=True)

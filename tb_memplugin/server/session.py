@@ -13,6 +13,7 @@ from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.windows import Windows
 from tb_memplugin.store import files
+from tb_memplugin.store.fold import cut
 from tb_memplugin.store.health import unreadable_files
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.reader import unfolded
@@ -20,6 +21,9 @@ from tb_memplugin.store.summary import step_span
 from tb_memplugin.trace import MemoryTrace
 
 _MOST_UNFOLDED = 16
+
+LONGEST_ERROR = 1_000
+"""The most characters of each text of an error, which may repeat a parameter or a run's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,4 +168,5 @@ class Session:
 def error_body(error: Exception) -> dict[str, dict[str, str]]:
     """Return an error in the form of the HTTP API."""
     what, where, fix = (str(getattr(error, part, "")) for part in ("what", "where", "fix"))
-    return {"error": {"what": what or f"{type(error).__name__}: {error}", "where": where, "fix": fix}}
+    texts = {"what": what or f"{type(error).__name__}: {error}", "where": where, "fix": fix}
+    return {"error": {part: cut(text, LONGEST_ERROR) for part, text in texts.items()}}

@@ -107,7 +107,7 @@ class Windows:
         with slot.lock:
             if slot.trace is None:
                 try:
-                    slot.trace = load_window(path)
+                    slot.trace = load_window(path, entry.metadata.epoch_ns)
                     _ = slot.trace.allocations  # compute it under the lock, so that waiting requests need not
                 except UnreadableFileError as error:
                     with self._lock:
@@ -119,8 +119,12 @@ class Windows:
             return slot.trace
 
     def problems(self) -> list[UnreadableFileError]:
-        """Return the errors of side files that could not be read and have not changed since."""
-        return [error for path, (key, error) in list(self._refused.items()) if key == (path, *_stamp(path))]
+        """Return the errors of side files that could not be read, while they and their runs stay."""
+        return [
+            error
+            for path, (key, error) in list(self._refused.items())
+            if key == (path, *_stamp(path)) and not _has_no_run(path)
+        ]
 
     def _forget(self, newest: _Key) -> None:
         with self._lock:
@@ -130,6 +134,11 @@ class Windows:
                 total += _weight(trace) if trace is not None else 0
                 if total > self._most and key != newest and trace is not None:
                     del self._slots[key]
+
+
+def _has_no_run(path: str) -> bool:
+    """Return whether the worker's folder of a local side file was deleted."""
+    return not files.is_remote(path) and not Path(path).parents[2].is_dir()
 
 
 def _weight(trace: MemoryTrace) -> int:

@@ -13,12 +13,14 @@ from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
 from tb_memplugin.store.envelope import RERECORD, check_version
 from tb_memplugin.store.fold import fold
 from tb_memplugin.store.summary import SCHEMA_VERSION, Limits
+from tb_memplugin.store.summary_check import check_summary
 
 MOST_BLOB_BYTES = 100_000
 """The largest size of a step in an event file: TensorBoard keeps all steps in memory."""
 
 MOST_SUMMARY_BYTES = 64 << 20
-"""The largest decompressed size. A blob that declares more is damaged or an attack."""
+SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE = 4 << 20, 100
+"""The largest decompressed size: at all, of a small blob, and per byte of the blob. More is an attack."""
 
 _WHAT = "A step's summary has"
 
@@ -44,7 +46,7 @@ def pack(summarize: Callable[[Limits], StepSummary], most: int = MOST_BLOB_BYTES
         if limits is not LEVELS[0]:
             fold(summary, limits)
         raw = summary.SerializeToString()
-        packed = zstandard.ZstdCompressor(level=1).compress(raw)
+        packed = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(raw)
         blob = StepBlob(version=SCHEMA_VERSION, raw_size=len(raw), summary=packed).SerializeToString()
         if len(blob) <= most:
             break
@@ -60,7 +62,8 @@ def read_summary(blob: bytes, where: str = "") -> StepSummary:
     try:
         outer = StepBlob.FromString(blob)
         check_version(_WHAT, outer.version, SCHEMA_VERSION, where)
-        if outer.raw_size > MOST_SUMMARY_BYTES:
+        most = max(SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE * len(outer.summary))
+        if outer.raw_size > min(MOST_SUMMARY_BYTES, most):
             raise UnreadableFileError(
                 "A step's summary claims an impossible size.", where=where, fix=RERECORD
             )
@@ -69,9 +72,14 @@ def read_summary(blob: bytes, where: str = "") -> StepSummary:
                 "A step's summary is damaged: its size is wrong.", where=where, fix=RERECORD
             )
         raw = zstandard.ZstdDecompressor().decompress(outer.summary, max_output_size=outer.raw_size)
-        return StepSummary.FromString(raw)
+        summary = StepSummary.FromString(raw)
+        check_summary(summary)
+        return summary
     except (DecodeError, zstandard.ZstdError) as error:
         raise UnreadableFileError("A step's summary is damaged.", where=where, fix=RERECORD) from error
+    except ValueError as error:
+        what = f"A step's summary is damaged ({error})."
+        raise UnreadableFileError(what, where=where, fix=RERECORD) from error
 
 
 def read_metadata(content: bytes, where: str = "") -> StepMetadata:

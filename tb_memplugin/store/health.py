@@ -1,7 +1,8 @@
-"""Quick check of the files in a local logdir: which of them cannot be read, and why."""
+"""Check of the files in a local logdir: which of them cannot be read, and why."""
 
 from __future__ import annotations
 
+import os
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -10,29 +11,38 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.envelope import KEEP, RERECORD, EnvelopeReader
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
-from tb_memplugin.store.records import framed
+from tb_memplugin.store.records import checked, framed
 
 MOST_FOLDERS = 5_000
 """The largest number of folders to check. Files in further folders are checked when a view opens them."""
 
+SUM_SECONDS = 0.2
+"""How many seconds one check spends on the checksums of event files. Then it reads one record of each; the
+next check goes on there. TensorBoard does not help: its fast data server does not check them, and shows
+damaged numbers; its Python path stops at a damaged record without a word."""
+
 _WRITE_SECONDS = 0.05
 """Seconds to wait before a recent file is reported. If it grows meanwhile, it is still being written."""
+
+_summed: dict[str, tuple[int, os.stat_result]] = {}
+"""By path: up to where the checksums of an event file's records are right, and the file's state then."""
 
 
 def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
     """Return an error for each unreadable event file and side file under a logdir.
 
-    A file is unreadable if it is truncated, of another format, damaged, or newer than this reader. Only
-    heads, ends and lengths are read. A file that has not changed is not read again.
+    A file is unreadable if it is truncated, of another format, damaged, or newer than this reader. Of side
+    files only heads and ends are read. What has not changed is not read again.
     """
     errors = []
+    until = time.monotonic() + SUM_SECONDS
     for number, (folder, names) in enumerate(files.walk(logdir)):
         if number == MOST_FOLDERS:
             break
         ours = folder.replace("\\", "/").endswith(SIDE_FOLDER)
         for name in names:
             if (ours and name.endswith(".mem")) or _is_event_file(folder, name):
-                error = _checked(Path(folder, name))
+                error = _checked(Path(folder, name), until)
                 if error is not None:
                     errors.append(error)
     return tuple(errors)
@@ -46,10 +56,12 @@ def _is_event_file(folder: str, name: str) -> bool:
     return name.endswith(EVENT_FILE_END) or ("tfevents" in name and Path(folder, SIDE_FOLDER).is_dir())
 
 
-def _checked(path: Path) -> UnreadableFileError | None:
+def _checked(path: Path, until: float) -> UnreadableFileError | None:
     try:
         status = path.stat()
         error = _check(str(path), status.st_size, status.st_mtime_ns)
+        if error is None and path.name.endswith(EVENT_FILE_END):
+            error = _sum(str(path), status, until)
         if error is not None and time.time() - status.st_mtime < _WRITE_SECONDS:
             time.sleep(_WRITE_SECONDS)
             if path.stat().st_size != status.st_size:
@@ -85,3 +97,24 @@ def _check_event_file(read: files.ReadRange, size: int, path: str) -> None:
     if end != size:
         what = f"The event file ends unexpectedly at byte {end} of {size}."
         raise UnreadableFileError(what, where=path, fix=KEEP)
+
+
+def _sum(path: str, status: os.stat_result, until: float) -> UnreadableFileError | None:
+    """Compute the checksums of the records that were not checked before, until a moment of the clock."""
+    reached, before = _summed.get(path, (0, status))
+    has_grown = status.st_ino == before.st_ino and status.st_size > before.st_size
+    if status.st_mtime_ns != before.st_mtime_ns and not has_grown:
+        reached = 0
+    if reached == status.st_size:
+        return None
+    is_right = True
+    with files.open_ranges(path) as (read, _):
+        for end, is_right in checked(read, reached, status.st_size):
+            reached = end if is_right else reached
+            if not is_right or time.monotonic() > until:
+                break
+    _summed[path] = (reached, status)
+    if is_right:
+        return None
+    what = f"A record of the event file is damaged at byte {reached}: its checksum is wrong."
+    return UnreadableFileError(what, where=path, fix=KEEP)

@@ -20,6 +20,7 @@ from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_
 from tb_memplugin.store.records import records
 from tb_memplugin.store.step_records import read_figures, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries
+from tb_memplugin.store.summary import epoch_ns as epoch_of
 from tb_memplugin.store.windows import read_window
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.step_figures import WatchedSteps, joined
@@ -57,16 +58,20 @@ class Recordings:
     problems: tuple[UnreadableFileError, ...] = field(default=())
 
 
-def load_window(path: str) -> MemoryTrace:
+def load_window(path: str, epoch_ns: int | None = None) -> MemoryTrace:
     """Return the window in a side file, given by a local path or an fsspec URL.
 
+    Args:
+        path: the side file.
+        epoch_ns: when the window began according to its steps' metadata; None accepts any window.
+
     Raises:
-        UnreadableFileError: the file is missing, truncated, not a side file, damaged, or newer than this
-            reader.
+        UnreadableFileError: the file is missing, truncated, not a side file, damaged, newer than this
+            reader, or of another window.
     """
     try:
         with files.open_ranges(path) as (read, size):
-            return read_window(read, size, path)
+            trace = read_window(read, size, path)
     except FileNotFoundError as error:
         what = "The side file with this window's events is missing."
         raise UnreadableFileError(
@@ -75,6 +80,10 @@ def load_window(path: str) -> MemoryTrace:
     except OSError as error:
         what = f"The side file cannot be read: {error.strerror or error}."
         raise UnreadableFileError(what, where=path, fix="Give this user permission to read it.") from error
+    if epoch_ns not in (None, epoch_of(trace)):
+        what = "The side file belongs to another window."
+        raise UnreadableFileError(what, where=path, fix="Copy the file of this run here, or record it again.")
+    return trace
 
 
 def full_summary(step: RecordedStep) -> StepSummary:
@@ -87,7 +96,7 @@ def full_summary(step: RecordedStep) -> StepSummary:
     if not summary.folded or step.side_file is None:
         return summary
     try:
-        return unfolded(load_window(step.side_file), step.metadata)
+        return unfolded(load_window(step.side_file, step.metadata.epoch_ns), step.metadata)
     except UnreadableFileError:
         return summary
 
@@ -200,6 +209,8 @@ def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
                     yield WatchedSteps(folder, read_series(content, path).worker, read_figures(blob, path))
                 else:
                     yield RecordedStep(folder, read_metadata(content, path), blob)
+    if not size:
+        raise UnreadableFileError("The event file is empty.", where=path, fix=RERECORD)
     if offset != size:
         what = (
             f"The event file ends unexpectedly at byte {offset} of {size}: a write was interrupted, or "

@@ -21,6 +21,9 @@ _BLOCK = 1 << _BLOCK_LEVEL  # larger blocks are quicker, but building their tabl
 _SHORT = 56  # bytes below which the plain loop is quicker
 _ALL = 0xFFFFFFFF
 
+MOST_RECORD = 128 << 20
+"""The largest record that is read, in bytes: ours have at most a few megabytes."""
+
 
 def record(data: bytes) -> bytes:
     """Return the data as one record of an event file."""
@@ -40,10 +43,26 @@ def records(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[byte
         still be being written.
     """
     for begin, end in _bodies(read, size):
-        body = read(begin, end - begin)
-        if struct.pack("<I", masked(crc32c(body[:-4]))) != body[-4:]:
+        if end - begin > MOST_RECORD or not _is_whole(body := read(begin, end - begin)):
             return
         yield body[:-4], end
+
+
+def checked(read: Callable[[int, int], bytes], begin: int, size: int) -> Iterator[tuple[int, bool]]:
+    """Yield the offset of the end of each complete record, and whether its checksum is right.
+
+    Args:
+        read: returns a range of the file's bytes.
+        begin: the offset of the first record to check.
+        size: the file's size in bytes.
+    """
+    for start, end in _bodies(read, size, begin):
+        yield end, end - start <= MOST_RECORD and _is_whole(read(start, end - start))
+
+
+def _is_whole(body: bytes) -> bool:
+    """Whether the checksum at the end of a record's data is right."""
+    return struct.pack("<I", masked(crc32c(body[:-4]))) == body[-4:]
 
 
 def framed(read: Callable[[int, int], bytes], size: int) -> int:
@@ -51,9 +70,8 @@ def framed(read: Callable[[int, int], bytes], size: int) -> int:
     return max((end for _, end in _bodies(read, size)), default=0)
 
 
-def _bodies(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[int, int]]:
-    """Yield where the data of each record begins, and where the record ends, as long as it is complete."""
-    end = 0
+def _bodies(read: Callable[[int, int], bytes], size: int, end: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield where the data of each complete record begins and where it ends, from the record at `end` on."""
     while end + _HEAD.size + 4 <= size:
         head, begin = read(end, _HEAD.size), end + _HEAD.size
         length, checksum = _HEAD.unpack(head)

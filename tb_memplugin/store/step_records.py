@@ -44,7 +44,7 @@ def pack_figures(figures: StepFigures) -> bytes:
         notes=map(readable, figures.notes),
     )
     raw = message.SerializeToString()
-    packed = zstandard.ZstdCompressor(level=3).compress(raw)
+    packed = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(raw)
     return pb.StepRecord(version=VERSION, raw_size=len(raw), figures=packed).SerializeToString()
 
 

@@ -34,6 +34,13 @@ from tb_memplugin.trace.tables import ABSENT
 MOST_ROWS = 1 << 26
 """The largest number of rows of a table. A file that declares more is refused before memory is allocated."""
 
+ROWS_OF_ANY_FILE, ROWS_PER_BYTE = 1 << 22, 16
+NAMES_OF_ANY_FILE, NAMES_PER_BYTE = 16 << 20, 100
+"""What a small file may unpack to: rows of a table and bytes of names, and how many more per byte of file."""
+
+FARTHEST_NS = (1 << 62) - 1
+"""The latest time, and with a minus the earliest, so that the difference of two fits an int64."""
+
 TABLES: dict[str, type[Any]] = {
     "events": Events,
     "start": StartState,
@@ -128,7 +135,7 @@ def read_window(read: ReadRange, size: int, name: str) -> MemoryTrace:
 
 class _WindowReader:
     def __init__(self, read: ReadRange, size: int, name: str) -> None:
-        self._name = name
+        self._name, self._size = name, size
         self._envelope = EnvelopeReader(read, size, name)
         self._columns = {column.name: column for column in self._envelope.footer.columns}
 
@@ -193,7 +200,8 @@ class _WindowReader:
         if name not in self._columns:
             self._refuse(f"Column {name} is missing.")
         column = self._columns[name]
-        if column.rows > MOST_ROWS or column.rows != sum(chunk.rows for chunk in column.chunks):
+        most = min(MOST_ROWS, max(ROWS_OF_ANY_FILE, ROWS_PER_BYTE * self._size))
+        if column.rows > most or column.rows != sum(chunk.rows for chunk in column.chunks):
             self._refuse(f"Column {name} claims {column.rows} rows.")
         dtype = DTYPES[name]
         values = np.empty(column.rows, dtype)
@@ -209,7 +217,7 @@ class _WindowReader:
         return values
 
     def _names(self, chunk: Chunk) -> Names:
-        if chunk.raw_size > MOST_NAMES:
+        if chunk.raw_size > min(MOST_NAMES, max(NAMES_OF_ANY_FILE, NAMES_PER_BYTE * chunk.size)):
             self._refuse(f"The names claim {chunk.raw_size} bytes.")
         try:
             return Names.FromString(self._envelope.raw(chunk, chunk.raw_size))
@@ -220,6 +228,9 @@ class _WindowReader:
         """Refuse indices that point outside their tables. Nothing checks them again after this."""
         if not trace.steps:
             self._refuse("The file has no step.")
+        ends = [edge for step in trace.steps for edge in (step.start_ns, step.end_ns)]
+        if not -FARTHEST_NS <= min(ends) <= max(ends) <= FARTHEST_NS:
+            self._refuse("A step is centuries away.")
         for what, column, lowest, end in _limits(trace):
             if len(column) and (int(column.min()) < lowest or int(column.max()) >= end):
                 self._refuse(f"Column {what} points outside its table.")
@@ -227,9 +238,13 @@ class _WindowReader:
             self._refuse("A module comes before its parent.")
         if any(oom.event >= len(trace.events) for oom in trace.ooms):
             self._refuse("A failed request comes after the last event.")
-        times = trace.events.time_ns
-        if bool((times[1:] < times[:-1]).any()):  # their difference may be more than an int64 holds
-            self._refuse("The events are not in time order.")
+        sizes = (trace.events.bytes, trace.start.bytes, trace.segments.bytes)
+        if sum(float(column.sum(dtype=np.float64)) for column in sizes) > 1 << 62:
+            self._refuse("The sizes sum to more bytes than a number can hold.")
+        begins = np.array([step.start_ns for step in trace.steps])
+        for what, times in (("events", trace.events.time_ns), ("steps", begins)):
+            if bool((np.diff(times) < 0).any()):
+                self._refuse(f"The {what} are not in time order.")
 
     def _refuse(self, what: str) -> NoReturn:
         raise UnreadableFileError(what, where=self._name, fix=RERECORD)
@@ -259,10 +274,14 @@ def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
     yield "segments.bytes", trace.segments.bytes, 0, 1 << 62
     yield "annotations.name", trace.annotations.name, 0, len(trace.annotation_names)
     yield "annotations.event", trace.annotations.event, -1, len(trace.events)
-    yield "calls.name", trace.calls.name, -1, len(trace.modules)
+    yield "calls.name", trace.calls.name, 0, len(trace.modules)
     yield "calls.phase", trace.calls.phase, 0, len(Phase)
     yield "phases.name", trace.phases.name, 0, len(Phase)
     yield "phases.phase", trace.phases.phase, 0, len(Phase)
+    yield "events.time_ns", trace.events.time_ns, -FARTHEST_NS, FARTHEST_NS + 1
+    for name in ("phases", "calls"):
+        for field in ("start_ns", "end_ns"):
+            yield f"{name}.{field}", getattr(getattr(trace, name), field), -FARTHEST_NS, FARTHEST_NS + 1
 
 
 def _columns(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,4 +1,7 @@
 import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -182,3 +185,22 @@ def test_help_imports_no_sub_command():
         del sys.modules[name]
     assert "doctor" in run("--help").stdout
     assert "tb_memplugin.commands.peak" not in sys.modules
+
+
+def test_the_side_file_of_another_run_is_not_shown(logdir, tmp_path):
+    later = replace(BASELINE, events=replace(BASELINE.events, time_ns=BASELINE.events.time_ns - 1_000))
+    other = RunWriter(str(tmp_path / "other"), "rank0").write(later)
+    ours = logdir / "baseline/rank0/plugins/tb_memplugin/window-000000.mem"
+    shutil.copyfile(other.side_file, ours)
+    result = run("peak", logdir / "baseline", "--by", "stack")
+    assert (result.exit_code, "belongs to another window" in result.stderr) == (2, True)
+    result = run("doctor", logdir / "baseline")
+    assert (result.exit_code, "belongs to another window" in result.output) == (1, True)
+
+
+def test_an_empty_event_file_is_named(tmp_path):
+    path = Path(RunWriter(str(tmp_path), "rank0").write(BASELINE).event_file)
+    path.write_bytes(b"")
+    result = run("peak", tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"warning: The event file is empty.\n  where: {path}\n")

@@ -1,4 +1,6 @@
+import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -6,7 +8,10 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.windows import Windows
+from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BASELINE
+
+LATER = replace(BASELINE, events=replace(BASELINE.events, time_ns=BASELINE.events.time_ns - 1_000))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,7 @@ def test_requests_side_by_side_load_a_window_once(tab, baseline, monkeypatch):
 
     loads = []
 
-    def load(path):
+    def load(path, epoch_ns):
         loads.append(path)
         return BASELINE
 
@@ -137,3 +142,17 @@ def test_a_stretch_of_centuries_is_drawn(tab, baseline, over):
     century = 1 << 61
     answer = tab.get("curve", **baseline, over=over, t0=-century, t1=century, px=4_000)
     assert (answer["peak"]["bytes"], answer["peak"]["column"]) == (560, 2_000)
+
+
+def test_the_side_file_of_another_run_is_not_shown(tab, logdir, side_file, baseline):
+    written = RunWriter(str(logdir / "later"), "rank0").write(LATER)
+    shutil.copyfile(written.side_file, side_file)
+    assert tab.get("curve", **baseline)["exact"] is False
+    status, error = tab.refused("moment", **baseline, t=0)
+    assert (status, error["what"]) == (404, "The side file belongs to another window.")
+    assert [problem["reason"] for problem in tab.get("runs")["problems"]] == [error["what"]]
+
+
+def test_a_long_parameter_is_not_repeated_in_full(tab, baseline):
+    _, error = tab.refused("step", **{**baseline, "worker": "x" * 5_000})
+    assert len(error["what"]) < 1_001

@@ -1,7 +1,9 @@
 import shutil
+from pathlib import Path
 
 import pytest
 
+from tb_memplugin.store import health
 from tb_memplugin.store.envelope import HEAD
 from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BASELINE
@@ -173,3 +175,30 @@ def test_a_newer_summary_is_named_and_the_other_runs_work(logdir, bigger, monkey
     assert "version 99" in answer["problems"][0]["reason"]
     assert "pip install --upgrade" in answer["problems"][0]["fix"]
     assert tab.get("step", **bigger)["stats"]["peak_bytes"] == 650
+
+
+def test_a_flipped_bit_in_an_event_file_is_named_and_what_follows_is_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "SUM_SECONDS", 60)
+    writer = RunWriter(str(tmp_path / "run"), "rank0")
+    path = Path(writer.write(BASELINE).event_file)
+    tab = Tab(tmp_path)
+    assert tab.get("runs")["problems"] == []
+    end = path.stat().st_size
+    writer.write(BASELINE)
+    content = bytearray(path.read_bytes())
+    content[end + 500] ^= 1
+    path.write_bytes(content)
+    (problem,) = tab.get("runs")["problems"]
+    assert problem["file"] == f"run/rank0/{path.name}"
+    assert f"damaged at byte {end}" in problem["reason"]
+    content[end + 500] ^= 1
+    path.write_bytes(content)
+    assert tab.get("runs")["problems"] == []
+
+
+def test_a_run_that_is_deleted_takes_its_problem_with_it(tab, logdir, side_file, baseline):
+    side_file.unlink()
+    assert tab.get("curve", **baseline)["exact"] is False
+    assert len(tab.get("runs")["problems"]) == 1
+    shutil.rmtree(logdir / "demo" / "baseline")
+    assert tab.get("runs")["problems"] == []

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-from tb_memplugin.store.records import crc32c, framed, masked, record, records
+from tb_memplugin.store import records as store_records
+from tb_memplugin.store.records import checked, crc32c, framed, masked, record, records
 
 
 def reading(content):
@@ -47,3 +48,21 @@ def test_a_damaged_record_ends_the_file():
     damaged = bytearray(record(b"second"))
     damaged[14] ^= 1
     assert all_records(record(b"first") + bytes(damaged) + record(b"third")) == [b"first"]
+
+
+def test_an_enormous_record_ends_the_file_unread(monkeypatch):
+    content = record(b"first") + record(b"x" * 100)
+    monkeypatch.setattr(store_records, "MOST_RECORD", 100)
+    assert all_records(content) == [b"first"]
+
+
+def test_records_are_checked_from_any_record_on():
+    one = len(record(b"first"))
+    content = bytearray(record(b"first") * 4)
+    content[3 * one + 12] ^= 1
+    assert list(checked(reading(content), one, len(content))) == [
+        (2 * one, True),
+        (3 * one, True),
+        (4 * one, False),
+    ]
+    assert list(checked(reading(content), one, 3 * one - 1)) == [(2 * one, True)]

@@ -1,10 +1,12 @@
+from contextlib import suppress
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tb_memplugin.analysis.breakdown import DIVISIONS, breakdown
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.summary_pb2 import StepBlob
+from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
 from tb_memplugin.store.blob import MOST_BLOB_BYTES, pack, read_metadata, read_summary
 from tb_memplugin.store.reader import peak_parts
 from tb_memplugin.store.summary import Window, WindowSummaries
@@ -147,3 +149,38 @@ def test_a_newer_blob_is_refused_with_what_to_do():
         read_summary(StepBlob(version=9).SerializeToString(), "rank0: step 5")
     assert caught.value.where == "rank0: step 5"
     assert "upgrade" in caught.value.fix
+
+
+def test_a_flipped_bit_anywhere_in_a_summary_is_refused_or_changes_nothing():
+    summary = summary_of(TWO_STEPS)
+    blob = StepBlob.FromString(pack(lambda _: summary))
+    for place in range(len(blob.summary)):
+        damaged = bytearray(blob.summary)
+        damaged[place] ^= 0x10
+        whole = StepBlob(version=1, raw_size=blob.raw_size, summary=bytes(damaged))
+        with suppress(UnreadableFileError):
+            assert read_summary(whole.SerializeToString()) == summary
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda device: device.modules.own.pop(), "sizes have different lengths"),
+        (lambda device: device.modules.modules.__setitem__(0, 99), "row's module points outside"),
+        (lambda device: device.modules.parents.__setitem__(0, 0), "comes before its parent"),
+        (lambda device: device.peak.largest.categories.__setitem__(0, 77), "category points outside"),
+        (lambda device: setattr(device.peak, "phase", 77), "peak's phase points outside"),
+        (lambda device: setattr(device.curve, "columns", 1 << 31), "curve have different lengths"),
+    ],
+)
+def test_a_summary_that_contradicts_itself_is_refused(change, message):
+    summary = summary_of(TWO_STEPS)
+    change(summary.devices[0])
+    with pytest.raises(UnreadableFileError, match=message):
+        read_summary(pack(lambda _: summary))
+
+
+def test_a_small_blob_that_claims_to_unpack_to_much_is_refused():
+    summary = StepSummary(source=" " * (5 << 20))
+    with pytest.raises(UnreadableFileError, match="impossible size"):
+        read_summary(pack(lambda _: summary))

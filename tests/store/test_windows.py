@@ -46,7 +46,7 @@ def read(content, name="window.mem"):
 
 
 TEXT = st.text(st.characters(), max_size=20)
-TIMES = st.integers(-(2**62), 2**62)
+TIMES = st.integers(-(2**62) + 1, 2**62 - 1)
 
 
 @st.composite
@@ -69,11 +69,11 @@ def traces(draw):
     limits |= {"kind": (0, len(Kind) - 1), "phase": (0, len(Phase) - 1), "category": (0, len(Category) - 1)}
     limits |= {
         "address": (0, 2**64 - 1),
-        "bytes": (0, 2**60),
+        "bytes": (0, 2**55),
         "reserved": (-1, 2**60),
         "rounded": (-1, 2**60),
     }
-    limits |= {"time_ns": (-(2**62), 2**62), "start_ns": (-(2**62), 2**62), "end_ns": (-(2**62), 2**62)}
+    limits |= dict.fromkeys(("time_ns", "start_ns", "end_ns"), (1 - 2**62, 2**62 - 1))
     limits |= {"depth": (0, 50), "event": (-1, max(rows - 1, -1))}
 
     def columns(kind, count, **own):
@@ -92,12 +92,12 @@ def traces(draw):
         events=Events(**columns(EVENT_DTYPES, rows)),
         start=table(StartState, 10),
         devices=devices,
-        steps=tuple(steps),
+        steps=tuple(sorted(steps, key=lambda step: step.start_ns)),
         operators=operators,
         modules=modules,
         labels=labels,
         stacks=stacks,
-        calls=table(Spans, 10, name=limits["module"]),
+        calls=table(Spans, 10 if modules else 0, name=(0, max(len(modules) - 1, 0))),
         segments=table(Segments, 5),
         annotations=table(Annotations, 5 if ranges else 0, name=(0, max(len(ranges) - 1, 0))),
         annotation_names=ranges,
@@ -116,9 +116,9 @@ def test_any_trace_comes_back_equal_in_every_column(recorded):
     assert same(read(written(recorded)), recorded)
 
 
-def test_events_that_are_further_apart_than_a_number_can_say_are_in_order() -> None:
+def test_events_that_are_as_far_apart_as_a_number_can_say_are_in_order() -> None:
     recorded = trace("alloc 1 a", "alloc 1 b")
-    recorded = replace(recorded, events=replace(recorded.events, time_ns=np.array([-(2**62), 2**62])))
+    recorded = replace(recorded, events=replace(recorded.events, time_ns=np.array([1 - 2**62, 2**62 - 1])))
     assert same(read(written(recorded)), recorded)
 
 
@@ -260,3 +260,41 @@ def test_a_window_with_too_many_events_is_refused_in_words(monkeypatch):
 
 def test_the_head_says_what_the_file_is():
     assert struct.unpack("<8sII", SMALL[:16]) == (b"\x89TBMEM\r\n", 1, 0)
+
+
+def test_a_small_file_that_claims_many_rows_or_names_is_refused():
+    def many_rows(footer, body):
+        column = column_of(footer, "events.device")
+        column.rows = 100 * 65_536
+        column.chunks[0].rows = 65_536
+        column.chunks.extend([column.chunks[0]] * 99)
+
+    def many_names(footer, body):
+        footer.names.raw_size = 17 << 20
+
+    for change in (many_rows, many_names):
+        with pytest.raises(UnreadableFileError, match="claim"):
+            read(with_footer(SMALL, change))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bytes": np.full(2, (1 << 62) - 1)}, "sum to more bytes"),
+        ({"time_ns": np.array([0, 1 << 62])}, "events.time_ns points outside"),
+        ({"time_ns": np.array([2, 1])}, "events are not in time order"),
+    ],
+)
+def test_events_with_impossible_numbers_are_refused(fields, message):
+    recorded = trace("alloc 1 a", "alloc 1 b")
+    with pytest.raises(UnreadableFileError, match=message):
+        read(written(replace(recorded, events=replace(recorded.events, **fields))))
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [([Step(1, 9, 10), Step(2, 8, 9)], "steps are not in time order"), ([Step(1, 0, 1 << 62)], "centuries")],
+)
+def test_steps_with_impossible_times_are_refused(steps, message):
+    with pytest.raises(UnreadableFileError, match=message):
+        read(written(replace(trace("alloc 1 a"), steps=tuple(steps))))

@@ -1,0 +1,83 @@
+"""Check of a step's summary: columns of one length, and every number points into its table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tb_memplugin.proto.summary_pb2 import Allocations, DeviceSummary, ModuleTable, Parts, Spans, StepSummary
+from tb_memplugin.trace import Category, Phase
+
+Limit = tuple[str, Sequence[int], int, int]
+"""What a column of numbers is called, the column, its lowest value, and the one after its highest."""
+
+
+def check_summary(summary: StepSummary) -> None:
+    """Refuse a summary whose parts contradict each other. Nothing checks them again after this.
+
+    Raises:
+        ValueError: a column has another length than its neighbors, or points outside its table.
+    """
+    for table, lengths in _lengths(summary):
+        if len(set(lengths)) > 1:
+            raise ValueError(f"the columns of {table} have different lengths")
+    for column, numbers, lowest, end in _limits(summary):
+        if len(numbers) and not lowest <= min(numbers) <= max(numbers) < end:
+            raise ValueError(f"{column} points outside its table")
+    for device in summary.devices:
+        if any(parent >= row for row, parent in enumerate(device.modules.parents)):
+            raise ValueError("a module comes before its parent")
+
+
+def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
+    yield "modules", [len(summary.modules.keys), len(summary.modules.classes)]
+    for name, spans in (("phases", summary.phases), ("calls", summary.calls)):
+        yield name, _all(spans, "starts", "lengths", "names", "depths", "phases")
+    for device in summary.devices:
+        peak, curve = device.peak, device.curve
+        for parts in (peak.by_category, peak.by_operator, peak.by_phase):
+            yield "the peak", _parts(parts)
+        yield "the largest allocations", _largest(peak.largest)
+        yield "the modules' sizes", _modules(device.modules)
+        yield "the curve", [curve.columns, len(curve.low), len(curve.high)]
+        yield "the reserve", [curve.columns if curve.reserved else 0, len(curve.reserved)]
+        yield "the curve's parts", [curve.columns * len(curve.categories), len(curve.stacks)]
+
+
+def _parts(parts: Parts) -> list[int]:
+    return _all(parts, "keys", "bytes", "counts")
+
+
+def _largest(blocks: Allocations) -> list[int]:
+    names = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names")
+    return _all(blocks, *names, "born_ns", "freed_ns")
+
+
+def _modules(table: ModuleTable) -> list[int]:
+    names = ("parents", "own_count", "peak_inside", "calls", "allocations", "allocated_bytes")
+    rows = _all(table, "modules", *names, "forward_ns", "backward_ns")
+    return [*(len(Category) * length for length in rows), len(table.own)]
+
+
+def _all(message: Parts | Allocations | ModuleTable | Spans, *names: str) -> list[int]:
+    return [len(getattr(message, name)) for name in names]
+
+
+def _limits(summary: StepSummary) -> Iterator[Limit]:
+    modules = len(summary.modules.keys)
+    yield "a module's class", summary.modules.classes, 0, len(summary.modules.class_names) + 1
+    yield "a call's module", summary.calls.names, 0, modules
+    yield "a call's phase", summary.calls.phases, 0, len(Phase)
+    yield "a phase", [*summary.phases.names, *summary.phases.phases], 0, len(Phase)
+    for device in summary.devices:
+        yield from _device_limits(device, modules)
+
+
+def _device_limits(device: DeviceSummary, modules: int) -> Iterator[Limit]:
+    largest, table = device.peak.largest, device.modules
+    yield "the peak's phase", [device.peak.phase], 0, len(Phase)
+    yield "an allocation's category", largest.categories, 0, len(Category)
+    yield "an allocation's phase", largest.phases, 0, len(Phase)
+    yield "an allocation's module", largest.modules, -1, modules
+    yield "a row's module", table.modules, -1, modules
+    yield "a row's parent", table.parents, -1, len(table.parents)
+    yield "the curve's category", device.curve.categories, 0, len(Category)
