@@ -8,7 +8,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import highest_step
 from tb_memplugin.analysis.recompute import Activations, Recomputed
-from tb_memplugin.analysis.units import FEWEST, Unit, size_told
+from tb_memplugin.analysis.units import FEWEST, Unit, part_told, size_told
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import ROOT, Int64
 
@@ -68,7 +68,9 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
         bytes=best.saved_bytes,
         measure="less at the peak",
         of_bytes=step.peak_bytes,
-        evidence=tuple(_evidence(name, estimate, step.number, rates) for name, estimate in shown[:SHOWN]),
+        evidence=tuple(
+            _evidence(name, estimate, step.number, rates, most) for name, estimate in shown[:SHOWN]
+        ),
         where=_where(name, step.number),
         what_to_do="Call it through torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).",
         price=f"one more forward of it: {_ms(best)} per step",
@@ -96,9 +98,9 @@ def _per_ms(estimate: Recomputed) -> float:
     return estimate.saved_bytes * 1e6 / max(estimate.forward_ns, 1)
 
 
-def _evidence(name: str, estimate: Recomputed, step: int, rates: Unit) -> Evidence:
+def _evidence(name: str, estimate: Recomputed, step: int, rates: Unit, most: int) -> Evidence:
     calls = f"{estimate.calls:,} {'call' if estimate.calls == 1 else 'calls'}"
-    held = size_told(estimate.held_bytes)
+    held = part_told(estimate.held_bytes, most)
     per_ms = rates.tell(_per_ms(estimate))
     detail = f"{_ms(estimate)} of forward in {calls}; saves {per_ms} per ms; holds {held}"
     return Evidence(name or ROOT, estimate.saved_bytes, detail, where=_where(name, step))

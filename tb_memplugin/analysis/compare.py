@@ -17,7 +17,11 @@ Status = Literal["added", "removed", "grown", "shrunk", "same"]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One key on both sides. `category` is the category that changed most in it, None if not known."""
+    """One key on both sides.
+
+    `category` is the category that changed most in it, None if not known, and `category_delta_bytes` by how
+    many bytes it changed: other minus base.
+    """
 
     key: str
     status: Status
@@ -26,6 +30,7 @@ class Delta:
     base_count: int
     other_count: int
     category: str | None = None
+    category_delta_bytes: int = 0
 
     @property
     def delta_bytes(self) -> int:
@@ -161,6 +166,7 @@ def shortened_deltas(rows: Sequence[Delta], most: int, rest_key: str) -> tuple[D
 
 def _delta(key: str, base: Part | None, other: Part | None) -> Delta:
     before, after = base or Part(key, 0, 0), other or Part(key, 0, 0)
+    category, category_delta = _changed_category(before.categories, after.categories)
     return Delta(
         key=key,
         status="added" if base is None else "removed" if other is None else _change(base.bytes, other.bytes),
@@ -168,7 +174,8 @@ def _delta(key: str, base: Part | None, other: Part | None) -> Delta:
         other_bytes=after.bytes,
         base_count=before.count,
         other_count=after.count,
-        category=_changed_category(before.categories, after.categories),
+        category=category,
+        category_delta_bytes=category_delta,
     )
 
 
@@ -178,9 +185,10 @@ def _change(before: int, after: int) -> Status:
     return "grown" if after > before else "shrunk"
 
 
-def _changed_category(base: dict[str, int], other: dict[str, int]) -> str | None:
+def _changed_category(base: dict[str, int], other: dict[str, int]) -> tuple[str | None, int]:
     def rank(key: str) -> tuple[int, int]:
         before, after = base.get(key, 0), other.get(key, 0)
         return abs(after - before), max(before, after)
 
-    return max({**base, **other}, key=rank, default=None)
+    category = max({**base, **other}, key=rank, default=None)
+    return category, 0 if category is None else other.get(category, 0) - base.get(category, 0)

@@ -9,7 +9,7 @@ import numpy as np
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.highest_step import highest_step
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import part_told, size_told
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
@@ -107,7 +107,9 @@ def _listed(dtypes: dict[str, int]) -> str:
 
 def _of_dtype(dtype: str, size: int) -> Evidence:
     narrow = size // element_bytes(dtype)
-    return Evidence(dtype, size, f"{element_bytes(dtype)} bytes per element; {size_told(narrow)} with 1 byte")
+    return Evidence(
+        dtype, size, f"{element_bytes(dtype)} bytes per element; {part_told(narrow, size)} with 1 byte"
+    )
 
 
 def _by_state(trace: MemoryTrace, rows: Int64) -> list[Evidence]:

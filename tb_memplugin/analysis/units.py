@@ -45,6 +45,12 @@ def size_told(size: float) -> str:
     return Unit.for_bytes([size]).tell(size)
 
 
+def part_told(size: float, whole: float) -> str:
+    """Return a part in the unit of its whole; only less than one of that has a smaller unit."""
+    unit = Unit.for_bytes([whole])
+    return unit.tell(size) if abs(size) >= unit.bytes else size_told(size)
+
+
 def counted(count: int, word: str) -> str:
     """Return a number with its noun: `1 step`, `2,000 steps`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

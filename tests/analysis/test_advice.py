@@ -230,6 +230,11 @@ def test_optimizer_state_in_float32_may_be_kept_in_8_bits() -> None:
     assert (finding.where.view, dict(finding.where.state)["sort"]) == ("modules", "optimizer")
 
 
+def test_what_a_finding_says_of_a_part_has_the_unit_of_the_whole() -> None:
+    finding = found(state_of("float32", size=8 << 20), "optimizer_state")
+    assert finding.evidence[0].detail == "4 bytes per element; 2.00 MiB with 1 byte"
+
+
 @pytest.mark.parametrize(
     ("history", "expected", "why"),
     [

@@ -117,6 +117,12 @@ def test_comparison_names_what_was_added_removed_grown_and_shrunk():
     assert sum(row.delta_bytes for row in rows) == peak(other).bytes - peak(base).bytes
 
 
+def test_what_was_there_before_is_the_lowest_phase_of_a_curve():
+    found = trace("start 10 w", "alloc 5 a phase=forward", "alloc 3 b")
+    drawn = curve(found, 0, EPOCH, EPOCH + 2 * MICROSECOND, 1, "phase")
+    assert (drawn.keys, drawn.stacks[:, 0].tolist()) == (("before", "other", "forward"), [10, 3, 5])
+
+
 def test_a_curve_keeps_the_peak_however_few_columns_there_are(training):
     drawn = curve(training, 0, EPOCH, EPOCH + 11 * MICROSECOND, 1)
     assert (drawn.high.tolist(), drawn.low.tolist(), drawn.peak_bytes) == ([1200], [400], 1200)

@@ -31,6 +31,16 @@ def test_stacks_are_added_removed_grown_and_the_same():
     assert sum(row.delta_bytes for row in found.rows) == found.delta_bytes == 13
 
 
+def test_a_row_names_the_category_that_changed_most_and_by_how_much():
+    base = trace("alloc 10 a module=loss category=activation")
+    other = trace(
+        "alloc 22 a module=loss category=activation", "alloc 24 b module=loss category=autograd_detail"
+    )
+    (found,) = compare(base, other, by="module")
+    (row,) = found.rows
+    assert (row.delta_bytes, row.category, row.category_delta_bytes) == (36, "autograd_detail", 24)
+
+
 @pytest.mark.parametrize("by", ["category", "module", "line", "pool", "annotation", read_rules(["f=a.py"])])
 def test_deltas_sum_to_the_difference_whatever_divides(by):
     (found,) = compare(BASE, OTHER, by=by)

@@ -50,6 +50,19 @@ def test_a_narrow_window_needs_no_sideways_scrolling(open_tab, server):
         assert box["x"] + box["width"] <= 700
 
 
+def test_at_twice_the_size_all_views_are_in_one_line_and_rows_stay_one_line_high(open_tab, server):
+    tab = open_tab(server.url)
+    tab.page.set_viewport_size({"width": 640, "height": 500})  # what 1280 pixels at 200 % leave
+    tab.open("overview", **PAIR)
+    tab.settle()
+    box = tab("tab-advice").bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 640
+    rows = tab("largest").locator("tbody tr").evaluate_all("rows => rows.map((row) => row.offsetHeight)")
+    assert len(rows) == 8
+    assert max(rows) < 36
+
+
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory):
     """Where the pictures go: `make docs` names a folder."""

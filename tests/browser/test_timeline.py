@@ -249,6 +249,40 @@ def test_coloring_by_another_division_divides_the_same_bytes(each_tab, logdir, b
     assert by == "module" or named == wanted
 
 
+def test_phases_keep_their_places_wherever_the_pointer_is(tab):
+    ready(tab, by="phase")
+    order = ["optimizer", "backward", "forward", "other", "before"]
+    for share in (0.2, 0.5, 0.99):
+        tab.page.mouse.move(*point(tab, share))
+        moment_shown(tab)
+        keys = (
+            tab("moment-row")
+            .or_(tab("moment-gone"))
+            .evaluate_all("rows => rows.map((row) => row.dataset.key)")
+        )
+        assert keys == [key for key in order if key in keys]
+        assert len(keys) >= 2
+
+
+def test_event_and_step_of_a_moment_stay_in_one_line(tab):
+    ready(tab, span="window")
+    tab.frame.locator("[data-testid=moment-panel]").evaluate("panel => (panel.style.width = '230px')")
+    expect(tab("moment-panel").locator("h2")).to_contain_text("step")
+    heights = (
+        tab("moment-panel").locator("h2 .approx").evaluate_all("all => all.map((one) => one.offsetHeight)")
+    )
+    assert len(heights) == 2
+    assert max(heights) < 24
+
+
+def test_a_moment_in_no_phase_is_told_in_words(tab, logdir):
+    there = recorded(logdir)
+    ready(tab, t=there.stats.end_ns - there.epoch_ns - 1)  # zero_grad comes last
+    expect(tab("moment-panel").locator(".where").first).to_contain_text(
+        "outside forward, backward and optimizer"
+    )
+
+
 def test_repeated_layers_fold_on_the_timeline_and_a_click_opens_them(each_tab, logdir):
     there = recorded(logdir)
     ready(each_tab, run="baseline", worker="rank0", by="module")

@@ -109,8 +109,10 @@ def test_an_empty_logdir_says_what_to_do_and_shows_what_is_written_while_it_runs
     for window, steps in enumerate(([2, 3], [5, 6])):
         writer.write(load_window(recorded(logdir, step=steps[0]).side_file))
         server.wait_for("runs", partial(has_steps, 2 * window + 2))
-        reload_tensorboard(tab)
-        expect(tab("picker-step").locator("option:not([value=window])")).to_have_count(2 * window + 2)
+        if window > 0:  # the empty page looks again by itself
+            reload_tensorboard(tab)
+        recorded_steps = tab("picker-step").locator("option:not([value=window])")
+        expect(recorded_steps).to_have_count(2 * window + 2, timeout=15_000)
         tab.pick("step", str(steps[1]))
         expect(tab("headline")).to_contain_text(f"Step {steps[1]} peaked")
         peak = recorded(logdir, step=steps[1]).stats.peak_bytes

@@ -317,3 +317,8 @@ def test_a_logdir_elsewhere_is_read_through_fsspec():
     assert tab.get("step", **chosen)["source"]["side_file_present"] is True
     assert tab.get("curve", **chosen, px=5)["max"] == [500, 520, 520, 560, 560]
     fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+def test_modules_are_listed_in_a_step_in_which_the_deepest_have_no_bytes(tab, baseline):
+    (layer,) = [row for row in tab.get("modules", **{**baseline, "step": 6})["rows"] if row["key"] == "layer"]
+    assert layer["highest"] == {"parameter": 400, "gradient": 60}

@@ -263,7 +263,9 @@ export interface CompareRow {
   other_count: number;
   /** What the key goes by. */
   label?: string;
+  /** What changed most in it, and by how much. */
   category: string | null;
+  category_delta_bytes: number;
 }
 
 export interface CompareAnswer {

@@ -18,7 +18,7 @@ export interface Lane {
 
 const GAP = 3;
 const HEIGHTS: Record<LaneKind, number> = { step: 18, phase: 20, module: 17 };
-const DEEPEST = 8;
+export const DEEPEST = 8;
 
 /** The lanes from the top, with the outermost `DEEPEST` depths of modules. */
 export function laneRows(answer: LanesAnswer): Lane[] {

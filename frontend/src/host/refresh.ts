@@ -8,9 +8,15 @@ export function onDataChanged(callback: () => void): void {
   const gathered = later(callback, 200);
   host?.on(RUNS_CHANGED, gathered);
   host?.on(DATA_RELOADED, gathered);
-  const poll = (): void => void setInterval(() => isShown() && callback(), EVERY);
+  const poll = (): void => void whileShown(callback, EVERY);
   if (host) host.ask(GET_RUNS).catch(poll);
   else poll();
+}
+
+/** Calls back every so many milliseconds while someone can see the page; returns how to end that. */
+export function whileShown(callback: () => void, every: number): () => void {
+  const timer = setInterval(() => isShown() && callback(), every);
+  return () => clearInterval(timer);
 }
 
 /** A hidden tab keeps its frame, with a height (sometimes also a width) of 0. */

@@ -1,5 +1,6 @@
 /** What the Advice view says, and where its links lead. */
 import type { AdviceAnswer, Finding, Verdict, Where } from "../api/advice";
+import { moduleLabel } from "./names";
 import { grouped } from "./numbers";
 import { KEYS, type RoutePatch, VIEWS } from "./route";
 import { type Piece, stepName } from "./sentences";
@@ -48,7 +49,7 @@ export function titleOf(finding: Pick<Finding, "title" | "subject">): Piece[] {
   const at = finding.subject === "" ? -1 : finding.title.indexOf(finding.subject);
   if (at < 0) return [finding.title];
   const after = finding.title.slice(at + finding.subject.length);
-  return [finding.title.slice(0, at), { name: finding.subject }, after].filter((piece) => piece !== "");
+  return [finding.title.slice(0, at), { name: moduleLabel(finding.subject) }, after].filter((piece) => piece !== "");
 }
 
 /** What a view of its own shows must not linger from the view that was left. */

@@ -41,16 +41,22 @@ function together(key: string, group: CompareRow[]): FoldedChange {
     delta_bytes: delta,
     base_count: sum((row) => row.base_count),
     other_count: sum((row) => row.other_count),
-    category: delta === 0 ? null : mostOf(group, Math.sign(delta)),
+    ...(delta === 0 ? { category: null, category_delta_bytes: 0 } : mostOf(group, Math.sign(delta))),
     members: group,
   };
 }
 
 /** Of the layers' categories the one that moved most, in the direction in which the group moved. */
-function mostOf(group: CompareRow[], direction: number): string | null {
+function mostOf(group: CompareRow[], direction: number): Pick<CompareRow, "category" | "category_delta_bytes"> {
   const moved = new Map<string | null, number>();
-  for (const row of group) moved.set(row.category, (moved.get(row.category) ?? 0) + direction * row.delta_bytes);
-  return [...moved].reduce((top, one) => (one[1] > top[1] ? one : top))[0];
+  for (const row of group) moved.set(row.category, (moved.get(row.category) ?? 0) + row.category_delta_bytes);
+  const [category, bytes] = [...moved].reduce((top, one) => (direction * one[1] > direction * top[1] ? one : top));
+  return { category, category_delta_bytes: bytes };
+}
+
+/** The category that makes up most of a change; null where none does, and where it is not known. */
+export function mainCategory({ category, category_delta_bytes, delta_bytes }: CompareRow): string | null {
+  return category_delta_bytes / delta_bytes > 0.5 ? category : null;
 }
 
 /** One word for the whole group: added or removed only where that is true of every layer. */

@@ -3,7 +3,7 @@ import type { CompareAnswer, CompareRow, CompareSide, Part, StepAnswer } from ".
 import { asPartOf, changeWithUnit, deltaWithUnit, percent, type Unit, unitFor, withUnit } from "./bytes";
 import { counted, grouped } from "./numbers";
 import { CATEGORIES, categoryLabel } from "./categories";
-import { foldChanges } from "./change_folding";
+import { foldChanges, mainCategory } from "./change_folding";
 import { foldParts } from "./folding";
 import { capital, cellText, isModule, moduleLabel, NOT_NAMED, placeName } from "./names";
 import { runName } from "./run_name";
@@ -97,7 +97,7 @@ function whereItIs(answer: CompareAnswer, lead: string): Piece[] {
   const rows = foldChanges(answer.rows);
   const top = rows.find((row) => Math.sign(row.delta_bytes) === sign);
   if (!top) return ["."];
-  const tail = [...placeOf(top), "."];
+  const tail = [...placeOf(top.key, asCategory(top)), "."];
   const share = top.delta_bytes / answer.delta_bytes;
   const unit = unitFor(answer.base.peak_bytes, answer.other.peak_bytes);
   const alone = rows.every((row) => row === top || row.delta_bytes === 0);
@@ -112,23 +112,23 @@ export function largestModule({ step, peak }: StepAnswer, alone: boolean): Piece
   if (!top || top.key === NOT_NAMED) return null;
   const size = { strong: asPartOf(peak.bytes, top.bytes), exact: top.bytes };
   const share = `${withUnit(peak.bytes)} (${percent(top.bytes, peak.bytes)})`;
-  return [`At the peak of ${stepName(step, alone)}, `, size, ` of ${share} are `, ...placeOf({ key: top.key, category: null }), "."];
+  return [`At the peak of ${stepName(step, alone)}, `, size, ` of ${share} are `, ...placeOf(top.key, ""), "."];
 }
 
 /** "in `loss`, as temporary memory"; of what nobody named, the category alone. */
-function placeOf(row: Pick<CompareRow, "key" | "category">): Piece[] {
-  const { key, category } = row;
-  const kind = asCategory(row);
-  if ((category ?? key) === key && (CATEGORIES as readonly string[]).includes(key)) return ["in ", { name: categoryLabel(key) }];
+function placeOf(key: string, kind: string): Piece[] {
+  if (kind === "" && (CATEGORIES as readonly string[]).includes(key)) return ["in ", { name: categoryLabel(key) }];
   if (key === NOT_NAMED && kind !== "") return [kind];
   const operator = isModule(key) ? null : placeName(key, null);
   const name = operator ?? moduleLabel(key);
   return ["in ", { name }, operator === null ? "" : ", outside the modules", kind === "" ? "" : `, ${kind}`];
 }
 
-function asCategory({ key, category }: Pick<CompareRow, "key" | "category">): string {
-  if (category === null || category === key) return "";
-  return category === "unknown" ? "of unknown category" : `as ${categoryLabel(category)} memory`;
+function asCategory(row: CompareRow): string {
+  const category = mainCategory(row);
+  if (category === null || category === row.key) return "";
+  const most = row.category_delta_bytes === row.delta_bytes ? "" : "mostly ";
+  return most + (category === "unknown" ? "of unknown category" : `as ${categoryLabel(category)} memory`);
 }
 
 /** Whether the rows by module name any on this side. */

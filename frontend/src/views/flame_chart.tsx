@@ -1,5 +1,5 @@
 import type { ComponentChildren } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Flame, layFlame, neighbor, nodeAt, type Tree } from "../draw/flame";
 import { type Bar, drawFlame, type Paints } from "../draw/paint_flame";
 import { readPalette } from "../draw/palette";
@@ -33,6 +33,7 @@ interface Props {
 export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey, fresh, onZoom }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
+  const told = useRef<HTMLDivElement>(null);
   const [width, setWidth] = useState(0);
   const [top, setTop] = useState(0);
   const [hover, setHover] = useState<{ place: number; x: number; y: number } | null>(null);
@@ -41,7 +42,8 @@ export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey
   const flame = useMemo(() => layFlame(tree, zoom), [tree, zoom]);
   const count = tree.id.length;
   const levels = flame.levels.length;
-  const height = Math.min(levels, Math.floor(TALLEST / level)) * level;
+  const most = Math.floor(TALLEST / level);
+  const height = levels > most ? most * level - (level >> 1) : levels * level; // half a level says that there is more
   const shownNode = focused >= 0 && focused < count ? focused : -1;
 
   useEffect(() => watchWidth(box.current!, setWidth), []);
@@ -55,6 +57,8 @@ export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey
     const paints = paintsOf(canvas.current!, context);
     drawFlame(context, { flame, level, width, top, height, hovered: hover?.place ?? -1, focused: shownNode }, look(paints), paints);
   }, [flame, level, look, width, top, height, theme, hover?.place, shownNode]);
+
+  useLayoutEffect(() => keepInWindow(told.current));
 
   const under = (event: PointerEvent | MouseEvent): number =>
     nodeAt(flame, Math.floor((event.offsetY + top) / level), event.offsetX / Math.max(1, width));
@@ -106,6 +110,7 @@ export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey
       </div>
       {place >= 0 && at && place < count && (
         <div
+          ref={told}
           class="tip flame-tip"
           role="status"
           data-testid={`${testid}-tip`}
@@ -117,6 +122,14 @@ export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey
       )}
     </div>
   );
+}
+
+/** A tip that would end below the window stands above its bar instead. */
+function keepInWindow(tip: HTMLDivElement | null): void {
+  if (!tip) return;
+  tip.style.transform = "";
+  const { top, bottom, height } = tip.getBoundingClientRect();
+  if (bottom > window.innerHeight) tip.style.transform = `translateY(${-Math.min(top, height + 32)}px)`;
 }
 
 function beside(flame: Flame, place: number, width: number, level: number, top: number) {

@@ -1,6 +1,11 @@
+import { useEffect } from "preact/hooks";
 import type { Failure } from "../api/request";
+import { whileShown } from "../host/refresh";
 import { titleText } from "../state/names";
 import { grouped } from "../state/numbers";
+
+/** Milliseconds between looks at a log directory that holds nothing yet; TensorBoard itself looks every 5 s. */
+const LOOK_EVERY = 5_000;
 
 /** The five lines; the folder is one below the log directory that was looked in. */
 function recording(logdir: string): string {
@@ -48,6 +53,7 @@ export function FailureState({ failure, onRetry }: { failure: Failure; onRetry: 
 
 /** No run yet, or none that holds memory: how to record one, and how to find out why none shows. */
 export function EmptyState({ logdir, empty, onRetry }: { logdir: string; empty: number; onRetry: () => void }) {
+  useEffect(() => whileShown(onRetry, LOOK_EVERY), []);
   return (
     <section class="state" data-testid="empty-state">
       <h1>No memory has been recorded here yet.</h1>
@@ -60,8 +66,8 @@ export function EmptyState({ logdir, empty, onRetry }: { logdir: string; empty: 
         {recording(titleText(logdir))}
       </pre>
       <p>
-        This page shows the step as soon as TensorBoard reloads. If you have recorded one already, find out why it is not
-        here:
+        This page shows the step as soon as TensorBoard has read it. If you have recorded one already, find out why it is
+        not here:
       </p>
       <pre class="code">tb-memplugin doctor {titleText(logdir) || "LOGDIR"}</pre>
       <button type="button" class="action" data-testid="retry" onClick={onRetry}>

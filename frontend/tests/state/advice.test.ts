@@ -40,6 +40,11 @@ describe("a title", () => {
       " in backward.",
     ]));
 
+  it("names what no module owns in the words of all views", () =>
+    expect(titleOf({ title: "It grows: outside:ones · aten::ones keeps it.", subject: "outside:ones · aten::ones" })[1]).toEqual({
+      name: "outside · ones · aten::ones",
+    }));
+
   it("without a name, or with one that it does not hold, is plain", () => {
     expect(titleOf({ title: "Gradients stay.", subject: "" })).toEqual(["Gradients stay."]);
     expect(titleOf({ title: "Gradients stay.", subject: "x" })).toEqual(["Gradients stay."]);

@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, it } from "vitest";
 import type { CompareRow, Part } from "../../src/api/types";
-import { foldChanges, openedChange } from "../../src/state/change_folding";
+import { foldChanges, mainCategory, openedChange } from "../../src/state/change_folding";
 import { foldParts, inRows, layerOf, opened } from "../../src/state/folding";
 
 const part = (key: string, bytes: number): Part => ({ key, bytes, count: 1, categories: { activation: bytes } });
@@ -75,6 +75,7 @@ describe("changes", () => {
     base_count: 1,
     other_count: 1,
     category: "activation",
+    category_delta_bytes: other - base,
   });
   it("of repeated layers add up", () => {
     const [row] = foldChanges([change("h.0.mlp", 10, 12, "grown"), change("h.1.mlp", 10, 13, "grown")]);
@@ -95,6 +96,12 @@ describe("changes", () => {
     const shrunk = { ...change("h.3.mlp", 15, 8, "shrunk"), category: "autograd_detail" };
     const grown = ["h.0.mlp", "h.1.mlp"].map((key) => ({ ...change(key, 2, 8, "grown"), category: "optimizer_state" }));
     expect(foldChanges([shrunk, ...grown])[0]).toMatchObject({ delta_bytes: 5, category: "optimizer_state" });
+  });
+  it("have a main category only where that makes up most of them", () => {
+    const head = change("head", 0, 12, "added");
+    const main = (category_delta_bytes: number) => mainCategory({ ...head, category: "temporary", category_delta_bytes });
+    expect([4, 6, 7, 12, 13].map(main)).toEqual([null, null, "temporary", "temporary", "temporary"]);
+    expect(mainCategory({ ...head, delta_bytes: 0, category_delta_bytes: 0 })).toBeNull();
   });
   it("of an opened row are its layers', largest change first", () => {
     const rows = [1, 2].flatMap((layer) => [0, 1].map((expert) => change(`h.${layer}.e.${expert}.up`, 1, 1 + layer, "grown")));

@@ -74,6 +74,7 @@ const change = (key: string, delta: number): CompareRow => ({
   base_count: 1,
   other_count: 1,
   category: delta === 0 ? null : "temporary",
+  category_delta_bytes: delta,
 });
 const compare = (deltas: Record<string, number>, run = "a"): CompareAnswer => {
   const total = Object.values(deltas).reduce((s, d) => s + d, 0);
@@ -93,6 +94,13 @@ describe("what changed", () => {
       "All of it in loss, as temporary memory. 6,769 allocations against 6,768.",
     );
     expect(plain(changeSince(answer, mib))).toBe("3.00 MiB more than step 41, all of it in loss, as temporary memory.");
+  });
+  it("is of one category, mostly of one, or of several", () => {
+    const answer = compare({ loss: 36 * MiB });
+    const told = (of: number) =>
+      changeSince({ ...answer, rows: [{ ...change("loss", 36 * MiB), category_delta_bytes: of * MiB }] }, mib);
+    expect(plain(told(24))).toBe("36.00 MiB more than step 41, all of it in loss, mostly as temporary memory.");
+    expect(plain(told(12))).toBe("36.00 MiB more than step 41, all of it in loss.");
   });
   it("lies mostly in one module", () =>
     expect(plain(changeSince(compare({ loss: 3 * MiB, head: MiB }), mib))).toBe(

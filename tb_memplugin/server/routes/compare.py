@@ -81,4 +81,5 @@ def _row(row: Delta) -> Json:
         "base_count": row.base_count,
         "other_count": row.other_count,
         "category": row.category,
+        "category_delta_bytes": row.category_delta_bytes,
     }

@@ -87,7 +87,7 @@ function EvidenceTable({ rows }: { rows: Evidence[] }) {
 
 function Row({ row, unit }: { row: Evidence; unit: Unit }) {
   const to = row.where && linkTo(row.where);
-  const what = row.name ? <Name text={row.what} /> : <span>{titleText(row.what)}</span>;
+  const what = row.name ? <Name text={row.what} module /> : <span>{titleText(row.what)}</span>;
   return (
     <tr data-testid="evidence" data-key={row.what}>
       <th scope="row">

@@ -4,7 +4,7 @@ import { navigate, route } from "../../state/app";
 import { deltaWithUnit, exactBytes, inUnit, type Unit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { categoryLabel } from "../../state/categories";
-import { type FoldedChange, foldChanges, openedChange, unfolded } from "../../state/change_folding";
+import { type FoldedChange, foldChanges, mainCategory, openedChange, unfolded } from "../../state/change_folding";
 import { toldApart } from "../../state/frames";
 import { layerOf } from "../../state/folding";
 import { openedGroups, withFlipped } from "../../state/module_groups";
@@ -107,7 +107,11 @@ export function Changes({
               <th scope="col">
                 <span class="unseen">delta as a bar</span>
               </th>
-              {withCategory && <th scope="col">category</th>}
+              {withCategory && (
+                <th scope="col" title="The category of most of the change">
+                  category
+                </th>
+              )}
             </tr>
           </thead>
           <tbody onKeyDown={walkRows}>
@@ -195,6 +199,7 @@ function ChangeRow({ line, open, own, onFlip, by, withCategory, unit, widest, in
   const inner = (left: number): { paddingLeft: string } | undefined =>
     depth > 0 ? { paddingLeft: `${left + depth * INDENT}px` } : undefined;
   const share = widest > 0 ? (50 * Math.abs(row.delta_bytes)) / widest : 0;
+  const category = mainCategory(row);
   return (
     <tr aria-rowindex={index + 2} data-testid="compare-row" data-key={row.key} data-status={row.status}>
       <th scope="row">
@@ -245,12 +250,13 @@ function ChangeRow({ line, open, own, onFlip, by, withCategory, unit, widest, in
       </td>
       {withCategory && (
         <td>
-          {row.delta_bytes !== 0 && row.category !== null && (
+          {category !== null && (
             <>
-              <Swatch of={row.category} />
-              {categoryLabel(row.category)}
+              <Swatch of={category} />
+              {categoryLabel(category)}
             </>
           )}
+          {category === null && row.delta_bytes !== 0 && row.category !== null && <span class="muted">several</span>}
         </td>
       )}
     </tr>

@@ -138,9 +138,15 @@ function Head({ id, label, title, sorting, onSort, number = false }: HeadProps) 
   );
 }
 
+/** Pixels. Deep rows move less, and at last no further, so that their names keep room. */
+function indentOf(depth: number): number {
+  const deeper = Math.min(Math.max(0, depth - 6), 8);
+  return 16 * Math.min(depth, 6) + 3 * deeper;
+}
+
 function NameCell({ row, onFlip }: { row: VisibleRow; onFlip: (node: ModuleNode) => void }) {
   const { node, depth, open } = row;
-  const indent = { paddingLeft: `${Math.min(depth, 24) * 16}px` };
+  const indent = { paddingLeft: `${indentOf(depth)}px` };
   if (row.own)
     return (
       <th scope="row">

@@ -47,7 +47,7 @@ export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }
                 {inUnit(a.bytes, unit)}
               </td>
               <td class="cut">{listed?.[i]?.line ? <Code one={listed[i]} /> : <Name text={allocationName(a) ?? NOT_NAMED} />}</td>
-              <td>
+              <td class="category">
                 <Swatch of={a.category} />
                 {categoryLabel(a.category)}
               </td>

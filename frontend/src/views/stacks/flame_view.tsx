@@ -53,7 +53,7 @@ export function FlameView({ answer, searching, frames }: Props) {
       <p class="foot">
         click or Enter zooms in, Esc zooms out, arrow keys walk from frame to frame
         {frames === "folded" && " · +3 stands for three more frames that all share"}
-        {answer.omitted > 0 && ` · ${grouped(answer.omitted)} narrower than half a pixel: zoom in to see them`}
+        {answer.omitted > 0 && ` · ${grouped(answer.omitted)} narrower than half a pixel: zoom in for more`}
       </p>
     </section>
   );

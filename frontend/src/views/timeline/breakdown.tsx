@@ -41,7 +41,7 @@ export function Breakdown({ by, parts, exact, unit, cursor, alone }: Props) {
   const sorted = [...parts.filter((p) => p.bytes > 0), ...gone].sort(
     folded
       ? (a, b) => order.indexOf(a.key) - order.indexOf(b.key)
-      : by === "category"
+      : steady
         ? (a, b) => rank(b.key) - rank(a.key)
         : (a, b) => b.bytes - a.bytes,
   );
@@ -143,7 +143,10 @@ function Group({ part, modules, opens }: { part: LabeledPart; modules: number; o
   );
 }
 
+/** Categories and phases as they are stacked, from the bottom. */
+const STACKED: readonly string[] = [...CATEGORIES, "before", "other", "forward", "backward", "optimizer"];
+
 function rank(key: string): number {
-  const at = (CATEGORIES as readonly string[]).indexOf(key);
-  return at < 0 ? CATEGORIES.length : at;
+  const at = STACKED.indexOf(key);
+  return at < 0 ? STACKED.length : at;
 }

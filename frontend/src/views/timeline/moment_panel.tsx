@@ -98,9 +98,15 @@ function isOfTheCurve({ parts }: MomentAnswer, { groups }: Cursor): boolean {
   return groups.size === 0 || (parts ?? []).every((part) => groups.has(part.key));
 }
 
+/** Phases whose keys are no words for a moment. */
+const OUTSIDE: Record<string, string> = {
+  before: "before the first event",
+  other: "outside forward, backward and optimizer",
+};
+
 function Where({ moment }: { moment: MomentAnswer }) {
   const known = knownPhase(moment.phase, moment.by_phase);
-  const phase = known === "before" ? "before the first event" : known;
+  const phase = known === null ? null : (OUTSIDE[known] ?? known);
   const { operator } = moment;
   const saysNothingMore = moment.module === NOT_NAMED || moment.module === `outside:${operator}`;
   const module = saysNothingMore ? null : moment.module;

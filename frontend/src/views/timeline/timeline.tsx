@@ -3,6 +3,7 @@ import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CurveAnswer, CurveBy, LanesAnswer, Over, StepAnswer } from "../../api/types";
 import { columnsIn, EVENT_AXIS, plotWidth, TIME_AXIS } from "../../draw/axes";
+import { DEEPEST } from "../../draw/lanes";
 import { kept, reserveFits } from "../../draw/stack";
 import { alone, navigate, picked, route, selection } from "../../state/app";
 import { openedGroups, withClosed } from "../../state/module_groups";
@@ -164,7 +165,13 @@ export function Timeline() {
           {lanes.failure && <p class="foot">The lanes could not be read: {lanes.failure.what}</p>}
           {lanes.data && lanes.data.omitted > 0 && (
             <p class="foot">
-              {counted(lanes.data.omitted, "module call is", "module calls are")} narrower than a pixel here; zoom in to see them.
+              {counted(lanes.data.omitted, "module call is", "module calls are")} narrower than a pixel here; zoom in to see{" "}
+              {lanes.data.omitted === 1 ? "it" : "them"}.
+            </p>
+          )}
+          {lanes.data && lanes.data.modules.length > DEEPEST && (
+            <p class="foot" data-testid="deeper-lanes">
+              The outermost {DEEPEST} of {lanes.data.modules.length} levels of modules are drawn.
             </p>
           )}
         </section>
