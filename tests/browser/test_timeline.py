@@ -264,17 +264,6 @@ def test_phases_keep_their_places_wherever_the_pointer_is(tab):
         assert len(keys) >= 2
 
 
-def test_event_and_step_of_a_moment_stay_in_one_line(tab):
-    ready(tab, span="window")
-    tab.frame.locator("[data-testid=moment-panel]").evaluate("panel => (panel.style.width = '230px')")
-    expect(tab("moment-panel").locator("h2")).to_contain_text("step")
-    heights = (
-        tab("moment-panel").locator("h2 .approx").evaluate_all("all => all.map((one) => one.offsetHeight)")
-    )
-    assert len(heights) == 2
-    assert max(heights) < 24
-
-
 def test_a_moment_in_no_phase_is_told_in_words(tab, logdir):
     there = recorded(logdir)
     ready(tab, t=there.stats.end_ns - there.epoch_ns - 1)  # zero_grad comes last
