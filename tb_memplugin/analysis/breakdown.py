@@ -35,6 +35,10 @@ Divided = By | Rules | ModuleGroups
 """Everything that memory can be divided by."""
 
 _CATEGORY_KEYS = tuple(category.key for category in Category)
+_PHASES = sorted(Phase, key=lambda phase: phase is not Phase.BEFORE)
+_PHASE_KEYS = tuple(phase.key for phase in _PHASES)
+_PHASE_PLACES = np.argsort(_PHASES)
+"""Of each phase, in the order in which phases are stacked: what was there before lies below what comes."""
 
 ChosenRows = Rows | slice
 _ALL = slice(None)
@@ -77,7 +81,7 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
         case "category":
             return blocks.category[rows].astype(np.int64), _CATEGORY_KEYS
         case "phase":
-            return blocks.phase[rows].astype(np.int64), tuple(phase.key for phase in Phase)
+            return _PHASE_PLACES[blocks.phase[rows]], _PHASE_KEYS
         case "module":
             return _row_or_none(blocks.module[rows]), (NOT_NAMED, *(module.key for module in trace.modules))
         case "pool":

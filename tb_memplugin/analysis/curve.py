@@ -10,7 +10,7 @@ from tb_memplugin.analysis.breakdown import Divided, codes, sums
 from tb_memplugin.analysis.columns import Cuts, event_cuts, extremes, highest, time_cuts
 from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, ModuleGroups
 from tb_memplugin.analysis.rules import Rules
-from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
 OTHERS = "(others)"
@@ -119,8 +119,6 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tu
     stacks[:, order] = np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1]
     keeps_all = by == "module" or isinstance(by, ModuleGroups)
     used = np.arange(len(names)) if keeps_all else np.flatnonzero(stacks.any(axis=1))
-    if by == "phase":  # what was there before lies below what comes and goes
-        used = used[np.argsort(used != Phase.BEFORE, kind="stable")]
     return tuple(names[row] for row in used), stacks[used]
 
 

@@ -19,6 +19,7 @@ from tb_memplugin.sources.cublas import (
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.shared_memory import SHARED
+from tb_memplugin.sources.snapshot.rounding import SMALL_REQUEST, UNIT
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Category, StartState
@@ -31,9 +32,6 @@ BY_SIZE = "cuBLAS workspace, by its size"
 
 BUCKET_BY_SIZE = "bucket of gradients, by its size"
 """The label of a block of the size of one of DistributedDataParallel's buckets that no known storage uses."""
-
-_LARGE = 1 << 20
-"""The caching allocator may leave up to this many bytes unused at the end of a block larger than it."""
 
 MOST_WORKSPACES = {WORKSPACE: 32, LARGE_WORKSPACE: 8}
 """By size, the largest number of blocks that are taken for workspaces; if more have it, none is.
@@ -184,8 +182,8 @@ def _name_by_size(rows: Sequence[_Row], size: int, most: int, labels: Names) -> 
 def _name_buckets(rows: Sequence[_Row], buckets: Sequence[tuple[int, int]], labels: Names) -> None:
     """Mark blocks of the sizes of buckets as communication, in place, unless there are too many of a size."""
     for size, most in Counter(size for _, size in buckets).items():
-        whole = -(-size // 512) * 512
-        spare = _LARGE if size > _LARGE else 0
+        whole = size + -size % UNIT
+        spare = SMALL_REQUEST if size > SMALL_REQUEST else 0
         found = [
             row for row in rows if row.category is Category.UNKNOWN and whole <= row.bytes <= whole + spare
         ]
