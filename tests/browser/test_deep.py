@@ -51,6 +51,8 @@ def test_a_tip_near_the_windows_lower_edge_stands_above_its_bar(deep, open_tab):
     tab = open_tab(deep.url)
     tab.page.set_viewport_size({"width": 900, "height": 700})
     tab.open("modules", run="run", step=1, fold="off", shape="icicle")
+    tab("icicle-canvas").wait_for()
+    tab.settle()
     box = tab("icicle-canvas").bounding_box()
     assert box is not None
     tab.page.mouse.move(box["x"] + box["width"] / 2, 680)
