@@ -69,7 +69,7 @@ def test_divided_models_allocate_what_real_processes_do(tmp_path: Path) -> None:
     real = really(programs, 4, tmp_path)
     for mesh, program in programs.items():
         found = estimate_ranks(lambda *_, run=program: run(), mesh, device="cpu")
-        assert not differences(found.ranks, real[mesh], late=4 * BATCH * TOKENS * WORDS)
+        assert not differences(found.ranks, real[mesh])
 
 
 def test_the_bucket_of_ddp_holds_the_part_of_the_rank() -> None:

@@ -66,8 +66,7 @@ def test_uneven_exchanges_allocate_what_real_processes_do(tmp_path: Path) -> Non
     received = [[SENT[sender][rank] for sender in (0, 1)] for rank in (0, 1)]
     for name, program in programs.items():
         found = of_both(program, [in_turn(rows) for rows in received])
-        # Forward and backward both send 16 rows there and at most 18 back; gloo's threads may hold all.
-        assert not differences(found.ranks, real[name], late=2 * (16 + 18) * ROW)
+        assert not differences(found.ranks, real[name])
         assert ROW * sum(received[0]) in sizes(found.of(0))
 
 
@@ -77,8 +76,7 @@ def test_a_mixture_of_transformers_allocates_what_real_processes_do(tmp_path: Pa
     real = really({"mixture": partial(train_a_mixture, str(tmp_path))}, 2, tmp_path)["mixture"]
     read = [json.loads((tmp_path / f"read{rank}.json").read_text()) for rank in (0, 1)]
     found = of_both(train_a_mixture, [in_turn(rows) for rows in read])
-    there_and_back = 4 * 64 * 4 * 64  # in one layer; gloo may hold those of two, and the router's rows
-    assert not differences(found.ranks, real, late=2 * there_and_back)
+    assert not differences(found.ranks, real)
 
 
 def test_experts_on_meshes_allocate_what_real_processes_do(tmp_path: Path) -> None:
@@ -97,8 +95,7 @@ def test_experts_on_meshes_allocate_what_real_processes_do(tmp_path: Path) -> No
             run = partial(train_a_mixture, None, mesh)
             ranks = estimate_ranks(lambda *_, run=run: run(), mesh, [rank], device="cpu", hints=rows)
             found.append(ranks.of(rank))
-        held_by_gloo = 1 << 20  # by its threads, at most
-        assert not differences(found, [real[mesh][0], real[mesh][3]], late=held_by_gloo)
+        assert not differences(found, [real[mesh][0], real[mesh][3]])
 
 
 def test_experts_are_divided_over_the_ranks_that_share_tensors_too(tmp_path: Path) -> None:

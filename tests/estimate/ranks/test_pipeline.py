@@ -17,12 +17,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.estimate.ranks import RankEstimate, RankEstimates, estimate_ranks
-from tests.estimate.ranks.pipelines import INSIDE, ROWS, WIDTH, total, train, train_a_decoder, train_replicas
+from tests.estimate.ranks.pipelines import INSIDE, ROWS, total, train, train_a_decoder, train_replicas
 from tests.estimate.ranks.real_ranks import differences, really, sizes
 
 KINDS = ("GPipe", "1F1B", "interleaved", "zero bubble", "zero bubble V", "dual pipe V")
-SENT = 4 * ROWS * WIDTH
-"""Bytes of a micro-batch that one stage sends to the next."""
 
 
 def estimated(kind: str, stages: int, **options: Any) -> RankEstimates:
@@ -65,7 +63,7 @@ def test_pipelines_allocate_what_real_processes_do(tmp_path: Path) -> None:
     for kind in KINDS:
         for told in (False, True):
             found = estimated(kind, 3, told=told).ranks
-            assert not differences(found, real[f"{kind}, told={told}"], late=SENT)
+            assert not differences(found, real[f"{kind}, told={told}"])
 
 
 def test_a_process_group_for_each_pair_of_stages_takes_no_memory() -> None:
@@ -89,13 +87,11 @@ def test_stages_of_several_ranks_allocate_what_real_processes_do(tmp_path: Path)
         {" ".join(way): program for way, program in programs.items()} | {"tp": divided}, 4, tmp_path
     )
     found = estimate_ranks(lambda *_: divided(), "pp=2,tp=2", range(4), device="cpu").ranks
-    sent = 4 * 4 * 32 * 64  # in total between the stages; the sums of tensor parallelism have that size too
-    assert not differences(found, real["tp"], late=2 * sent)
-    gradients = 2 * 2 * 2 * 4 * WIDTH * INSIDE  # of two stages, which gloo's threads may still hold
+    assert not differences(found, real["tp"])
     for way, program in programs.items():
         mesh = f"pp=2,{way[0]}=2"
         found = estimate_ranks(lambda *_, run=program: run(), mesh, range(4), device="cpu").ranks
-        assert not differences(found, real[" ".join(way)], late=gradients)
+        assert not differences(found, real[" ".join(way)])
 
 
 def test_a_first_backward_that_torch_stops_at_is_refused_by_name() -> None:

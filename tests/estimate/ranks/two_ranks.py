@@ -14,8 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 3
 HALF = "DDP in half precision"
-COMPRESSED = 2 * (256 * 1024 + 1024 * 300 + 300 + 300 * 7 + 7)
-"""Bytes of all gradients of `model` in half precision."""
 
 KINDS = (
     "FSDP2",
