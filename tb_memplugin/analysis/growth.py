@@ -9,7 +9,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.leaks import FEWEST_STEPS, Leak, leaks, step_bounds
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
-from tb_memplugin.analysis.units import counted, size_told
+from tb_memplugin.analysis.units import counted, part_told, size_told
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import FX
 from tb_memplugin.trace.tables import NOT_NAMED, ROOT, Int64
@@ -117,7 +117,8 @@ def _evidence(place: _Place, step: int, event: int) -> Evidence:
 
 
 def _rise(place: _Place) -> str:
-    return f"rises {size_told(sum(leak.slope_bytes for leak in place.leaks))} per step"
+    slope = sum(leak.slope_bytes for leak in place.leaks)
+    return f"rises {part_told(slope, place.bytes)} per step"
 
 
 def place_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:

@@ -66,6 +66,12 @@ def test_growth_has_its_place_its_slope_and_the_levels_between_steps() -> None:
     assert dict(finding.where.state) == {"step": "3", "search": "net", "listed": "lifetime"}
 
 
+def test_a_rise_is_told_in_the_unit_of_the_growth() -> None:
+    """Four steps of 2 MiB: 8 MiB, and not "2,048.00 KiB per step" beside it."""
+    (row,) = found(steps_of(f"alloc {2 << 20} loss# operator=mm", count=4), "growth").evidence
+    assert (row.bytes, row.detail.partition(";")[0]) == (8 << 20, "rises 2.00 MiB per step")
+
+
 def test_growth_in_layers_that_repeat_is_one_place_and_many_places_are_one_finding() -> None:
     lines = [f"alloc 10 a#{layer} module=blocks.{layer}.mlp operator=mm" for layer in range(3)]
     finding = found(steps_of(*lines, "alloc 5 b# module=head operator=mm", count=3), "growth")

@@ -95,13 +95,21 @@ def test_a_command_that_hangs_can_be_ended(number, code, tmp_path):
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    time.sleep(2)
+    while not any(cpu_seconds(one) > 2 for one in children(begun.pid)):
+        assert begun.poll() is None
+        time.sleep(0.1)
     child = children(begun.pid)
     os.killpg(begun.pid, number)
     begun.wait(timeout=20)
     assert begun.returncode == code
     assert child
     assert not any(Path(f"/proc/{one}").exists() for one in child)
+
+
+def cpu_seconds(process: str) -> float:
+    """Return how long a process has computed: the 14th field of its line, in ticks (man 5 proc)."""
+    fields = Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
 
 
 def children(process: int) -> list[str]:
