@@ -47,21 +47,6 @@ def test_lanes_that_are_not_drawn_are_counted(deep, open_tab):
     expect(tab("deeper-lanes")).to_have_text("The outermost 8 of 30 levels of modules are drawn.")
 
 
-def test_a_tip_near_the_windows_lower_edge_stands_above_its_bar(deep, open_tab):
-    tab = open_tab(deep.url)
-    tab.page.set_viewport_size({"width": 900, "height": 700})
-    tab.open("modules", run="run", step=1, fold="off", shape="icicle")
-    tab("icicle-canvas").wait_for()
-    tab.settle()
-    box = tab("icicle-canvas").bounding_box()
-    assert box is not None
-    tab.page.mouse.move(box["x"] + box["width"] / 2, 680)
-    tip = tab("icicle-tip").bounding_box()
-    assert tip is not None
-    assert tip["y"] > 64
-    assert tip["y"] + tip["height"] <= 680
-
-
 def test_half_a_level_at_the_bottom_of_the_icicle_says_that_there_is_more(deep, open_tab):
     tab = open_tab(deep.url).open("modules", run="run", step=1, fold="off", shape="icicle")
     canvas = tab("icicle-canvas")

@@ -1,13 +1,13 @@
 import type { ComponentChildren } from "preact";
-import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Flame, layFlame, neighbor, nodeAt, type Tree } from "../draw/flame";
 import { type Bar, drawFlame, type Paints } from "../draw/paint_flame";
 import { readPalette } from "../draw/palette";
 import { prepare, watchWidth } from "../draw/surface";
 import { dark } from "../host/theme";
+import { Tip } from "./tip";
 
 const TALLEST = 640;
-const TIP_WIDTH = 440;
 
 interface Props {
   /** `flame`, `icicle`: what test ids begin with. */
@@ -33,7 +33,6 @@ interface Props {
 export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey, fresh, onZoom }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
-  const told = useRef<HTMLDivElement>(null);
   const [width, setWidth] = useState(0);
   const [top, setTop] = useState(0);
   const [hover, setHover] = useState<{ place: number; x: number; y: number } | null>(null);
@@ -57,8 +56,6 @@ export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey
     const paints = paintsOf(canvas.current!, context);
     drawFlame(context, { flame, level, width, top, height, hovered: hover?.place ?? -1, focused: shownNode }, look(paints), paints);
   }, [flame, level, look, width, top, height, theme, hover?.place, shownNode]);
-
-  useLayoutEffect(() => keepInWindow(told.current));
 
   const under = (event: PointerEvent | MouseEvent): number =>
     nodeAt(flame, Math.floor((event.offsetY + top) / level), event.offsetX / Math.max(1, width));
@@ -109,27 +106,12 @@ export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey
         </div>
       </div>
       {place >= 0 && at && place < count && (
-        <div
-          ref={told}
-          class="tip flame-tip"
-          role="status"
-          data-testid={`${testid}-tip`}
-          data-id={tipKey(place)}
-          style={{ left: `${Math.max(0, Math.min(at.x + 14, width - TIP_WIDTH))}px`, top: `${at.y + 22}px`, maxWidth: `${TIP_WIDTH}px` }}
-        >
+        <Tip x={at.x} y={at.y} testid={`${testid}-tip`} id={tipKey(place)} class="flame-tip" live>
           {tip(place)}
-        </div>
+        </Tip>
       )}
     </div>
   );
-}
-
-/** A tip that would end below the window stands above its bar instead. */
-function keepInWindow(tip: HTMLDivElement | null): void {
-  if (!tip) return;
-  tip.style.transform = "";
-  const { top, bottom, height } = tip.getBoundingClientRect();
-  if (bottom > window.innerHeight) tip.style.transform = `translateY(${-Math.min(top, height + 32)}px)`;
 }
 
 function beside(flame: Flame, place: number, width: number, level: number, top: number) {

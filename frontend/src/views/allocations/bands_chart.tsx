@@ -12,6 +12,7 @@ import { partLabel } from "../divisions";
 import { useWheel } from "../timeline/chart";
 import { useDrag } from "../timeline/drag";
 import { usePlotHeight } from "../plot_height";
+import { Tip } from "../tip";
 import { bottomOf, paintBands, paintMarks, ROOM, TOP } from "./paint";
 
 /** Pickers, sentence and tools above the plot, its key below. */
@@ -135,9 +136,9 @@ export function BandsChart(props: Props) {
         <span class="zoom-box" style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${bottom}px` }} />
       )}
       {answer && hovered !== NOTHING && !drag.box && (
-        <span class="tip" data-testid="bands-tip" style={{ left: `${Math.min(at.x + 14, Math.max(0, width - 380))}px`, top: `${at.y + 18}px` }}>
+        <Tip {...at} testid="bands-tip">
           {tip(answer, hovered, column, props.color)}
-        </span>
+        </Tip>
       )}
     </div>
   );

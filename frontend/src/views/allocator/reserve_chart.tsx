@@ -10,6 +10,7 @@ import { failedInWords } from "../../state/failures";
 import { grouped } from "../../state/numbers";
 import { duration } from "../../state/time";
 import { useWheel } from "../timeline/chart";
+import { Tip } from "../tip";
 
 interface Props {
   curve: ReserveCurve | undefined;
@@ -102,7 +103,9 @@ export function ReserveChart(props: Props) {
         <span class="cursor-line strong-line" style={{ left: `${place}px`, height: `${CHART_HEIGHT - 28}px` }} />
       )}
       {drawn && hovered !== null && (
-        <Tip curve={drawn} over={over} at={x.invert(hovered)} x={hovered} width={width} origin={origin} />
+        <Tip x={hovered} y={0}>
+          <Told curve={drawn} over={over} at={x.invert(hovered)} origin={origin} />
+        </Tip>
       )}
     </div>
   );
@@ -130,14 +133,13 @@ function useThrottled(callback: (at: number) => void): (at: number) => void {
   };
 }
 
-function Tip(props: { curve: ReserveCurve; over: Over; at: number; x: number; width: number; origin: number }) {
-  const { curve, over, at, x, width, origin } = props;
+function Told({ curve, over, at, origin }: { curve: ReserveCurve; over: Over; at: number; origin: number }) {
   const column = columnAt(curve, at);
   const [allocated, pending, reserved] = [curve.allocated[column]!, curve.pending[column]!, curve.reserved?.[column]];
   const unit = unitFor(curve.peak.bytes);
   const when = over === "event" ? `event ${grouped(Math.max(0, Math.floor(at)))}` : duration(at - origin);
   return (
-    <span class="tip" style={{ left: `${Math.min(x + 14, Math.max(0, width - 190))}px`, top: "18px" }}>
+    <>
       {when}
       <br />
       allocated {withUnit(allocated, unit)}
@@ -155,7 +157,7 @@ function Tip(props: { curve: ReserveCurve; over: Over; at: number; x: number; wi
           unused up to {percent(curve.unused?.[column] ?? 0, 1)}
         </>
       )}
-    </span>
+    </>
   );
 }
 

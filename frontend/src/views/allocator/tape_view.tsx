@@ -8,6 +8,7 @@ import { dark } from "../../host/theme";
 import { exactBytes } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { asPartOfPeak } from "../../state/part_of_peak";
+import { Tip } from "../tip";
 
 /** A piece under the pointer or under the keyboard's cursor: an index into the answer's pieces. */
 export interface Place {
@@ -95,31 +96,37 @@ export function TapeView(props: Props) {
     event.preventDefault();
   };
   return (
-    <div
-      ref={box}
-      class="tape"
-      style={{ height: `${height}px` }}
-      onScroll={(event) => (setTop(event.currentTarget.scrollTop), props.onScroll(event.currentTarget.scrollTop))}
-    >
-      <div style={{ height: `${Math.max(whole, height)}px` }}>
-        <canvas
-          ref={canvas}
-          data-testid="tape-canvas"
-          data-lines={tape?.lines}
-          tabIndex={0}
-          role="application"
-          aria-roledescription="chart"
-          aria-label={spoken(answer)}
-          onPointerMove={(event) => show(point(event))}
-          onPointerLeave={() => show(null)}
-          onClick={(event) => {
-            const place = point(event);
-            if (place && answer) props.onPick(rowOf(answer, place.piece));
-          }}
-          onKeyDown={keys}
-        />
-        {hovered && answer && tape && <Tip answer={answer} place={hovered} top={top} width={tape.width} />}
+    <div class="tape-box">
+      <div
+        ref={box}
+        class="tape"
+        style={{ height: `${height}px` }}
+        onScroll={(event) => (setTop(event.currentTarget.scrollTop), props.onScroll(event.currentTarget.scrollTop))}
+      >
+        <div style={{ height: `${Math.max(whole, height)}px` }}>
+          <canvas
+            ref={canvas}
+            data-testid="tape-canvas"
+            data-lines={tape?.lines}
+            tabIndex={0}
+            role="application"
+            aria-roledescription="chart"
+            aria-label={spoken(answer)}
+            onPointerMove={(event) => show(point(event))}
+            onPointerLeave={() => show(null)}
+            onClick={(event) => {
+              const place = point(event);
+              if (place && answer) props.onPick(rowOf(answer, place.piece));
+            }}
+            onKeyDown={keys}
+          />
+        </div>
       </div>
+      {hovered && answer && (
+        <Tip x={hovered.x} y={hovered.y}>
+          <Told answer={answer} piece={hovered.piece} />
+        </Tip>
+      )}
     </div>
   );
 }
@@ -134,9 +141,8 @@ function rowOf(answer: SegmentsAnswer, piece: number): number | null {
   return row < 0 ? null : row;
 }
 
-function Tip({ answer, place, top, width }: { answer: SegmentsAnswer; place: Place; top: number; width: number }) {
+function Told({ answer, piece }: { answer: SegmentsAnswer; piece: number }) {
   const { pieces, segments } = answer;
-  const { piece } = place;
   const bytes = pieces.bytes[piece]!;
   const count = pieces.count[piece]!;
   const free = pieces.state[piece] === FREE;
@@ -148,14 +154,11 @@ function Tip({ answer, place, top, width }: { answer: SegmentsAnswer; place: Pla
         : `a block that takes ${asPartOfPeak(bytes)}`;
   const segment = segments.bytes[pieces.segment[piece]!]!;
   return (
-    <span
-      class="tip"
-      style={{ left: `${Math.min(place.x + 12, Math.max(0, width - 240))}px`, top: `${place.y + top + 22}px` }}
-    >
+    <>
       {text}
       <br />
       of a segment of {asPartOfPeak(segment)}
-    </span>
+    </>
   );
 }
 

@@ -3,6 +3,7 @@ import { deltaWithUnit, exactBytes, percent, unitFor, withUnit } from "../../sta
 import { cellText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { type Cell, type CellFigures, figuresOf } from "../../state/ranks";
+import { Tip } from "../tip";
 
 interface Props {
   answer: RanksAnswer;
@@ -16,7 +17,7 @@ export function CellTip({ answer, cell, x, y }: Props) {
   const figures = figuresOf(answer, cell);
   const { rank, bytes, first, last } = figures;
   return (
-    <div class="tip" data-testid="ranks-tip" style={{ left: `${x}px`, top: `${y}px` }}>
+    <Tip x={x} y={y} testid="ranks-tip">
       <div>
         <b class="mono">{cellText(rank.worker)}</b> {cellText(rank.device)} · {columnWords(first, last)}
       </div>
@@ -36,7 +37,7 @@ export function CellTip({ answer, cell, x, y }: Props) {
           )}
         </>
       )}
-    </div>
+    </Tip>
   );
 }
 

@@ -140,17 +140,15 @@ export function HeatMap({ answer, shares, kept, onPick, onZoom }: Props) {
         />
       )}
       <div aria-live="polite">
-        {at && <CellTip answer={answer} cell={at} {...tipPlace(layout, at, scrolled, width)} />}
+        {at && <CellTip answer={answer} cell={at} {...tipPlace(layout, at, scrolled)} />}
       </div>
     </div>
   );
 }
 
-/** Beside the cell, on the side that has room. */
-function tipPlace(layout: HeatLayout, { row, column }: Cell, scrolled: number, width: number): { x: number; y: number } {
-  const right = columnLeft(layout, column + 1) + 10;
-  const y = layout.top + row * layout.rowHeight - scrolled + Math.max(layout.rowHeight, 12) + 4;
-  return { x: Math.max(0, Math.min(right, width - 300)), y };
+/** The right end of the cell. */
+function tipPlace(layout: HeatLayout, { row, column }: Cell, scrolled: number): { x: number; y: number } {
+  return { x: columnLeft(layout, column + 1), y: layout.top + (row + 0.5) * layout.rowHeight - scrolled };
 }
 
 function cellCanvas(answer: RanksAnswer, shares: boolean): HTMLCanvasElement {

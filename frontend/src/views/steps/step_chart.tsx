@@ -8,11 +8,11 @@ import { exactBytes, withUnit } from "../../state/bytes";
 import { counted } from "../../state/numbers";
 import { KeyEntry } from "../key_entry";
 import { useDrag } from "../timeline/drag";
+import { Tip } from "../tip";
 import { BOTTOM, heights, highest, type Marks, paintSteps, reserveIsNear, TOP } from "./paint";
 
 /** Pixels around a recorded step in which a click means it. */
 const NEAR = 7;
-const TIP = 260;
 
 interface Props {
   data: StepsAnswer;
@@ -64,9 +64,9 @@ export function StepChart({ data, marks, zooms = false }: Props) {
         <span class="zoom-box" style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${BOTTOM}px` }} />
       )}
       {at !== undefined && data.high[at] !== undefined && (
-        <span class="tip" data-testid="steps-tip" style={{ left: `${Math.min(x(data.high_step[at]!) + 12, Math.max(0, width - TIP))}px`, top: "12px" }}>
-          <Tip data={data} column={at} />
-        </span>
+        <Tip x={x(data.high_step[at]!)} y={0} testid="steps-tip">
+          <Told data={data} column={at} />
+        </Tip>
       )}
     </div>
   );
@@ -88,7 +88,7 @@ export function StepKey({ data, measured }: { data: StepsAnswer | undefined; mea
 }
 
 /** One step, or of several steps in a column the highest and the lowest. */
-function Tip({ data, column }: { data: StepsAnswer; column: number }) {
+function Told({ data, column }: { data: StepsAnswer; column: number }) {
   const [first, last, high] = [data.first[column]!, data.last[column]!, data.high[column]!];
   const reserved = data.reserved?.[column];
   return (

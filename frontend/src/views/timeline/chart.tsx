@@ -10,6 +10,7 @@ import { unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { failedInWords } from "../../state/failures";
 import { moduleLabel, shortened, visible } from "../../state/names";
+import { Tip } from "../tip";
 import type { Cursor } from "./cursor";
 import { type Failed, paintCurve, paintLanes } from "./paint";
 import { Strip } from "./strip";
@@ -145,12 +146,9 @@ export function Chart(props: ChartProps) {
         />
       )}
       {tip && (
-        <span
-          class="tip"
-          style={{ left: `${Math.min(tip.x + 12, Math.max(0, width - 300))}px`, top: `${tip.y + 16}px` }}
-        >
+        <Tip x={tip.x} y={tip.y} testid="lanes-tip">
           {tip.text}
-        </span>
+        </Tip>
       )}
       <Strip
         curve={props.strip}
