@@ -41,7 +41,10 @@ def test_a_tip_is_above_the_pointer_at_the_lower_edge_and_left_of_it_at_the_righ
     canvas = tab(f"{chart}-canvas")
     canvas.wait_for()
     tab.settle()
-    canvas.evaluate(f"canvas => scrollBy(0, canvas.getBoundingClientRect().bottom - innerHeight - {drawn - 5})")
+    canvas.evaluate(
+        "(canvas, below) => scrollBy(0, canvas.getBoundingClientRect().bottom - innerHeight - below)",
+        drawn - 5,
+    )
     box = canvas.bounding_box()
     assert box is not None
     x, y = box["x"] + box["width"] - 25, 395
