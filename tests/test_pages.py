@@ -51,6 +51,26 @@ def test_the_first_example_prints_what_the_page_shows(page, tmp_path):
     assert comparable(run(code, tmp_path), tmp_path) == comparable(output, tmp_path)
 
 
+MY_MODEL = """
+import torch
+class MyModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.blocks = torch.nn.Embedding(10, 4), torch.nn.ModuleList([torch.nn.Linear(4, 4)])
+    def forward(self, x):
+        return self.blocks[0](self.embedding(x))
+"""
+
+
+@pytest.mark.parametrize(("page", "count"), [("lines.md", 2), ("estimate.md", 2), ("estimate_ranks.md", 1)])
+def test_the_first_examples_run_one_after_the_other(page, count, tmp_path):
+    run(
+        "\n".join([MY_MODEL, *re.findall(r"```python\n(.*?)```", read(f"docs/{page}"), re.DOTALL)[:count]]),
+        tmp_path,
+    )
+    assert list(tmp_path.glob("runs/**/*.tb_memplugin"))  # each page saves what it shows
+
+
 YOURS = """
 import torch
 model = torch.nn.Linear(4, 3)

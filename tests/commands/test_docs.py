@@ -6,8 +6,10 @@ import shlex
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from tb_memplugin.commands import main
 from tests.commands.files import run
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "commands.md").read_text("utf-8")
@@ -38,6 +40,19 @@ def test_a_commands_example(snapshots, arguments, output):
     assert result.exit_code == 0
     assert all(line.startswith("note: ") for line in result.stderr.splitlines())
     assert trimmed(result.stdout) == trimmed(output)
+
+
+def test_every_option_is_on_the_page():
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    missing = [
+        f"{command} {option.opts[-1]}"
+        for command, found in commands.items()
+        for option in (found.params if found else ())
+        if isinstance(option, click.Option)
+        and not any(re.search(rf"{name}\b", DOCUMENT) for name in (*option.opts, *option.secondary_opts))
+    ]
+    assert missing == []
 
 
 def test_the_example_in_python(snapshots, capsys):
