@@ -156,6 +156,15 @@ def _trace_of(
                 "device='cuda:0')."
             ),
         )
+    if isinstance(content, dict) and str(content.get("format")).startswith("tb_memplugin."):
+        raise UnreadableFileError(
+            "This file was exported for other programs; it is not read back.",
+            where=name,
+            fix=(
+                "Give the recording that it was made from. To save that as JSON which can be read: "
+                "tb-memplugin json FILE -o OUT --layout snapshot"
+            ),
+        )
     if is_snapshot(content):
         return trace_from_snapshot(prepared(content), name, device_type)
     raise _foreign(name, f"The file contains {_told(content)}, not a memory trace.")

@@ -30,10 +30,18 @@ BY_PHASE = {
     Phase.BACKWARD: _OF_AN_OPERATOR,
     Phase.OPTIMIZER: (
         "they are freed before the optimizer step ends",
-        "Give the optimizer fused=True, or foreach=False, with which it updates one parameter at a time.",
+        "Give the optimizer fused=True, if it has that option.",
     ),
 }
 """How long the temporaries of a phase live (docs/categories.md), and what to do."""
+
+FOREACH = "aten::_foreach_"
+"""The beginning of operators that work on all parameters at once."""
+
+OR_ONE_AT_A_TIME = (
+    " Otherwise foreach=False updates one parameter at a time, which helps if the largest is a small part "
+    "of the model."
+)
 
 ELSEWHERE = (
     "they are freed soon after they are made",
@@ -106,6 +114,8 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
     detail = f"{len(at_peak):,} alive at the peak, {len(rows):,} in the step"
     frame = leading_frame(trace.stack(int(blocks.stack[largest])))
     lifetime, what_to_do = BY_PHASE.get(Phase(int(blocks.phase[largest])), ELSEWHERE)
+    if name.startswith(FOREACH):
+        what_to_do += OR_ONE_AT_A_TIME
     line = [Evidence(line_key(frame), int(blocks.bytes[largest]), "made here")] if frame else []
     return Finding(
         kind="large_temporary",

@@ -80,9 +80,11 @@ def print_others(steps: Sequence[RecordedStep], folder: str) -> None:
     others = sorted({other.folder for other in steps} - {folder})
     if others:
         begin = os.path.commonprefix([folder, *others])  # noqa: RUF071  # by character, as some are URLs
-        above = len(begin.rpartition("/")[0].rstrip("/"))
-        shown = [printable(name[above:].lstrip("/"), 80) for name in others[:5]]
+        above = begin.rpartition("/")[0].rstrip("/")
+        shown = [printable(name[len(above) :].lstrip("/"), 80) for name in others[:5]]
         names = ", ".join(shown) + (", …" if len(others) > 5 else "")
         click.echo(
-            f"Showing {printable(folder)}, which has the highest peak. Also recorded: {names}", err=True
+            f"Showing {printable(folder)}, which has the highest peak. To see another, give its folder, "
+            f"below {printable(above or '/')}: {names}",
+            err=True,
         )

@@ -9,6 +9,7 @@ import click
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Part, shortened
 from tb_memplugin.analysis.rules import Rules, read_rules
+from tb_memplugin.analysis.source_lines import frame_rank
 from tb_memplugin.commands.paths import PATH
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace.frames import read_frame
@@ -70,14 +71,16 @@ def division_name(by: By | Rules) -> str:
 def shown_key(key: str) -> str:
     """Return a part's key as one line; a stack becomes its Python frames, innermost first.
 
-    Each file is shortened to the last two parts of its path, and frames of nn.Module itself are left out, so
-    that the line shows where similar stacks differ.
+    If it has none, it becomes its frames of C++, without those in which every stack ends. Each file is
+    shortened to the last two parts of its path, and frames of nn.Module itself are left out, so that the line
+    shows where similar stacks differ.
     """
     frames = [read_frame(text) for text in key.split("\n")]
     if len(frames) == 1:
         return key or ROOT
     python = [frame for frame in frames if frame.is_python and frame.function not in CALL_FRAMES]
-    return " ← ".join(f"{frame.function} {_file_end(frame.file)}:{frame.line}" for frame in python or frames)
+    telling = python or [read_frame(text) for text in key.split("\n") if frame_rank(text) < 3] or frames
+    return " ← ".join(f"{frame.function} {_file_end(frame.file)}:{frame.line}" for frame in telling)
 
 
 def _file_end(path: str) -> str:

@@ -55,7 +55,9 @@ def check_registration(entry_points: list[metadata.EntryPoint]) -> Iterator[Find
     ]
     origins = sorted({str(getattr(point.dist, "name", "?")) for point in ours})
     if not ours:
-        fix = "Install it into the environment that runs TensorBoard: pip install tb-memplugin"
+        fix = (
+            "Install it into the environment that runs TensorBoard. In a clone of tb_memplugin: pip install ."
+        )
         yield problem("The plugin is not registered with TensorBoard in this environment.", fix)
     elif len(origins) > 1:
         fix = (
@@ -75,7 +77,9 @@ def _check_backend() -> Finding:
     try:
         importlib.import_module("tb_memplugin.server.plugin")
     except Exception as error:  # noqa: BLE001  # any failure to import is what we report
-        fix = "Reinstall with its dependencies: pip install --force-reinstall tb-memplugin"
+        fix = (
+            "Reinstall it with its dependencies. In a clone of tb_memplugin: pip install --force-reinstall ."
+        )
         return problem(f"The tab's backend cannot be imported: {type(error).__name__}: {error}", fix)
     return fine("the tab's backend loads")
 
@@ -84,8 +88,8 @@ def _check_bundle() -> Finding:
     if (Path(__file__).parents[1] / "server" / "static" / "index.js").is_file():
         return fine("the tab's frontend is built")
     fix = (
-        "In a source checkout, run: make bundle. Otherwise reinstall: pip install --force-reinstall "
-        "tb-memplugin"
+        "If it is installed in editable mode, run in its clone: make bundle. Otherwise, without bundle=no: "
+        "pip install --force-reinstall ."
     )
     return problem("The tab's frontend is not built.", fix)
 

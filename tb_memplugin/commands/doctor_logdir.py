@@ -59,7 +59,9 @@ def _check_folder(logdir: str) -> Finding | None:
     if not files.exists(logdir):
         return problem(
             f"The folder {shlex.quote(logdir)} does not exist.",
-            "Use the same folder here, in tensorboard --logdir and in memory_trace_handler.",
+            "Use the same folder here, in tensorboard --logdir and in memory_trace_handler. The handler "
+            "creates it when the first window ends: does the loop call profiler.step(), and reach the steps "
+            "that the schedule records?",
         )
     if files.is_remote(logdir):
         return None

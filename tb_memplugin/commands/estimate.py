@@ -44,7 +44,7 @@ model is trained on the sum of its output."""
 @click.option(
     "--batch",
     type=click.IntRange(1, MOST),
-    help="Number of samples. Default: 1, or the function's own default.",
+    help="Number of samples. Default: 1, or the function's own default; in a pipeline the micro-batches.",
 )
 @click.option(
     "--seq",

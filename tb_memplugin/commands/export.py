@@ -64,6 +64,7 @@ def command(
     and json have the figures of every step.
     """
     refuse_own_input(file, output)
+    _refuse_unused(format_, by=bool(by), rules=bool(rules), no_stacks=not stacks)
     chosen = read_rules(rules) if rules else None
     try:
         trace = open_trace(file, reading).trace
@@ -75,6 +76,18 @@ def command(
     else:
         notes = write_as(format_, trace, output, Path(file).name, by=by, rules=chosen, stacks=stacks)
     report_written(file, output, format_, as_json, notes)
+
+
+def _refuse_unused(format_: str, *, by: bool, rules: bool, no_stacks: bool) -> None:
+    """Refuse options that another format has."""
+    given = {"--by": (by, "html"), "--rules": (rules, "html"), "--no-stacks": (no_stacks, "csv")}
+    for option, (is_given, its_format) in given.items():
+        if is_given and format_ != its_format:
+            raise MemPluginError(
+                f"{option} changes nothing in {format_}.",
+                where=option,
+                fix=f"Leave it out, or use --to {its_format}.",
+            )
 
 
 def _write_watched(

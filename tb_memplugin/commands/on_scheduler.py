@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from tb_memplugin.store import files
 Result = TypeVar("Result")
 
 SECONDS_TO_CONNECT = 30
+_ADDRESS = re.compile(r"://|:[0-9]+\Z")
 
 option = click.option(
     "--scheduler",
@@ -56,6 +58,12 @@ def _client(scheduler: str) -> Any:
         raise MemPluginError(
             "Dask is not installed here.", where="--scheduler", fix="pip install 'tb-memplugin[dask]'."
         ) from error
+    if not _ADDRESS.search(scheduler):  # Dask would try it for a minute
+        raise MemPluginError(
+            "This is no address of a scheduler.",
+            where=f"--scheduler {scheduler}",
+            fix="Give what `dask scheduler` prints: tcp://HOST:PORT.",
+        )
     try:
         return Client(scheduler, timeout=SECONDS_TO_CONNECT, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:

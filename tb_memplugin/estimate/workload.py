@@ -295,7 +295,10 @@ def _refuse_one_elsewhere(model: nn.Module, name: str) -> None:
         raise MemPluginError(
             f"The model is on the device {', '.join(sorted(devices))}, so none of it uses memory of the GPU.",
             where=name,
-            fix="Do not set a device, or use the function's parameter named device.",
+            fix=(
+                "Create the model inside the function. Set no device there, or use the function's parameter "
+                "named device."
+            ),
         )
 
 

@@ -30,7 +30,7 @@ ReadRange = Callable[[int, int], bytes]
 
 RERECORD = "Record the window again, or delete the file: the other windows stay readable."
 KEEP = "Keep the file: everything before this point is shown. Record again what is missing."
-UPGRADE = "Upgrade tb-memplugin on this machine: pip install --upgrade tb-memplugin"
+UPGRADE = "Install the newest version of tb-memplugin on this machine."
 
 
 def check_version(what: str, version: int, newest: int, where: str) -> None:

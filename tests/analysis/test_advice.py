@@ -282,7 +282,7 @@ def test_a_temporary_without_which_the_peak_is_half() -> None:
     [
         ("forward", "they exist only while this operator runs.", "loss over parts of the batch"),
         ("backward", "they exist only while this operator runs.", "loss over parts of the batch"),
-        ("optimizer", "they are freed before the optimizer step ends.", "foreach=False"),
+        ("optimizer", "they are freed before the optimizer step ends.", "fused=True"),
         ("other", "they are freed soon after they are made.", "free each result"),
     ],
 )
@@ -292,6 +292,15 @@ def test_temporaries_live_as_long_as_their_phase_says(phase: str, lifetime: str,
     finding = found(trace("start 100 w", *each, "free t0", "free t1"), "large_temporary")
     assert finding.title == f"Temporaries of aten::add set the peak: {lifetime}"
     assert to_do in finding.what_to_do
+
+
+@pytest.mark.parametrize(("operator", "is_told"), [("aten::sqrt", False), ("aten::_foreach_sqrt", True)])
+def test_one_parameter_at_a_time_is_advice_where_all_are_updated_together(
+    operator: str, is_told: bool
+) -> None:
+    line = f"alloc 500 t category=temporary operator={operator} phase=optimizer"
+    finding = found(trace("start 100 w", line, "free t"), "large_temporary")
+    assert ("foreach=False" in finding.what_to_do) is is_told
 
 
 def test_temporaries_of_the_model_itself_are_those_of_the_root() -> None:

@@ -145,10 +145,25 @@ def test_json_is_the_trace_or_the_snapshot(recording, tmp_path):
     assert run("json", recording, "-o", tmp_path / "trace.json").exit_code == 0
     document = json.loads((tmp_path / "trace.json").read_text())
     assert document["devices"][0]["peak_bytes"] == 490
+    assert "--layout snapshot" in refused("peak", tmp_path / "trace.json")
     assert run("json", recording, "-o", tmp_path / "again.json", "--layout", "snapshot").exit_code == 0
     again = load(tmp_path / "again.json")
     assert again.live(0).tolist() == load(recording).live(0).tolist() == [400, 490, 90]
     assert again.stacks == (("forward train.py:7", "main train.py:7"),)
+
+
+@pytest.mark.parametrize(
+    ("format_", "option", "needed"),
+    [
+        ("csv", ["--by", "line"], "html"),
+        ("json", ["--rules", "a=b"], "html"),
+        ("html", ["--no-stacks"], "csv"),
+    ],
+)
+def test_an_option_of_another_format_is_refused(recording, tmp_path, format_, option, needed):
+    message = refused("export", recording, "--to", format_, *option, "-o", tmp_path / "out")
+    assert f"use --to {needed}" in message
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["export", "profile", "json"])

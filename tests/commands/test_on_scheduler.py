@@ -62,6 +62,12 @@ def test_a_scheduler_that_does_not_answer_is_told(tmp_path, monkeypatch):
     assert "dask scheduler" in message
 
 
+def test_what_is_no_address_is_refused_at_once(tmp_path):
+    file = write(tmp_path / "a.pickle", step_snapshot())
+    message = refused("import", file, "--logdir", tmp_path / "runs", "--scheduler", "scheduler.json")
+    assert "tcp://HOST:PORT" in message
+
+
 def test_without_dask_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     file = write(tmp_path / "a.pickle", step_snapshot())

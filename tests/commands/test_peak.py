@@ -90,7 +90,8 @@ def test_of_several_runs_the_highest_is_shown_and_the_others_are_named(logdir):
     result = run("peak", logdir, "--json")
     assert json.loads(result.stdout)["source"].endswith("bigger/rank0")
     assert result.stderr.endswith(
-        "/bigger/rank0, which has the highest peak. Also recorded: baseline/rank0\n"
+        f"/bigger/rank0, which has the highest peak. To see another, give its folder, below {logdir}: "
+        "baseline/rank0\n"
     )
 
 

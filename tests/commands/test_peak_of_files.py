@@ -122,6 +122,11 @@ def test_a_stack_is_shown_without_what_all_stacks_share():
     assert shown_key("") == "(root)"
 
 
+def test_a_stack_without_python_is_shown_where_it_differs_from_others():
+    assert shown_key("torch::unwind::unwind ??:0\nat::empty ??:0\nmul ??:0") == "mul ??:0"
+    assert shown_key("torch::unwind::unwind ??:0\nempty ??:0") == "torch::unwind::unwind ??:0 ← empty ??:0"
+
+
 def test_a_recorded_window_is_a_file_too(tmp_path):
     written = RunWriter(str(tmp_path), "w").write(trace("step 3", "alloc 5 a", "step 4", "alloc 9 b"))
     assert [device["peak_bytes"] for device in told("peak", written.side_file)["devices"]] == [14]

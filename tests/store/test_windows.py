@@ -176,7 +176,7 @@ def test_a_newer_version_is_refused_with_what_to_do():
     newer = HEAD.pack(b"\x89TBMEM\r\n", 99, 0) + SMALL[HEAD.size :]
     with pytest.raises(UnreadableFileError, match="version 99") as caught:
         read(newer)
-    assert "pip install --upgrade tb-memplugin" in caught.value.fix
+    assert "newest version of tb-memplugin" in caught.value.fix
 
 
 def with_footer(content, change):
