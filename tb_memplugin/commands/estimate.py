@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from contextlib import redirect_stdout
 from typing import Any
@@ -12,7 +13,7 @@ import click
 from tb_memplugin.commands.allocator_replay import read_size
 from tb_memplugin.commands.estimate_report import Report, report_json, show_more, show_step
 from tb_memplugin.commands.paths import PATH
-from tb_memplugin.commands.tables import doing
+from tb_memplugin.commands.tables import doing, printable
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 
@@ -161,6 +162,8 @@ def command(
         click.echo(json.dumps(report_json(report), indent=2))
     else:
         show_more(report)
+        if logdir is not None:
+            click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
 
 
 def _without(error: ModuleNotFoundError) -> Exception:

@@ -52,6 +52,12 @@ def read_target(text: str) -> Target:
         return FunctionTarget(text, _function(module, function))
     if text.isidentifier() and text.endswith("Config"):
         return ConfigTarget(config_of_class(text))
+    if path.suffix == ".py":
+        raise MemPluginError(
+            "A file alone does not say which function to call.", where="TARGET", fix=f"Give {text}:FUNCTION."
+        )
+    if path.suffix == ".json" or len(path.parts) > 1:
+        raise MemPluginError("There is no such file or folder.", where=text, fix=FORMS)
     near = nearest_configs(text) if text.isidentifier() else ()
     raise MemPluginError(
         f"{text[:200]!r} is not something that can be estimated.",

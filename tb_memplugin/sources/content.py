@@ -185,7 +185,10 @@ def too_large(limit: int, where: str) -> UnreadableFileError:
         f"The unpacked content is larger than the limit of {limit:,} bytes, which keeps a file from "
         "filling the memory.",
         where=where,
-        fix=f"If you trust the file, raise the limit: pass limit_bytes=... or set {LIMIT_VARIABLE}.",
+        fix=(
+            "If you trust the file, raise the limit: give a command --limit-bytes, load() limit_bytes=, "
+            f"or set {LIMIT_VARIABLE}."
+        ),
     )
 
 

@@ -337,6 +337,8 @@ def test_a_run_for_the_tab(tmp_path):
     (device,) = told("peak", tmp_path / "runs")["devices"]
     assert device["peak_bytes"] == answer["peak_allocated_bytes"]
     assert device["peak_reserved_bytes"] == answer["peak_reserved_bytes"]
+    shown = run("estimate", "models:one", "--no-changes", "--logdir", tmp_path / "runs").stdout
+    assert shown.endswith(f"tensorboard --logdir {tmp_path / 'runs'}\n")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,14 @@ def test_a_config_of_an_unknown_model(llama):
     assert "transformers cannot read the config" in refused("estimate", llama)
 
 
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [("absent/config.json", "no such file or folder"), ("models.py", "Give models.py:FUNCTION")],
+)
+def test_a_file_that_is_no_target_is_refused_by_name(target, what):
+    assert what in refused("estimate", target)
+
+
 def test_a_config_without_a_model(llama):
     (llama / "config.json").write_text("{")
     assert "transformers cannot read the config" in refused("estimate", llama)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tb_memplugin.analysis.units import counted
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, divided_experts, shard_experts
 from tb_memplugin.estimate.ranks.mesh import PIPELINE
@@ -197,7 +198,7 @@ def _refuse_an_optimizer(built: Built) -> None:
 def _notes(
     target: Target, workload: Workload, how: Pipelining, ranks: int, each: int, micro_batches: int
 ) -> tuple[str, ...]:
-    size = f" of {workload.batch // micro_batches} samples" if workload.batch else ""
+    size = f" of {counted(workload.batch // micro_batches, 'sample')}" if workload.batch else ""
     stages = f"{each} stages on each of {ranks} ranks" if each > 1 else f"{ranks} stages"
     return (
         f"Pipeline: {target.name} in {stages}, layers divided evenly, the first stage with the embedding and "

@@ -131,4 +131,4 @@ def test_the_command_divides_a_config_over_stages(tmp_path: Path) -> None:
     assert told["workload"]["batch"] == 4
     assert [one["rank"] for one in told["ranks"]] == [0, 1]
     assert told["worst_rank"] in (0, 1)
-    assert "Schedule1F1B of torch.distributed.pipelining, 4 micro-batches of 1 samples" in told["notes"][0]
+    assert "Schedule1F1B of torch.distributed.pipelining, 4 micro-batches of 1 sample." in told["notes"][0]
