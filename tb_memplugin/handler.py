@@ -232,7 +232,7 @@ def _unseen(histories: Sequence[MemoryTrace]) -> MemoryTrace:
 def _models(model: nn.Module | Mapping[str, nn.Module] | None) -> Mapping[str, nn.Module]:
     if model is None:
         return {}
-    named = dict(model) if isinstance(model, Mapping) else {"": model}
+    named = {str(name): one for name, one in model.items()} if isinstance(model, Mapping) else {"": model}
     for name, module in named.items():
         if not isinstance(module, nn.Module):
             raise TypeError(

@@ -329,11 +329,12 @@ def test_a_relative_folder_is_that_of_the_moment_when_the_handler_was_made(tmp_p
     assert recorded_steps(tmp_path / "runs") == [2, 2]
 
 
-def test_the_home_folder_and_bytes_are_paths_and_a_number_is_a_workers_name(tmp_path, model, monkeypatch):
+def test_the_home_folder_and_bytes_are_paths_and_a_number_is_a_name(tmp_path, model, monkeypatch, caplog):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     loop(memory_trace_handler("~/home", 3, model=model), model=model)  # type: ignore[arg-type]
-    loop(memory_trace_handler(b"bytes", model=model), model=model)  # type: ignore[arg-type]
+    loop(memory_trace_handler(b"bytes", model={7: model}), model=model)  # type: ignore[arg-type,dict-item]
+    assert "failed" not in caplog.text
     assert recorded_steps(tmp_path / "home" / "3") == recorded_steps(tmp_path / "bytes") == [2]
 
 

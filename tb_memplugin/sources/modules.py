@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from operator import attrgetter, itemgetter
 from threading import get_ident
 from time import time_ns
 from typing import Any
@@ -40,12 +41,14 @@ class ModuleNames:
     """The modules of the models at one moment: one row each, parents before children.
 
     `row_of` maps `id(module)` to its row; a shared module is listed under its first name.
-    `owner_of` maps `id(parameter or buffer)` to (row of the owning module, FQN of the tensor).
+    `owner_of` maps `id(parameter or buffer)` to (row of the owning module, FQN of the tensor). `version`
+    counts how often `rename` was called.
     """
 
     modules: list[Module] = field(default_factory=list)
     row_of: dict[int, int] = field(default_factory=dict)
     owner_of: dict[int, tuple[int, str]] = field(default_factory=dict)
+    version: int = 0
     _rows: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -79,6 +82,25 @@ class ModuleNames:
                 for name, tensor in tensors.items():
                     if tensor is not None:
                         yield tensor, (row, f"{key}.{name}" if key else name)
+
+    def rename(self, modules: Sequence[nn.Module]) -> None:
+        """Name the tensors that these modules hold now: a new one may have the id of one that is gone.
+
+        A tensor with several names gets its first. The code makes no Python call per tensor (`held.py`).
+        """
+        owned: list[tuple[torch.Tensor, tuple[int, str]]] = []
+        for held in (attrgetter("_parameters"), attrgetter("_buffers")):
+            rows = map(self.row_of.get, map(id, modules))
+            owned += [
+                (tensor, (row, f"{key}.{name}" if (key := self.modules[row].key) else name))
+                for row, tensors in zip(rows, map(dict.items, map(held, modules)), strict=True)
+                if row is not None
+                for name, tensor in tensors
+                if tensor is not None
+            ]
+        owned.reverse()
+        self.owner_of.update(zip(map(id, map(itemgetter(0), owned)), map(itemgetter(1), owned), strict=True))
+        self.version += 1
 
 
 def _parent(key: str, rows: Mapping[str, int]) -> int:

@@ -16,7 +16,13 @@ _Pieces = tuple[Int64, Int64, UInt8]
 """Starts, ends and phases of disjoint spans, in time order."""
 
 
-def phase_spans(forward: Stretch, backward: Stretch, optimizer: Stretch, step_starts: Int64) -> Spans:
+def phase_spans(
+    forward: Stretch,
+    backward: Stretch,
+    optimizer: Stretch,
+    step_starts: Int64,
+    making: Stretch | None = None,
+) -> Spans:
     """Join the marks of each phase into stretches.
 
     Consecutive autograd nodes form one stretch of backward. Forward marks before a backward form one
@@ -30,6 +36,8 @@ def phase_spans(forward: Stretch, backward: Stretch, optimizer: Stretch, step_st
         backward: autograd nodes.
         optimizer: optimizer steps.
         step_starts: when the profiled steps begin; no stretch crosses one.
+        making: the forward marks that made autograd nodes, if known. Those before the first of them are
+            inference, too: what follows a call without gradients may be the next batch.
     """
     calls, nodes = _pieces(forward, Phase.FORWARD), _pieces(backward, Phase.BACKWARD)
     steps = _pieces(optimizer, Phase.OPTIMIZER)
@@ -37,7 +45,8 @@ def phase_spans(forward: Stretch, backward: Stretch, optimizer: Stretch, step_st
     first_hand = (node < 0) | (np.append(nodes[0], 0)[node] >= calls[0])
     calls = calls[0][first_hand], calls[1][first_hand], calls[2][first_hand]
     nodes = _joined(nodes, (*calls[:2], *steps[:2]), step_starts)
-    stretches = _joined(_innermost(calls, nodes), steps[:2], step_starts)
+    made = None if making is None else _pieces(making, Phase.FORWARD)
+    stretches = _joined(_innermost(calls, nodes), steps[:2], step_starts, made)
     start, end, phase = _innermost(stretches, steps)
     return Spans(start, end, phase.astype(np.int32), np.zeros(len(start), np.int32), phase)
 
@@ -88,10 +97,13 @@ def _innermost(some: _Pieces, others: _Pieces) -> _Pieces:
     return bounds[first][runs], end[runs], phase[runs]
 
 
-def _joined(pieces: _Pieces, edges: Sequence[Int64], step_starts: Int64) -> _Pieces:
+def _joined(
+    pieces: _Pieces, edges: Sequence[Int64], step_starts: Int64, made: _Pieces | None = None
+) -> _Pieces:
     """Join consecutive pieces of backward, and extend the forward pieces before a backward to its start.
 
-    Nothing is joined across one of the times in `edges`, or across the start of a profiled step.
+    Nothing is joined across one of the times in `edges`, or across the start of a profiled step. Forward
+    pieces before the first that overlaps one in `made` stay as they are, if there is one.
     """
     start, end, phase = pieces
     if not len(start):
@@ -99,8 +111,10 @@ def _joined(pieces: _Pieces, edges: Sequence[Int64], step_starts: Int64) -> _Pie
     apart: Bool = _cut(step_starts, start[:-1], start[1:])
     for times in edges:
         apart |= _cut(times, end[:-1], start[1:])
-    first = np.flatnonzero(np.append(True, apart | (phase[1:] != phase[:-1])))
-    run = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(start))))
+    first, run = _runs(apart, phase)
+    if made is not None:
+        apart |= _before_the_first(_overlap(pieces, made), first, run)[:-1]
+        first, run = _runs(apart, phase)
     run_end = np.maximum.reduceat(end, first)
     leads = np.zeros(len(first), bool)
     leads[:-1] = (phase[first[:-1]] == Phase.FORWARD) & ~apart[first[1:] - 1]
@@ -109,6 +123,28 @@ def _joined(pieces: _Pieces, edges: Sequence[Int64], step_starts: Int64) -> _Pie
     keep = ~joined
     keep[first] = True
     return start[keep], np.where(joined, run_end[run], end)[keep], phase[keep]
+
+
+def _runs(apart: Bool, phase: UInt8) -> tuple[Int64, Int64]:
+    """Return the first piece of each run of one phase, and the run of each piece."""
+    first = np.flatnonzero(np.append(True, apart | (phase[1:] != phase[:-1])))
+    return first, np.repeat(np.arange(len(first)), np.diff(np.append(first, len(phase))))
+
+
+def _before_the_first(marked: Bool, first: Int64, run: Int64) -> Bool:
+    """Return the pieces before the first marked one of their run, in runs that have one."""
+    count = np.cumsum(marked)
+    before: Int64 = (count - marked)[first]
+    until = np.append(before[1:], count[-1])
+    found: Bool = (count == before[run]) & (until > before)[run]
+    return found
+
+
+def _overlap(pieces: _Pieces, others: _Pieces) -> Bool:
+    """Whether each piece overlaps any of the others."""
+    begun = np.searchsorted(others[0], pieces[1], side="left")
+    overlap: Bool = begun > np.searchsorted(others[1], pieces[0], side="right")
+    return overlap
 
 
 def _cut(edges: Int64, after: Int64, until: Int64) -> Bool:

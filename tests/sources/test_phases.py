@@ -10,9 +10,12 @@ from tb_memplugin.trace import Phase
 LETTERS = {Phase.FORWARD: "f", Phase.BACKWARD: "b", Phase.OPTIMIZER: "o"}
 
 
-def drawn(forward: str = "", backward: str = "", optimizer: str = "", steps: str = "") -> str:
+def drawn(
+    forward: str = "", backward: str = "", optimizer: str = "", steps: str = "", making: str | None = None
+) -> str:
     """The phase of each nanosecond as a letter. Marks are drawn as `[`, `=` and `]`, steps begin at `|`."""
-    spans = phase_spans(_spans(forward), _spans(backward), _spans(optimizer), _places(steps, "|"))
+    made = None if making is None else _spans(making)
+    spans = phase_spans(_spans(forward), _spans(backward), _spans(optimizer), _places(steps, "|"), made)
     line = [" "] * max(map(len, (forward, backward, optimizer)))
     for start, end, phase in zip(spans.start_ns, spans.end_ns, spans.phase, strict=True):
         assert set(line[start:end]) == {" "}, "stretches overlap"
@@ -41,6 +44,16 @@ def test_a_forward_reaches_up_to_its_backward_and_nodes_are_one_stretch():
 
 def test_a_forward_that_leads_to_no_backward_stays_as_it_is():
     assert drawn(forward=" [=]  [=]") == " fff  fff"
+
+
+def test_forwards_before_the_first_that_makes_nodes_do_not_reach_to_the_next():
+    forward, backward = " [] []  [=] []", "                []"
+    assert drawn(forward, backward, making="        [=]") == " ff ff  ffffffffbb"
+    assert drawn(forward, backward, making="    []") == " ff ffffffffffffbb"
+
+
+def test_where_none_makes_nodes_all_reach_to_the_backward():
+    assert drawn(" [] []", "        []", making="") == " fffffffbb"
 
 
 def test_nothing_reaches_over_the_beginning_of_a_step():

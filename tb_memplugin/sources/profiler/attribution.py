@@ -108,7 +108,8 @@ def attribute(
     root_node = parent < 0
     marks = _forward_marks(calls, forward)
     step_starts = np.array([step.start_ns for step in steps], np.int64)
-    phases = phase_spans(marks, (node_start[root_node], node_end[root_node]), optimizer, step_starts)
+    backward = node_start[root_node], node_end[root_node]
+    phases = phase_spans(marks, backward, optimizer, step_starts, _making_nodes(calls, forward))
 
     row = np.flatnonzero(memory.bytes > 0)
     time, operator, node, thread = (
@@ -254,6 +255,16 @@ def _call_of_maker(calls: Calls, forward: _Forward, maker: Int64) -> Int64:
 
 def _forward_marks(calls: Calls, forward: _Forward) -> tuple[Int64, Int64]:
     outer = calls.depth == 0
+    return (
+        np.concatenate((calls.start_ns[outer], forward.start_ns[forward.creates])),
+        np.concatenate((calls.end_ns[outer], forward.end_ns[forward.creates])),
+    )
+
+
+def _making_nodes(calls: Calls, forward: _Forward) -> tuple[Int64, Int64]:
+    """Return the forward marks that made autograd nodes: after them, the sequence number was higher."""
+    outer = np.flatnonzero(calls.depth == 0)
+    outer = outer[calls.made_nodes(outer)]
     return (
         np.concatenate((calls.start_ns[outer], forward.start_ns[forward.creates])),
         np.concatenate((calls.end_ns[outer], forward.end_ns[forward.creates])),

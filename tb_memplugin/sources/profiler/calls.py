@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Int32, Int64
+from tb_memplugin.trace.tables import Bool, Int32, Int64
 
 Crossing = tuple[int, int, int, int]
 """(epoch ns, row of the entered module or -1 - row of the left one, sequence number, thread ident)."""
@@ -45,6 +45,15 @@ class Calls:
     def module_of(self, call: Int64) -> Int64:
         """Return the module's row of each call, -1 for no call (-1)."""
         return np.where(call >= 0, np.append(self.row, -1)[call], -1).astype(np.int64)
+
+    def made_nodes(self, call: Int64) -> Bool:
+        """Return whether the thread made autograd nodes during each call; also where its end is not known."""
+        if not len(call):
+            return np.zeros(0, bool)
+        begin = np.searchsorted(self.boundary_ns, self.start_ns[call], side="left")
+        end = np.searchsorted(self.boundary_ns, self.end_ns[call], side="right") - 1
+        unended: Bool = self.boundary_ns[end] < self.end_ns[call]
+        return unended | (self.boundary_sequence[end] > self.boundary_sequence[begin])
 
     def _look_up(self, boundary: Int64) -> Int64:
         return np.where(boundary >= 0, np.append(self.innermost, -1)[boundary], -1).astype(np.int64)

@@ -144,10 +144,11 @@ class HeldByModels:
         self._names = names
         self._modules: list[weakref.ref[nn.Module]] = []
         self._below: list[int] = []
+        self._named: list[weakref.ref[torch.Tensor]] = []
         self._groups = [Group(one) for one in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT)]
 
     def look(self) -> list[Seen]:
-        """Return sightings of the groups that changed since the last look."""
+        """Return sightings of the groups that changed since the last look, and name what is new."""
         try:
             return self._new()
         except (AttributeError, TypeError):  # a scripted module keeps its parameters elsewhere
@@ -160,6 +161,7 @@ class HeldByModels:
         modules = self._now()
         parameters = _values(map(_parameters, modules))
         tensors = (parameters, _values(map(_buffers, modules)), _gradients(parameters))
+        self._name(modules, [one for one in chain(*tensors[:2]) if one is not None])
         owners = [self._owners(parameters), self._owners(tensors[1])]
         found = map(Group.look, self._groups, tensors, (*owners, _of_gradients(owners[0])))
         return list(chain.from_iterable(found))
@@ -167,15 +169,22 @@ class HeldByModels:
     def _now(self) -> list[nn.Module]:
         """Return the modules of the models; search them again only if one was added, removed or replaced."""
         modules = list(map(_alive, self._modules))
-        if modules and None not in modules:
-            known = [module for module in modules if module is not None]
-            if list(map(id, _values(map(_children, known)))) == self._below:
-                return known
+        known = [module for module in modules if module is not None]
+        below = list(map(id, _values(map(_children, known))))
+        if known and len(known) == len(modules) and below == self._below:
+            return known
         models = [model for model in map(_alive, self._models) if model is not None]
         found = list(dict.fromkeys(chain.from_iterable(map(nn.Module.modules, models))))
         self._modules = list(map(weakref.ref, found))
         self._below = list(map(id, _values(map(_children, found))))
         return found
+
+    def _name(self, modules: list[nn.Module], tensors: list[torch.Tensor]) -> None:
+        """Name the tensors if any is another object than before. `Module.to_empty` replaces them unheard."""
+        refs = list(map(weakref.ref, tensors))
+        if list(map(id, self._named)) != list(map(id, refs)):
+            self._named = refs
+            self._names.rename(modules)
 
     def _owners(self, tensors: list[torch.Tensor | None]) -> list[Owner]:
         found = map(self._names.owner_of.get, map(id, tensors))
@@ -192,7 +201,8 @@ class HeldByOptimizer:
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
         self._parameters: list[int] = []
-        self._bytes: list[tuple[int, int]] = []
+        self._version = -1
+        self._rows: list[int] = []
         self._owner_of: dict[int, Owner] = {}
         self._gradient_owners: list[Owner] = []
         self._gradients, self._state = Group(Category.GRADIENT), Group(Category.OPTIMIZER_STATE)
@@ -205,7 +215,10 @@ class HeldByOptimizer:
     def stepped(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
         """Return (module row, bytes) of the parameters that have a gradient, in the optimizer's order."""
         held = self._know(optimizer)
-        return list(compress(self._bytes, [parameter.grad is not None for parameter in held]))
+        # Read anew: lazy parameters get their size late. Of a DTensor, only its local part is here.
+        local = [one if type(one) in _ONE_STORAGE else getattr(one, "_local_tensor", one) for one in held]
+        sizes = zip(self._rows, map(attrgetter("nbytes"), local), strict=True)
+        return list(compress(sizes, [parameter.grad is not None for parameter in held]))
 
     def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
         """Return sightings of the optimizer's state if it changed since the last look.
@@ -238,11 +251,10 @@ class HeldByOptimizer:
         """Return the optimizer's parameters, and update their owners if they changed."""
         held = list(chain.from_iterable(map(itemgetter("params"), optimizer.param_groups)))
         identities = list(map(id, held))
-        if identities != self._parameters:
+        if identities != self._parameters or self._version != self._names.version:
             owners = [(row, label) for _, row, label in optimizer_parameters(optimizer, self._names)]
-            self._parameters, self._gradient_owners = identities, _of_gradients(owners)
-            local = [getattr(one, "_local_tensor", one) for one in held]  # of a DTensor, only this is here
-            self._bytes = [(row, one.nbytes) for one, (row, _) in zip(local, owners, strict=True)]
+            self._parameters, self._version = identities, self._names.version
+            self._rows, self._gradient_owners = [row for row, _ in owners], _of_gradients(owners)
             self._owner_of = dict(zip(identities, owners, strict=True))
         return held
 

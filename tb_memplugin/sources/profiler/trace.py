@@ -283,6 +283,8 @@ def _notes(
 ) -> list[str]:
     notes = []
     reported = blocks.unmatched_frees[full.kind[blocks.unmatched_frees] == Kind.FREE_COMPLETED]
+    died = full.address[full.kind == Kind.STORAGE_FREE]  # these ended storages of the start state already
+    reported = reported[~np.isin(full.address[reported], died)]
     if len(reported):
         size = int(full.bytes[reported].sum())
         notes.append(

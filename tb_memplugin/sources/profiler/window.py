@@ -111,7 +111,7 @@ class WindowRecorder:
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._window: Window | None = None
         self._held: HeldByModels | None = None
-        self._optimizers_held: dict[int, HeldByOptimizer] = {}
+        self._optimizers_held: dict[int, tuple[weakref.ref[torch.optim.Optimizer], HeldByOptimizer]] = {}
         self._seen: list[list[Seen]] = []
         self._stepping: dict[int, list[int]] = {}  # a step may call that of its base class
         self._round: set[int] = set()
@@ -215,6 +215,8 @@ class WindowRecorder:
                 self._deaths[row] = weakref.ref(storage, _on_death(died, row))
 
     def _take_end(self, window: Window) -> None:
+        if self._held is not None:
+            self._held.look()  # names what was put in since the last step
         tensors = list(model_storages(self._alive_models(), window.names))
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
@@ -225,24 +227,22 @@ class WindowRecorder:
         window.sightings = list(chain.from_iterable(map(told_once, self._seen)))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        window = self._window
-        if window is None:
+        if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
         try:
             self._stepping.setdefault(id(optimizer), []).append(time_ns())
-            self._meet(optimizer, window)
-            seen = self._held_by(optimizer, window).look(optimizer)
+            held, in_models = self._held_by(optimizer, window), []
             if self._held is not None and (not self._round or id(optimizer) in self._round):
                 self._round.clear()
-                seen += self._held.look()
+                in_models = self._held.look()
             self._round.add(id(optimizer))
-            self._seen.append(seen)
+            self._meet(optimizer, window)
+            self._seen.append(held.look(optimizer) + in_models)
         except Exception as error:  # see start
             self._failed("optimizer step", error)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        window = self._window
-        if window is None:
+        if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
         try:
             began, ended = self._stepping.get(id(optimizer)), time_ns()
@@ -254,10 +254,12 @@ class WindowRecorder:
             self._failed("optimizer step", error)
 
     def _held_by(self, optimizer: torch.optim.Optimizer, window: Window) -> HeldByOptimizer:
-        held = self._optimizers_held.get(id(optimizer))
-        if held is None:
-            held = self._optimizers_held[id(optimizer)] = HeldByOptimizer(window.names)
-        return held
+        known = self._optimizers_held.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:  # new; perhaps with the id of one that is gone
+            known = weakref.ref(optimizer), HeldByOptimizer(window.names)
+            self._optimizers_held[id(optimizer)] = known
+            self._round.clear()  # what it is for may be new, too
+        return known[1]
 
     def _meet(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
         """Take in an optimizer that steps but was not given, for example one that replaces the given one."""

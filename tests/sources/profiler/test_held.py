@@ -131,7 +131,39 @@ def test_parameters_moved_replaced_and_put_in_are_seen():
     assert sorted(size for _, _, size in looked(held)) == [56, 56]
     del model[1]
     model.register_buffer("mask", torch.zeros(9))
-    assert (Category.BUFFER, "", 36) in looked(held)
+    assert (Category.BUFFER, "mask", 36) in looked(held)
+
+
+def test_parameters_that_are_replaced_unheard_have_the_names_of_their_modules():
+    """`to_empty` writes new ones past torch's hooks; some may have the ids of old ones."""
+    model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 5, bias=False)).to("meta")
+    held = held_by(model)
+    held.look()
+    model.to_empty(device="cpu")
+    assert looked(held) == [(Category.PARAMETER, "0.weight", 24), (Category.PARAMETER, "1.weight", 60)]
+
+
+def test_modules_are_not_compared_by_their_own_rules():
+    class Odd(nn.Linear):
+        __hash__ = nn.Module.__hash__
+
+        def __eq__(self, other):
+            raise RuntimeError("not comparable")
+
+    model = Odd(2, 3)
+    held = held_by(model)
+    assert looked(held) == [WEIGHT, BIAS]
+    assert looked(held) == []
+
+
+def test_a_lazy_parameter_has_its_bytes_in_the_first_step():
+    """They tell which of an optimizer's temporaries are for it (`optimizer_order.py`)."""
+    model = nn.LazyLinear(3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held = HeldByOptimizer(ModuleNames.of({"": model}))
+    held.look(optimizer)
+    step(model)
+    assert held.stepped(optimizer) == [(0, 24)]
 
 
 def test_memory_shared_by_two_names_is_told_once():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.profiler import profile
+from torch.profiler import ProfilerAction, profile
 
 from tb_memplugin.sources.profiler.trace import trace_from_profile
 from tb_memplugin.sources.profiler.window import WindowRecorder, watch
+from tests.sources.profiler.test_unusual_loops import batch, line
+from tests.training import train
 
 
 def traced_step(model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, nn.Module]) -> list[str]:
@@ -37,6 +39,20 @@ def test_without_model_and_optimizer_a_note_says_that_they_were_not_given():
     (note,) = traced_step(model, torch.optim.SGD(model.parameters()), {})
     assert note.startswith("2,400 bytes")
     assert "their model or optimizer was not given to memory_trace_handler" in note
+
+
+def test_gradients_of_the_window_before_are_not_missing():
+    """The profiler reports their frees, because it saw their allocs. They are in the start state."""
+    _, second = train(
+        line(100, 3),
+        optimizer=torch.optim.SGD,
+        batch=batch,
+        zero_first=True,
+        steps=2,
+        plan=lambda step: ProfilerAction.RECORD_AND_SAVE if step < 2 else ProfilerAction.NONE,
+    )
+    assert second.trace.live(0)[0] == 1200 + 1200
+    assert not [note for note in second.trace.notes if "in the curve" in note]
 
 
 def test_what_an_allocator_lists_is_not_missing():

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as torch_modules
+from torch.profiler import ProfilerAction
 
 from tb_memplugin.sources.profiler.window import WindowRecorder
 from tb_memplugin.trace import Category, Phase
@@ -59,6 +60,42 @@ def test_parameters_of_a_loaded_state_keep_their_names():
     assert born(cycle, category=Category.PARAMETER, module="0") == [1200]
     assert cycle.trace.properties["dtype_bytes.parameter.cpu.float32"] == "2400"  # the optimizer has the old
     assert not [note for note in cycle.trace.notes if NOT_IN_THE_CURVE in note]
+
+
+def test_a_model_that_gets_its_memory_in_a_window_keeps_its_names():
+    """Adam keeps two averages of each weight and a count of steps, and makes `sqrt` and `div` of each."""
+
+    def step(model, optimizer, batch, _):
+        if model[0].weight.is_meta:
+            model.to_empty(device="cpu")
+            optimizer.param_groups[0]["params"] = list(model.parameters())
+        x, y = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    (cycle,) = train(
+        line(100, 10, 3).to("meta"), batch=batch, step=step, steps=2, plan=lambda _: ProfilerAction.RECORD
+    )
+    for name, weight in (("0", 4000), ("1", 120)):
+        assert born(cycle, category=Category.PARAMETER, module=name) == [weight]
+        assert sorted(born(cycle, category=Category.OPTIMIZER_STATE, module=name)) == [4, weight, weight]
+        temporary = born(cycle, category=Category.TEMPORARY, phase=Phase.OPTIMIZER, module=name)
+        assert temporary.count(weight) == 2 * 2
+
+
+def test_parameters_that_are_replaced_with_their_optimizer_in_every_step_are_parameters():
+    used: list[torch.optim.Optimizer] = []
+
+    def step(model, _optimizer, batch, _):
+        model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+        used[:] = [torch.optim.SGD(model.parameters(), lr=0.1)]  # beside the one before, which is gone then
+        x, y = batch()
+        F.cross_entropy(model(x), y).backward()
+        used[-1].step()
+
+    (cycle,) = train(line(100, 3), batch=batch, step=step, steps=3, plan=lambda _: ProfilerAction.RECORD)
+    assert born(cycle, operator="aten::clone", category=Category.PARAMETER, module="0") == [1200] * 3
 
 
 def test_parameters_from_before_the_window_that_it_takes_in_are_told_by_their_bytes():
@@ -168,3 +205,21 @@ def test_what_a_compiled_function_allocates_in_forward_is_activation_of_its_regi
     assert 60 in born(cycle, module=region, phase=Phase.FORWARD, category=Category.ACTIVATION)
     assert 60 in born(cycle, module=region, phase=Phase.BACKWARD, category=Category.AUTOGRAD_DETAIL)
     assert born(cycle, category=Category.INPUT) == [2000, 40] * STEPS
+
+
+def test_an_optimizers_step_in_a_compiled_function_is_compiled_without_our_hooks():
+    """Dynamo would break the graph at them, and warn of what it cannot trace in them."""
+    model = line(100, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(batch()[0]).sum().backward()
+    recorder = WindowRecorder({"": model}, [optimizer])
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    recorder.start()
+    try:
+        torch.compile(lambda: optimizer.step(), backend="eager")()
+    finally:
+        recorder.stop()
+        dynamo.reset()
+    assert dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    assert not [reason for reason in dynamo.utils.counters["graph_break"] if "not know how" in reason]

@@ -116,6 +116,23 @@ def test_what_one_backward_keeps_for_the_next_is_autograd_detail():
     assert born(cycle, phase=Phase.BACKWARD, category=Category.AUTOGRAD_DETAIL).count(20) > STEPS  # tanh's
 
 
+def test_the_batch_after_an_evaluation_is_input():
+    """A forward without gradients leads to no backward. A batch is 5 x 100 floats and 5 labels."""
+
+    def step(model, optimizer, batch, _):
+        x, y = batch()
+        with torch.no_grad():
+            model(x)
+        x, y = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    (cycle,) = train(line(100, 3), optimizer=torch.optim.SGD, batch=batch, step=step)
+    assert born(cycle, category=Category.INPUT) == [2000, 40] * 2 * STEPS
+    assert born(cycle, module="0", phase=Phase.FORWARD) == [60, 60] * STEPS
+
+
 def test_a_backward_in_a_modules_forward_is_one_stretch():
     class Force(nn.Module):
         def __init__(self):
