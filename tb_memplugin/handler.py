@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import SupportsIndex
 
 import torch
 from torch import nn
@@ -59,7 +60,7 @@ def memory_trace_handler(
             level.
 
     Raises:
-        TypeError: a model or optimizer has the wrong type.
+        TypeError: a model, an optimizer or the worker's name has the wrong type.
         MemPluginError: the log level does not exist.
 
     Example:
@@ -67,6 +68,16 @@ def memory_trace_handler(
         >>> with torch.profiler.profile(profile_memory=True, on_trace_ready=handler) as prof:
         ...     train(prof)
     """
+    if isinstance(dir_name, torch.profiler.profile):  # the training has run: an error would end it
+        instance_logger(log_level).warning(
+            "Nothing was recorded: the profiler was given memory_trace_handler itself. Call it: "
+            "on_trace_ready=memory_trace_handler(DIR)."
+        )
+        return combine_handlers()
+    if worker_name is not None and not isinstance(worker_name, str | SupportsIndex):
+        raise TypeError(
+            f"worker_name is a {type(worker_name).__name__}; give text. A torch.nn.Module is given as model="
+        )
     return _MemoryTraceHandler(
         files.absolute(os.fsdecode(dir_name)),
         None if worker_name is None else str(worker_name),
