@@ -173,7 +173,7 @@ def test_a_newer_summary_is_named_and_the_other_runs_work(logdir, bigger, monkey
     assert [run["run"] for run in answer["runs"]] == ["demo/baseline", "demo/bigger"]
     assert {problem["file"].partition(":")[0] for problem in answer["problems"]} == {"demo/future/rank0"}
     assert "version 99" in answer["problems"][0]["reason"]
-    assert "pip install --upgrade" in answer["problems"][0]["fix"]
+    assert "newest version of tb-memplugin" in answer["problems"][0]["fix"]
     assert tab.get("step", **bigger)["stats"]["peak_bytes"] == 650
 
 

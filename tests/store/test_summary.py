@@ -148,7 +148,7 @@ def test_a_newer_blob_is_refused_with_what_to_do():
     with pytest.raises(UnreadableFileError, match="version 9") as caught:
         read_summary(StepBlob(version=9).SerializeToString(), "rank0: step 5")
     assert caught.value.where == "rank0: step 5"
-    assert "upgrade" in caught.value.fix
+    assert "newest version of tb-memplugin" in caught.value.fix
 
 
 def test_a_flipped_bit_anywhere_in_a_summary_is_refused_or_changes_nothing():

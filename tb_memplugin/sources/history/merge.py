@@ -49,7 +49,8 @@ def merge_snapshot(profile_trace: MemoryTrace, snapshot_trace: MemoryTrace) -> M
     history as a separate device with the suffix `HISTORY`; a note gives the reason.
 
     Args:
-        profile_trace: a trace from torch.profiler, without segments and annotations.
+        profile_trace: a trace from torch.profiler, without segments. The snapshot's annotations replace its
+            own.
         snapshot_trace: a trace of the same process, with only the entries from the profiled window.
     """
     pairs = [_pair(profile_trace, snapshot_trace, row) for row in range(len(snapshot_trace.devices))]

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.sources.kineto.annotations import annotations_of
 from tb_memplugin.sources.kineto.events import FIX, MemoryRows, Threads, read_memory
 from tb_memplugin.sources.kineto.fields import LATEST_US, whole_column
 from tb_memplugin.sources.kineto.levels import Beginning, beginnings, notes_on_levels, start_of
 from tb_memplugin.sources.kineto.owners import Owned, owned
 from tb_memplugin.sources.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, read_ranges
 from tb_memplugin.sources.python_frames import note_on_cut
+from tb_memplugin.sources.ranges import annotations_of
 from tb_memplugin.trace import (
     Allocations,
     Category,
@@ -96,7 +96,14 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     beginning = beginnings(memory)
     trace = _trace(memory, found, beginning, steps or (window,), _properties(head))
     foreign = {"traceEvents are not objects; left out": len(written) - len(happened)}
-    annotations, names = annotations_of(ranges, len(trace.devices), trace.events)
+    named = np.flatnonzero(ranges.annotation | ranges.step)
+    annotations, names = annotations_of(
+        [ranges.name[row] for row in named.tolist()],
+        ranges.start_ns[named],
+        ranges.end_ns[named],
+        len(trace.devices),
+        trace.events,
+    )
     trace = replace(trace, annotations=annotations, annotation_names=names)
     notes = (
         *_notes({**foreign, **memory.faults, **ranges.faults}, found, stepless=not steps),

@@ -36,7 +36,7 @@ class Role(IntEnum):
     MODULE = 5
     """The Python frame of a module call (only with `with_stack`)."""
     RANGE = 6
-    """A range that the user opened, or another kind of event. Events inside count as if it were not there."""
+    """Another kind of event. Events inside count as if it were not there."""
     CALL = 7
     """A Python function (only with `with_stack`). Events inside count as if it were not there."""
     SHARDING = 8
@@ -44,6 +44,8 @@ class Role(IntEnum):
     ACCUMULATE = 9
     """A gradient is added to a parameter's: an operator, unless hooks run in it. A hook may be a whole
     optimizer, so then events inside count as if it were not there."""
+    ANNOTATION = 10
+    """A range that the user opened (`record_function`). Events inside count as if it were not there."""
 
 
 def role_of(name: str, event: Event) -> Role:
@@ -67,7 +69,7 @@ def role_of(name: str, event: Event) -> Role:
         user = fields.scope == _profiler.RecordScope.USER_SCOPE and not name.startswith(
             "Torch-Compiled Region"
         )
-        return Role.RANGE if user else Role.OPERATOR
+        return Role.ANNOTATION if user else Role.OPERATOR
     if not isinstance(fields, (_profiler._ExtraFields_PyCall, _profiler._ExtraFields_PyCCall)):
         return Role.RANGE
     return Role.MODULE if name.startswith(MODULE_PREFIX) else Role.CALL

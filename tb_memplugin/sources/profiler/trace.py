@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -23,8 +24,9 @@ from tb_memplugin.sources.profiler.start_state import start_state, with_later_na
 from tb_memplugin.sources.profiler.tree import walk
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.python_frames import note_on_cut
+from tb_memplugin.sources.ranges import annotations_of
 from tb_memplugin.sources.tables import Names
-from tb_memplugin.trace import Category, Device, Events, Kind, MemoryTrace, Phase, Step, events
+from tb_memplugin.trace import Annotations, Category, Device, Events, Kind, MemoryTrace, Phase, Step, events
 from tb_memplugin.trace.replay import Allocations, attributed, pair
 from tb_memplugin.trace.tables import Int64
 
@@ -91,6 +93,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
     start = with_later_names(start, matched, window.sightings, found.owners, labels)
     full = _categorised(bare, blocks, matched - len(start), found, window, devices, labels)
+    annotations, annotation_names = _annotations(tree, len(devices), full)
     return MemoryTrace(
         source="torch.profiler",
         events=full,
@@ -103,6 +106,8 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         stacks=called.stacks,
         phases=found.phases,
         calls=found.calls,
+        annotations=annotations,
+        annotation_names=annotation_names,
         notes=(
             *window.problems,
             *on_steps,
@@ -114,6 +119,14 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
         paired=attributed(blocks, full, start),
     )
+
+
+def _annotations(tree: ProfilerTree, devices: int, events: Events) -> tuple[Annotations, tuple[str, ...]]:
+    """Return the named ranges of all threads, without calls of modules, and their names."""
+    named = (found for role, found in tree.ranges.items() if role is not Role.MODULE)
+    found = sorted(itertools.chain.from_iterable(named), key=itemgetter(1))
+    start, end = (np.array([one[column] for one in found], np.int64) for column in (1, 2))
+    return annotations_of([name for name, _, _ in found], start, end, devices, events)
 
 
 def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[str]) -> tuple[Step, ...]:
