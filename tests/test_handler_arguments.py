@@ -11,17 +11,17 @@ from tb_memplugin import memory_trace_handler
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "told"),
     [
-        {"model": "net"},
-        {"model": {"a": 1}},
-        {"optimizer": "adam"},
-        {"optimizer": [1]},
-        {"worker_name": nn.Linear(1, 1)},  # a model as the second argument
+        ({"model": "net"}, "model is a str; give a torch.nn.Module"),
+        ({"model": {"a": 1}}, "model 'a' is a int; give a torch.nn.Module"),
+        ({"optimizer": "adam"}, "torch"),
+        ({"optimizer": [1]}, "torch"),
+        ({"worker_name": nn.Linear(1, 1)}, "A torch.nn.Module is given as model="),  # as second argument
     ],
 )
-def test_a_wrong_argument_is_refused_at_once(tmp_path, bad):
-    with pytest.raises(TypeError, match="torch"):
+def test_a_wrong_argument_is_refused_at_once(tmp_path, bad, told):
+    with pytest.raises(TypeError, match=told):
         memory_trace_handler(tmp_path, **bad)
 
 
