@@ -246,6 +246,8 @@ def _models(model: nn.Module | Mapping[str, nn.Module] | None) -> Mapping[str, n
     named = {str(name): one for name, one in model.items()} if isinstance(model, Mapping) else {"": model}
     for name, module in named.items():
         if not isinstance(module, nn.Module):
-            which = f"model {name!r}" if name else "model"
-            raise TypeError(f"{which} is a {type(module).__name__}; give a torch.nn.Module or a dict of them")
+            raise TypeError(
+                f"model{name and f' {name!r}'} is a {type(module).__name__}; give a torch.nn.Module or a "
+                "dict of them"
+            )
     return named
