@@ -57,7 +57,9 @@ def read_target(text: str) -> Target:
             "A file alone does not say which function to call.", where="TARGET", fix=f"Give {text}:FUNCTION."
         )
     if path.suffix == ".json" or len(path.parts) > 1:
-        raise MemPluginError("There is no such file or folder.", where=text, fix=FORMS)
+        raise MemPluginError(
+            "There is no such file or folder.", where=text[:200], fix=f"Nothing is downloaded. {FORMS}"
+        )
     near = nearest_configs(text) if text.isidentifier() else ()
     raise MemPluginError(
         f"{text[:200]!r} is not something that can be estimated.",
