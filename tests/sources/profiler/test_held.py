@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import cast
 
@@ -222,6 +223,16 @@ def calls_before_a_step(layers: int) -> int:
     return found
 
 
+@pytest.fixture
+def no_garbage():
+    """What other tests left may call functions when it is collected, also in the middle of ours."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage")
 def test_a_profile_with_stacks_has_as_few_calls_of_ours_for_many_parameters_as_for_few(monkeypatch):
     monkeypatch.setattr(window, "_recorders", weakref.WeakSet())  # those of other tests look, too
     few, many = calls_before_a_step(2), calls_before_a_step(20)
