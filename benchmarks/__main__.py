@@ -21,6 +21,7 @@ from benchmarks.figures import Figure
 
 SUBJECTS = (
     "handler",
+    "programs",
     "loop",
     "disk",
     "server",
@@ -28,6 +29,7 @@ SUBJECTS = (
     "tracer",
     "lines",
     "monitor",
+    "exact_cpu",
     "simulator",
     "estimator",
     "bundle",

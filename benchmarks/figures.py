@@ -12,6 +12,8 @@ class Figure:
     """The values of each round, ours and those of a peer, if there is one.
 
     `limit` is the goal: the highest ratio of ours to the peer's or, without a peer, our highest value.
+    `interval` is the 95 % confidence interval of the ratio, if it was measured: then the goal is met if a
+    ratio up to the goal is in it.
     """
 
     what: str
@@ -20,6 +22,7 @@ class Figure:
     limit: float | None = None
     peer: Sequence[float] = ()
     peer_name: str = ""
+    interval: tuple[float, float] | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -31,17 +34,24 @@ class Figure:
         """Whether the goal is met; None without a goal."""
         if self.limit is None:
             return None
+        if self.interval is not None:
+            return self.interval[0] <= self.limit
         return (median(self.ours) if self.ratio is None else self.ratio) <= self.limit
 
     def row(self) -> tuple[str, ...]:
         """Return the cells of a table row: what, ours, peer, the peer's name, ratio, goal, met."""
         ratio, goal = self.ratio, "" if self.limit is None else f"≤ {self.limit:.4g}"
+        between = "" if self.interval is None else "\n{:.3f} to {:.3f}".format(*self.interval)
         return (
             self.what,
-            f"{median(self.ours):,.1f} {self.unit}",
-            f"{median(self.peer):,.1f} {self.unit}" if self.peer else "",
+            _shown(median(self.ours), self.unit),
+            _shown(median(self.peer), self.unit) if self.peer else "",
             self.peer_name,
-            "" if ratio is None else f"{ratio:.3f}",
+            "" if ratio is None else f"{ratio:.3f}{between}",
             goal + (f" {self.unit}" if goal and ratio is None else ""),
             {True: "yes", False: "NO", None: ""}[self.met],
         )
+
+
+def _shown(value: float, unit: str) -> str:
+    return f"{value:,.{1 if value >= 10 else 2}f} {unit}".rstrip()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -37,11 +38,12 @@ def measure() -> list[Figure]:
     if cuda:
         torch.empty(1, device="cuda")  # counters of a device that is not in use are not read
     allocator, process = _rounds(None if cuda else _stand_in), _rounds(None, device="process")
+    untouched = _rounds(None, device="process", reset_peaks=False)
     name = "cuda" if cuda else "stand-in for cuda's counters"
     return [
         Figure(f"monitor, {name}: a step with 3 phases", "µs", allocator),
         Figure(f"monitor, {name}: share of a 100 ms step", "%", _share(allocator), 1.0),
-        Figure("monitor, process: a step with 3 phases", "µs", process),
+        Figure("monitor, process: a step with 3 phases", "µs", process, None, untouched, "reset_peaks=False"),
         Figure("monitor, process: share of a 100 ms step", "%", _share(process), 1.0),
         Figure("monitor: bytes a step on disk", "B", [_bytes_of_a_step()]),
     ]
@@ -51,16 +53,16 @@ def _share(microseconds: list[float]) -> list[float]:
     return [100 * one / STEP_US for one in microseconds]
 
 
-def _rounds(counters: Callable[..., list[Counters]] | None, device: str | None = None) -> list[float]:
+def _rounds(counters: Callable[..., list[Counters]] | None, **options: Any) -> list[float]:
     """Return the median microseconds of a step in each round; `counters` replaces the device's counters."""
     swapped = patch("tb_memplugin.monitor.counters_of", counters) if counters is not None else nullcontext()
     with swapped:
-        return [_round(device) for _ in range(ROUNDS)]
+        return [_round(**options) for _ in range(ROUNDS)]
 
 
-def _round(device: str | None) -> float:
+def _round(**options: Any) -> float:
     times = []
-    with tempfile.TemporaryDirectory() as folder, MemoryMonitor(folder, "rank0", device=device) as monitor:
+    with tempfile.TemporaryDirectory() as folder, MemoryMonitor(folder, "rank0", **options) as monitor:
         for _ in range(STEPS):
             begin = time.perf_counter()
             for name in PHASES:

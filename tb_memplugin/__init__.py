@@ -66,3 +66,5 @@ def __getattr__(name: str) -> Any:
 
 if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL"):
     import_module("tb_memplugin.logs").configure_from_environment()
+if os.environ.get("TB_MEMPLUGIN_EXACT_CPU", "0") not in ("", "0"):
+    import_module("tb_memplugin.exact_cpu").count_if_possible()

@@ -6,13 +6,14 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex
 
 import torch
 from torch import nn
 
 from tb_memplugin.arguments import Optimizers, checked_optimizers, with_inner
 from tb_memplugin.errors import MemPluginError, NotRecordedError
+from tb_memplugin.exact_cpu import count_if_possible
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.sources.history.merge import merge_snapshot
 from tb_memplugin.sources.history.recording import allocators
@@ -34,6 +35,8 @@ def memory_trace_handler(
     model: nn.Module | Mapping[str, nn.Module] | None = None,
     optimizer: Optimizers = None,
     snapshot: bool = False,
+    start: Literal["all", "given"] = "all",
+    exact_cpu: bool = False,
     log_level: int | str | None = None,
 ) -> Handler:
     """Return a handler for `torch.profiler.profile(on_trace_ready=…)` that records memory for the Memory tab.
@@ -56,11 +59,18 @@ def memory_trace_handler(
         snapshot: also record the allocator's history during the profiled window, on CUDA, ROCm and XPU.
             It adds stacks, requested sizes, streams, pools and segments to the same trace. A history that
             is already on stays on.
+        start: what is alive when a window begins: "all" that Python and autograd can reach, found by a search
+            through the program's objects, once a window, or only what is "given" by `model` and `optimizer`.
+        exact_cpu: also count the calls of the CPU's allocator, from now on and on all threads, with a small C
+            library that is compiled once (Linux). It makes the CPU's bytes exact. What is alive already is
+            counted as far as Python can reach it; to miss nothing, set TB_MEMPLUGIN_EXACT_CPU=1 before
+            tb_memplugin is imported, and import it before the first tensor.
         log_level: the level for this handler's own messages, as a name or number. None uses the package's
             level.
 
     Raises:
         TypeError: a model, an optimizer or the worker's name has the wrong type.
+        ValueError: `start` is neither "all" nor "given".
         MemPluginError: the log level does not exist.
 
     Example:
@@ -74,6 +84,8 @@ def memory_trace_handler(
             "on_trace_ready=memory_trace_handler(DIR)."
         )
         return combine_handlers()
+    if start not in ("all", "given"):
+        raise ValueError(f'start is {start!r}; give "all" or "given"')
     if worker_name is not None and not isinstance(worker_name, str | SupportsIndex):
         raise TypeError(
             f"worker_name is a {type(worker_name).__name__}; give text. A torch.nn.Module is given as model="
@@ -84,6 +96,8 @@ def memory_trace_handler(
         _models(model),
         with_inner(checked_optimizers(optimizer)),
         snapshot=snapshot,
+        finds_all=start == "all",
+        exact_cpu=exact_cpu,
         log_level=log_level,
     )
 
@@ -133,9 +147,13 @@ class _MemoryTraceHandler:
         optimizers: Sequence[torch.optim.Optimizer],
         *,
         snapshot: bool = False,
+        finds_all: bool = True,
+        exact_cpu: bool = False,
         log_level: int | str | None = None,
     ) -> None:
         self._logger = instance_logger(log_level)
+        if exact_cpu:
+            count_if_possible(self._logger)
         self._dir_name = dir_name
         self._worker_name = worker_name
         self._writer: RunWriter | None = None
@@ -149,7 +167,7 @@ class _MemoryTraceHandler:
                 "allocator was found. Everything else is recorded.\n  fix: remove snapshot=True here, "
                 "or run on a machine with such a device."
             )
-        self._recorder = window_recorder(models, optimizers, histories)
+        self._recorder = window_recorder(models, optimizers, histories, finds_all=finds_all)
         watch(self._recorder)
 
     def __call__(self, prof: torch.profiler.profile) -> None:
@@ -189,6 +207,7 @@ class _MemoryTraceHandler:
         if self._writer is None:
             self._writer = RunWriter(self._dir_name, self._worker_name or default_worker_name())
         self._writer.write(trace)
+        self._recorder.remember(trace)
         if not self._told:
             self._told = True
             say_where(self._dir_name, "memory")

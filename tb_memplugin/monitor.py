@@ -53,10 +53,10 @@ class MemoryMonitor:
         worker_name: as for `memory_trace_handler`. If both have the same name, the tab shows them together.
         device: one or several devices to watch; "cpu" and "process" mean the memory of the process.
             None: the current accelerator of this process, or the process where there is none.
-        reset_peaks: reset the allocator's peak counters at each step and phase, so that the peak of a step
-            is exact. `torch.cuda.max_memory_allocated` and the like still return correct values: see
-            docs/monitor.md. If False, nothing is reset, and peaks below the highest so far are lower
-            bounds.
+        reset_peaks: reset the allocator's peak counters, or Linux's peak of the process, at each step and
+            phase, so that the peak of a step is exact. `torch.cuda.max_memory_allocated`,
+            `resource.getrusage` and the like still return correct values; docs/monitor.md says who does
+            not. If False, nothing is reset, and peaks below the highest so far are lower bounds.
         flush_seconds: the longest time before a step is written for the tab. None: 10, or 60 on a remote
             file system.
         log_level: the level for this monitor's own messages, as a name or number. None uses the package's

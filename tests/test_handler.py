@@ -19,8 +19,10 @@ from torch.optim import optimizer as optimizer_module
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
 from tb_memplugin import combine_handlers, memory_trace_handler
+from tb_memplugin.sources import module_calls, profiler_windows
 from tb_memplugin.store.reader import read_recordings
 from tests.training import CNN
+from tests.watched import is_watched
 
 ONE_STEP = {"wait": 1, "warmup": 1, "active": 1, "repeat": 1}
 
@@ -158,24 +160,21 @@ def test_outside_profiled_steps_no_hook_is_there(tmp_path, model):
     gc.collect()  # handlers of earlier tests
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     handler = memory_trace_handler(tmp_path, model=model, optimizer=optimizer)
-    seen: dict[int, tuple[int, int]] = {}
+    seen: list[tuple[bool, bool, int]] = []
 
-    def hooks():
-        modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    def watches():
         steps = len(optimizer_module._global_optimizer_pre_hooks) + len(
             optimizer_module._global_optimizer_post_hooks
         )
-        return modules, steps
+        own = [module for module in model.modules() if module is not model.head]
+        return any(module._forward_hooks or module._forward_pre_hooks for module in own), is_watched(), steps
 
-    def look(*_):
-        seen[len(seen)] = hooks()
-
-    model.head.register_forward_hook(look)
-    own = hooks()
+    handle = model.head.register_forward_hook(lambda *_: seen.append(watches()))
     loop(handler, model=model, optimizer=optimizer)
-    inside = (2 * len(list(model.modules())) + own[0], 2)
-    assert [seen[step] for step in range(4)] == [own, own, inside, own]
-    assert hooks() == own
+    nothing, inside = (False, False, 0), (False, True, 2)
+    assert seen == [nothing, nothing, inside, nothing]
+    handle.remove()
+    assert watches() == nothing
 
 
 def test_hooks_are_gone_when_the_training_raises_inside_a_profiled_step(tmp_path, model):
@@ -185,18 +184,17 @@ def test_hooks_are_gone_when_the_training_raises_inside_a_profiled_step(tmp_path
         profile(profile_memory=True, on_trace_ready=handler),
     ):
         model(torch.randn(1, 3, 99, 99))
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not is_watched(model)
 
 
 def test_a_dead_handler_leaves_nothing_behind(tmp_path, model):
+    others = list(profiler_windows._listeners)  # of other tests
     handler = memory_trace_handler(tmp_path, model=model)
-    del handler
-    gc.collect()
-    from tb_memplugin.sources.profiler import window
-
-    assert len(window._recorders) == 0
+    assert len(profiler_windows._listeners) == len(others) + 1
+    del handler  # nothing refers to it in a circle: it dies at once
+    assert set(profiler_windows._listeners) == set(others)
     with profile(profile_memory=True):
-        assert not model._forward_hooks
+        assert id(model) not in module_calls._of_module
 
 
 def test_the_handler_keeps_neither_model_nor_optimizer_alive(tmp_path):

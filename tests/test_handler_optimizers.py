@@ -49,7 +49,7 @@ def test_the_wrapped_optimizers_state_is_in_the_first_window_and_nothing_is_warn
         optimizer.zero_grad()
 
     step()
-    handler = memory_trace_handler(tmp_path, model=model, optimizer=optimizer)
+    handler = memory_trace_handler(tmp_path, model=model, optimizer=optimizer, start="given")
     with profile(profile_memory=True, on_trace_ready=handler):
         step()
     assert caplog.messages == []

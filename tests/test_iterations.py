@@ -20,6 +20,7 @@ from tb_memplugin.iterations.figures import iteration_memory
 from tb_memplugin.iterations.watch import IterationWatch
 from tb_memplugin.sources.steps.counters import Reading
 from tb_memplugin.store.reader import load_window
+from tests.watched import is_watched as calls_are_watched
 
 
 def quiet() -> Console:
@@ -46,8 +47,8 @@ def is_watched() -> bool:
 
 
 def is_hooked(model: nn.Module) -> bool:
-    modules = any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
-    return modules or any(weight._post_accumulate_grad_hooks for weight in model.parameters())
+    weights = any(weight._post_accumulate_grad_hooks is not None for weight in model.parameters())
+    return weights or calls_are_watched(model)
 
 
 @pytest.fixture

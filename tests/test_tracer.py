@@ -19,6 +19,7 @@ from torch.utils import _python_dispatch as dispatch
 from tb_memplugin import MemoryTracer, MemPluginError
 from tb_memplugin.store.reader import load_window
 from tests.exports.test_speedscope import check
+from tests.watched import is_watched
 
 
 def mlp() -> nn.Sequential:
@@ -32,13 +33,11 @@ def step(model: nn.Module) -> None:
 
 def is_clean(*models: nn.Module) -> bool:
     """No hook on them or on all modules, no dispatch mode, none of torch's flags that there is one."""
-    modules = [module for model in models for module in model.modules()]
     return (
-        not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        not is_watched(*models)
         and dispatch._get_current_dispatch_mode() is None
         and not dispatch.is_in_torch_dispatch_mode()
         and not getattr(dispatch, "is_in_any_mode_without_ignore_compile_internals", bool)()  # not in 2.6
-        and not (nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks)
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _python_dispatch as dispatch
 
 from tb_memplugin import LineTracer
+from tests.watched import is_watched
 
 
 def is_clean() -> bool:
@@ -19,7 +20,7 @@ def is_clean() -> bool:
         and not dispatch.is_in_torch_dispatch_mode()
         and threading.getprofile() is None
         and sys.getprofile() is None
-        and not torch.nn.modules.module._global_forward_pre_hooks
+        and not is_watched()
     )
 
 

@@ -19,13 +19,14 @@ from tb_memplugin.trace import (
     MemoryTrace,
     Module,
     Phase,
+    Reason,
     Spans,
     Step,
     events,
     start_state,
 )
 
-START_COLUMNS = ("bytes", "device", "address", "category", "module", "label")
+START_COLUMNS = ("bytes", "device", "address", "category", "reason", "module", "label")
 EPOCH = 1_763_000_000_000_000_000
 MICROSECOND = 1_000
 
@@ -35,8 +36,8 @@ CUDA_CAPACITY = 1 << 20
 def trace(*lines: str, calls: list[tuple[Any, ...]] | None = None, **fields: Any) -> MemoryTrace:
     """A trace from lines: `start|alloc BYTES NAME [key=value…]`, `free NAME`, `step NUMBER`.
 
-    Keys: module, category, phase, operator, device, label, reserved. `calls` are (module, first event,
-    last event, phase): spans from just before the one to just after the other. Phases follow from the
+    Keys: module, category, reason, phase, operator, device, label, reserved. `calls` are (module, first
+    event, last event, phase): spans from just before the one to just after the other. Phases follow from the
     events. Other `fields` go to the trace as they are.
     """
     return _Builder(calls or []).build(lines, fields)
@@ -105,6 +106,7 @@ class _Builder:
             "label": _place(self.labels, options.get("label")),
             "phase": Phase[options.get("phase", "other").upper()],
             "category": Category[options.get("category", "unknown").upper()],
+            "reason": Reason[options.get("reason", "not_recorded").upper()],
             "reserved": int(options.get("reserved", -1)),
         }
 

@@ -176,7 +176,7 @@ def train(
     mine = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     others = storages_alive().keys() - mine  # of earlier tests
     steps_with = optimizer(model.parameters(), lr=0.01)
-    recorder = WindowRecorder({"": model} if given else {}, [steps_with] if given else [])
+    recorder = WindowRecorder({"": model} if given else {}, [steps_with] if given else [], finds_all=False)
     watch(recorder)
     cycles: list[Cycle] = []
 

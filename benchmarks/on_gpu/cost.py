@@ -40,8 +40,8 @@ def table(device: str) -> Iterator[str]:
         yield ""
         yield "| a window of one profiled step | ms |"
         yield "|---|---|"
-        for name, options in (("plain", {}), ("`snapshot=True`", {"snapshot": True})):
-            handler = memory_trace_handler(folder, name, model=model, optimizer=optimizer, **options)
+        for name, snapshot in (("plain", False), ("`snapshot=True`", True)):
+            handler = memory_trace_handler(folder, name, model=model, optimizer=optimizer, snapshot=snapshot)
             for what, milliseconds in _window(step, handler, device).items():
                 yield f"| {what}, {name} | {milliseconds:,.1f} |"
 

@@ -34,6 +34,7 @@ from tb_memplugin.analysis.stacks import StackNode, StackRow, stack_table, stack
 from tb_memplugin.analysis.stages import Stage, stages
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.analysis.usage import Action, Allocation, Usage, read_allocation, usage
+from tb_memplugin.analysis.why import why
 
 # isort: split
 # Imported after the module `fragmentation`, so that the name refers to the function.
@@ -98,4 +99,5 @@ __all__ = [
     "stages",
     "step_stats",
     "usage",
+    "why",
 ]

@@ -15,7 +15,7 @@ from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64, Rows
 
 By = Literal[
@@ -34,7 +34,8 @@ NONE = "(none)"
 Divided = By | Rules | ModuleGroups
 """Everything that memory can be divided by."""
 
-_CATEGORY_KEYS = tuple(category.key for category in Category)
+_CATEGORY_KEYS = tuple(category.key for category in STACKING_ORDER)
+_CATEGORY_PLACES = np.argsort(STACKING_ORDER)
 _PHASES = sorted(Phase, key=lambda phase: phase is not Phase.BEFORE)
 _PHASE_KEYS = tuple(phase.key for phase in _PHASES)
 _PHASE_PLACES = np.argsort(_PHASES)
@@ -79,7 +80,7 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
     blocks = trace.allocations
     match by:
         case "category":
-            return blocks.category[rows].astype(np.int64), _CATEGORY_KEYS
+            return _CATEGORY_PLACES[blocks.category[rows]], _CATEGORY_KEYS
         case "phase":
             return _PHASE_PLACES[blocks.phase[rows]], _PHASE_KEYS
         case "module":
@@ -150,7 +151,7 @@ def parts_of(trace: MemoryTrace, rows: Rows, by: Divided) -> tuple[Part, ...]:
     inner: list[dict[str, int]] = [{}] * len(used)
     if by == "module":
         table = sums(part * len(Category) + trace.allocations.category[rows], size, len(keys) * len(Category))
-        inner = [_named(row) for row in table.reshape(-1, len(Category))[used].tolist()]
+        inner = [_named(row) for row in table.reshape(-1, len(Category))[used][:, STACKING_ORDER].tolist()]
     columns = (total[used].tolist(), count[used].tolist(), inner)
     parts: dict[str, Part] = {}
     for row, bytes_, blocks, categories in zip(used.tolist(), *columns, strict=True):

@@ -22,7 +22,7 @@ class ModuleTable:
         rows: int64 (n,), rows of the trace's `modules`; -1 is "(not named)", for blocks without a module.
             Every module is included, other keys only if they hold or allocate something.
         parent: int64 (n,), indices into this table, -1 for roots.
-        own: int64 (n, 12), bytes at the event by `Category`, without submodules.
+        own: int64 (n, categories), bytes at the event by `Category`, without submodules.
         inclusive: int64 (n, 12), the same with submodules. The roots sum to the live bytes.
         highest: int64 (n, 12), the highest inclusive bytes of each category in the step; None if not asked
             for.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.analysis.breakdown import Divided, Part, parts_of
-from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.tables import Rows
 
 
@@ -17,7 +17,7 @@ class LiveAllocation:
     """One live block. `born_ns` is None if it was alive before the window, `freed_ns` if it outlived it.
 
     `row` is its row in `trace.allocations`. `module`, `operator` and `name` (a parameter's FQN, say) are
-    None if not known.
+    None if not known. `reason` says why it has its category; `analysis.why` makes a sentence of it.
     """
 
     row: int
@@ -30,6 +30,7 @@ class LiveAllocation:
     name: str | None
     born_ns: int | None
     freed_ns: int | None
+    reason: Reason = Reason.NOT_RECORDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
         name=_named(trace.labels, int(blocks.label[row])),
         born_ns=int(time[born]) if born >= 0 else None,
         freed_ns=int(time[freed]) if freed < len(time) else None,
+        reason=Reason(int(blocks.reason[row])),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from tb_memplugin.analysis.why import why
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 
@@ -25,6 +26,7 @@ class Allocation:
     `version` counts the blocks at this address of the device, from 0; a block that was alive before the
     trace is the first. `born_*` are None if the block was alive before the trace, `freed_*` if it outlived
     it. `rounded_bytes` is None if not known. `frames` is the call stack, innermost frame first.
+    `why` says why it has its category.
     """
 
     address: int
@@ -36,6 +38,7 @@ class Allocation:
     freed_event: int | None
     freed_ns: int | None
     frames: tuple[str, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +133,5 @@ def _allocation(trace: MemoryTrace, row: int, version: int) -> Allocation:
         freed_event=freed if freed < len(time) else None,
         freed_ns=int(time[freed]) if freed < len(time) else None,
         frames=trace.stack(int(blocks.stack[row])),
+        why=why(trace, row),
     )

@@ -6,13 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.analysis.account import Account, accounts
 from tb_memplugin.analysis.breakdown import By, Part
-from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.moment import LiveAllocation, moment
 from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_report
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.commands.event_numbers import own_number
-from tb_memplugin.store.reader import RecordedStep, full_summary, peak_parts
+from tb_memplugin.store.reader import (
+    RecordedStep,
+    full_summary,
+    largest_at_peak,
+    peak_parts,
+    recorded_accounts,
+)
 from tb_memplugin.trace import MemoryTrace, Phase
 
 
@@ -23,7 +30,8 @@ class DevicePeak:
     `peak_time_ns` and `reached_event` are when the peak was first reached. `peak_event` is an event after
     which live bytes were at the peak; the parts are those of that moment. `again` is True if live bytes fell
     between the two. Events are counted on the device, like the entries of a snapshot; they are None if
-    there is only a summary. `oom` is the last request that failed on the device, of `failed_requests` in all.
+    there is only a summary. `largest` are the largest blocks alive at the shown event, `accounts` those of
+    the whole window. `oom` is the last request that failed on the device, of `failed_requests` in all.
     """
 
     device: str
@@ -44,10 +52,12 @@ class DevicePeak:
     oom_event: int | None = None
     failed_requests: int = 0
     again: bool = False
+    largest: tuple[LiveAllocation, ...] = ()
+    accounts: tuple[Account, ...] = ()
 
 
 def trace_peak(
-    trace: MemoryTrace, device: int, by: By | Rules, step: int | None = None, *, last: bool
+    trace: MemoryTrace, device: int, by: By | Rules, step: int | None = None, *, last: bool, largest: int = 0
 ) -> DevicePeak:
     """Return a device's peak in a step.
 
@@ -57,6 +67,7 @@ def trace_peak(
         by: what to divide by.
         step: the step's number; None takes the step with the highest peak.
         last: show the last event after which live bytes are at the peak, else the first.
+        largest: how many of the largest blocks alive then to list.
 
     Raises:
         NotRecordedError: the trace has no such step.
@@ -66,6 +77,7 @@ def trace_peak(
     stats = highest if step is None else steps[trace.step_row(step)]
     reached = moment(trace, device, stats.peak_event, largest=0)
     shown = _last_at_peak(trace, device, stats) if last else stats.peak_event
+    state = moment(trace, device, shown, largest=largest)
     between = trace.live(device)[stats.peak_event + 1 : shown + 2]
     failed = failed_requests(trace, device)
     oom = oom_report(trace, failed[-1]) if failed else None
@@ -83,11 +95,13 @@ def trace_peak(
         peak_reserved_bytes=stats.peak_reserved_bytes,
         phase=reached.phase,
         operator=reached.operator,
-        parts=moment(trace, device, shown, largest=0).parts(by),
+        parts=state.parts(by),
         oom=oom,
         oom_event=own_number(trace, device, oom.event) if oom else None,
         failed_requests=len(failed),
         again=bool((between < stats.peak_bytes).any()),
+        largest=state.largest,
+        accounts=accounts(trace, device),
     )
 
 
@@ -127,4 +141,6 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
         phase=Phase(device_summary.peak.phase),
         operator=device_summary.peak.operator if device_summary.peak.HasField("operator") else None,
         parts=tuple(peak_parts(summary, device_summary, by)),
+        largest=tuple(largest_at_peak(summary, device_summary)),
+        accounts=recorded_accounts(device_summary),
     )

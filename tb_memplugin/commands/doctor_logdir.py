@@ -6,20 +6,34 @@ import os
 import shlex
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from tb_memplugin.analysis.account import AccountLevel, AccountLine, account_line
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.commands.doctor_findings import Finding, fine, hint, problem
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
-from tb_memplugin.store.reader import RecordedStep, Recordings, load_window, read_recordings
+from tb_memplugin.store.reader import (
+    RecordedStep,
+    Recordings,
+    load_window,
+    read_recordings,
+    recorded_accounts,
+)
 
 READ_SECONDS = 10
 """How many seconds to spend on reading side files completely; a large logdir has gigabytes of them."""
 
 RECORD = "Record with torch.profiler.profile(profile_memory=True, on_trace_ready=memory_trace_handler(DIR))."
+
+_WORST_FIRST: tuple[AccountLevel, ...] = ("different", "not_known", "not_recorded", "simulated", "exact")
+_COMPLETE = (
+    "Of the CPU, record with TB_MEMPLUGIN_EXACT_CPU=1, which counts every call of its allocator; of a GPU, "
+    "with snapshot=True, which records all threads."
+)
 
 SNAPSHOTS = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 TRACES = ("trace.json", "trace.json.gz")
@@ -52,6 +66,7 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     for error in broken.values():
         yield problem(f"{error.where}: {error.what}", error.fix)
     yield from _check_side_files(_side_files(recordings.steps, closed), broken)
+    yield from _check_accounts(recordings.steps)
     yield from _check_access(logdir, recordings)
 
 
@@ -200,6 +215,21 @@ def _check_content(paths: Mapping[str, int]) -> Iterator[Finding]:
     if complete:
         left = f"; {len(paths) - read} more were not read" if read < len(paths) else ""
         yield fine(f"{counted(complete, 'side file')} complete{left}")
+
+
+def _check_accounts(steps: Sequence[RecordedStep]) -> Iterator[Finding]:
+    """Report for each worker and device the worst account of its windows."""
+    windows = {(step.folder, step.metadata.window): step for step in steps}
+    lines: dict[tuple[str, str], list[AccountLine]] = {}
+    for (folder, _), step in windows.items():
+        with suppress(UnreadableFileError):  # the errors of files are findings already
+            for device in step.summary().devices:
+                lines.setdefault((folder, device.name), []).append(account_line(recorded_accounts(device)))
+    for (folder, name), of_windows in lines.items():
+        worst = min(of_windows, key=lambda line: _WORST_FIRST.index(line.level))
+        count = sum(line.level == worst.level for line in of_windows)
+        text = f"{folder}, {name}, {count} of {counted(len(of_windows), 'window')}: {worst.text}"
+        yield problem(text, _COMPLETE) if worst.level == "different" else fine(text)
 
 
 def _check_access(logdir: str, recordings: Recordings) -> Iterator[Finding]:

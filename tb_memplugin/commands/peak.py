@@ -9,8 +9,11 @@ from typing import Any
 
 import click
 
+from tb_memplugin.analysis.account import account_line
 from tb_memplugin.analysis.breakdown import DIVISIONS, By, Part
+from tb_memplugin.analysis.moment import LiveAllocation
 from tb_memplugin.analysis.rules import Rules
+from tb_memplugin.analysis.why import reason_of
 from tb_memplugin.commands.choosing import chosen_steps, highest, peaks, print_others
 from tb_memplugin.commands.device_peak import DevicePeak, summary_peak, trace_peak
 from tb_memplugin.commands.divisions import division, division_name, division_options, shown_key, top_parts
@@ -18,10 +21,13 @@ from tb_memplugin.commands.opening import Reading, load_file, print_notes, readi
 from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
-from tb_memplugin.exports.json import parts_json
+from tb_memplugin.exports.json import account_json, parts_json
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import RecordedStep, load_window
 from tb_memplugin.trace import MemoryTrace
+
+LARGEST = 30
+"""How many single blocks JSON has at most."""
 
 FIGURES = (
     *("step", "peak_bytes", "window_peak_bytes", "peak_event", "peak_time_ns"),
@@ -70,7 +76,7 @@ def command(
         rows = trace.device_rows(device)
         if step is not None:
             trace.step_row(step)
-        device_peaks = [trace_peak(trace, row, chosen, step, last=True) for row in rows]
+        device_peaks = [trace_peak(trace, row, chosen, step, last=True, largest=LARGEST) for row in rows]
     if as_json:
         document = {"source": source, "devices": [_json(peak, top) for peak in device_peaks]}
         click.echo(json.dumps(document, indent=2))
@@ -115,7 +121,9 @@ def _recorded_peak(
     trace = _window(step, traces)
     if not isinstance(trace, UnreadableFileError):
         try:
-            return trace_peak(trace, trace.device_row(device), by, step.metadata.step, last=False)
+            return trace_peak(
+                trace, trace.device_row(device), by, step.metadata.step, last=False, largest=LARGEST
+            )
         except NotRecordedError as error:
             trace = UnreadableFileError("The side file belongs to another window.", where=error.where)
     if isinstance(by, Rules) or by not in DIVISIONS:
@@ -141,8 +149,20 @@ def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
     return {
         "device": peak.device,
         **{field: getattr(peak, field) for field in FIGURES},
+        "account": account_json(peak.accounts),
         "oom": _oom_json(peak),
         "breakdown": parts_json(top_parts(peak.parts, top)),
+        "largest": [_block_json(block) for block in peak.largest[: top or None]],
+    }
+
+
+def _block_json(block: LiveAllocation) -> dict[str, Any]:
+    fields = ("bytes", "address", "module", "operator", "name", "born_ns", "freed_ns")
+    return {
+        **{field: getattr(block, field) for field in fields},
+        "category": block.category.key,
+        "phase": block.phase.key,
+        "why": reason_of(block),
     }
 
 
@@ -169,6 +189,9 @@ def _show(peak: DevicePeak, worker: str, by: str, top: int) -> None:
     ]
     for line in _heading(peak, worker, unit):
         out.print(printable(line, None if line.startswith("out of memory") else LONGEST), soft_wrap=True)
+    account = account_line(peak.accounts)
+    color = "red" if account.level == "different" else None
+    out.print(printable(f"account of the window: {account.text}"), style=color, soft_wrap=True)
     out.print(table((by, unit.name, "%", "blocks"), rows))
 
 

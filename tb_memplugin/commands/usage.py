@@ -73,6 +73,7 @@ def _json(trace: MemoryTrace, result: Usage) -> dict[str, Any]:
             "alloc_time_ns": block.born_ns,
             "free_event": freed,
             "free_time_ns": block.freed_ns,
+            "why": block.why,
             "stack": list(block.frames),
         },
     }
@@ -92,5 +93,6 @@ def _show(trace: MemoryTrace, result: Usage, action: Action) -> None:
     size = size_told(block["bytes"])
     out.print(f"{action} of {block['key']} ({size}) on {printable(result.device)}, event {document['event']}")
     out.print(table(("live", unit.name), rows))
+    out.print(printable(block["why"], LONGEST), soft_wrap=True)
     for frame in block["stack"]:
         out.print(f"  {printable(frame, LONGEST)}", soft_wrap=True)

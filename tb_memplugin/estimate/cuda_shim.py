@@ -5,21 +5,16 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.compiling import cache_folder, compile_library, installed_compiler
 
 SOURCE = Path(__file__).with_name("cuda_shim.cpp")
-CACHE_VARIABLE = "TB_MEMPLUGIN_CACHE"
-"""Environment variable that names the folder for the compiled library, instead of the user's cache."""
-
 _COMPILERS = ("c++", "g++", "clang++")
 _FIX = (
     "Install a C++20 compiler (g++ 10 or clang 12 or newer), or name one in the environment variable "
@@ -73,14 +68,6 @@ def _cached() -> Path:
     return path
 
 
-def cache_folder() -> Path:
-    """Return the folder of the library: `TB_MEMPLUGIN_CACHE`, or tb_memplugin in the user's cache."""
-    told = os.environ.get(CACHE_VARIABLE)
-    if told:
-        return Path(told)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tb_memplugin"
-
-
 def _abi() -> int:
     return int(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True))
 
@@ -91,40 +78,23 @@ def compiler() -> str:
     Raises:
         MemPluginError: no compiler was found.
     """
-    told = os.environ.get("CXX")
-    found = next((path for name in ([told] if told else _COMPILERS) if (path := shutil.which(name))), None)
-    if found is None:
+    installed, chosen = installed_compiler("CXX", _COMPILERS), os.environ.get("CXX")
+    if installed is None:
         raise MemPluginError(
             "On a machine without a GPU, the first estimate for a GPU needs a C++ compiler; "
-            + (f"{told!r} is not one." if told else "none was found."),
+            + (f"{chosen!r} is not one." if chosen else "none was found."),
             where=f"torch {torch.__version__}",
             fix=_FIX,
         )
-    return found
+    return installed
 
 
 def _compile(path: Path) -> None:
     root = Path(torch.__file__).parent
-    cxx = compiler()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            command = [
-                *(cxx, "-O0", "-shared", "-fPIC", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={_abi()}"),
-                f"-I{root / 'include'}",
-                *(os.fspath(SOURCE), "-o", os.fspath(made)),
-                *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise MemPluginError(
-                    f"The C++ compiler failed:\n{done.stderr[:2000].strip()}", where=cxx, fix=_FIX
-                )
-            made.replace(path)
-    except OSError as error:
-        raise MemPluginError(
-            f"The library that makes the device 'cuda' known to torch cannot be written: {error}.",
-            where=os.fspath(path.parent),
-            fix=f"Set the environment variable {CACHE_VARIABLE} to a folder that can be written.",
-        ) from error
+    command = [
+        *(compiler(), "-O0", "-shared", "-fPIC", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={_abi()}"),
+        f"-I{root / 'include'}",
+        os.fspath(SOURCE),
+        *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
+    ]
+    compile_library(path, command, what="makes the device 'cuda' known to torch", fix=_FIX)

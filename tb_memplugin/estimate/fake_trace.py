@@ -12,24 +12,31 @@ import torch
 from tb_memplugin.estimate.fake_layers import FakeLayers
 from tb_memplugin.estimate.fake_ledger import FakeLedger
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.sources.categories import Born, by_lifetime
+from tb_memplugin.sources.caches import with_caches
+from tb_memplugin.sources.categories import Born, by_lifetime, of_known
 from tb_memplugin.sources.phases import phase_at, phase_spans, stretch
 from tb_memplugin.sources.tables import Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.trace import (
     Category,
+    Counter,
     Device,
     Events,
     Kind,
     MemoryTrace,
     Phase,
+    Reason,
     Spans,
     Step,
+    at_every_moment,
     events,
     start_state,
 )
 from tb_memplugin.trace.tables import Int64
 
 SOURCE = "MemoryEstimator"
+
+_BY_MODELS = (Category.TEMPORARY, Category.WORKSPACE, Category.COMMUNICATION)
+"""Categories that only the estimate's models of kernels and libraries give to a block directly."""
 
 
 @dataclass(slots=True)
@@ -57,7 +64,7 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
     full = _events(run, phases, operators, labels, owners, streams)
     capacity, product = (None, "") if gpu is None else (gpu.memory_bytes, gpu.name)
     devices = run.ledger.devices or [f"{run.ledger.device_type}:0"]
-    return MemoryTrace(
+    trace = MemoryTrace(
         source=SOURCE,
         events=full,
         start=start_state([]),
@@ -71,9 +78,11 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
         annotation_names=names.as_tuple(),
         modules=owners.as_tuple(),
         streams=streams,
+        counters=at_every_moment(len(devices), Counter.SIMULATED),
         notes=tuple(notes),
         properties={"torch": torch.__version__},
     )
+    return with_caches(trace)
 
 
 def _steps(run: FakeRun) -> tuple[Step, ...]:
@@ -140,8 +149,11 @@ def _events(
         operator_end_ns=np.zeros(len(unknown), np.int64),
         recomputing=np.array([blocks[row].recomputing for row in unknown.tolist()], bool),
     )
-    category[unknown] = by_lifetime(born, phases, operators.as_tuple(), knows_optimizer=True)
-    category[~is_alloc] = Category.UNKNOWN
+    reason = of_known(category)
+    reason[np.isin(category, _BY_MODELS)] = Reason.KERNEL_MODEL
+    judged = by_lifetime(born, phases, operators.as_tuple(), knows_optimizer=True)
+    category[unknown], reason[unknown] = judged
+    category[~is_alloc], reason[~is_alloc] = Category.UNKNOWN, Reason.NOT_RECORDED
     return events(
         time,
         kind=np.where(is_alloc, Kind.ALLOC, Kind.FREE_COMPLETED),
@@ -156,6 +168,7 @@ def _events(
         ],
         phase=phase,
         category=category,
+        reason=reason,
         stream=[streams.index(block.stream) if streams else -1 for block in blocks],
     )
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tb_memplugin.analysis.account import Account, account_line, accounts
 from tb_memplugin.analysis.breakdown import By, Part, breakdown
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
 from tb_memplugin.exports.recorded import first_time, times_are_known
-from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 
 FORMAT = "tb_memplugin.trace"
 VERSION = 1
@@ -96,7 +97,29 @@ def _device(trace: MemoryTrace, row: int, epoch: int) -> dict[str, Any]:
         "peak_bytes": int(live[event + 1]),
         "peak_event": event,
         "peak_time_ns": int(trace.events.time_ns[event]) - epoch if event >= 0 else None,
+        "account": account_json(accounts(trace, row)),
         "at_peak": {by: parts_json(breakdown(trace, row, event, by)) for by in AT_THE_PEAK},
+    }
+
+
+def account_json(found: Sequence[Account]) -> dict[str, Any]:
+    """Return the account of a device for JSON."""
+    line = account_line(found)
+    return {
+        "level": line.level,
+        "text": line.text,
+        "moments": [
+            {
+                "moment": account.moment.key,
+                "counted_bytes": account.counted,
+                "counter": account.counter.key,
+                "allocator_bytes": account.allocator,
+                "at_least": account.at_least,
+                "missing_bytes": account.missing,
+                "causes": [{"cause": cause.key, "bytes": size} for cause, size in account.causes],
+            }
+            for account in found
+        ],
     }
 
 
@@ -110,6 +133,7 @@ def _tables(trace: MemoryTrace) -> dict[str, Any]:
         "kinds": [kind.name.lower() for kind in Kind],
         "categories": [category.key for category in Category],
         "phases": [phase.key for phase in Phase],
+        "reasons": [reason.name.lower() for reason in Reason],
         "operators": trace.operators,
         "modules": [
             {"key": module.key, "parent": module.parent, "class_name": module.class_name}

@@ -20,7 +20,7 @@ from tb_memplugin.analysis.annotations import annotation_ranges
 from tb_memplugin.exports.changes import changes_of
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.exports.recorded import first_time, is_used, times_are_known
-from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
 ROWS_AT_ONCE = 1 << 15
@@ -162,7 +162,7 @@ def _levels(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterat
     yield from _counter("allocated", process, [start], [int(live[0])], epoch)
     events = changes.event[last]
     yield from _counter("allocated", process, _times(trace, events), live[events + 1].tolist(), epoch)
-    for kind in Category:
+    for kind in STACKING_ORDER:
         rows = np.flatnonzero(category == kind)
         at_start = int(trace.allocations.bytes[first][trace.allocations.category[first] == kind].sum())
         if not len(rows) and not at_start:

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from tb_memplugin.sources.storages import tensors_in
+from tb_memplugin.sources.tensors_inside import tensors_in
 from tb_memplugin.sources.tracer.recording import StorageRecording
 from tb_memplugin.trace import Category, Phase
 
 
 class IterationRecording(StorageRecording):
     """A `StorageRecording` that is told of gradients as soon as backward creates them, and of inputs."""
+
+    names_others = False  # the figures are of one model
 
     def is_inside(self, module: nn.Module) -> None:
         """Record that a module's call began before the recording did."""

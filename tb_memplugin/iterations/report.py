@@ -24,9 +24,9 @@ from tb_memplugin.handler import default_worker_name
 from tb_memplugin.iterations.console import show, size
 from tb_memplugin.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
 from tb_memplugin.iterations.figures import IterationMemory, iteration_memory
-from tb_memplugin.iterations.watch import Call, IterationWatch, Seen, is_compiled
+from tb_memplugin.iterations.watch import Call, IterationWatch, Seen, compiled_modules
 from tb_memplugin.logs import instance_logger
-from tb_memplugin.sources.passing_hooks import PassingHook
+from tb_memplugin.sources.module_calls import ModuleCalls
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Step
 
@@ -153,7 +153,7 @@ class IterationReport:
 
     def _wait_for_the_model(self) -> None:
         model = self._model()
-        if model is None or is_compiled(model):
+        if model is None or compiled_modules(model):
             self._watch_next()
         else:
             self._slot.wait(model, [weakref.ref(one) for one in self._alive()])
@@ -225,7 +225,7 @@ class _Slot:
         self._logger = logger
         self._watch: IterationWatch | None = None
         self._began = 0.0
-        self._hooks: list[Any] = []
+        self._calls = ModuleCalls()
 
     @property
     def is_watching(self) -> bool:
@@ -248,7 +248,7 @@ class _Slot:
 
         def called(module: nn.Module, given: Any, named: Any) -> None:
             whole = reference()
-            if whole is None or torch.compiler.is_compiling():
+            if whole is None:
                 return
             try:
                 alive = [one for one in (reference() for reference in optimizers) if one is not None]
@@ -260,7 +260,7 @@ class _Slot:
 
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                self._hooks.append(module.register_forward_pre_hook(PassingHook(called), with_kwargs=True))
+                self._calls.watch(module, called, _ignore)
 
     def take(
         self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]
@@ -271,13 +271,15 @@ class _Slot:
         return self._began, watch.end(model, optimizers)
 
     def clear(self) -> None:
-        """Cancel the watch and remove the hooks."""
-        for handle in self._hooks:
-            handle.remove()
-        self._hooks.clear()
+        """Cancel the watch, and stop waiting for one."""
+        self._calls.stop()
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 def _as_step(trace: MemoryTrace, memory: IterationMemory) -> MemoryTrace:

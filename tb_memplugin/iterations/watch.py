@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,15 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.iterations.recording import IterationRecording
 from tb_memplugin.iterations.weights import divided, named_weights, stretches
 from tb_memplugin.logs import instance_logger
-from tb_memplugin.sources.passing_hooks import PassingHook
+from tb_memplugin.sources.module_calls import ModuleCalls
+from tb_memplugin.sources.modules import is_compiled
 from tb_memplugin.sources.steps.counters import Counters, Reading
 from tb_memplugin.sources.steps.devices import counters_of
 from tb_memplugin.sources.tracer.mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import ROOT
 
+_HOOKS = "_post_accumulate_grad_hooks"
 _NAMES_TOLD = 3
 _MOST_EVENTS = 1_000_000
 
@@ -66,7 +67,8 @@ class IterationWatch:
         self._counters_of = counters or _torch_counters
         self._counters: list[Counters] = []
         self._recording: IterationRecording | None = None
-        self._hooks: list[Any] = []
+        self._hooks: list[tuple[weakref.ref[torch.Tensor], Any]] = []
+        self._calls = ModuleCalls()
         self._devices: tuple[str, ...] = ()
         self._gradients: dict[str, int] = {}
         self._notes: list[str] = []
@@ -91,8 +93,7 @@ class IterationWatch:
             _WATCHING.add(self)
             self._hook_gradients(model)
             if not isinstance(model, torch.jit.ScriptModule):  # which does not accept Python hooks
-                noting = PassingHook(self._noting_inputs())
-                self._hooks.append(model.register_forward_pre_hook(noting, with_kwargs=True))
+                self._calls.watch(model, self._noting_inputs(), lambda *_: None)
             if call is not None:
                 recording.is_inside(call[0])
                 if call[0] is model:
@@ -132,8 +133,12 @@ class IterationWatch:
 
     def _let_go(self) -> None:
         _WATCHING.discard(self)
-        for handle in self._hooks:
+        self._calls.stop()
+        for reference, handle in self._hooks:
             handle.remove()
+            weight: Any = reference()
+            if weight is not None and not getattr(weight, _HOOKS):
+                setattr(weight, _HOOKS, None)  # as it was before it ever had one
         self._hooks.clear()
         for one in self._counters:
             one.close()
@@ -152,7 +157,8 @@ class IterationWatch:
     def _hook_gradients(self, model: nn.Module) -> None:
         for name, (weight, _) in named_weights(model).items():
             if weight.requires_grad and weight.is_leaf:
-                self._hooks.append(weight.register_post_accumulate_grad_hook(self._noting(name)))
+                handle = weight.register_post_accumulate_grad_hook(self._noting(name))
+                self._hooks.append((weakref.ref(weight), handle))
 
     def _noting(self, name: str) -> Callable[[torch.Tensor], None]:
         """Return a hook that notes the size of a new gradient and names its storage in the recording."""
@@ -193,20 +199,9 @@ def devices_of(model: nn.Module) -> tuple[str, ...]:
     return ("cpu",) if kind == "cpu" else tuple(str(device) for device in found if device.type == kind)
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Return whether the model, or a module inside it, is compiled with torch.compile."""
-    return bool(compiled_modules(model))
-
-
 def compiled_modules(model: nn.Module) -> list[str]:
-    """Return the names of compiled modules. Unless dynamo is imported, no module is wrapped."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return [
-        name or ROOT
-        for name, module in model.named_modules()
-        if (dynamo is not None and isinstance(module, dynamo.OptimizedModule))
-        or getattr(module, "_compiled_call_impl", None) is not None
-    ]
+    """Return the names of compiled modules."""
+    return [name or ROOT for name, module in model.named_modules() if is_compiled(module)]
 
 
 def _some(names: Sequence[str]) -> str:

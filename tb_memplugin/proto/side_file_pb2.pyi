@@ -19,7 +19,7 @@ DELTA: Encoding
 DICTIONARY: Encoding
 
 class Footer(_message.Message):
-    __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names", "streams", "pools", "ooms")
+    __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names", "streams", "pools", "ooms", "counters")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Footer(_message.Message):
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     OOMS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     source: bytes
     notes: _containers.RepeatedScalarFieldContainer[bytes]
@@ -42,7 +43,26 @@ class Footer(_message.Message):
     streams: _containers.RepeatedScalarFieldContainer[int]
     pools: _containers.RepeatedCompositeFieldContainer[PoolId]
     ooms: _containers.RepeatedCompositeFieldContainer[OutOfMemory]
-    def __init__(self, version: _Optional[int] = ..., source: _Optional[bytes] = ..., notes: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceInfo, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., names: _Optional[_Union[Chunk, _Mapping]] = ..., streams: _Optional[_Iterable[int]] = ..., pools: _Optional[_Iterable[_Union[PoolId, _Mapping]]] = ..., ooms: _Optional[_Iterable[_Union[OutOfMemory, _Mapping]]] = ...) -> None: ...
+    counters: _containers.RepeatedCompositeFieldContainer[CounterReading]
+    def __init__(self, version: _Optional[int] = ..., source: _Optional[bytes] = ..., notes: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceInfo, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., names: _Optional[_Union[Chunk, _Mapping]] = ..., streams: _Optional[_Iterable[int]] = ..., pools: _Optional[_Iterable[_Union[PoolId, _Mapping]]] = ..., ooms: _Optional[_Iterable[_Union[OutOfMemory, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[CounterReading, _Mapping]]] = ...) -> None: ...
+
+class CounterReading(_message.Message):
+    __slots__ = ("device", "moment", "counter", "bytes", "at_least", "causes", "cause_bytes")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    device: int
+    moment: int
+    counter: int
+    bytes: int
+    at_least: bool
+    causes: _containers.RepeatedScalarFieldContainer[int]
+    cause_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, device: _Optional[int] = ..., moment: _Optional[int] = ..., counter: _Optional[int] = ..., bytes: _Optional[int] = ..., at_least: bool = ..., causes: _Optional[_Iterable[int]] = ..., cause_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PoolId(_message.Message):
     __slots__ = ("first", "second")

@@ -65,7 +65,7 @@ class Modules(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[str]] = ..., classes: _Optional[_Iterable[int]] = ..., class_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeviceSummary(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "product", "stats", "peak", "curve", "modules")
+    __slots__ = ("name", "capacity_bytes", "product", "stats", "peak", "curve", "modules", "accounts")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class DeviceSummary(_message.Message):
     PEAK_FIELD_NUMBER: _ClassVar[int]
     CURVE_FIELD_NUMBER: _ClassVar[int]
     MODULES_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     product: str
@@ -80,7 +81,26 @@ class DeviceSummary(_message.Message):
     peak: Peak
     curve: Curve
     modules: ModuleTable
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., product: _Optional[str] = ..., stats: _Optional[_Union[_metadata_pb2.StepStats, _Mapping]] = ..., peak: _Optional[_Union[Peak, _Mapping]] = ..., curve: _Optional[_Union[Curve, _Mapping]] = ..., modules: _Optional[_Union[ModuleTable, _Mapping]] = ...) -> None: ...
+    accounts: _containers.RepeatedCompositeFieldContainer[Account]
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., product: _Optional[str] = ..., stats: _Optional[_Union[_metadata_pb2.StepStats, _Mapping]] = ..., peak: _Optional[_Union[Peak, _Mapping]] = ..., curve: _Optional[_Union[Curve, _Mapping]] = ..., modules: _Optional[_Union[ModuleTable, _Mapping]] = ..., accounts: _Optional[_Iterable[_Union[Account, _Mapping]]] = ...) -> None: ...
+
+class Account(_message.Message):
+    __slots__ = ("moment", "counted_bytes", "counter", "allocator_bytes", "at_least", "causes", "cause_bytes")
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    moment: int
+    counted_bytes: int
+    counter: int
+    allocator_bytes: int
+    at_least: bool
+    causes: _containers.RepeatedScalarFieldContainer[int]
+    cause_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, moment: _Optional[int] = ..., counted_bytes: _Optional[int] = ..., counter: _Optional[int] = ..., allocator_bytes: _Optional[int] = ..., at_least: bool = ..., causes: _Optional[_Iterable[int]] = ..., cause_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Peak(_message.Message):
     __slots__ = ("event", "time_ns", "bytes", "phase", "operator", "module", "by_category", "by_operator", "by_phase", "largest")
@@ -117,7 +137,7 @@ class Parts(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[str]] = ..., bytes: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Allocations(_message.Message):
-    __slots__ = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names", "born_ns", "freed_ns")
+    __slots__ = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names", "born_ns", "freed_ns", "reasons")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     CATEGORIES_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +147,7 @@ class Allocations(_message.Message):
     NAMES_FIELD_NUMBER: _ClassVar[int]
     BORN_NS_FIELD_NUMBER: _ClassVar[int]
     FREED_NS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     bytes: _containers.RepeatedScalarFieldContainer[int]
     addresses: _containers.RepeatedScalarFieldContainer[int]
     categories: _containers.RepeatedScalarFieldContainer[int]
@@ -136,7 +157,8 @@ class Allocations(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     born_ns: _containers.RepeatedScalarFieldContainer[int]
     freed_ns: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, bytes: _Optional[_Iterable[int]] = ..., addresses: _Optional[_Iterable[int]] = ..., categories: _Optional[_Iterable[int]] = ..., phases: _Optional[_Iterable[int]] = ..., modules: _Optional[_Iterable[int]] = ..., operators: _Optional[_Iterable[str]] = ..., names: _Optional[_Iterable[str]] = ..., born_ns: _Optional[_Iterable[int]] = ..., freed_ns: _Optional[_Iterable[int]] = ...) -> None: ...
+    reasons: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bytes: _Optional[_Iterable[int]] = ..., addresses: _Optional[_Iterable[int]] = ..., categories: _Optional[_Iterable[int]] = ..., phases: _Optional[_Iterable[int]] = ..., modules: _Optional[_Iterable[int]] = ..., operators: _Optional[_Iterable[str]] = ..., names: _Optional[_Iterable[str]] = ..., born_ns: _Optional[_Iterable[int]] = ..., freed_ns: _Optional[_Iterable[int]] = ..., reasons: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Curve(_message.Message):
     __slots__ = ("t0_ns", "t1_ns", "columns", "low", "high", "reserved", "categories", "stacks", "peak_event", "peak_time_ns", "peak_column")

@@ -7,6 +7,7 @@ from typing import Any
 
 from tb_memplugin.analysis.breakdown import Part
 from tb_memplugin.analysis.moment import LiveAllocation
+from tb_memplugin.analysis.why import reason_of
 from tb_memplugin.proto.metadata_pb2 import DeviceStats
 from tb_memplugin.trace import Category
 
@@ -70,4 +71,5 @@ def allocation_shape(block: LiveAllocation, epoch_ns: int) -> Json:
         "born_ns": None if block.born_ns is None else block.born_ns - epoch_ns,
         "freed_ns": None if block.freed_ns is None else block.freed_ns - epoch_ns,
         "address": hex(block.address),
+        "why": reason_of(block),
     }

@@ -36,6 +36,12 @@ def not_compiled_alone(function: Function) -> Function:
     return function
 
 
+def skipped_by_dynamo(function: Function) -> Function:
+    """Mark a function so that dynamo does not compile it, but may compile what it calls."""
+    _set_strategy(function, "DEFAULT")
+    return function
+
+
 def is_hidden(function: Callable[..., Any]) -> bool:
     """Whether the function is marked, which is not possible in older versions of torch."""
     return getattr(function, "_is_skipped_by_dynamo", False)
@@ -66,10 +72,18 @@ def _met() -> Sequence[Callable[[], CodeType | None]]:
 
 
 def _skip(function: Any) -> None:
+    function._is_skipped_by_dynamo = _set_strategy(function, "SKIP")
+
+
+def _set_strategy(function: Any, of_callees: str) -> bool:
+    """Skip a function's frames, and treat those of its callees as given. Return whether torch can do so."""
     frames: Any = torch._C._dynamo.eval_frame
     try:
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
-    except (AttributeError, TypeError):
-        return  # an older torch
-    function._is_skipped_by_dynamo = True
+        actions = frames._FrameAction
+        strategy = frames._FrameExecStrategy(actions.SKIP, getattr(actions, of_callees))
+        frames.set_code_exec_strategy(function.__code__, strategy)
+    except (AttributeError, TypeError):  # an older torch
+        if hasattr(frames, "skip_code"):
+            frames.skip_code(function.__code__)
+        return False
+    return True

@@ -1,13 +1,13 @@
-"""Record when each module runs, with hooks that exist only while a profiler records; and name modules.
+"""Record when each module runs, only while a profiler records; and name modules.
 
-The hooks log times and autograd sequence numbers instead of opening profiler ranges: this does not change
+Times and autograd sequence numbers are logged instead of opening profiler ranges: this does not change
 the traces that other handlers make of the same profile, and costs less than a range.
 """
 
 from __future__ import annotations
 
 import sys
-import weakref
+import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
-from tb_memplugin.sources.passing_hooks import PassingHook
+from tb_memplugin.sources.module_calls import Entered, Left, ModuleCalls, compiled_call
 from tb_memplugin.trace import Module
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -111,39 +111,25 @@ def _parent(key: str, rows: Mapping[str, int]) -> int:
     return -1
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile wrapped the module. Does not load dynamo, which takes seconds, to find out."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is compiled with `torch.compile(module)` or `module.compile()`."""
+    dynamo = sys.modules.get("torch._dynamo")  # loading it takes seconds; nothing is compiled without it
+    return compiled_call(module) is not None or (
+        dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    )
 
 
 Crossing = tuple[int, int, int, int]
 """(time_ns, row or -1 - row, sequence number, thread ident)"""
 
-
-def _logging(log: list[Crossing], crossing: int) -> Callable[..., None]:
-    """Return a function that logs one crossing, except while dynamo traces it into a graph.
-
-    torch.compile calls the hooks of a compiled module itself outside of its graph.
-
-    An endless `zip` reads the three numbers in one C call: if a profile records stacks, each Python call
-    would be an event in the user's own profile.
-    """
-    note, compiling = log.append, torch.compiler.is_dynamo_compiling
-    now = zip(iter(time_ns, None), repeat(crossing), iter(_sequence_number, None), iter(get_ident, None))
-
-    def crossed(*_: object) -> None:
-        if not compiling():
-            note(next(now))
-
-    return not_compiled_alone(crossed)
+OuterCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object]
+"""Called with the module and the arguments of a call that is within no other."""
 
 
 class ModuleRecorder:
-    """Logs when modules are entered and left. `start` adds the hooks, `stop` removes all of them.
+    """Logs when modules are entered and left, from `start` to `stop`.
 
-    Modules inside a compiled or scripted module get no hooks: only the outer module's own call is logged.
-    Compiled code stays valid, and TorchScript calls no hooks of inner modules.
+    Within a compiled module only its own call is logged: no Python call happens there.
 
     Args:
         scripted: whether scripted modules are recorded, too.
@@ -151,73 +137,74 @@ class ModuleRecorder:
 
     def __init__(self, *, scripted: bool = False) -> None:
         self._scripted = scripted
+        self._outer_call: OuterCall | None = None
+        self._module_calls = ModuleCalls()
         self.log: list[Crossing] = []
         """The logged crossings, in time order for each thread."""
-        self._hooked: dict[int, weakref.ref[nn.Module]] = {}
-        self._handles: list[Any] = []
-        self._patched: list[tuple[weakref.ref[nn.Module], Any]] = []
 
-    def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
-        """Add hooks to every module of the models that runs as Python code."""
-        self.log, self._hooked = [], {}
+    def start(
+        self, models: Mapping[str, nn.Module], names: ModuleNames, outer_call: OuterCall | None = None
+    ) -> None:
+        """Watch every module of the models whose calls Python makes.
+
+        Args:
+            models, names: the models, and the names of their modules.
+            outer_call: is called at each call that is within no other on its thread. Must not raise.
+        """
+        self.log, self._outer_call = [], outer_call
+        self._depth = _Depth()
         for model in models.values():
-            self.hook(model, names)
+            self.watch(model, names)
 
     def stop(self) -> None:
-        """Remove all hooks. Safe to call at any time, and twice."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for reference, original in self._patched:
-            module = reference()
-            if module is not None:
-                module._compiled_call_impl = original
-        self._patched.clear()
-        self._hooked.clear()
+        """Stop watching. Safe to call at any time, and twice."""
+        self._module_calls.stop()
+        self._outer_call = None  # it may hold who holds this
 
-    def has_hooked(self, module: nn.Module) -> bool:
-        """Whether the module has hooks of this recorder."""
-        known = self._hooked.get(id(module))
-        return known is not None and known() is module
+    def is_watching(self, module: nn.Module) -> bool:
+        """Whether this recorder logs the calls of the module."""
+        return self._module_calls.is_watching(module)
 
-    def hook(self, module: nn.Module, names: ModuleNames) -> None:
-        """Add hooks to a module and to those below it, where they have a name and no hooks yet."""
+    def watch(self, module: nn.Module, names: ModuleNames) -> None:
+        """Watch a module and those below it, where they have a name and are not watched yet."""
         pending = [module]
         while pending:
             module = pending.pop()
             row, scripted = names.row_of.get(id(module)), isinstance(module, torch.jit.ScriptModule)
-            if row is None or self.has_hooked(module) or (scripted and not self._scripted):
+            if row is None or self.is_watching(module) or (scripted and not self._scripted):
                 continue
-            self._hooked[id(module)] = weakref.ref(module)
-            if getattr(module, "_compiled_call_impl", None) is not None:
-                self._wrap_compiled(module, row)
-                continue
-            self._hook(module, row)
-            if not scripted and not _is_compiled(module):
+            self._module_calls.watch(module, *self._functions(row))
+            if not scripted and not is_compiled(module):
                 pending.extend(module.children())
 
-    def _hook(self, module: nn.Module, row: int) -> None:
-        """Add the first and the last hook, so that what the module's own hooks allocate belongs to it.
+    def _functions(self, row: int) -> tuple[Entered, Left]:
+        """Return the functions that log the start and the end of a module's calls.
 
-        A scripted module refuses hooks by its own methods, but its call from Python does run them.
+        An endless `zip` reads time, sequence number and thread in one C call: if a profile records stacks,
+        each Python call would be an event in the user's own profile.
         """
-        for crossing, register, order in (
-            (row, nn.Module.register_forward_pre_hook, {"prepend": True}),
-            (-1 - row, nn.Module.register_forward_hook, {"always_call": True}),
-        ):
-            self._handles.append(register(module, PassingHook(_logging(self.log, crossing)), **order))
+        note, depth, outer_call = self.log.append, self._depth, self._outer_call
+        entering, leaving = (_numbers(crossing) for crossing in (row, -1 - row))
 
-    def _wrap_compiled(self, module: nn.Module, row: int) -> None:
-        """Log around the compiled call of `Module.compile()`, which replaces the call including its hooks."""
-        original: Any = module._compiled_call_impl
-        enter, leave = _logging(self.log, row), _logging(self.log, -1 - row)
+        def entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not depth.calls and outer_call is not None:
+                outer_call(module, args, kwargs)
+            depth.calls += 1
+            note(next(entering))
 
-        def logged(*args: Any, **kwargs: Any) -> Any:
-            enter()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                leave()
+        def left(*_: object) -> None:
+            if depth.calls:  # else the call began before the watch did
+                depth.calls -= 1
+            note(next(leaving))
 
-        module._compiled_call_impl = logged
-        self._patched.append((weakref.ref(module), original))
+        return not_compiled_alone(entered), not_compiled_alone(left)
+
+
+def _numbers(crossing: int) -> Iterator[Crossing]:
+    return zip(iter(time_ns, None), repeat(crossing), iter(_sequence_number, None), iter(get_ident, None))
+
+
+class _Depth(threading.local):
+    """How many watched calls run on this thread."""
+
+    calls = 0

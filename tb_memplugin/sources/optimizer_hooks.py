@@ -7,18 +7,18 @@ torch iterates over a copy instead.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 from torch.optim import optimizer as torch_optimizer
 
+from tb_memplugin.sources import beside_compiler
+from tb_memplugin.sources.beside_dynamo import skipped_by_dynamo
+
 Hook = Callable[..., None]
 """A function that is called with the optimizer, and the positional and keyword arguments of its step."""
 
-_lock = threading.Lock()
-_users = 0
 _module: Any = torch_optimizer
 _original: Any = getattr(_module, "chain", None)
 """The `chain` of torch's optimizer module; None in versions of torch that iterate in another way."""
@@ -36,29 +36,54 @@ class _Chain:
 _at_once = _Chain()
 
 
-class StepHooks:
-    """Calls functions before and after every optimizer's step, on any thread, until `remove`."""
+class _HooksPatch:
+    """The hooks of one `StepHooks`, and the copying of torch's dictionaries while there are any."""
+
+    guarded = True  # a compiled step has guards on the dictionaries of hooks
 
     def __init__(self, before: Hook, after: Hook) -> None:
-        global _users
-        with _lock:
-            if not _users and _original is not None:
-                _module.chain = _at_once
-            _users += 1
-            self._handles = [
-                torch_optimizer.register_optimizer_step_pre_hook(before),
-                torch_optimizer.register_optimizer_step_post_hook(after),
-            ]
+        self._hooks, self._handles = (before, after), list[Any]()
+
+    def put_on(self) -> None:
+        if self._handles:
+            return
+        if not _on and _original is not None:
+            _module.chain = _at_once
+        _on.append(self)
+        before, after = self._hooks
+        self._handles = [
+            torch_optimizer.register_optimizer_step_pre_hook(before),
+            torch_optimizer.register_optimizer_step_post_hook(after),
+        ]
+
+    def take_off(self) -> None:
+        if not self._handles:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        _on.remove(self)
+        if not _on and _original is not None and _module.chain is _at_once:
+            _module.chain = _original
+
+
+_on: list[_HooksPatch] = []
+
+
+class StepHooks:
+    """Calls functions before and after every optimizer's step, on any thread, until `remove`.
+
+    They are not called while torch.compile traces, nor within code that it compiled.
+    """
+
+    def __init__(self, before: Hook, after: Hook) -> None:
+        self._patch = _HooksPatch(before, after)
+        beside_compiler.add(self._patch)
 
     def remove(self) -> None:
         """Remove the hooks. Safe to call twice."""
-        global _users
-        with _lock:
-            if not self._handles:
-                return
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
-            _users -= 1
-            if not _users and _original is not None and _module.chain is _at_once:
-                _module.chain = _original
+        beside_compiler.remove(self._patch)
+
+
+for _function in (_HooksPatch.put_on, _HooksPatch.take_off):
+    skipped_by_dynamo(_function)

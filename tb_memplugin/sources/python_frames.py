@@ -14,6 +14,8 @@ MOST_FRAMES = 256
 _FRAME = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 """A Python function's name in the profiler: `train.py(12): step`."""
 
+_WATCHED = "tb_memplugin/sources/module_calls.py:"
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}(?=>$)")
 """The address of a built-in method's object in its name, which differs between calls from the same line."""
 
@@ -29,6 +31,12 @@ def note_on_cut(stacks: int) -> str:
     return f"{stacks:,} call stacks have more than {MOST_FRAMES} frames; their outer frames are cut off."
 
 
+def is_watched_call(text: str) -> bool:
+    """Whether a frame is that of `module_calls`, in which a recorder calls the modules that it watches."""
+    function, _, file = text.partition(" ")
+    return function in ("_run", "__get__") and _WATCHED in file.replace("\\", "/")
+
+
 class CallTree:
     """The tree of frames that called one another: each chain of frames is stored once, under a key."""
 
@@ -37,10 +45,15 @@ class CallTree:
         self._keys: dict[tuple[str, int], int] = {}
 
     def add(self, name: str, outer: int) -> int:
-        """Return the key of a frame with the profiler's `name`, called from the frame `outer` (-1: none)."""
+        """Return the key of a frame with the profiler's `name`, called from the frame `outer` (-1: none).
+
+        A frame of ours, in which a watched module is called, is left out: its key is that of `outer`.
+        """
         text = self._texts.get(name)
         if text is None:
             text = self._texts[name] = frame_text(name)
+        if is_watched_call(text):
+            return outer
         return self._keys.setdefault((text, outer), len(self._keys))
 
     def stacks(self, keys: Int64) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:

@@ -27,6 +27,8 @@ def in_shared_memory(address: Int64, size: Int64, total: Int64, on_cpu: Bool) ->
     """
     shared: Bool = on_cpu & (total == 0) & (size != 0)
     suspects, regular = np.flatnonzero(shared), np.flatnonzero(on_cpu & (total > 0))
+    if not len(suspects):
+        return shared
     place = np.searchsorted(regular, suspects)
     known = place > 0
     before = np.append(total[regular], 0)[place - 1]

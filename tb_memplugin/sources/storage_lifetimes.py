@@ -131,6 +131,7 @@ class Ledger:
         self.lock = threading.RLock()
         self.watched: list[Watched] = []
         self.late: list[int] = []
+        self._expected: dict[int, list[Buffer]] = {}
         self._last_ns = 0
         self._device_rows: dict[str, int] = {}
         self._addresses: list[int] = []
@@ -263,6 +264,27 @@ class Ledger:
         buffer.holder = weakref.ref(storage, died)
         self.blocks[buffer.key] = buffer
 
+    def expect(self, size: int, category: Category, label: str, row: int) -> None:
+        """Add memory whose storage is not known to the start state."""
+        buffer = self._buffer(size, row, self._device_named(self.device_type))
+        buffer.key = -1 - buffer.address  # no storage's
+        self.blocks[buffer.key] = buffer
+        buffer.category, buffer.label = category, label
+        self._count_as_before(buffer)
+        self._expected.setdefault(size, []).append(buffer)
+
+    def expected(self, storage: torch.UntypedStorage) -> Buffer | None:
+        """Return the expected memory that this storage has, by its size; None if there is none."""
+        buffers = self._expected.get(storage.nbytes())
+        if not buffers:
+            return None
+        buffer = buffers.pop()
+        category = buffer.category
+        del self.blocks[buffer.key]
+        self.held_by(buffer, storage)
+        buffer.category = category
+        return buffer
+
     def take_in(
         self, storages: Iterable[torch.UntypedStorage], *, late: bool = False
     ) -> list[Block | Buffer]:
@@ -275,15 +297,20 @@ class Ledger:
         for storage in storages:
             block = self.blocks.get(storage._cdata)
             if block is None and late:
+                block = self.expected(storage)
+            if block is None and late:
                 block = self.born(storage, storage.nbytes(), None, -1, Phase.OTHER)
                 self.late.append(block.bytes)
             elif block is None:
                 block = self._block(storage, storage.nbytes(), -1)
-                block.made_by, block.phase, block.recomputing = None, Phase.BEFORE, False
-                block.serial = BEFORE
-                self._grow(block)
+                self._count_as_before(block)
             blocks.append(block)
         return blocks
+
+    def _count_as_before(self, block: Block | Buffer) -> None:
+        block.made_by, block.phase, block.recomputing = None, Phase.BEFORE, False
+        block.serial = BEFORE
+        self._grow(block)
 
     def _buffer(self, size: int, row: int, device: int) -> Buffer:
         buffer = Buffer()

@@ -15,13 +15,20 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.tensors_inside import isinstance_of, tensors_in
 from tb_memplugin.trace import Category
 
 Purpose = tuple[torch.Tensor, Category, int, str]
 """(tensor, category, owning module's row, label)"""
 
+_record_operators = torch._C._autograd._enable_record_function
+"""Whether operators of this thread are told to profilers."""
+
 OF_NO_PARAMETER = (-1, "optimizer")
 """(module's row, label) of state that an optimizer does not keep for one of its parameters."""
+
+_KNOWN_ATTRIBUTES = frozenset({"state", "param_groups", "defaults"})
+_WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +71,11 @@ def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if kind is torch.Tensor or kind is nn.Parameter or kind is nn.Buffer:
         if tensor.layout is torch.strided:
             yield tensor
-            if tensor.is_nested:  # its shapes are tensors, too
-                yield tensor._nested_tensor_size()
-                yield tensor._nested_tensor_strides()
-                yield tensor._nested_tensor_storage_offsets()
-        elif tensor.layout is torch.sparse_coo:
-            yield from (tensor._indices(), tensor._values())
-        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-            yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-        elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-            yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            yield from _parts(tensor)
         return
+    if kind.__module__.startswith("torch._subclasses"):
+        return  # a fake tensor has no memory, and warns of looking for it
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
         for name in flatten()[0]:
@@ -83,6 +84,27 @@ def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
                 yield from _plain(inner)
     elif tensor.layout is torch.strided:
         yield tensor
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that a sparse tensor consists of, or the shapes of a nested one.
+
+    Operators return them, which must not be in the user's profile.
+    """
+    names: tuple[str, ...] = ()
+    if tensor.is_nested:
+        names = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
+    elif tensor.layout is torch.sparse_coo:
+        names = ("_indices", "_values")
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        names = ("crow_indices", "col_indices", "values")
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        names = ("ccol_indices", "row_indices", "values")
+    _record_operators(False)
+    try:
+        return tuple(getattr(tensor, name)() for name in names)
+    finally:
+        _record_operators(True)
 
 
 def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Iterator[Purpose]:
@@ -107,7 +129,7 @@ def gradients(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[
 
 
 def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
-    """Yield every tensor of an optimizer's state, including nested ones, with the parameter's owner.
+    """Yield every tensor of an optimizer's state, including those in objects, with the parameter's owner.
 
     State need not be a dict, and its key need not be a parameter.
     """
@@ -116,8 +138,40 @@ def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> 
         module, label = owners.get(id(key), OF_NO_PARAMETER)
         for name, value in state.items() if isinstance(state, Mapping) else [("state", state)]:
             for tensor in tensors_in(value):
-                if tensor is not key:
+                if tensor is not key and not isinstance_of(tensor, nn.Parameter):
                     yield tensor, Category.OPTIMIZER_STATE, module, f"{label} ({name})"
+    for tensor, (module, label) in state_beside(optimizer, owners):
+        yield tensor, Category.OPTIMIZER_STATE, module, label
+
+
+def state_beside(
+    optimizer: torch.optim.Optimizer, owners: Mapping[int, tuple[int, str]]
+) -> list[tuple[torch.Tensor, tuple[int, str]]]:
+    """Return the tensors that an optimizer keeps outside `state`: in attributes of its own and in its groups.
+
+    Args:
+        optimizer: an optimizer.
+        owners: (module's row, label) of each of its parameters, by id.
+    """
+    holders: list[tuple[Any, str, object]] = []
+    own = object.__getattribute__(optimizer, "__dict__")
+    for name, value in tuple(own.items()):
+        if name in _KNOWN_ATTRIBUTES or type(value) in _WITHOUT_TENSORS:
+            continue
+        pairs = tuple(value.items()) if type(value) is dict else ((None, value),)
+        holders += [(key, name, inner) for key, inner in pairs]
+    for group in optimizer.param_groups:
+        holders += [(None, str(name), value) for name, value in group.items() if name != "params"]
+    found = []
+    for key, name, value in holders:
+        if type(value) not in _WITHOUT_TENSORS:
+            module, label = owners.get(id(key), OF_NO_PARAMETER)
+            found += [
+                (tensor, (module, f"{label} ({name})"))
+                for tensor in tensors_in(value)
+                if id(tensor) not in owners and not isinstance_of(tensor, nn.Parameter)
+            ]
+    return found
 
 
 def held_parameters(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
@@ -133,18 +187,6 @@ def optimizer_parameters(
     for index, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             yield parameter, *names.owner_of.get(id(parameter), (-1, f"group {index} parameter {place}"))
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield a tensor, or the tensors in nested dicts, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from tensors_in(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from tensors_in(inner)
 
 
 def sight(

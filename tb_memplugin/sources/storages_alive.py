@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, compress, starmap, tee
-from operator import attrgetter, is_, not_, or_
+from operator import is_, is_not, not_, or_
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,12 @@ from tb_memplugin.sources.collector import collector_at_rest
 from tb_memplugin.sources.storages import storages
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
-_PLAIN = (torch.Tensor, nn.Parameter)
-"""Classes whose tensors are searched; tensors of other classes wrap tensors of these."""
+_base: Any = torch._C.TensorBase
+_layout, get_grad, get_is_leaf, _is_nested, get_grad_fn = (
+    getattr(_base, name).__get__ for name in ("layout", "grad", "is_leaf", "is_nested", "grad_fn")
+)
+"""Getters of torch's own attributes: a subclass may have others of these names."""
+_untyped_storage: Any = _base.untyped_storage
 
 _Found = torch.UntypedStorage | weakref.ref[torch.Tensor]
 
@@ -41,17 +45,40 @@ def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorag
             the GIL, and reading one at that moment crashes the process.
     """
     found: list[_Found]
-    with collector_at_rest():  # a collection runs other code, and so other threads, within the one call
+    storages_found: list[torch.UntypedStorage] = []
+    # A collection would run other code, and so other threads, within the one call.
+    with torch._C.DisableTorchFunctionSubclass(), collector_at_rest():
         try:
             found = list(_look(_storages_of, of_gradients))
         except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
             found = list(_look(_known, of_gradients))
-    for one in found:
-        if isinstance(one, torch.UntypedStorage):
-            if _has_memory(one):
-                yield one
-        elif (tensor := one()) is not None:
-            yield from (storage for storage, _ in storages(tensor))
+        for one in found:
+            if isinstance(one, torch.UntypedStorage):
+                storages_found.append(one)
+            elif (tensor := one()) is not None:
+                storages_found += storages_behind(tensor)
+                del tensor
+    yield from filter(_has_memory, storages_found)
+
+
+def storages_behind(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """Yield a tensor's storages. Of a wrapper's tensors, each is known to the collector by itself."""
+    if type(tensor) in (torch.Tensor, nn.Parameter):
+        yield from (storage for storage, _ in storages(tensor))
+        return
+    try:
+        yield _untyped_storage(tensor)
+    except (RuntimeError, NotImplementedError):
+        return
+
+
+def tensors_alive() -> list[torch.Tensor]:
+    """Return every tensor that Python's garbage collector knows. The caller must drop them soon.
+
+    Must not be called while another thread may run backward (`others_may_run`).
+    """
+    with collector_at_rest():
+        return list(_tensors())
 
 
 def others_may_run() -> bool:
@@ -69,12 +96,29 @@ def _is_package(path: str) -> bool:
 
 
 def _tensors() -> Iterator[torch.Tensor]:
-    """Yield all tensors that refer to their class `torch.Tensor` or `nn.Parameter`.
+    """Yield all tensors that refer to their class, `torch.Tensor` or one made from it.
 
     `gc.get_objects()` would also return tuples that other threads are still building, and those threads
     would then fail in C code.
     """
-    return _plain(chain.from_iterable(starmap(gc.get_referrers, [_PLAIN])))
+    kinds = _classes()
+    return _of(kinds, chain.from_iterable(starmap(gc.get_referrers, [kinds])))
+
+
+def _classes() -> list[type]:
+    """Return the classes of tensors with memory of their own.
+
+    The search asks every object of the program for every one of them, so torch's other classes, which wrap
+    tensors or have no memory, are left out.
+    """
+    kinds: dict[int, type] = {}
+    pending: list[type] = [torch.Tensor]
+    while pending:
+        kind = pending.pop()
+        if kind in (torch.Tensor, nn.Parameter) or not str(kind.__module__).startswith("torch."):
+            kinds[id(kind)] = kind
+        pending += type.__subclasses__(kind)
+    return list(kinds.values())
 
 
 def _look(
@@ -87,7 +131,8 @@ def _look(
 
 def _gradients(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
     tensors, same = tee(tensors)
-    return _plain(map(attrgetter("grad"), compress(tensors, map(attrgetter("is_leaf"), same))))
+    gradients, filled = tee(map(get_grad, compress(tensors, map(get_is_leaf, same))))
+    return compress(gradients, map(partial(is_not, None), filled))
 
 
 def _storages_of(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
@@ -99,25 +144,25 @@ def _known(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
     return map(weakref.ref, tensors)
 
 
-def _plain(things: Iterator[Any]) -> Iterator[torch.Tensor]:
+def _of(kinds: list[type], things: Iterator[Any]) -> Iterator[torch.Tensor]:
     things, same = tee(things)
-    return compress(things, map(_PLAIN.__contains__, map(type, same)))
+    return compress(things, map(set(map(id, kinds)).__contains__, map(id, map(type, same))))
 
 
 def _dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
     tensors, same = tee(tensors)
-    return map(torch.Tensor.untyped_storage, compress(tensors, _are_strided(same)))
+    return map(_untyped_storage, compress(tensors, _are_strided(same)))
 
 
 def _not_dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Return the sparse tensors, and the nested ones, whose shapes are also tensors."""
     tensors, same, nested = tee(tensors, 3)
     sparse = map(not_, _are_strided(same))
-    return compress(tensors, map(or_, sparse, map(attrgetter("is_nested"), nested)))
+    return compress(tensors, map(or_, sparse, map(_is_nested, nested)))
 
 
 def _are_strided(tensors: Iterator[torch.Tensor]) -> Iterator[bool]:
-    return map(partial(is_, torch.strided), map(attrgetter("layout"), tensors))
+    return map(partial(is_, torch.strided), map(_layout, tensors))
 
 
 def _has_memory(storage: torch.UntypedStorage) -> bool:

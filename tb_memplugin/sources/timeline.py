@@ -14,12 +14,15 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.sources.by_size import addresses_by_size
 from tb_memplugin.trace import (
     Category,
+    Counter,
     Device,
     Events,
     Kind,
     MemoryTrace,
     Module,
+    Reason,
     Step,
+    at_every_moment,
     events,
     start_state,
 )
@@ -109,11 +112,16 @@ def trace_from_timeline(content: object, source: str, device: str) -> MemoryTrac
         source=SOURCE,
         events=happened,
         start=start_state(
-            size[:count], address=address[:count], category=category[:count], module=np.zeros(count, np.int32)
+            size[:count],
+            address=address[:count],
+            category=category[:count],
+            reason=np.full(count, Reason.IN_FILE),
+            module=np.zeros(count, np.int32),
         ),
         devices=(Device(device),),
         steps=(_window(happened),),
         modules=(Module(NOT_NAMED),),
+        counters=at_every_moment(1, Counter.SEEN),
         notes=tuple(notes),
     )
 
@@ -164,6 +172,7 @@ def _events(time: Int64, size: Int64, category: UInt8, address: UInt64) -> Event
         address=address,
         bytes=np.abs(size),
         category=category,
+        reason=np.where(kind == Kind.ALLOC, Reason.IN_FILE, Reason.NOT_RECORDED),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import zstandard
 from google.protobuf.message import DecodeError
 
@@ -14,6 +15,7 @@ from tb_memplugin.store.envelope import RERECORD, check_version
 from tb_memplugin.store.fold import fold
 from tb_memplugin.store.summary import SCHEMA_VERSION, Limits
 from tb_memplugin.store.summary_check import check_summary
+from tb_memplugin.trace import Category
 
 MOST_BLOB_BYTES = 100_000
 """The largest size of a step in an event file: TensorBoard keeps all steps in memory."""
@@ -21,6 +23,9 @@ MOST_BLOB_BYTES = 100_000
 MOST_SUMMARY_BYTES = 64 << 20
 SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE = 4 << 20, 100
 """The largest decompressed size: at all, of a small blob, and per byte of the blob. More is an attack."""
+
+FIRST_CATEGORIES = 12
+"""How many categories the first version had."""
 
 _WHAT = "A step's summary has"
 
@@ -73,6 +78,7 @@ def read_summary(blob: bytes, where: str = "") -> StepSummary:
             )
         raw = zstandard.ZstdDecompressor().decompress(outer.summary, max_output_size=outer.raw_size)
         summary = StepSummary.FromString(raw)
+        _widen(summary)
         check_summary(summary)
         return summary
     except (DecodeError, zstandard.ZstdError) as error:
@@ -80,6 +86,17 @@ def read_summary(blob: bytes, where: str = "") -> StepSummary:
     except ValueError as error:
         what = f"A step's summary is damaged ({error})."
         raise UnreadableFileError(what, where=where, fix=RERECORD) from error
+
+
+def _widen(summary: StepSummary) -> None:
+    """Add the columns of later categories to the modules' bytes by category, in place."""
+    for device in summary.devices:
+        table = device.modules
+        rows = len(table.modules)
+        width, rest = divmod(len(table.own), rows or 1)
+        if rest == 0 and FIRST_CATEGORIES <= width < len(Category):
+            own = np.array(table.own, np.int64).reshape(rows, width)
+            table.own[:] = np.pad(own, ((0, 0), (0, len(Category) - width))).ravel().tolist()
 
 
 def read_metadata(content: bytes, where: str = "") -> StepMetadata:

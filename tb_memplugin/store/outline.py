@@ -13,7 +13,16 @@ import numpy as np
 from tb_memplugin.analysis.pool_names import NOT_KNOWN
 from tb_memplugin.analysis.steps import StepStats
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
-from tb_memplugin.proto.summary_pb2 import Curve, DeviceSummary, ModuleTable, Note, Parts, Peak, StepSummary
+from tb_memplugin.proto.summary_pb2 import (
+    Account,
+    Curve,
+    DeviceSummary,
+    ModuleTable,
+    Note,
+    Parts,
+    Peak,
+    StepSummary,
+)
 from tb_memplugin.store.paths import readable
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
@@ -38,10 +47,17 @@ class Outlines:
     Args:
         trace: the window.
         stats: the figures of all steps, for each device.
+        accounts: the accounts of the window, for each device.
     """
 
-    def __init__(self, trace: MemoryTrace, stats: Sequence[Sequence[StepStats]]) -> None:
+    def __init__(
+        self,
+        trace: MemoryTrace,
+        stats: Sequence[Sequence[StepStats]],
+        accounts: Sequence[Sequence[Account]] = (),
+    ) -> None:
         self._trace = trace
+        self._accounts = accounts or [()] * len(trace.devices)
         self._blocks = [_blocks_at_peaks(trace, device, steps) for device, steps in enumerate(stats)]
         self._lowest = [_lowest(trace, device) for device in range(len(trace.devices))]
 
@@ -101,6 +117,7 @@ class Outlines:
                 forward_ns=[0],
                 backward_ns=[0],
             ),
+            accounts=self._accounts[device],
         )
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
+from tb_memplugin.analysis.account import Account
 from tb_memplugin.analysis.breakdown import By, Part, merged
+from tb_memplugin.analysis.moment import LiveAllocation
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, ModuleTable, Parts, StepSummary
@@ -22,7 +24,8 @@ from tb_memplugin.store.step_records import read_figures, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.summary import epoch_ns as epoch_of
 from tb_memplugin.store.windows import read_window
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason
+from tb_memplugin.trace.counters import known
 from tb_memplugin.trace.step_figures import WatchedSteps, joined
 from tb_memplugin.trace.tables import NOT_NAMED
 
@@ -119,6 +122,46 @@ def peak_parts(summary: StepSummary, device: DeviceSummary, by: By) -> list[Part
     return [Part(*row) for row in zip(parts.keys, parts.bytes, parts.counts, strict=True)]
 
 
+def recorded_accounts(device: DeviceSummary) -> tuple[Account, ...]:
+    """Return the accounts of a device from a summary; () if its version or source recorded none."""
+    return tuple(
+        Account(
+            Moment(stored.moment),
+            stored.counted_bytes,
+            known(Counter, stored.counter),
+            stored.allocator_bytes if stored.HasField("allocator_bytes") else None,
+            stored.at_least,
+            tuple(
+                (known(Cause, cause), size)
+                for cause, size in zip(stored.causes, stored.cause_bytes, strict=True)
+            ),
+        )
+        for stored in device.accounts
+    )
+
+
+def largest_at_peak(summary: StepSummary, device: DeviceSummary) -> Iterator[LiveAllocation]:
+    """Yield the largest allocations alive at a device's peak, with times in epoch nanoseconds, row -1."""
+    blocks, epoch = device.peak.largest, summary.metadata.epoch_ns
+    modules = [None if row < 0 else summary.modules.keys[row] for row in blocks.modules]
+    reasons = blocks.reasons or [Reason.NOT_RECORDED] * len(blocks.bytes)
+    for row, size in enumerate(blocks.bytes):
+        born_ns, freed_ns = blocks.born_ns[row], blocks.freed_ns[row]
+        yield LiveAllocation(
+            row=-1,
+            bytes=size,
+            address=blocks.addresses[row],
+            category=Category(blocks.categories[row]),
+            phase=Phase(blocks.phases[row]),
+            module=modules[row],
+            operator=blocks.operators[row] or None,
+            name=blocks.names[row] or None,
+            born_ns=None if born_ns < 0 else epoch + born_ns,
+            freed_ns=None if freed_ns < 0 else epoch + freed_ns,
+            reason=Reason(reasons[row]),
+        )
+
+
 def module_keys(summary: StepSummary, rows: Iterable[int]) -> list[str]:
     """Return the keys for rows of a summary's modules; row -1 is `NOT_NAMED`."""
     keys = [*summary.modules.keys, NOT_NAMED]
@@ -137,7 +180,7 @@ def _module_parts(summary: StepSummary, table: ModuleTable) -> list[Part]:
 
 
 def category_bytes(row: Sequence[int]) -> dict[str, int]:
-    """Return the non-zero bytes by category key. The row has one value per category (12)."""
+    """Return the non-zero bytes by category key. The row has one value per category."""
     return {category.key: int(size) for category, size in zip(Category, row, strict=True) if size}
 
 

@@ -14,7 +14,7 @@ from tb_memplugin.proto import step_figures_pb2 as pb
 from tb_memplugin.store.envelope import RERECORD, check_version
 from tb_memplugin.store.paths import readable
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseBytes, PhaseFigures, StepFigures
-from tb_memplugin.trace.tables import Bool, Int64
+from tb_memplugin.trace.tables import Bool, Int64, differences
 
 Column = TypeVar("Column", Int64, Bool)
 
@@ -164,8 +164,8 @@ def _phase(message: pb.PhaseFigures, rows: int, devices: int) -> PhaseFigures:
 
 
 def _differences(column: Int64) -> list[int]:
-    differences: list[int] = np.diff(column, prepend=0).tolist()
-    return differences
+    steps: list[int] = differences(column).tolist()
+    return steps
 
 
 def _flag_values(flags: Bool) -> list[bool]:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tb_memplugin.analysis.account import Account, accounts
 from tb_memplugin.analysis.breakdown import Part
 from tb_memplugin.analysis.curve import category_columns
 from tb_memplugin.analysis.modules import module_table
@@ -16,7 +17,8 @@ from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.outline import Outlines
 from tb_memplugin.store.paths import readable
-from tb_memplugin.trace import MemoryTrace, Spans
+from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Spans
+from tb_memplugin.trace.tables import differences
 
 SCHEMA_VERSION = 1
 CURVE_COLUMNS = 200
@@ -116,7 +118,7 @@ class WindowSummaries:
 
     @cached_property
     def _outlines(self) -> Outlines:
-        return Outlines(self._trace, self._stats)
+        return Outlines(self._trace, self._stats, self._accounts)
 
     def _device(self, row: int, device: int, limits: Limits) -> summary_pb2.DeviceSummary:
         stats, info = self._stats[device][row], self._trace.devices[device]
@@ -128,7 +130,15 @@ class WindowSummaries:
             peak=self._peak(device, stats, limits.largest),
             curve=self._curve(row, device),
             modules=self._table(device, row, stats.peak_event),
+            accounts=self._accounts[device],
         )
+
+    @cached_property
+    def _accounts(self) -> list[list[summary_pb2.Account]]:
+        return [
+            [_account(one) for one in accounts(self._trace, device)]
+            for device in range(len(self._trace.devices))
+        ]
 
     def _stats_of(self, stats: StepStats) -> metadata_pb2.StepStats:
         return metadata_pb2.StepStats(
@@ -178,6 +188,7 @@ class WindowSummaries:
             names=[readable(trace.labels[row]) if row >= 0 else "" for row in blocks.label[rows].tolist()],
             born_ns=times[blocks.born[rows]].tolist(),
             freed_ns=times[blocks.freed[rows]].tolist(),
+            reasons=blocks.reason[rows].tolist(),
         )
 
     def _table(self, device: int, row: int, event: int) -> summary_pb2.ModuleTable:
@@ -202,7 +213,7 @@ class WindowSummaries:
 
     def _curve(self, row: int, device: int) -> summary_pb2.Curve:
         drawn = category_columns(self._trace, device, *step_span(self._trace, row), CURVE_COLUMNS)
-        used = np.flatnonzero(drawn.stacks.any(axis=1))
+        used = [category for category in STACKING_ORDER if drawn.stacks[category].any()]
         return summary_pb2.Curve(
             t0_ns=drawn.t0_ns - self._epoch,
             t1_ns=drawn.t1_ns - self._epoch,
@@ -210,8 +221,8 @@ class WindowSummaries:
             low=_differences(drawn.low),
             high=_differences(drawn.high),
             reserved=None if drawn.reserved is None else _differences(drawn.reserved),
-            categories=used.tolist(),
-            stacks=np.diff(drawn.stacks[used], prepend=0, axis=1).ravel().tolist(),
+            categories=used,
+            stacks=differences(drawn.stacks[used]).ravel().tolist(),
             peak_event=drawn.peak_event,
             peak_time_ns=drawn.peak_time_ns - self._epoch,
             peak_column=drawn.peak_column,
@@ -246,6 +257,18 @@ class WindowSummaries:
         )
 
 
+def _account(account: Account) -> summary_pb2.Account:
+    return summary_pb2.Account(
+        moment=account.moment,
+        counted_bytes=account.counted,
+        counter=account.counter,
+        allocator_bytes=account.allocator,
+        at_least=account.at_least,
+        causes=[cause for cause, _ in account.causes],
+        cause_bytes=[size for _, size in account.causes],
+    )
+
+
 def _parts(parts: Sequence[Part]) -> summary_pb2.Parts:
     return summary_pb2.Parts(
         keys=[readable(part.key) for part in parts],
@@ -255,8 +278,8 @@ def _parts(parts: Sequence[Part]) -> summary_pb2.Parts:
 
 
 def _differences(series: np.ndarray) -> list[int]:
-    differences: list[int] = np.diff(series, prepend=0).tolist()
-    return differences
+    steps: list[int] = differences(series).tolist()
+    return steps
 
 
 def _or_none(text: str | None) -> str | None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tb_memplugin.proto.summary_pb2 import Allocations, DeviceSummary, ModuleTable, Parts, Spans, StepSummary
-from tb_memplugin.trace import Category, Phase
+from tb_memplugin.proto.summary_pb2 import (
+    Account,
+    Allocations,
+    DeviceSummary,
+    ModuleTable,
+    Parts,
+    Spans,
+    StepSummary,
+)
+from tb_memplugin.trace import Category, Moment, Phase, Reason
 
 Limit = tuple[str, Sequence[int], int, int]
 """What a column of numbers is called, the column, its lowest value, and the one after its highest."""
@@ -40,6 +48,7 @@ def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
         yield "the modules' sizes", _modules(device.modules)
         yield "the curve", [curve.columns, len(curve.low), len(curve.high)]
         yield "the reserve", [curve.columns if curve.reserved else 0, len(curve.reserved)]
+        yield from (("an account's causes", _all(one, "causes", "cause_bytes")) for one in device.accounts)
         yield "the curve's parts", [curve.columns * len(curve.categories), len(curve.stacks)]
 
 
@@ -49,7 +58,7 @@ def _parts(parts: Parts) -> list[int]:
 
 def _largest(blocks: Allocations) -> list[int]:
     names = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names")
-    return _all(blocks, *names, "born_ns", "freed_ns")
+    return _all(blocks, *names, "born_ns", "freed_ns", *(["reasons"] if blocks.reasons else []))
 
 
 def _modules(table: ModuleTable) -> list[int]:
@@ -58,7 +67,7 @@ def _modules(table: ModuleTable) -> list[int]:
     return [*(len(Category) * length for length in rows), len(table.own)]
 
 
-def _all(message: Parts | Allocations | ModuleTable | Spans, *names: str) -> list[int]:
+def _all(message: Account | Parts | Allocations | ModuleTable | Spans, *names: str) -> list[int]:
     return [len(getattr(message, name)) for name in names]
 
 
@@ -76,8 +85,10 @@ def _device_limits(device: DeviceSummary, modules: int) -> Iterator[Limit]:
     largest, table = device.peak.largest, device.modules
     yield "the peak's phase", [device.peak.phase], 0, len(Phase)
     yield "an allocation's category", largest.categories, 0, len(Category)
+    yield "an allocation's reason", largest.reasons, 0, len(Reason)
     yield "an allocation's phase", largest.phases, 0, len(Phase)
     yield "an allocation's module", largest.modules, -1, modules
     yield "a row's module", table.modules, -1, modules
     yield "a row's parent", table.parents, -1, len(table.parents)
+    yield "an account's moment", [account.moment for account in device.accounts], 0, len(Moment)
     yield "the curve's category", device.curve.categories, 0, len(Category)

@@ -17,18 +17,24 @@ from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, En
 from tb_memplugin.trace import (
     Annotations,
     Category,
+    Cause,
+    Counter,
+    CounterReading,
     Device,
     Events,
     Kind,
     MemoryTrace,
     Module,
+    Moment,
     OutOfMemory,
     Phase,
+    Reason,
     Segments,
     Spans,
     StartState,
     Step,
 )
+from tb_memplugin.trace.counters import known
 from tb_memplugin.trace.tables import ABSENT
 
 MOST_ROWS = 1 << 26
@@ -52,8 +58,8 @@ TABLES: dict[str, type[Any]] = {
 """The columnar parts of a trace."""
 
 LATER = {
-    *(f"events.{field}" for field in ("stream", "pool", "context", "forward", "rounded")),
-    *(f"start.{field}" for field in ("stack", "stream", "pool", "rounded", "pending")),
+    *(f"events.{field}" for field in ("stream", "pool", "context", "forward", "rounded", "reason")),
+    *(f"start.{field}" for field in ("stack", "stream", "pool", "rounded", "pending", "reason")),
     *(f"segments.{field}" for field in Segments.__slots__),
     *(f"annotations.{field}" for field in Annotations.__slots__),
 }
@@ -109,6 +115,18 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
                 event=oom.event, requested_bytes=oom.requested_bytes, free_bytes=oom.free_bytes
             )
             for oom in trace.ooms
+        ],
+        counters=[
+            side_file_pb2.CounterReading(
+                device=reading.device,
+                moment=reading.moment,
+                counter=reading.counter,
+                bytes=reading.bytes,
+                at_least=reading.at_least,
+                causes=[cause for cause, _ in reading.causes],
+                cause_bytes=[size for _, size in reading.causes],
+            )
+            for reading in trace.counters
         ],
     )
     return envelope.finish(footer)
@@ -174,6 +192,7 @@ class _WindowReader:
                 )
                 for oom in footer.ooms
             ),
+            counters=tuple(map(_reading, footer.counters)),
             notes=tuple(map(_text, footer.notes)),
             properties={_text(item.key): _text(item.value) for item in footer.properties},
         )
@@ -238,6 +257,8 @@ class _WindowReader:
             self._refuse("A module comes before its parent.")
         if any(oom.event >= len(trace.events) for oom in trace.ooms):
             self._refuse("A failed request comes after the last event.")
+        if any(reading.device >= len(trace.devices) for reading in trace.counters):
+            self._refuse("A counter is of a device that the file does not have.")
         sizes = (trace.events.bytes, trace.start.bytes, trace.segments.bytes)
         if sum(float(column.sum(dtype=np.float64)) for column in sizes) > 1 << 62:
             self._refuse("The sizes sum to more bytes than a number can hold.")
@@ -261,7 +282,13 @@ def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
         "pool": trace.pools,
         "context": trace.contexts,
     }
-    codes = {"kind": Kind, "device": trace.devices, "category": Category, "phase": Phase}
+    codes = {
+        "kind": Kind,
+        "device": trace.devices,
+        "category": Category,
+        "phase": Phase,
+        "reason": Reason,
+    }
     for name in ("events", "start", "segments", "annotations"):
         table = getattr(trace, name)
         for field in table.__slots__:
@@ -335,6 +362,18 @@ def _names(trace: MemoryTrace) -> Names:
 def _modules(names: Names) -> tuple[Module, ...]:
     rows = zip(names.module_keys, names.module_parents, names.module_classes, strict=True)
     return tuple(Module(_text(key), parent, _text(class_name)) for key, parent, class_name in rows)
+
+
+def _reading(stored: side_file_pb2.CounterReading) -> CounterReading:
+    causes = zip(stored.causes, stored.cause_bytes, strict=True)
+    return CounterReading(
+        stored.device,
+        Moment(stored.moment),
+        known(Counter, stored.counter),
+        stored.bytes if stored.HasField("bytes") else None,
+        stored.at_least,
+        tuple((known(Cause, cause), size) for cause, size in causes),
+    )
 
 
 def _stacks(names: Names) -> tuple[tuple[str, ...], ...]:

@@ -24,7 +24,10 @@ class Kind(IntEnum):
 
 
 class Category(IntEnum):
-    """What a block is used for, in the order in which charts stack it. The values are written to disk."""
+    """What a block is used for. The values are written to disk: append new ones, never renumber.
+
+    Charts stack them in `STACKING_ORDER`.
+    """
 
     PARAMETER = 0
     BUFFER = 1
@@ -38,11 +41,93 @@ class Category(IntEnum):
     INPUT = 9
     COMMUNICATION = 10
     UNKNOWN = 11
+    CACHE = 12
+    """Kept and reused from call to call, such as the keys and values of attention."""
+    PARAMETER_COPY = 13
+    """A copy of a parameter that is not used as one now: EMA weights, a deepcopy, a clone of a state dict."""
 
     @property
     def key(self) -> str:
         """The name in JSON and URLs: `optimizer_state`."""
         return self.name.lower()
+
+
+STACKING_ORDER = (
+    Category.PARAMETER,
+    Category.PARAMETER_COPY,
+    Category.BUFFER,
+    Category.OPTIMIZER_STATE,
+    Category.CACHE,
+    Category.GRADIENT,
+    Category.ACTIVATION,
+    Category.AUTOGRAD_DETAIL,
+    Category.RECOMPUTED,
+    Category.TEMPORARY,
+    Category.WORKSPACE,
+    Category.INPUT,
+    Category.COMMUNICATION,
+    Category.UNKNOWN,
+)
+"""The categories in the order in which charts stack them, from the bottom: what lives longest comes first."""
+
+
+class Reason(IntEnum):
+    """Why a block has its category. The values are written to disk: append new ones, never renumber.
+
+    `analysis.why` makes a sentence of each.
+    """
+
+    NOT_RECORDED = 0
+    NO_RULE = 1
+    """No rule applies: the category is unknown."""
+    HELD = 2
+    """A parameter, buffer, gradient or optimizer's state pointed to it."""
+    ENTERED = 3
+    """It was an argument of an outermost module call."""
+    FREED_IN_OPERATOR = 4
+    IN_FORWARD = 5
+    IN_RECOMPUTATION = 6
+    FREED_IN_BACKWARD = 7
+    OUTLIVES_BACKWARD = 8
+    FREED_IN_STEP = 9
+    """Allocated in an optimizer step and freed by its end."""
+    OUTLIVES_STEP = 10
+    """Allocated in an optimizer step, and alive after it."""
+    NOT_IN_STATE = 11
+    """As `OUTLIVES_STEP`, but not in the state of the optimizer, which is known."""
+    FREED_BEFORE_PHASE = 12
+    """Allocated between phases, and freed before the next one."""
+    ALIVE_IN_FORWARD = 13
+    """Allocated between phases before a forward, and freed after it."""
+    KEPT = 14
+    """Allocated between phases, and kept for longer than a step."""
+    COMMUNICATION_OPERATOR = 15
+    SHARDING = 16
+    """Allocated while FSDP2 gathered parameters or reduced gradients."""
+    SIZE = 17
+    """It has a size that only such blocks have."""
+    SHARED_BATCH = 18
+    """Shared memory from before the window that was freed in it, and that no model holds."""
+    LABEL = 19
+    """The label that the program gave it."""
+    FRAMES = 20
+    """Functions in its stack."""
+    FREED_BY_AUTOGRAD = 21
+    """Allocated in no known phase, and freed in backward."""
+    SAME_SIZES = 22
+    """It and others have exactly the sizes of blocks whose category is known."""
+    IN_FILE = 23
+    """The file has the category."""
+    KERNEL_MODEL = 24
+    """The estimate's model of a kernel or a library."""
+    REACHABLE = 25
+    """A scan of live tensors saw it, under the name in its label."""
+    GROWN = 26
+    """It replaced a block that was smaller by as much as that replaced another."""
+    PASSED_BACK = 27
+    """An outermost module call returned it, and a later one received it."""
+    COPY = 28
+    """It has the values, or the place in a list or dict, of a copy of a parameter."""
 
 
 class Phase(IntEnum):

@@ -38,6 +38,7 @@ class Allocations:
     context: Int32
     forward: Int32
     rounded: Int64
+    reason: UInt8
     unseen_frees: int
     unmatched_frees: Int64
 
@@ -125,6 +126,27 @@ def attributed(blocks: Allocations, events: Events, start: StartState) -> Alloca
     return _allocations(events, start, blocks.born, blocks.freed, *counts)
 
 
+def unreported_frees(events: Events, blocks: Allocations) -> Rows:
+    """Return the rows of blocks whose address was allocated again although no free was reported."""
+    ended = np.flatnonzero(blocks.freed < len(events))
+    rows: Rows = ended[events.kind[blocks.freed[ended]] == Kind.ALLOC]
+    return rows
+
+
+def frees_of_unknown(events: Events, blocks: Allocations) -> Int64:
+    """Return the indices of reported frees of blocks that the trace never knew.
+
+    A report that follows the end of a block of the start state, which was observed directly, is not among
+    them: the allocator reports the same free.
+    """
+    reported: Int64 = blocks.unmatched_frees[events.kind[blocks.unmatched_frees] == Kind.FREE_COMPLETED]
+    if not len(reported):
+        return reported
+    observed = events.address[events.kind == Kind.STORAGE_FREE]
+    unknown: Int64 = reported[~np.isin(events.address[reported], observed)]
+    return unknown
+
+
 def _allocations(
     events: Events, start: StartState, born: Int64, freed: Int64, unseen_frees: int, unmatched_frees: Int64
 ) -> Allocations:
@@ -146,6 +168,7 @@ def _allocations(
         context=np.concatenate((absent, events.context[allocs])),
         forward=np.concatenate((absent, events.forward[allocs])),
         rounded=np.concatenate((start.rounded, events.rounded[allocs])),
+        reason=np.concatenate((start.reason, events.reason[allocs])),
         unseen_frees=unseen_frees,
         unmatched_frees=unmatched_frees,
     )

@@ -12,6 +12,7 @@ import tb_memplugin
 from tb_memplugin.analysis.bands import bands
 from tb_memplugin.analysis.columns import event_cuts, time_cuts
 from tb_memplugin.analysis.lives import found, in_order, lifetimes, versions
+from tb_memplugin.analysis.why import why
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.writer import RunWriter
 from tests.browser.conftest import count_steps, watched
@@ -209,6 +210,7 @@ def test_the_panel_tells_all_that_is_known(tab, made):
     expect(facts).to_contain_text(f"event {blocks.born[row]:,}")
     expect(facts).to_contain_text(f"event {blocks.freed[row]:,}")
     expect(facts).to_contain_text("default, default stream")
+    expect(tab("allocation-why")).to_have_text(why(made, row))
     assert exact(tab("allocation-bytes")) == blocks.bytes[row]
     expect(tab("frames")).to_be_visible()
     kept = int(np.flatnonzero(blocks.rounded >= 0)[0])

@@ -20,6 +20,7 @@ pytest.importorskip("pytorch_lightning")
 from tb_memplugin.callbacks.lightning import MemoryTraceCallback
 from tb_memplugin.callbacks.window import is_profiling
 from tests.callbacks.plain import PlainProfiler, counted_peaks, recorded, stats_in, steps_in
+from tests.watched import is_watched
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -249,7 +250,7 @@ def test_an_error_in_training_passes_and_the_step_that_failed_is_written(tmp_pat
         fit(trainer_in(library, tmp_path, MemoryTraceCallback(steps=[2, 3])), module)
     assert raised.value.__cause__ is None
     assert not is_profiling()
-    assert not any(one._forward_pre_hooks for one in module.modules())
+    assert not is_watched(module)
     assert steps_in(tmp_path) == [2, 3]
 
 

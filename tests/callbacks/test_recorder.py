@@ -13,6 +13,7 @@ from tb_memplugin.callbacks.recorder import StepRecorder, Training
 from tb_memplugin.callbacks.window import is_profiling
 from tb_memplugin.store.reader import load_window
 from tests.callbacks.plain import PlainProfiler, counted_peaks, recorded, stats_in, steps_in
+from tests.watched import is_watched
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_a_step_that_was_not_finished_is_written_as_it_is(tmp_path, model):
     assert stats_in(tmp_path)[0].window_peak_bytes == 2 * 64 * 4 * 4
     assert not is_profiling()
     gc.collect()
-    assert not model._forward_hooks
+    assert not is_watched(model)
 
 
 def test_none_of_the_chosen_steps_ran(tmp_path, model, caplog):

@@ -28,7 +28,10 @@ from transformers import (  # noqa: E402
 
 from tb_memplugin.callbacks.transformers import MemoryTraceCallback  # noqa: E402
 from tb_memplugin.callbacks.window import is_profiling  # noqa: E402
+from tb_memplugin.sources.alive_before import alive_now  # noqa: E402
+from tb_memplugin.trace import Category  # noqa: E402
 from tests.callbacks.plain import PlainProfiler, counted_peaks, recorded, stats_in, steps_in  # noqa: E402
+from tests.watched import is_watched  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -260,7 +263,7 @@ def test_an_error_in_training_passes_and_the_step_that_failed_is_written(tmp_pat
         trainer.train()
     assert raised.value.__cause__ is None
     assert not is_profiling()
-    assert not any(module._forward_pre_hooks for module in trainer.model.modules())
+    assert not is_watched(trainer.model)
     assert steps_in(tmp_path) == [2, 3]
 
 
@@ -286,12 +289,14 @@ def test_beside_a_profiler_of_the_users_own(tmp_path, caplog):
 
 
 def test_the_optimizers_state_is_told_apart(tmp_path):
+    gc.collect()
+    models_of_others = sum(one.storage.nbytes() for one in alive_now() if one.category is Category.PARAMETER)
     trainer_in(tmp_path, MemoryTraceCallback(steps=[3]), optim="adamw_torch").train()
     (step,) = recorded(tmp_path)
     parts = step.summary().devices[0].peak.by_category
     found = dict(zip(parts.keys, parts.bytes, strict=True))
     weights = sum(parameter.nbytes for parameter in GPT2().parameters())
-    assert found["parameter"] == weights
+    assert weights <= found["parameter"] <= weights + models_of_others
     assert 2 * weights <= found["optimizer_state"] < 2 * weights + 1000  # and a step counter each
 
 

@@ -8,7 +8,9 @@ from click.testing import CliRunner
 from tb_memplugin.commands import doctor_installation, doctor_logdir, main
 from tb_memplugin.commands.doctor_findings import Level
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import Counter, CounterReading, Moment
 from tests.server.conftest import BASELINE
+from tests.traces import trace
 
 
 @pytest.fixture
@@ -214,3 +216,22 @@ def test_this_environment_is_registered_and_loads():
         if "frontend" not in finding.what
     }
     assert all(finding.level is not Level.PROBLEM for finding in found.values()), found
+
+
+def test_accounts_are_told_by_worker_and_device_with_the_worst_window(tmp_path):
+    writer = RunWriter(str(tmp_path), "rank0")
+    for size in (500, 625, 500):
+        reading = CounterReading(0, Moment.PEAK, Counter.ALLOCATED, size)
+        writer.write(trace("alloc 500 a", counters=(reading,)))
+    (told,) = problems(tmp_path)
+    assert told == (
+        f"{tmp_path / 'rank0'}, cpu, 1 of 3 windows: accounts for 80.00 % of the allocator's bytes: "
+        "125 B missing at the peak"
+    )
+
+
+def test_an_account_that_was_not_recorded_is_no_problem(logdir):
+    (told,) = [finding.what for finding in findings(logdir) if "window:" in finding.what]
+    assert told.endswith(
+        "1 of 1 window: not recorded: no counter was read, as in recordings of older versions"
+    )

@@ -7,6 +7,7 @@ import pytest
 
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import Counter, CounterReading, Moment
 from tests.commands import files
 from tests.commands.files import run
 from tests.server.conftest import BASELINE, BIGGER
@@ -24,7 +25,22 @@ def told(*arguments):
 
 
 def test_json_is_what_the_issue_says(logdir):
-    assert told(logdir) == {
+    document = told(logdir)
+    largest = document["devices"][0].pop("largest")
+    assert largest[0] == {
+        "bytes": 400,
+        "address": 0x1000,
+        "module": "layer",
+        "operator": None,
+        "name": "layer.weight",
+        "born_ns": None,
+        "freed_ns": None,
+        "category": "parameter",
+        "phase": "before",
+        "why": "parameter (layer.weight): the recording does not say why",
+    }
+    assert [block["bytes"] for block in largest] == [400, 100, 60]
+    assert document == {
         "source": str(logdir / "baseline" / "rank0"),
         "devices": [
             {
@@ -37,6 +53,11 @@ def test_json_is_what_the_issue_says(logdir):
                 "start_bytes": 400,
                 "end_bytes": 460,
                 "peak_reserved_bytes": None,
+                "account": {
+                    "level": "not_recorded",
+                    "text": "not recorded: no counter was read, as in recordings of older versions",
+                    "moments": [],
+                },
                 "oom": None,
                 "breakdown": [
                     {"key": "parameter", "bytes": 400, "count": 1},
@@ -205,3 +226,21 @@ def test_an_empty_event_file_is_named(tmp_path):
     result = run("peak", tmp_path)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"warning: The event file is empty.\n  where: {path}\n")
+
+
+@pytest.mark.parametrize("side_file", [True, False])
+def test_the_account_of_the_window_is_a_line_and_numbers(tmp_path, side_file):
+    """500 bytes at the peak, where the allocator has 625."""
+    readings = (CounterReading(0, Moment.PEAK, Counter.ALLOCATED, 625),)
+    written = RunWriter(str(tmp_path), "rank0").write(trace("alloc 500 a", counters=readings))
+    if not side_file:
+        Path(written.side_file).unlink()
+    (device,) = told(tmp_path)["devices"]
+    assert (device["account"]["level"], device["account"]["moments"][0]["missing_bytes"]) == (
+        "different",
+        125,
+    )
+    assert (
+        "account of the window: accounts for 80.00 % of the allocator's bytes: 125 B missing at the peak"
+        in run("peak", tmp_path).output
+    )

@@ -24,7 +24,10 @@ def step(tmp_path):
 
 def test_a_snapshot_is_told_as_a_recorded_step_is(step):
     (device,) = told("peak", step)["devices"]
-    breakdown = device.pop("breakdown")
+    breakdown, largest, account = (device.pop(key) for key in ("breakdown", "largest", "account"))
+    assert (account["level"], [one["moment"] for one in account["moments"]]) == ("not_known", ["end"])
+    assert [block["bytes"] for block in largest] == [300, 90]
+    assert largest[0]["why"] == "activation: allocated in the forward and not freed when its operator ended"
     assert sum(part["bytes"] for part in breakdown) == 390
     assert device == {
         "device": "cuda:0",

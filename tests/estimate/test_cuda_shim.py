@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tb_memplugin import MemPluginError
 from tb_memplugin.estimate import cuda_shim
+from tb_memplugin.sources.compiling import CACHE_VARIABLE
 
 needs_shim = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: nothing to stand in for")
 
@@ -32,7 +33,7 @@ def run(cache: Path, **environment: str) -> str:
     """Return the output of a new process that estimates 4 MiB."""
     done = subprocess.run(
         [sys.executable, "-c", ESTIMATE],
-        env={**os.environ, cuda_shim.CACHE_VARIABLE: os.fspath(cache), **environment},
+        env={**os.environ, CACHE_VARIABLE: os.fspath(cache), **environment},
         capture_output=True,
         text=True,
         timeout=300,
@@ -61,13 +62,13 @@ def test_without_a_compiler_the_error_says_what_to_do(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("not a folder")
-    assert cuda_shim.CACHE_VARIABLE in run(taken)
+    assert CACHE_VARIABLE in run(taken)
 
 
 @needs_shim
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
     told = run(tmp_path, CXX="false")
-    assert "The C++ compiler failed" in told
+    assert "The compiler failed" in told
 
 
 def backward() -> None:

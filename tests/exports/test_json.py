@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.exports import json as json_export
-from tb_memplugin.trace import Events
+from tb_memplugin.trace import Cause, Counter, CounterReading, Events, Moment
 from tests.traces import EPOCH, trace
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json_format.md"
@@ -46,6 +46,28 @@ def test_the_levels_and_the_peak_of_each_device_are_told(document):
     ]
     for parts in cpu["at_peak"].values():
         assert sum(part["bytes"] for part in parts) == 500
+
+
+def test_the_account_has_a_line_and_the_numbers_behind_it(document, tmp_path):
+    assert document["devices"][0]["account"]["level"] == "not_recorded"
+    reading = CounterReading(0, Moment.PEAK, Counter.CALLS, 625, causes=((Cause.UNSEEN, 120),))
+    (cpu,) = read(replace(SMALL, counters=(reading,)), tmp_path / "counted.json")["devices"]
+    assert cpu["account"] == {
+        "level": "different",
+        "text": "accounts for 80.00 % of the allocator's bytes: 125 B missing at the peak (120 B allocated "
+        "or freed where the recorder does not see it; 5 B for no known reason)",
+        "moments": [
+            {
+                "moment": "peak",
+                "counted_bytes": 500,
+                "counter": "calls",
+                "allocator_bytes": 625,
+                "at_least": False,
+                "missing_bytes": 125,
+                "causes": [{"cause": "unseen", "bytes": 120}],
+            }
+        ],
+    }
 
 
 def test_times_count_from_an_epoch_that_is_text(document):

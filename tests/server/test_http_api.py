@@ -55,7 +55,7 @@ CALLS: dict[str, list[dict[str, Any]]] = {
 }
 """What each route is asked; those that are not here, for STEP alone."""
 
-NAMED_BY_OTHERS = {"settings", "properties", "state"}
+NAMED_BY_OTHERS = {"account", "settings", "properties", "state"}
 KEYED_BY_DEVICE = {"devices", "monitored"}
 
 

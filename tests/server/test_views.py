@@ -25,6 +25,7 @@ def test_step_tells_the_peak_in_every_division(tab, baseline):
     assert keys_and_bytes(peak["by_operator"]) == {"(before the window)": 400, "aten::mm": 160}
     assert keys_and_bytes(peak["by_phase"]) == {"before": 400, "forward": 100, "backward": 60}
     assert answer["notes"] == [{"level": "info", "text": "Something is not exact."}]
+    assert (answer["account"]["level"], answer["account"]["moments"]) == ("not_recorded", [])
     assert answer["previous_step"] is None
     assert answer["source"]["torch"] == "2.13.0"
     assert answer["source"]["side_file_present"] is True
@@ -44,6 +45,7 @@ def test_the_largest_blocks_come_with_their_lives(tab, baseline):
         "born_ns": None,
         "freed_ns": None,
         "address": "0x1000",
+        "why": "parameter (layer.weight): the recording does not say why",
     }
     assert (largest[1]["born_ns"], largest[1]["freed_ns"], largest[1]["operator"]) == (500, 4_500, "aten::mm")
 

@@ -1,15 +1,18 @@
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tb_memplugin.analysis.account import accounts
 from tb_memplugin.analysis.breakdown import DIVISIONS, breakdown
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
 from tb_memplugin.store.blob import MOST_BLOB_BYTES, pack, read_metadata, read_summary
-from tb_memplugin.store.reader import peak_parts
+from tb_memplugin.store.reader import peak_parts, recorded_accounts
 from tb_memplugin.store.summary import Window, WindowSummaries
+from tb_memplugin.trace import Cause, Counter, CounterReading, Moment
 from tests.traces import MICROSECOND, trace
 
 WINDOW = Window("rank0", "abc", 3, "window-000003.mem")
@@ -81,6 +84,19 @@ def test_the_largest_blocks_are_named():
     assert list(largest.names) == ["layer.weight", "", ""]
     assert list(largest.born_ns) == [-1, 500, 3_500]
     assert list(largest.freed_ns) == [-1, 4_500, -1]
+
+
+def test_every_step_has_the_account_of_its_window():
+    readings = (
+        CounterReading(0, Moment.START, Counter.ALLOCATED, 500, causes=((Cause.UNSEEN, 90),)),
+        CounterReading(0, Moment.PEAK, Counter.SEEN),
+    )
+    recorded = replace(TWO_STEPS, counters=readings)
+    outline = WindowSummaries(recorded, WINDOW).outline(1)
+    for summary in (summary_of(recorded, 0), summary_of(recorded, 1), outline):
+        assert recorded_accounts(summary.devices[0]) == accounts(recorded, 0)
+    assert [one.missing for one in accounts(recorded, 0)] == [100, None]
+    assert recorded_accounts(summary_of(TWO_STEPS).devices[0]) == ()
 
 
 def test_metadata_tells_enough_to_list_steps():
@@ -169,6 +185,8 @@ def test_a_flipped_bit_anywhere_in_a_summary_is_refused_or_changes_nothing():
         (lambda device: device.modules.modules.__setitem__(0, 99), "row's module points outside"),
         (lambda device: device.modules.parents.__setitem__(0, 0), "comes before its parent"),
         (lambda device: device.peak.largest.categories.__setitem__(0, 77), "category points outside"),
+        (lambda device: device.accounts.add(moment=3), "account's moment points outside"),
+        (lambda device: device.accounts.add(causes=[1]), "account's causes have different lengths"),
         (lambda device: setattr(device.peak, "phase", 77), "peak's phase points outside"),
         (lambda device: setattr(device.curve, "columns", 1 << 31), "curve have different lengths"),
     ],

@@ -19,13 +19,18 @@ from tb_memplugin.store.windows import read_window, write_window
 from tb_memplugin.trace import (
     Annotations,
     Category,
+    Cause,
+    Counter,
+    CounterReading,
     Device,
     Events,
     Kind,
     MemoryTrace,
     Module,
+    Moment,
     OutOfMemory,
     Phase,
+    Reason,
     Segments,
     Spans,
     StartState,
@@ -47,6 +52,16 @@ def read(content, name="window.mem"):
 
 TEXT = st.text(st.characters(), max_size=20)
 TIMES = st.integers(-(2**62) + 1, 2**62 - 1)
+CAUSES = st.lists(st.tuples(st.sampled_from(Cause), st.integers(-(2**62), 2**62)), max_size=2).map(tuple)
+READINGS = st.builds(
+    CounterReading,
+    st.integers(0, 1),
+    st.sampled_from(Moment),
+    st.sampled_from(Counter),
+    st.none() | st.integers(0, 2**62),
+    st.booleans(),
+    CAUSES,
+)
 
 
 @st.composite
@@ -66,7 +81,12 @@ def traces(draw):
     tables = {"operator": operators, "module": modules, "label": labels, "stack": stacks, "forward": stacks}
     tables |= {"stream": streams, "pool": pools, "context": contexts}
     limits = {name: (-1, len(table) - 1) for name, table in tables.items()}
-    limits |= {"kind": (0, len(Kind) - 1), "phase": (0, len(Phase) - 1), "category": (0, len(Category) - 1)}
+    limits |= {
+        "kind": (0, len(Kind) - 1),
+        "phase": (0, len(Phase) - 1),
+        "category": (0, len(Category) - 1),
+        "reason": (0, len(Reason) - 1),
+    }
     limits |= {
         "address": (0, 2**64 - 1),
         "bytes": (0, 2**55),
@@ -105,6 +125,7 @@ def traces(draw):
         pools=pools,
         contexts=contexts,
         ooms=tuple(OutOfMemory(row, draw(st.integers(0, 2**62)), draw(size)) for row in range(min(rows, 2))),
+        counters=tuple(draw(st.lists(READINGS, max_size=4))),
         notes=tuple(draw(st.lists(TEXT, max_size=3))),
         properties=draw(st.dictionaries(TEXT, TEXT, max_size=3)),
     )
@@ -242,6 +263,30 @@ def test_a_span_of_what_is_not_there_is_refused(table, column, value):
     assert same(read(written(recorded)), recorded)
     with pytest.raises(UnreadableFileError, match=rf"{table}\.{column} points outside"):
         read(written(replace(recorded, **{table: wrong})))
+
+
+def test_a_counter_and_a_cause_of_a_newer_version_are_read_as_others():
+    def change(footer, body):
+        footer.counters[0].counter = footer.counters[0].causes[0] = 99
+
+    reading = CounterReading(0, Moment.PEAK, Counter.ALLOCATED, 107, causes=((Cause.UNSEEN, 7),))
+    content = written(trace("alloc 100 a", counters=(reading,)))
+    assert read(content).counters == (reading,)
+    assert read(with_footer(content, change)).counters == (
+        replace(reading, counter=Counter.OTHER, causes=((Cause.OTHER, 7),)),
+    )
+
+
+@pytest.mark.parametrize(("field", "value"), [("device", 1), ("moment", 3), ("causes", [1])])
+def test_a_counter_of_what_is_not_there_is_refused(field, value):
+    def change(footer, body):
+        setattr(footer.counters[0], field, value) if field != "causes" else footer.counters[0].causes.extend(
+            value
+        )
+
+    content = written(trace("alloc 1 a", counters=(CounterReading(0, Moment.END, Counter.ALLOCATED, 1),)))
+    with pytest.raises(UnreadableFileError):
+        read(with_footer(content, change))
 
 
 def test_an_absent_column_is_refused():

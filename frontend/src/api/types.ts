@@ -84,11 +84,27 @@ export interface Allocation {
   born_ns: number | null;
   freed_ns: number | null;
   address: string;
+  /** Why it has its category: a sentence. */
+  why: string;
 }
 
 export interface Note {
   level: "info" | "warning";
   text: string;
+}
+
+export interface Account {
+  level: "exact" | "different" | "not_known" | "not_recorded" | "simulated";
+  text: string;
+  moments: {
+    moment: "start" | "peak" | "end";
+    counted_bytes: number;
+    counter: string;
+    allocator_bytes: number | null;
+    at_least: boolean;
+    missing_bytes: number | null;
+    causes: { cause: string; bytes: number }[];
+  }[];
 }
 
 export interface StepAnswer {
@@ -110,6 +126,7 @@ export interface StepAnswer {
     by_phase: Part[];
     largest: Allocation[];
   };
+  account: Account;
   notes: Note[];
   previous_step: number | null;
   /** What the first step left that this one can be held against; null for itself. */

@@ -3,8 +3,10 @@ import type { Categories } from "../api/types";
 
 export const CATEGORIES = [
   "parameter",
+  "parameter_copy",
   "buffer",
   "optimizer_state",
+  "cache",
   "gradient",
   "activation",
   "autograd_detail",
@@ -44,7 +46,7 @@ interface CategoryGroup {
 
 /** The columns of the Modules table. Together they hold every category, so a row's columns sum to its total. */
 export const GROUPS: readonly CategoryGroup[] = [
-  { id: "parameters", label: "parameters", members: ["parameter", "buffer"] },
+  { id: "parameters", label: "parameters", members: ["parameter", "parameter_copy", "buffer"] },
   { id: "gradients", label: "gradients", members: ["gradient"] },
   { id: "optimizer", label: "optimizer", members: ["optimizer_state"] },
   { id: "activations", label: "activations", members: ["activation", "autograd_detail", "recomputed"] },
@@ -53,7 +55,7 @@ export const GROUPS: readonly CategoryGroup[] = [
     label: "temporaries",
     members: ["temporary", "workspace"],
   },
-  { id: "other", label: "other", members: ["input", "communication", "unknown"] },
+  { id: "other", label: "other", members: ["cache", "input", "communication", "unknown"] },
 ];
 
 /** Bytes of one group; foreign categories count as unknown, so nothing is lost. */

@@ -13,6 +13,7 @@ from tb_memplugin.estimate.simulator.allocator_settings import OF_SETTINGS
 from tb_memplugin.estimate.simulator.replay import Replay
 from tb_memplugin.trace import (
     Annotations,
+    Counter,
     Device,
     Events,
     Kind,
@@ -20,6 +21,7 @@ from tb_memplugin.trace import (
     OutOfMemory,
     Segments,
     StartState,
+    at_every_moment,
 )
 from tb_memplugin.trace.tables import EVENT_DTYPES, Int64, UInt64
 
@@ -94,6 +96,7 @@ class _Simulated:
             streams=tuple(self._streams),
             pools=tuple(self._pools),
             ooms=self._ooms(events, keys),
+            counters=at_every_moment(len(source.devices), Counter.SIMULATED),
             notes=(*source.notes, *self._notes()),
             properties={
                 **{key: told for key, told in source.properties.items() if key not in OF_SETTINGS},

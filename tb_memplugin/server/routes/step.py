@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tb_memplugin.analysis.growth_across import COUNTED_ON_CPU
-from tb_memplugin.proto.summary_pb2 import Allocations, DeviceSummary, StepSummary
+from tb_memplugin.exports.json import account_json
+from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Session
-from tb_memplugin.server.shapes import CATEGORIES, Json, parts_shape, stats_shape
-from tb_memplugin.store.reader import peak_parts
+from tb_memplugin.server.shapes import Json, allocation_shape, parts_shape, stats_shape
+from tb_memplugin.store.reader import largest_at_peak, peak_parts, recorded_accounts
 from tb_memplugin.trace import Phase
 
 
@@ -28,6 +29,7 @@ def answer(session: Session, request: Request) -> Json:
         "device": chosen.device,
         "stats": next(stats_shape(stats) for stats in metadata.devices if stats.device == chosen.device),
         "peak": _peak_shape(summary, device),
+        "account": account_json(recorded_accounts(device)),
         "notes": notes,
         "previous_step": _previous_step(session, request, chosen),
         "first_end": _first_end(session, request, chosen, summary.source),
@@ -57,26 +59,10 @@ def _peak_shape(summary: StepSummary, device: DeviceSummary) -> Json:
         "by_module": parts_shape(peak_parts(summary, device, "module")),
         "by_operator": parts_shape(peak_parts(summary, device, "operator")),
         "by_phase": parts_shape(peak_parts(summary, device, "phase")),
-        "largest": _largest_shape(summary, peak.largest),
+        "largest": [
+            allocation_shape(block, summary.metadata.epoch_ns) for block in largest_at_peak(summary, device)
+        ],
     }
-
-
-def _largest_shape(summary: StepSummary, blocks: Allocations) -> list[Json]:
-    modules = [None if row < 0 else summary.modules.keys[row] for row in blocks.modules]
-    return [
-        {
-            "bytes": size,
-            "category": CATEGORIES[blocks.categories[row]],
-            "module": modules[row],
-            "operator": blocks.operators[row] or None,
-            "phase": Phase(blocks.phases[row]).key,
-            "name": blocks.names[row] or None,
-            "born_ns": None if blocks.born_ns[row] < 0 else blocks.born_ns[row],
-            "freed_ns": None if blocks.freed_ns[row] < 0 else blocks.freed_ns[row],
-            "address": hex(blocks.addresses[row]),
-        }
-        for row, size in enumerate(blocks.bytes)
-    ]
 
 
 def _previous_step(session: Session, request: Request, chosen: Chosen) -> int | None:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from tb_memplugin.sources.history.matching import Match, match_events
 from tb_memplugin.trace import (
     Annotations,
+    Counter,
+    CounterReading,
     Device,
     Events,
     Kind,
@@ -39,10 +41,10 @@ def merge_snapshot(profile_trace: MemoryTrace, snapshot_trace: MemoryTrace) -> M
 
     A device in both has the snapshot's events: requested bytes, requested and completed frees, segments,
     stacks, streams, pools, annotations, out-of-memory entries, and the exact start state. Allocs that are
-    also in the profile get from it the module, operator, category, phase, label and time, stacks if the
-    history has none, and `rounded`, because the profiler reports rounded block sizes and the history
-    requested ones (torch: c10/cuda/CUDACachingAllocator.cpp). Steps, phases and calls are those of the
-    profile. Notes count contradictions, and events that only one of the two contains.
+    also in the profile get from it the module, operator, category and its reason, phase, label and time,
+    stacks if the history has none, and `rounded`, because the profiler reports rounded block sizes and the
+    history requested ones (torch: c10/cuda/CUDACachingAllocator.cpp). Steps, phases and calls are those of
+    the profile. Notes count contradictions, and events that only one of the two contains.
 
     If a device's history does not reach back to the profile's first event there, or more than
     `MOST_MISSING` of the profile's events are not in it, both are kept: the profile unchanged, and the
@@ -136,6 +138,7 @@ class _Merger:
             pools=self.snapshot.pools,
             contexts=self.snapshot.contexts,
             ooms=tuple(self._ooms(place)),
+            counters=tuple(self._counters()),
             notes=(*self.profile.notes, *self.snapshot.notes, *self._told(), *self.notes),
             properties={**self.snapshot.properties, **self.profile.properties},
         )
@@ -154,6 +157,15 @@ class _Merger:
                 rows.append(len(devices))
                 devices.append(replace(known, name=known.name + HISTORY) if pair.reason else known)
         return tuple(devices), np.array([*rows, -1], np.int64)
+
+    def _counters(self) -> Iterator[CounterReading]:
+        """Yield the readings of both; merged devices have requested bytes, which only some counters count."""
+        merged = {pair.profiled for pair in self.pairs if pair.is_merged}
+        for reading in self.profile.counters:
+            if reading.device not in merged or reading.counter is Counter.REQUESTED:
+                yield reading
+        for reading in self.snapshot.counters:
+            yield replace(reading, device=int(self.device_of[reading.device]))
 
     def _modules(self) -> tuple[Module, ...]:
         modules = list(self.profile.modules)
@@ -182,7 +194,7 @@ class _Merger:
         is_alloc = events.kind[pair.match.profile] == Kind.ALLOC
         mine, theirs = pair.match.profile[is_alloc], pair.match.snapshot[is_alloc]
         self._check(told, pair, mine, theirs)
-        for name in ("operator", "phase", "category"):
+        for name in ("operator", "phase", "category", "reason"):
             told[name][theirs] = getattr(events, name)[mine]
         rounded = told["rounded"][theirs]
         told["rounded"][theirs] = np.where(rounded >= 0, rounded, events.bytes[mine])
@@ -241,7 +253,7 @@ class _Merger:
         rows = np.flatnonzero((start.device == pair.profiled) & (start.address != 0))
         here = np.flatnonzero(self.snapshot.start.device == pair.row)
         _, mine, theirs = np.intersect1d(start.address[rows], told["address"][here], return_indices=True)
-        for name in ("category", "module", "label"):
+        for name in ("category", "reason", "module", "label"):
             told[name][here[theirs]] = getattr(start, name)[rows[mine]]
         lost = np.setdiff1d(rows, rows[mine])
         if len(lost):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
-from typing import Any
 
 import torch
 from torch import nn
 
+from tb_memplugin.sources.beside_dynamo import not_compiled_alone
 from tb_memplugin.sources.history.recording import SWITCH, Allocator, HistorySwitch, Snapshot, since
-from tb_memplugin.sources.modules import clean_name
-from tb_memplugin.sources.passing_hooks import PassingHook
+from tb_memplugin.sources.module_calls import ModuleCalls
+from tb_memplugin.sources.modules import clean_name, is_compiled
 from tb_memplugin.sources.profiler.window import WindowRecorder
 from tb_memplugin.trace.tables import MODULE_MARK
 
@@ -39,8 +38,10 @@ class HistoryWindowRecorder(WindowRecorder):
         optimizers: Sequence[torch.optim.Optimizer],
         allocators: Sequence[Allocator],
         switch: HistorySwitch = SWITCH,
+        *,
+        finds_all: bool = True,
     ) -> None:
-        super().__init__(models, optimizers)
+        super().__init__(models, optimizers, finds_all=finds_all)
         self._allocators = tuple(allocators)
         self._switch = switch
         self._using: list[tuple[Allocator, bool]] = []
@@ -109,27 +110,28 @@ def window_recorder(
     models: Mapping[str, nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
     allocators: Sequence[Allocator] = (),
+    *,
+    finds_all: bool = True,
 ) -> WindowRecorder:
     """Return a recorder of windows, which also records the histories of the given allocators."""
     if not allocators:
-        return WindowRecorder(models, optimizers)
-    return HistoryWindowRecorder(models, optimizers, allocators)
+        return WindowRecorder(models, optimizers, finds_all=finds_all)
+    return HistoryWindowRecorder(models, optimizers, allocators, finds_all=finds_all)
 
 
 class ModuleMarks:
-    """Marks the allocations of each thread with the running module, by hooks that `stop` removes.
+    """Marks the allocations of each thread with the running module, from `start` to `stop`.
 
     Marks are per thread (torch: `user_metadata` is thread_local), so allocations of the autograd thread have
-    none; the profile names their owner. Modules inside a compiled module get no hooks, nor does a module
-    compiled with `Module.compile`, because its hooks would be compiled with it.
+    none; the profile names their owner. Modules inside a compiled module are not watched.
     """
 
     def __init__(self) -> None:
-        self._handles: list[Any] = []
+        self._calls = ModuleCalls()
         self._before: dict[tuple[int, str], tuple[Callable[[str], None], list[str]]] = {}
 
     def start(self, allocator: Allocator, models: Mapping[str, nn.Module]) -> None:
-        """Add hooks to every module that runs as Python code; do nothing if marks are not supported."""
+        """Watch every module that runs as Python code; do nothing if marks are not supported."""
         if allocator.set_mark is None or allocator.mark is None:
             return
         seen: set[int] = set()
@@ -139,52 +141,36 @@ class ModuleMarks:
                 if id(module) in seen or any(name.startswith(above) for above in closed):
                     continue
                 seen.add(id(module))
-                if _is_compiled(module):
+                if is_compiled(module):
                     closed.append(f"{name}." if name else "")
-                if not isinstance(module, torch.jit.ScriptModule) and not _compiles_its_hooks(module):
-                    self._hook(module, MODULE_MARK + clean_name(name), allocator)
+                if not isinstance(module, torch.jit.ScriptModule):
+                    self._watch(module, MODULE_MARK + clean_name(name), allocator)
 
     def stop(self) -> None:
-        """Remove all hooks and restore this thread's mark. Safe to call twice.
+        """Stop watching and restore this thread's mark. Safe to call twice.
 
         Another thread that is inside a module at this moment keeps its mark: only that thread can change it.
         """
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._calls.stop()
         for (thread, _), (set_mark, before) in self._before.items():
             if before and thread == threading.get_ident():
                 set_mark(before[0])
         self._before.clear()
 
-    def _hook(self, module: nn.Module, mark: str, allocator: Allocator) -> None:
+    def _watch(self, module: nn.Module, mark: str, allocator: Allocator) -> None:
         set_mark, current = allocator.set_mark, allocator.mark
         assert set_mark is not None
         assert current is not None
-        marks, kind, compiling = self._before, allocator.device_type, torch.compiler.is_compiling
+        marks, kind = self._before, allocator.device_type
 
         def entered(*_: object) -> None:
-            if not compiling():
-                stack = marks.setdefault((threading.get_ident(), kind), (set_mark, []))[1]
-                stack.append(current())
-                set_mark(mark)
+            stack = marks.setdefault((threading.get_ident(), kind), (set_mark, []))[1]
+            stack.append(current())
+            set_mark(mark)
 
         def left(*_: object) -> None:
-            if not compiling():
-                stack = marks.get((threading.get_ident(), kind), (set_mark, []))[1]
-                if stack:
-                    set_mark(stack.pop())
+            stack = marks.get((threading.get_ident(), kind), (set_mark, []))[1]
+            if stack:
+                set_mark(stack.pop())
 
-        self._handles.append(module.register_forward_pre_hook(PassingHook(entered), prepend=True))
-        self._handles.append(module.register_forward_hook(PassingHook(left), always_call=True))
-
-
-def _compiles_its_hooks(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether a module is compiled with `torch.compile(module)` or `module.compile()`."""
-    dynamo = sys.modules.get("torch._dynamo")  # loading it takes seconds; nothing is compiled without it
-    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-    return wrapped or _compiles_its_hooks(module)
+        self._calls.watch(module, not_compiled_alone(entered), not_compiled_alone(left))

@@ -9,8 +9,8 @@ import numpy as np
 
 from tb_memplugin.sources.kineto.events import MemoryRows
 from tb_memplugin.sources.shared_memory import SHARED
-from tb_memplugin.trace import MemoryTrace, StartState, start_state
-from tb_memplugin.trace.replay import address_order
+from tb_memplugin.trace import Counter, CounterReading, MemoryTrace, Moment, StartState, start_state
+from tb_memplugin.trace.replay import address_order, unreported_frees
 from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
 
@@ -79,6 +79,21 @@ def start_of(found: Sequence[Beginning], not_named: int, in_blocks: Bool) -> Sta
     )
 
 
+def counter_readings(memory: MemoryRows, found: Sequence[Beginning]) -> Iterator[CounterReading]:
+    """Yield what the counter in the events says of each device.
+
+    That of the CPU counts only while a profiler is on, so it says nothing of all that is live.
+    """
+    for device, (name, beginning) in enumerate(zip(memory.devices, found, strict=True)):
+        total = memory.total[(memory.device == device) & (memory.total >= 0)]
+        if beginning.counted is None or name.startswith(("cpu", SHARED)):
+            yield from (CounterReading(device, moment, Counter.SEEN) for moment in Moment)
+            continue
+        levels = beginning.counted, max(beginning.counted, int(total.max())), int(total[-1])
+        for moment, level in zip(Moment, levels, strict=True):
+            yield CounterReading(device, moment, Counter.ALLOCATED, level)
+
+
 def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Beginning]) -> Iterator[str]:
     """Yield notes on what is not exact in a trace's levels, and by how much."""
     for device, (name, one) in enumerate(zip(memory.devices, found, strict=True)):
@@ -116,12 +131,17 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
                 f"as reserved, by up to {int(beyond.max()):,} bytes."
             )
     if trace.allocations.unseen_frees:
+        size = int(trace.allocations.bytes[unreported_frees(trace.events, trace.allocations)].sum())
         yield (
-            f"{trace.allocations.unseen_frees:,} blocks were freed without an event. They count as "
-            "freed when their address was used again."
+            f"{trace.allocations.unseen_frees:,} blocks ({size:,} bytes) were freed without an event. "
+            "They count as freed when their address was used again."
         )
     if len(trace.allocations.unmatched_frees):
-        yield f"{len(trace.allocations.unmatched_frees):,} frees are of blocks that were not alive; ignored."
+        size = int(trace.events.bytes[trace.allocations.unmatched_frees].sum())
+        yield (
+            f"{len(trace.allocations.unmatched_frees):,} frees ({size:,} bytes) are of blocks that were not "
+            "alive; ignored."
+        )
 
 
 def _disagreement(name: str, live: Int64, total: Int64) -> Iterator[str]:

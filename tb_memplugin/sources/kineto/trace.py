@@ -13,9 +13,16 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.categories import of_known
 from tb_memplugin.sources.kineto.events import FIX, MemoryRows, Threads, read_memory
 from tb_memplugin.sources.kineto.fields import LATEST_US, whole_column
-from tb_memplugin.sources.kineto.levels import Beginning, beginnings, notes_on_levels, start_of
+from tb_memplugin.sources.kineto.levels import (
+    Beginning,
+    beginnings,
+    counter_readings,
+    notes_on_levels,
+    start_of,
+)
 from tb_memplugin.sources.kineto.owners import Owned, owned
 from tb_memplugin.sources.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, read_ranges
 from tb_memplugin.sources.python_frames import note_on_cut
@@ -29,6 +36,7 @@ from tb_memplugin.trace import (
     MemoryTrace,
     Module,
     OutOfMemory,
+    Reason,
     StartState,
     Step,
     events,
@@ -157,6 +165,7 @@ def _trace(
         ooms=tuple(
             OutOfMemory(event, int(memory.bytes[event])) for event in np.flatnonzero(memory.oom).tolist()
         ),
+        counters=tuple(counter_readings(memory, beginning)),
         properties=properties,
     )
 
@@ -178,7 +187,9 @@ def _events(memory: MemoryRows, found: Owned, start: StartState, in_blocks: Bool
         "rounded": np.where(in_blocks[memory.device] & (kind == Kind.ALLOC), memory.bytes, -1),
     }
     bare = events(memory.time_ns, **columns)
-    return events(memory.time_ns, **columns, category=_categories(memory, found, pair(bare, start)))
+    category = _categories(memory, found, pair(bare, start))
+    columns["reason"] = np.where(kind == Kind.ALLOC, of_known(category), Reason.NOT_RECORDED)
+    return events(memory.time_ns, **columns, category=category)
 
 
 def _categories(memory: MemoryRows, found: Owned, blocks: Allocations) -> UInt8:

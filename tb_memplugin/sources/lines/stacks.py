@@ -123,8 +123,8 @@ def _is_dispatch(file: str) -> bool:
 
 
 def _text(code: CodeType, at: int) -> str:
-    """Return a frame's text from its code object and instruction offset in bytes; "" for torch's dispatch."""
-    if code.co_filename in _DISPATCH:
+    """Return a frame's text from its code object and instruction offset; "" for dispatch and ours."""
+    if _is_dispatch(code.co_filename):
         return ""
     lines = (line for first, end, line in code.co_lines() if first <= at < end)
     return f"{code.co_name} {code.co_filename}:{next(lines, None) or code.co_firstlineno}"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import torch
+from tb_memplugin.sources.module_calls import ModuleCalls
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -35,25 +35,22 @@ class ThreadWatch:
         self._known.met = True
         self._profile: Hook | None = None
         self._others: Hook | None = None
-        self._handles: list[Any] = []
+        self._calls = ModuleCalls()
 
     def start(self) -> None:
         """Begin to detect threads."""
         self._others = threading.getprofile()
         self._profile = self._first_call
         threading.setprofile(self._profile)
-        if threading.active_count() > 1:  # only if needed: the hook costs time and appears in stacks
-            hook = torch.nn.modules.module.register_module_forward_pre_hook
-            self._handles.append(hook(self._meet))
+        if threading.active_count() > 1:  # only if needed: it costs time and appears in stacks
+            self._calls.watch_all(self._meet, lambda *_: None)
 
     def stop(self) -> None:
         """Stop detecting threads."""
         self._on = False
         if threading.getprofile() is self._profile:
             threading.setprofile(self._beneath())
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._calls.stop()
 
     def _beneath(self) -> Hook | None:
         """Return the profile function to restore, skipping those of watches that have stopped."""

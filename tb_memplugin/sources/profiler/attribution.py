@@ -216,7 +216,8 @@ def _modules_from_frames(names: Sequence[str], start: Int64, end: Int64) -> tupl
 
 def main_thread(tree: ProfilerTree) -> int:
     """Return the profiler's number of the training loop's thread: that with most operators outside nodes."""
-    threads = tree.thread_of(2)[tree.operators.node < 0]
+    numbers = {thread for thread, *_ in tree.threads}
+    threads = tree.thread_of(2)[tree.operators.node < 0] if len(numbers) > 1 else ()
     if not len(threads):
         return tree.threads[0][0]
     found, count = np.unique(threads, return_counts=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tb_memplugin.sources.profiler.roles import Role
 from tb_memplugin.sources.python_frames import CallTree
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, differences
 
 pack_memory = Struct("5q").pack
 """Pack an allocator event: time, address, signed bytes, the allocator's total after it, row of its place."""
@@ -107,7 +107,7 @@ class ProfilerTree:
         """Return the profiler's thread of each row of memory (kind 1), operators (2) or makers (3)."""
         numbers = np.array([row[0] for row in self.threads], np.uint64).view(np.int64)  # see pack_node
         ends = np.array([row[kind] for row in self.threads], np.int64)
-        return np.repeat(numbers, np.diff(ends, prepend=0))
+        return np.repeat(numbers, differences(ends))
 
     def range_spans(self, role: Role) -> tuple[Int64, Int64]:
         """Return the starts and ends of the ranges with a role, sorted by start."""

@@ -26,8 +26,9 @@ from tb_memplugin.sources.storages import (
     optimizer_parameters,
     optimizer_storages,
     sight,
-    tensors_in,
+    state_beside,
 )
+from tb_memplugin.sources.tensors_inside import tensors_in
 from tb_memplugin.trace import Category
 
 Owner = tuple[int, str]
@@ -236,8 +237,14 @@ class HeldByOptimizer:
         plain = [(one, owner) for one, owner in values if type(one) in _ONE_STORAGE]
         if nested:
             plain += [
-                (each, owner) for one, owner in values if type(one) in nested for each in tensors_in(one)
+                (each, owner)
+                for one, owner in values
+                if type(one) in nested
+                for each in tensors_in(one)
+                if id(each) not in self._owner_of and type(each) is not nn.Parameter
             ]
+        beside = state_beside(optimizer, self._owner_of)
+        plain += [(one, owner) for one, owner in beside if type(one) in _ONE_STORAGE]
         seen = self._state.look([one for one, _ in plain], [owner for _, owner in plain])
         return seen + self._new_wrappers([pair for pair in values if type(pair[0]) in wrapping])
 

@@ -1,4 +1,4 @@
-"""Name and hook what is put into the models during a window, at the moment when it is put there."""
+"""Name and watch what is put into the models during a window, at the moment when it is put there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Newcomers:
 
     Args:
         names: the models' modules and the owners of their tensors; new ones are added.
-        modules: the recorder of module calls, which hooks new modules.
+        modules: the recorder of module calls, which watches new modules.
         failed: is told when and why something could not be named; nothing is raised.
     """
 
@@ -43,17 +43,17 @@ class Newcomers:
         self._handles.clear()
 
     def _got_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
-        if torch.compiler.is_dynamo_compiling() or module is None or not self._modules.has_hooked(parent):
+        if torch.compiler.is_dynamo_compiling() or module is None or not self._modules.is_watching(parent):
             return
         try:
             for tensor, owner in self._names.add(self._below(parent, name), module):
                 self._names.owner_of[id(tensor)] = owner
-            self._modules.hook(module, self._names)
+            self._modules.watch(module, self._names)
         except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
             self._failed("adding a module", error)
 
     def _got_parameter(self, parent: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        if not torch.compiler.is_dynamo_compiling() and self._modules.has_hooked(parent):
+        if not torch.compiler.is_dynamo_compiling() and self._modules.is_watching(parent):
             owner = self._names.row_of[id(parent)], self._below(parent, name)
             self._names.owner_of[id(parameter)] = owner
 

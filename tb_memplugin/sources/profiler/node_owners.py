@@ -76,7 +76,8 @@ def node_modules(
     sequence = tree.nodes.sequence
     found = _owning(threads[first], sequence)
     numbers = _other_numbers(tree, threads, first, first_number)
-    for number in np.unique(made_on[made_on != first_number]).tolist():
+    others = made_on[made_on != first_number]
+    for number in np.unique(others).tolist() if len(others) else ():
         mine = np.flatnonzero(made_on == number)
         calling = [ident for ident, seen in numbers.items() if seen == number]
         if not calling and number not in tree.nodes.thread:  # a thread that the profiler does not see

@@ -61,8 +61,8 @@ def first_order_nodes(
     mine = made_on[rows] == main
     around = np.full(len(nodes.start_ns), -1)
     around[rows[mine]] = _nodes_around(tree, rows[mine], spans[mine], main, roots)
-    ran_on = np.unique(nodes.thread)
-    for thread in np.intersect1d(made_on, ran_on[ran_on != main]).tolist():
+    elsewhere = nodes.thread[nodes.thread != main]
+    for thread in np.intersect1d(made_on, elsewhere).tolist() if len(elsewhere) else ():
         rows = np.flatnonzero((made_on == thread) & ~owned & (nodes.sequence >= 0))
         begin = np.full(len(rows), nodes.start_ns[nodes.thread == thread].min())
         spans = np.stack((begin, nodes.start_ns[rows]), axis=1)
@@ -81,11 +81,11 @@ def makes_nodes_elsewhere(tree: ProfilerTree, calls: Calls | None, main: int) ->
     it has a number of another thread, or was made later on.
     """
     nodes = tree.nodes
-    elsewhere = np.unique(nodes.thread[nodes.thread != main]).tolist()
-    if not elsewhere:
+    elsewhere = nodes.thread[nodes.thread != main]
+    if not len(elsewhere):
         return False
     counter = _outside_nodes(tree, calls, main)
-    for thread in elsewhere:
+    for thread in np.unique(elsewhere).tolist():
         rows = np.flatnonzero((nodes.sequence >= 0) & (nodes.thread == thread))
         rows = rows[np.argsort(nodes.start_ns[rows], kind="stable")]
         start, number = nodes.start_ns[rows], nodes.sequence[rows]

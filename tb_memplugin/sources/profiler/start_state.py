@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tb_memplugin.sources.alive_before import ALIVE_BEFORE
+from tb_memplugin.sources.categories import of_known
 from tb_memplugin.sources.cublas import (
     LARGE_WORKSPACE,
     LT_WORKSPACE,
@@ -16,16 +18,17 @@ from tb_memplugin.sources.cublas import (
     lt_needs_cublas,
     lt_workspace,
 )
+from tb_memplugin.sources.profiler.ddp_buckets import BUCKET
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents
 from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.shared_memory import SHARED
 from tb_memplugin.sources.snapshot.rounding import SMALL_REQUEST, UNIT
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.sources.tables import Names, Owners
-from tb_memplugin.trace import Category, StartState
+from tb_memplugin.trace import Category, Reason, StartState
 from tb_memplugin.trace import start_state as as_start_state
 from tb_memplugin.trace.replay import match_frees
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Bool, Int64
 
 BY_SIZE = "cuBLAS workspace, by its size"
 """The label of a block of the workspace size that no known storage uses and that is not freed."""
@@ -58,7 +61,8 @@ def start_state(
     """Return the start state of every device, and notes on what in it is not exact.
 
     On the CPU, it consists of the storages of parameters, buffers, gradients and optimizer state: the CPU's
-    counter counts only while a profiler is on, so nothing else can be known. For shared memory, blocks that
+    counter counts only while a profiler is on, so nothing else can be known, unless the calls of its
+    allocator are counted. For shared memory, blocks that
     are freed in the window are added. On other devices, the rows sum to the allocator's counter (a note
     says where they exceed it): they are the allocator's blocks where it lists them, else the storages and
     the blocks that are freed in the window; one row contains the rest.
@@ -74,14 +78,22 @@ def start_state(
     notes: list[str] = []
     for device, name in enumerate(devices):
         seen = [sighting for sighting in window.start if sighting.device == name]
-        if name in ("cpu", SHARED):
+        if name == "cpu" and window.counted is not None:
+            mine = _by_calls(device, seen, window, memory, owners, labels)
+        elif name in ("cpu", SHARED):
             mine = [_named(device, sighting, owners, labels) for sighting in seen]
+            if name == "cpu" and not window.blocks:  # those of GPUs are blocks that their allocator lists
+                mine += [
+                    _Row(device, 0, size, Category.COMMUNICATION, module, labels.add(BUCKET))
+                    for module, size in window.buckets
+                ]
             if name == SHARED:
                 mine += _proven(device, memory, seen, owners)
         else:
             mine = _counted(device, name, seen, window, memory, owners, labels, notes)
         rows += mine
-    return _columns(rows), notes
+    searched = [(devices[row.device], row.address) in window.searched for row in rows]
+    return _columns(rows, np.array(searched, bool)), notes
 
 
 def with_later_names(
@@ -104,10 +116,14 @@ def with_later_names(
     if not len(found):
         return start
     category, module, label = start.category.copy(), start.module.copy(), start.label.copy()
+    reason = start.reason.copy()
     for row, seen in ((int(matched[one]), sightings[one]) for one in found.tolist()):
-        category[row], label[row] = seen.category, labels.add(seen.label)
+        category[row] = seen.category
+        if seen.category is not Category.INPUT or label[row] in (-1, labels.add(ALIVE_BEFORE)):
+            label[row] = labels.add(seen.label)
         module[row] = seen.module if seen.module >= 0 else owners.not_named
-    return replace(start, category=category, module=module, label=label)
+        reason[row] = Reason.ENTERED if seen.category is Category.INPUT else Reason.HELD
+    return replace(start, category=category, module=module, label=label, reason=reason)
 
 
 def _named(device: int, seen: Sighting, owners: Owners, labels: Names, size: int | None = None) -> _Row:
@@ -158,6 +174,34 @@ def _counted(
     return rows
 
 
+def _by_calls(
+    device: int,
+    seen: Sequence[Sighting],
+    window: Window,
+    memory: MemoryEvents,
+    owners: Owners,
+    labels: Names,
+) -> list[_Row]:
+    """Return the start state of the CPU from its counted blocks.
+
+    Added are storages that its allocator did not allocate (a file's, numpy's), and blocks that are freed in
+    the window, but were allocated before counting began and are known to nobody.
+    """
+    sizes = {address: size for name, address, size in window.blocks if name == "cpu"}
+    seen = [sighting for sighting in seen if sighting.bytes]  # others were freed before counting began
+    owner = {sighting.address: sighting for sighting in seen}
+    foreign = [_named(device, sighting, owners, labels) for sighting in seen if sighting.address not in sizes]
+    sizes.update(_freed_later(memory, np.flatnonzero(memory.device == device), sizes.keys() | owner.keys()))
+    rows = [
+        _named(device, owner[address], owners, labels, size)
+        if address in owner
+        else _Row(device, address, size, module=owners.not_named)
+        for address, size in sizes.items()
+    ]
+    _name_buckets([row for row in rows if row.address not in owner], window.buckets, labels)
+    return foreign + rows
+
+
 def _name_workspaces(rows: Sequence[_Row], labels: Names) -> None:
     """Mark blocks of the workspace size as workspaces, in place, unless there are too many of them.
 
@@ -206,7 +250,7 @@ def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners:
     return [_Row(device, address, size, Category.INPUT, owners.not_named) for address, size in freed]
 
 
-def _freed_later(memory: MemoryEvents, here: np.ndarray, known: set[int]) -> list[tuple[int, int]]:
+def _freed_later(memory: MemoryEvents, here: np.ndarray, known: Set[int]) -> list[tuple[int, int]]:
     """Return blocks that are freed but not allocated in the window: they were alive at its start."""
     address, size = memory.address[here], memory.bytes[here]
     unmatched = match_frees(address, memory.device[here], size > 0)[2]
@@ -214,12 +258,18 @@ def _freed_later(memory: MemoryEvents, here: np.ndarray, known: set[int]) -> lis
     return [(where, count) for where, count in freed if where not in known]
 
 
-def _columns(rows: Sequence[_Row]) -> StartState:
+def _columns(rows: Sequence[_Row], searched: Bool) -> StartState:
+    category = np.array([row.category for row in rows], np.uint8)
+    named = np.array([row.label >= 0 for row in rows], bool)
+    reason = np.where(named | (category == Category.UNKNOWN), of_known(category), Reason.SHARED_BATCH)
+    by_size = named & np.isin(category, (Category.WORKSPACE, Category.COMMUNICATION))
+    reason[searched & (category != Category.PARAMETER_COPY)] = Reason.REACHABLE
     return as_start_state(
         [row.bytes for row in rows],
         device=[row.device for row in rows],
         address=[row.address for row in rows],
-        category=[row.category for row in rows],
+        category=category,
+        reason=np.where(by_size, Reason.SIZE, reason),
         module=[row.module for row in rows],
         label=[row.label for row in rows],
     )

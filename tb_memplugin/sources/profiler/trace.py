@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from operator import itemgetter
 
 import numpy as np
 import torch
 
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.sources.categories import Born, by_lifetime, match_sightings, workspaces
+from tb_memplugin.sources.categories import match_sightings
 from tb_memplugin.sources.profiler.attribution import Attribution, Logged, attribute, main_thread
+from tb_memplugin.sources.profiler.categories import categorised
+from tb_memplugin.sources.profiler.communication_frees import with_communication_frees
+from tb_memplugin.sources.profiler.counted_calls import with_counted_calls
+from tb_memplugin.sources.profiler.counters import counter_readings
 from tb_memplugin.sources.profiler.dtypes import dtype_properties
 from tb_memplugin.sources.profiler.found import ProfilerTree
 from tb_memplugin.sources.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
 from tb_memplugin.sources.profiler.node_owners import forward_threads
-from tb_memplugin.sources.profiler.optimizer_order import temporaries_in_order
 from tb_memplugin.sources.profiler.outside_tree import with_events_outside
 from tb_memplugin.sources.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.sources.profiler.stacks import ProfiledStacks, stacks_of
@@ -26,8 +30,18 @@ from tb_memplugin.sources.profiler.window import Window
 from tb_memplugin.sources.python_frames import note_on_cut
 from tb_memplugin.sources.ranges import annotations_of
 from tb_memplugin.sources.tables import Names
-from tb_memplugin.trace import Annotations, Category, Device, Events, Kind, MemoryTrace, Phase, Step, events
-from tb_memplugin.trace.replay import Allocations, attributed, pair
+from tb_memplugin.sources.weight_copies import held_copies
+from tb_memplugin.trace import (
+    Annotations,
+    Category,
+    Device,
+    Events,
+    Kind,
+    MemoryTrace,
+    Step,
+    events,
+)
+from tb_memplugin.trace.replay import Allocations, attributed, frees_of_unknown, pair, unreported_frees
 from tb_memplugin.trace.tables import Int64
 
 
@@ -66,8 +80,12 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             if getattr(prof, "profile_memory", False)
             else "Pass profile_memory=True.",
         )
+    memory = read_memory_events(tree)
+    calls = window.counted.calls if window.counted is not None else None
+    if calls is not None:
+        memory = with_counted_calls(memory, calls)
     memory = with_events_outside(
-        read_memory_events(tree),
+        memory,
         results.events,
         window.blocks,
         window.sightings,
@@ -86,13 +104,20 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     )
     devices = _all_devices(memory, window)
     labels = Names()
+    window.start = held_copies(window.start, [fqn for _, fqn in window.names.owner_of.values()])
     start, notes = start_state(window, memory, devices, found.owners, labels)
     called = stacks_of(tree, memory, main_thread(tree))
-    bare = _with_deaths(_bare_events(memory, found, called), window, devices)
+    quiet = () if calls is None else ("cpu",)  # the calls have these frees already
+    bare = _with_deaths(_bare_events(memory, found, called), window, devices, quiet)
     blocks = pair(bare, start)
+    if calls is None and "cpu" in devices and found.communicating.any():
+        cpu = devices.index("cpu")
+        bare, ended = with_communication_frees(bare, blocks, found, cpu, window.alive_at_end)
+        blocks = pair(bare, start) if ended else blocks
+        on_steps += [ended] if ended else []
     matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
     start = with_later_names(start, matched, window.sightings, found.owners, labels)
-    full = _categorised(bare, blocks, matched - len(start), found, window, devices, labels)
+    full = categorised(bare, blocks, matched - len(start), found, window, devices, labels)
     annotations, annotation_names = _annotations(tree, len(devices), full)
     return MemoryTrace(
         source="torch.profiler",
@@ -116,6 +141,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             *_not_in_curve(window, matched),
             *_notes(blocks, full, tree, called, found.unseen_calls),
         ),
+        counters=counter_readings(window, memory, devices, _not_in_curve_bytes(window, matched)),
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
         paired=attributed(blocks, full, start),
     )
@@ -183,9 +209,22 @@ def _bare_events(memory: MemoryEvents, found: Attribution, called: ProfiledStack
     )
 
 
-def _with_deaths(bare: Events, window: Window, devices: tuple[str, ...]) -> Events:
-    """Add the frees of start-state storages, each before the profiler's own event for it."""
-    died = window.died + _emptied(bare, window)
+def _with_deaths(
+    bare: Events, window: Window, devices: tuple[str, ...], without: tuple[str, ...] = ()
+) -> Events:
+    """Add the frees of start-state storages, each before the profiler's own event for it.
+
+    Args:
+        bare: the events.
+        window: the record of the window.
+        devices: the names of all devices of the trace.
+        without: devices whose frees are all among the events.
+    """
+    died = [
+        (time, row)
+        for time, row in window.died + _emptied(bare, window)
+        if window.start[row].device not in without
+    ]
     if not died:
         return bare
     time = np.array([when for when, _ in died], np.int64)
@@ -218,69 +257,12 @@ def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:
     return [(times.get(place, int(bare.time_ns[-1])), row) for row, place in left]
 
 
-def _categorised(
-    bare: Events,
-    blocks: Allocations,
-    matched: Int64,
-    found: Attribution,
-    window: Window,
-    devices: tuple[str, ...],
-    labels: Names,
-) -> Events:
-    """Fill in categories and labels, by identity first, then by lifetime, and owners of optimizer memory.
-
-    `matched` is, for each sighting of the window, the number of the alloc that it saw, negative for none.
-    """
-    fresh = slice(int(np.count_nonzero(blocks.born < 0)), None)
-    forever = np.iinfo(np.int64).max
-    rows = blocks.born[fresh]
-    born = Born(
-        time_ns=bare.time_ns[rows],
-        freed_ns=np.append(bare.time_ns, forever)[blocks.freed[fresh]],
-        device=blocks.device[fresh],
-        bytes=blocks.bytes[fresh],
-        phase=bare.phase[rows],
-        operator=bare.operator[rows],
-        operator_end_ns=found.operator_end_ns,
-        recomputing=found.recomputing,
-    )
-    names = found.operators.as_tuple()
-    category = by_lifetime(born, found.phases, names, knows_optimizer=window.knows_optimizers)
-    category[found.communicating] = Category.COMMUNICATION
-    category[workspaces(born, devices, names, window.stop_ns)] = Category.WORKSPACE
-    label = np.full(len(rows), -1, np.int32)
-    module = bare.module[rows].copy()
-    loose = ~found.owners.is_module(module)
-    for row, seen in zip(matched.tolist(), window.sightings, strict=True):
-        if row >= 0:
-            category[row], label[row] = seen.category, labels.add(seen.label)
-            if loose[row] and seen.module >= 0:
-                module[row] = seen.module
-    loose = (born.phase == Phase.OPTIMIZER) & ~found.owners.is_module(module)
-    for step in window.optimizer_steps:
-        begin, end = np.searchsorted(born.time_ns, (step.start_ns, step.end_ns))
-        mine = begin + np.flatnonzero(loose[begin:end])
-        calls = born.operator[mine], born.operator_end_ns[mine]
-        owner = temporaries_in_order(born.bytes[mine], *calls, step.parameters)
-        module[mine[owner >= 0]] = owner[owner >= 0]
-    columns = {name: getattr(bare, name) for name in Events.__slots__}
-    columns["category"], columns["label"] = columns["category"].copy(), columns["label"].copy()
-    columns["module"] = columns["module"].copy()
-    columns["category"][rows], columns["label"][rows], columns["module"][rows] = category, label, module
-    return Events(**columns)
-
-
 def _not_in_curve(window: Window, matched: Int64) -> list[str]:
     """Return a note on storages that were seen in use, but that no block of the trace is.
 
     Storages that a problem of the window counts already are left out.
     """
-    unknown = {
-        (seen.device, seen.address): seen.bytes
-        for seen, row in zip(window.sightings, matched.tolist(), strict=True)
-        if row < 0
-    }
-    size = sum(unknown[place] for place in unknown.keys() - window.told)
+    size = sum(_not_in_curve_bytes(window, matched, counted=window.told).values())
     if not size:
         return []
     return [
@@ -291,13 +273,26 @@ def _not_in_curve(window: Window, matched: Int64) -> list[str]:
     ]
 
 
+def _not_in_curve_bytes(
+    window: Window, matched: Int64, counted: Set[tuple[str, int]] = frozenset()
+) -> dict[str, int]:
+    """Return the bytes by device of storages seen in use that no block of the trace is, without `counted`."""
+    unknown = {
+        (seen.device, seen.address): seen.bytes
+        for seen, row in zip(window.sightings, matched.tolist(), strict=True)
+        if row < 0 and seen.category is not Category.INPUT  # a batch may be another library's memory
+    }
+    sizes: Counter[str] = Counter()
+    for device, address in unknown.keys() - counted:
+        sizes[device] += unknown[device, address]
+    return sizes
+
+
 def _notes(
     blocks: Allocations, full: Events, tree: ProfilerTree, called: ProfiledStacks, unseen_calls: int
 ) -> list[str]:
     notes = []
-    reported = blocks.unmatched_frees[full.kind[blocks.unmatched_frees] == Kind.FREE_COMPLETED]
-    died = full.address[full.kind == Kind.STORAGE_FREE]  # these ended storages of the start state already
-    reported = reported[~np.isin(full.address[reported], died)]
+    reported = frees_of_unknown(full, blocks)
     if len(reported):
         size = int(full.bytes[reported].sum())
         notes.append(
@@ -306,10 +301,11 @@ def _notes(
             "state, and are not in the curve."
         )
     if blocks.unseen_frees:
+        size = int(blocks.bytes[unreported_frees(full, blocks)].sum())
         notes.append(
-            f"{blocks.unseen_frees:,} blocks were freed without a report from the profiler: by another "
-            "thread, or by resizing a storage that is older than the window. They count as freed when "
-            "their address was used again."
+            f"{blocks.unseen_frees:,} blocks ({size:,} bytes) were freed without a report from the profiler: "
+            "by another thread, or by resizing a storage that is older than the window. They count as freed "
+            "when their address was used again."
         )
     if unseen_calls:
         notes.append(

@@ -11,21 +11,26 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import chain
 from time import time_ns
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.autograd import profiler as autograd_profiler
 
+from tb_memplugin.sources.alive_before import ALIVE_BEFORE, alive_now
+from tb_memplugin.sources.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.optimizer_hooks import StepHooks
-from tb_memplugin.sources.profiler.ddp_buckets import bucket_sizes
+from tb_memplugin.sources.profiler.allocator_levels import Levels, allocator_levels
+from tb_memplugin.sources.profiler.carried import CarriedBlocks
+from tb_memplugin.sources.profiler.ddp_buckets import bucket_sizes, buckets_alive
 from tb_memplugin.sources.profiler.held import HeldByModels, HeldByOptimizer, Seen, told_once
 from tb_memplugin.sources.profiler.newcomers import Newcomers
+from tb_memplugin.sources.profiler_windows import can_listen, listen
 from tb_memplugin.sources.storages import (
     Purpose,
     Sighting,
@@ -36,8 +41,16 @@ from tb_memplugin.sources.storages import (
     optimizer_storages,
     sight,
 )
+from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
+from tb_memplugin.sources.tensors_inside import tensors_in
+from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.tables import UInt64
 
 logger = logging.getLogger("tb_memplugin")
+
+
+LONGEST_SEARCH_NS = 1_000_000_000
+"""If the search for what is alive takes longer, later windows do without: training waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,7 @@ class Window:
         thread: `threading.get_ident()` of the thread that started the profiler.
         names: the models' modules.
         start: the storages alive at the start.
+        searched: (device name, address) of those of them that neither a model nor an optimizer told.
         died: (time, row in `start`) of storages of the start state that were freed.
         moved: (row in `start`, address at the end) of storages of the start state that were resized to 0,
             and perhaps filled at another address.
@@ -69,8 +83,14 @@ class Window:
         optimizer_steps: every optimizer step that returned.
         knows_optimizers: whether the state of optimizers was looked for.
         blocks: the blocks that the device allocators list as alive at the start, as
-            (device name, address, bytes). Empty for allocators that cannot list them, such as the CPU's.
-        buckets: (module row, bytes) of the buckets of `DistributedDataParallel`, where blocks are listed.
+            (device name, address, bytes). Empty for allocators that cannot list them, such as the CPU's where
+            its calls are not counted.
+        levels_at_start, levels_at_stop: the counters of the device allocators.
+        counted: the calls of the CPU's allocator, None where they are not counted.
+        buckets: (module row, bytes) of the buckets of `DistributedDataParallel`: all where blocks are listed,
+            else those alive at the start.
+        alive_at_end: the addresses of all storages that Python has at the end, searched where several
+            processes train on CPUs: threads of their communication free blocks, and no profiler sees it.
         problems: what could not be recorded, as sentences.
         told: (device name, address) of storages from before the window that a problem counts.
     """
@@ -79,6 +99,7 @@ class Window:
     thread: int
     names: ModuleNames
     start: list[Sighting] = field(default_factory=list)
+    searched: set[tuple[str, int]] = field(default_factory=set)
     died: list[tuple[int, int]] = field(default_factory=list)
     moved: list[tuple[int, int]] = field(default_factory=list)
     crossings: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -86,7 +107,11 @@ class Window:
     optimizer_steps: list[OptimizerStep] = field(default_factory=list)
     knows_optimizers: bool = False
     blocks: list[tuple[str, int, int]] = field(default_factory=list)
+    counted: CountedCalls | None = None
+    levels_at_start: Levels = field(default_factory=dict)
+    levels_at_stop: Levels = field(default_factory=dict)
     buckets: list[tuple[int, int]] = field(default_factory=list)
+    alive_at_end: UInt64 | None = None
     stop_ns: int = 0
     has_models: bool = False
     problems: list[str] = field(default_factory=list)
@@ -100,9 +125,18 @@ class WindowRecorder:
         models: name -> module; a single unnamed model has the name "".
         optimizers: the optimizers whose state should be identified. Others that step during a window
             and own parameters of the models are found without being passed.
+        finds_all: whether a window's start state has everything that Python can reach, or only what the
+            models and optimizers hold.
     """
 
-    def __init__(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        finds_all: bool = True,
+    ) -> None:
+        self._finds_all, self._search_ns, self._carried = finds_all, 0, CarriedBlocks()
         self._models = {name: weakref.ref(model) for name, model in models.items()}
         self._given = len(optimizers)
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [weakref.ref(one) for one in optimizers]
@@ -110,6 +144,7 @@ class WindowRecorder:
         self._handles: list[Any] = []
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._window: Window | None = None
+        self._counting: CountedWindow | None = None
         self._held: HeldByModels | None = None
         self._optimizers_held: dict[int, tuple[weakref.ref[torch.optim.Optimizer], HeldByOptimizer]] = {}
         self._seen: list[list[Seen]] = []
@@ -126,14 +161,22 @@ class WindowRecorder:
             window.has_models = bool(models)
             self._missing(models)
             self._take_start(models)
-            self._modules.start(models, window.names)
+            self._modules.start(models, window.names, self._outer_call)
             window.crossings = self._modules.log
             self._handles = [
                 StepHooks(self._before_step, self._after_step),
                 Newcomers(window.names, self._modules, self._failed),
             ]
+            window.levels_at_start = allocator_levels()
             window.blocks = allocator_blocks()
-            window.buckets = bucket_sizes(models, window.names) if window.blocks else []
+            if is_counting():
+                self._counting = begin_window()
+                window.blocks += self._counting.blocks()
+            if window.blocks:
+                window.buckets = bucket_sizes(models, window.names)
+            elif self._finds_all:
+                window.buckets = buckets_alive(models, window.names)
+            self._drop_dead(window)
             if not reports_to_profiler():
                 window.problems.append(
                     f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
@@ -144,10 +187,21 @@ class WindowRecorder:
         except Exception as error:  # the training goes on, whatever happens to us
             self._failed("start", error)
 
+    def _drop_dead(self, window: Window) -> None:
+        """Count nothing for what was freed since it was found: the profiler has not begun yet."""
+        while window.died:
+            _, row = window.died.pop()
+            window.start[row] = replace(window.start[row], bytes=0, category=Category.UNKNOWN)
+            self._deaths.pop(row, None)
+
     def stop(self) -> None:
         """End the window: remove all hooks and record what is alive. Never raises."""
         window = self._window
         try:
+            if window is not None and self._counting is not None:
+                window.counted = self._counting.stop()
+            if window is not None:
+                window.levels_at_stop = allocator_levels()
             self._modules.stop()
             for handle in self._handles:
                 handle.remove()
@@ -172,6 +226,9 @@ class WindowRecorder:
         self._forget()
 
     def _forget(self) -> None:
+        if self._counting is not None:
+            self._counting.close()
+            self._counting = None
         self._held = None
         for kept in (self._optimizers_held, self._seen, self._deaths):
             kept.clear()
@@ -209,10 +266,42 @@ class WindowRecorder:
             held.look(optimizer)
             held.look_at_state(optimizer)
         window.start = sight(tensors, keep=kept)
+        if self._finds_all and self._search_ns <= LONGEST_SEARCH_NS:
+            began = time_ns()
+            self._find_others(window, kept)
+            self._search_ns = time_ns() - began
+        elif self._finds_all:
+            window.problems.append(
+                "Of what was alive before this window, only what model and optimizer hold is counted: "
+                f"the search for the rest took {self._search_ns / 1e9:.1f} s in the window before."
+            )
         died = window.died
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
             if sighting.device in ("cpu", "shared"):
                 self._deaths[row] = weakref.ref(storage, _on_death(died, row))
+
+    def _find_others(self, window: Window, kept: list[torch.UntypedStorage]) -> None:
+        """Add to the start state what else is alive: `kept` gets its storages."""
+        known = {(seen.device, seen.address) for seen in window.start}
+        rows = {module.key: row for row, module in enumerate(window.names.modules)}
+        for alive in alive_now():
+            storage, place = alive.storage, (alive.device, alive.storage.data_ptr())
+            if place in known:
+                continue
+            known.add(place)
+            before = self._carried.get(storage)
+            category, label, module = alive.category, alive.label or ALIVE_BEFORE, -1
+            if before is not None:
+                category, label = before.category, before.label or label
+                module = rows.get(before.module, -1)
+            window.searched.add(place)
+            window.start.append(Sighting(time_ns(), *place, storage.nbytes(), category, module, label))
+            kept.append(storage)
+
+    def remember(self, trace: MemoryTrace) -> None:
+        """Keep what a window's blocks were that are still alive, for the next window. Holds them weakly."""
+        if self._finds_all:
+            self._carried = CarriedBlocks.of(trace, self._carried)
 
     def _take_end(self, window: Window) -> None:
         if self._held is not None:
@@ -221,6 +310,10 @@ class WindowRecorder:
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
         self._seen.append([sight(tensors)])
+        on_cpu = any(seen.device == "cpu" and seen.category is Category.PARAMETER for seen in window.start)
+        if on_cpu and torch.distributed.is_available() and torch.distributed.is_initialized():
+            found = storages_alive(of_gradients=not others_may_run())
+            window.alive_at_end = np.fromiter((one.data_ptr() for one in found), np.uint64)
         alive = ((row, storage) for row, died in self._deaths.items() if (storage := died()) is not None)
         places = [(row, storage.data_ptr()) for row, storage in alive]
         window.moved = [(row, place) for row, place in places if place != window.start[row].address]
@@ -253,6 +346,18 @@ class WindowRecorder:
         except Exception as error:  # see start
             self._failed("optimizer step", error)
 
+    def _outer_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what enters a module from outside."""
+        if (window := self._window) is None or torch._C._get_tracing_state() is not None:
+            return
+        try:
+            row = window.names.row_of.get(id(module), -1)
+            name = window.names.modules[row].name if row >= 0 else type(module).__name__
+            given = tensors_in((args, kwargs))
+            self._seen.append([sight((one, Category.INPUT, -1, f"input of {name}") for one in given)])
+        except Exception as error:  # see start
+            self._failed("a module's call", error)
+
     def _held_by(self, optimizer: torch.optim.Optimizer, window: Window) -> HeldByOptimizer:
         known = self._optimizers_held.get(id(optimizer))
         if known is None or known[0]() is not optimizer:  # new; perhaps with the id of one that is gone
@@ -274,13 +379,21 @@ class WindowRecorder:
         if self._given:
             window.problems.append(
                 f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
-                "memory_trace_handler. Its state is recorded from here on; state on the CPU from before "
-                "this window is not in the curve."
+                "memory_trace_handler. Its state is recorded from here on"
+                + (
+                    "."
+                    if self._finds_all
+                    else "; state on the CPU from before this window is not in the curve."
+                )
             )
             return
         listed = {device for device, _, _ in window.blocks}  # these are in the curve
-        found = sight(optimizer_storages(optimizer, window.names))
-        before = [seen for seen in found if seen.device not in listed]
+        started = {(seen.device, seen.address) for seen in window.start}
+        before = [
+            seen
+            for seen in sight(optimizer_storages(optimizer, window.names))
+            if seen.device not in listed and (seen.device, seen.address) not in started
+        ]
         if window.has_models and before:
             window.told.update((seen.device, seen.address) for seen in before)
             size = sum(seen.bytes for seen in before)
@@ -338,40 +451,13 @@ def allocator_blocks() -> list[tuple[str, int, int]]:
     return found
 
 
-_recorders: weakref.WeakSet[WindowRecorder] = weakref.WeakSet()
-_original: tuple[Callable[[], None], Callable[[], None]] | None = None
-
-
 def watch(recorder: WindowRecorder) -> None:
-    """Call `recorder.start` and `.stop` around every profiler window, as long as the recorder exists.
-
-    torch calls `_run_on_profiler_start` just before each window and `_run_on_profiler_stop` just after it
-    (torch/autograd/profiler.py). Patching these costs nothing while no profiler runs.
-    """
-    global _original
-    if not hasattr(autograd_profiler, "_run_on_profiler_start"):
-        logger.warning(
-            "torch %s does not report when a profiler starts, so no memory will be recorded.\n  fix: "
-            "use a torch between 2.6 and 2.13, or a newer tb_memplugin.",
-            torch.__version__,
-        )
+    """Call `recorder.start` and `.stop` around every profiler window, as long as the recorder exists."""
+    if can_listen():
+        listen(recorder)
         return
-    _recorders.add(recorder)
-    if _original is None:
-        _original = (autograd_profiler._run_on_profiler_start, autograd_profiler._run_on_profiler_stop)
-        autograd_profiler._run_on_profiler_start = _started
-        autograd_profiler._run_on_profiler_stop = _stopped
-
-
-def _started() -> None:
-    assert _original is not None
-    for recorder in list(_recorders):
-        recorder.start()
-    _original[0]()
-
-
-def _stopped() -> None:
-    assert _original is not None
-    _original[1]()
-    for recorder in list(_recorders):
-        recorder.stop()
+    logger.warning(
+        "torch %s does not report when a profiler starts, so no memory will be recorded.\n  fix: "
+        "use a torch between 2.6 and 2.13, or a newer tb_memplugin.",
+        torch.__version__,
+    )

@@ -45,7 +45,8 @@ class FinalState:
     `bytes` are the requested bytes, `rounded` those that the allocator used; `pending` is 1 for blocks
     whose free waits for a stream; `stack` is where they were allocated, `stream` and `pool` are those of
     their segment. `faults` counts each kind of contradiction. `known` is False if the snapshot does not
-    contain the state of any device; the columns are then empty.
+    contain the state of any device; the columns are then empty. `requested` is the sum of what the
+    allocator counts as requested in each segment, None if it does not.
     """
 
     reserved: int
@@ -59,6 +60,7 @@ class FinalState:
     pool: Int32
     faults: dict[str, int]
     known: bool = True
+    requested: int | None = None
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class _Device:
     segment: list[int] = field(default_factory=list)
     disagree: int = 0
     unfilled: int = 0
+    counted: int | None = 0
     other_sizes: int = 0
     without_request: int = 0
     foreign_states: int = 0
@@ -133,6 +136,8 @@ def _add(device: _Device, segment: dict[str, Any]) -> None:
     device.segments.append(segment)
     device.requested += requested
     told = segment.get("requested_size")
+    if device.counted is not None:
+        device.counted = None if told is None else device.counted + _number(told)
     device.disagree += told is not None and told != sum(requested)
     if segment.get("active_size") is not None:  # not in hand-made snapshots, which may be incomplete
         device.unfilled += not in_order or segment["total_size"] != at - begin
@@ -204,6 +209,7 @@ def _columns(device: _Device, tables: Tables) -> FinalState:
         stream=segments.stream[owner],
         pool=segments.pool[owner],
         faults=faults,
+        requested=device.counted,
     )
 
 

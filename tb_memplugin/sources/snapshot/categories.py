@@ -15,7 +15,7 @@ import numpy as np
 
 from tb_memplugin.sources.snapshot.frame_marks import Mark, judged, mark_of
 from tb_memplugin.sources.snapshot.same_sizes import by_sizes
-from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.frames import distinct, read_frame
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
@@ -42,9 +42,20 @@ _LABEL_WORDS = {
     "inputs": Category.INPUT,
     "temporary": Category.TEMPORARY,
     "workspace": Category.WORKSPACE,
+    "cache": Category.CACHE,
+    "kv_cache": Category.CACHE,
+    "kv cache": Category.CACHE,
     "communication": Category.COMMUNICATION,
 }
 """Labels that name a category. Other labels have other meanings."""
+
+_REASON_OF = np.full(len(Category), Reason.NO_RULE, np.uint8)
+_REASON_OF[Category.ACTIVATION] = Reason.IN_FORWARD
+_REASON_OF[Category.RECOMPUTED] = Reason.IN_RECOMPUTATION
+_REASON_OF[Category.AUTOGRAD_DETAIL] = Reason.FREED_IN_BACKWARD
+_REASON_OF[Category.GRADIENT] = Reason.OUTLIVES_BACKWARD
+_REASON_OF[Category.TEMPORARY] = Reason.FREED_IN_STEP
+_REASON_OF[Category.OPTIMIZER_STATE] = Reason.OUTLIVES_STEP
 
 _STEP = re.compile(r"Optimizer\.step#|(^|[^a-z])optim(izer)?([ _-]?step)?([^a-z]|$)", re.IGNORECASE)
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#|(^|[^a-z])zero_grad([^a-z]|$)", re.IGNORECASE)
@@ -53,11 +64,13 @@ _BACKWARD = re.compile(r"(^|[^a-z])(backward|bwd)([^a-z]|$)", re.IGNORECASE)
 
 
 class Classified(NamedTuple):
-    """`category` and `phase` of every event, and the category of every block of the start state."""
+    """`category`, its `reason`, and `phase` of every event; category and reason of the start state."""
 
     category: UInt8
     phase: UInt8
     start_category: UInt8
+    reason: UInt8
+    start_reason: UInt8
 
 
 def categorised(trace: MemoryTrace) -> MemoryTrace:
@@ -66,13 +79,14 @@ def categorised(trace: MemoryTrace) -> MemoryTrace:
     births = blocks.born[len(trace.start) :]
     result = replace(
         trace,
-        events=replace(trace.events, category=found.category, phase=found.phase),
-        start=replace(trace.start, category=found.start_category),
+        events=replace(trace.events, category=found.category, phase=found.phase, reason=found.reason),
+        start=replace(trace.start, category=found.start_category, reason=found.start_reason),
     )
     vars(result)["allocations"] = replace(  # sets the cached property
         blocks,
         category=np.concatenate((found.start_category, found.category[births])),
         phase=np.concatenate((blocks.phase[: len(trace.start)], found.phase[births])),
+        reason=np.concatenate((found.start_reason, found.reason[births])),
     )
     return result
 
@@ -108,13 +122,22 @@ def classify(trace: MemoryTrace) -> Classified:
         mark=np.concatenate((said.mark[trace.start.stack], mark[births])),
     )
     category = _by_phase(trace, born, phase, ends)
-    category = np.where(born.category != Category.UNKNOWN, born.category, category)
-    named = _named(trace.labels)[blocks.label]
-    category = np.where(named != Category.UNKNOWN, named, category)
-    category = by_sizes(trace, category.astype(np.uint8), phase, ends[1])
-    of_events = np.full(len(phase), Category.UNKNOWN, np.uint8)
-    of_events[births] = category[len(trace.start) :]
-    return Classified(of_events, phase, category[: len(trace.start)])
+    reason = _REASON_OF[category]
+    saved = (category == Category.ACTIVATION) & (born.phase == Phase.OTHER)
+    reason[saved] = Reason.FREED_BY_AUTOGRAD
+    for known, why in (
+        (born.category, Reason.FRAMES),
+        (_named(trace.labels)[blocks.label], Reason.LABEL),
+    ):
+        is_known = known != Category.UNKNOWN
+        category, reason = np.where(is_known, known, category), np.where(is_known, why, reason)
+    compared = by_sizes(trace, category.astype(np.uint8), phase, ends[1])
+    by_size = np.where(compared == Category.WORKSPACE, Reason.SIZE, Reason.SAME_SIZES)
+    reason = np.where(compared != category, by_size, reason).astype(np.uint8)
+    columns = np.full((2, len(phase)), [[Category.UNKNOWN], [Reason.NOT_RECORDED]], np.uint8)
+    first = len(trace.start)
+    columns[0, births], columns[1, births] = compared[first:], reason[first:]
+    return Classified(columns[0], phase, compared[:first], columns[1], reason[:first])
 
 
 def _judgement(trace: MemoryTrace) -> _Judgement:

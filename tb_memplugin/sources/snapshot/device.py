@@ -13,7 +13,7 @@ from tb_memplugin.sources.snapshot.entries import Entries
 from tb_memplugin.sources.snapshot.rewind import Beginning, reserved_levels, rewind
 from tb_memplugin.sources.snapshot.rounding import rounded_surely
 from tb_memplugin.sources.snapshot.segments import RESERVES, first_segments, pools_of
-from tb_memplugin.trace import Device, Kind
+from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 TOLD_OOMS = 3
@@ -130,6 +130,12 @@ class SnapshotDevice:
             name: getattr(first, name) for name in ("address", "bytes", "stream", "pool", "expandable")
         }
         return {"device": np.full(len(first.address), self.row, np.uint8), **columns}
+
+    def counters(self) -> Iterator[CounterReading]:
+        """Yield what the allocator counts in its segments after the last entry."""
+        counted = self.final.requested if self.final.known and len(self.final.segments.bytes) else None
+        counter = Counter.SEEN if counted is None else Counter.BLOCKS
+        yield CounterReading(self.row, Moment.END, counter, counted)
 
     def notes(self) -> Iterator[str]:
         """Yield notes on contradictions, on what is not known, and on failed allocations."""

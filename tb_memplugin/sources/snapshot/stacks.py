@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tb_memplugin.sources.python_frames import is_watched_call
 from tb_memplugin.trace.tables import Int32
 
 Frames = Sequence[dict[str, Any]]
@@ -85,7 +86,7 @@ class Stacks:
             keys = [raw[a * POINTER_BYTES : b * POINTER_BYTES] for a, b in pairwise(ends)]
             for key, frames in dict(zip(keys, some, strict=True)).items():
                 if key not in known:
-                    stack = tuple(map(self._text, frames))
+                    stack = tuple(text for text in map(self._text, frames) if not is_watched_call(text))
                     known[key] = self._rows.setdefault(stack, len(self._rows))
             rows += map(known.__getitem__, keys)
         return rows

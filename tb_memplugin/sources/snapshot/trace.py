@@ -197,6 +197,7 @@ def _merged(
         pools=tuple(tables.pools),
         contexts=tables.contexts.as_tuple(),
         ooms=_ooms(devices, order),
+        counters=tuple(reading for device in devices for reading in device.counters()),
         notes=(
             *_notes(devices, found.left_out),
             *renumbered,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from tb_memplugin.sources.steps.process_memory import ResidentMemory
 from tb_memplugin.sources.steps.shared_peaks import SharedPeaks
+
+logger = logging.getLogger("tb_memplugin")
 
 Stats = dict[str, Any]
 
@@ -144,10 +148,12 @@ class UntouchedCounters:
 
 
 class ProcessCounters:
-    """The resident memory of this process, of all its libraries. The system's peak is not reset.
+    """The resident memory of this process, of all its libraries.
 
     Args:
-        resident: returns the current resident bytes, and their highest value ever.
+        resident: the memory.
+        reset_peaks: whether the system's peak may be reset at each reading. If it may not, or cannot, a peak
+            is exact only if it is a new maximum.
     """
 
     name = kind = "process"
@@ -155,16 +161,39 @@ class ProcessCounters:
     capacity: int | None = None
     in_use = True
 
-    def __init__(self, resident: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, resident: ResidentMemory, *, reset_peaks: bool) -> None:
         self._resident, self._high = resident, HighWater()
+        self._peaks = resident.peaks if reset_peaks else None
+        self._mine = self._peaks.open(0) if self._peaks is not None else []
+        self._read = resident.since_start
+        self._level = 0
 
     def read(self) -> Reading:
         """Return the current memory."""
-        now, top = self._resident()
-        return Reading(now, *self._high.since(now, top))
+        if self._peaks is None:
+            now, top = self._read()
+            return Reading(now, *self._high.since(now, top))
+        try:
+            stats, peak, _ = self._peaks.take(0, self._mine)
+        except OSError as error:
+            return self._without_resets(error)
+        before, self._level = self._level, stats["allocated_bytes"]["all"]["current"]
+        return Reading(self._level, max(peak, before, self._level))
+
+    def _without_resets(self, error: OSError) -> Reading:
+        """Return the last reading with an exact peak, and go on without resets."""
+        logger.debug("the peak of the process cannot be reset: its peaks are lower bounds", exc_info=error)
+        self.close()
+        self._peaks, self._read = None, self._resident.read  # the mark goes on from the last reset
+        now, top = self._read()
+        self._high.since(now, top)
+        peak = max(self._mine[0], self._level, now)
+        return Reading(now, peak)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to restore."""
+        """End this reader, so that peaks are no longer reset for it."""
+        if self._peaks is not None:
+            self._peaks.close(0, self._mine)
 
 
 class HighWater:

@@ -76,7 +76,7 @@ def _name(device: Wanted) -> str:
 
 def _counters(name: str, reset_peaks: bool) -> Counters:
     if name == PROCESS:
-        return ProcessCounters(resident_memory())
+        return ProcessCounters(resident_memory(), reset_peaks=reset_peaks)
     handle = AcceleratorHandle(torch.device(name))
     doors = _doors(handle.type)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

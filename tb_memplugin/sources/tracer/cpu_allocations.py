@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import time_ns
 from typing import Any
 
 import torch
-from torch.autograd import profiler as autograd_profiler
+
+from tb_memplugin.sources.profiler_windows import can_listen
 
 _autograd: Any = torch._C._autograd
 _profiler: Any = torch._C._profiler
@@ -109,7 +110,7 @@ def _settings() -> tuple[Any, int] | None:
         )
         needed = "_enable_profiler_legacy", "_disable_profiler_legacy", "_enable_record_function"
         is_here = all(hasattr(_autograd, name) for name in (*needed, "_profiler_type"))
-        if not is_here or not hasattr(autograd_profiler, "_run_on_profiler_start"):
+        if not is_here or not can_listen():
             return None
         return config, _profiler.ActiveProfilerType.LEGACY.value
     except (AttributeError, TypeError):
@@ -118,8 +119,6 @@ def _settings() -> tuple[Any, int] | None:
 
 _CONFIG, _LEGACY = _settings() or (None, -1)
 _logs = threading.local()
-_lock = threading.Lock()
-_started: Callable[[], None] | None = None
 
 
 def allocator_log() -> AllocatorLog | None:
@@ -128,24 +127,18 @@ def allocator_log() -> AllocatorLog | None:
         return None
     log: AllocatorLog | None = getattr(_logs, "log", None)
     if log is None:
-        _step_aside_for_profilers()
         log = _logs.log = AllocatorLog()
     return log
 
 
-def _step_aside_for_profilers() -> None:
-    """Patch torch, once, to stop a thread's log before a profiler starts on it: torch allows only one."""
-    global _started
-    with _lock:
-        if _started is not None:
-            return
-        _started = autograd_profiler._run_on_profiler_start
-        autograd_profiler._run_on_profiler_start = _starting
+class StepsAside:
+    """Stops a thread's log before a profiler starts on it, while it listens: torch allows only one."""
 
+    def start(self) -> None:
+        """Stop the log of this thread."""
+        log: AllocatorLog | None = getattr(_logs, "log", None)
+        if log is not None:
+            log.stop()
 
-def _starting() -> None:
-    assert _started is not None
-    log: AllocatorLog | None = getattr(_logs, "log", None)
-    if log is not None:
-        log.stop()
-    _started()
+    def stop(self) -> None:
+        """Do nothing: the log starts again with the next operator."""

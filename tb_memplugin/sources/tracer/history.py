@@ -37,7 +37,7 @@ from tb_memplugin.sources.tracer.calls import result_of
 from tb_memplugin.sources.tracer.history_calls import HistoryCalls
 from tb_memplugin.sources.tracer.layer_clock import LayerClock
 from tb_memplugin.sources.tracer.results import NamedPhase, TracerResult
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import Category, MemoryTrace, Reason
 
 Levels = Callable[[], tuple[int, int]]
 """A function that returns the live requested bytes and their peak in this process, -1 if not counted."""
@@ -196,6 +196,7 @@ def _with_workspaces(trace: MemoryTrace, models: Iterable[nn.Module]) -> MemoryT
     """
     parameters = (one for model in models for one in filterfalse(is_lazy, model.parameters()))
     sizes = WORKSPACE_BYTES - {parameter.nbytes for parameter in parameters}
-    category = trace.events.category.copy()
-    category[(category == Category.GRADIENT) & np.isin(trace.events.bytes, list(sizes))] = Category.WORKSPACE
-    return replace(trace, events=replace(trace.events, category=category))
+    category, reason = trace.events.category.copy(), trace.events.reason.copy()
+    workspace = (category == Category.GRADIENT) & np.isin(trace.events.bytes, list(sizes))
+    category[workspace], reason[workspace] = Category.WORKSPACE, Reason.SIZE
+    return replace(trace, events=replace(trace.events, category=category, reason=reason))

@@ -222,7 +222,7 @@ class _Stretch:
         for one in made:
             if not one.bytes and one.was is not None:
                 self.ledger.blocks.pop(one.was.key, None)
-            elif id(one) not in reported:
+            elif id(one) not in reported and self.ledger.expected(one.storage) is None:
                 self.born(one, 0)
             if one.was is not None and id(one.was) not in ended:
                 self.end(one.was, 0)

@@ -7,7 +7,6 @@ ends.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
@@ -18,8 +17,8 @@ from torch import nn
 
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
 from tb_memplugin.sources.history.recording import Allocator
-from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
-from tb_memplugin.sources.passing_hooks import PassingHook
+from tb_memplugin.sources.module_calls import Entered, Left
+from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder, OuterCall
 from tb_memplugin.sources.tracer.autograd_marks import AutogradMarks
 from tb_memplugin.sources.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
 from tb_memplugin.sources.tracer.shared_backward import SharedBackward
@@ -47,7 +46,7 @@ class LayerClock(ModuleRecorder):
         super().__init__()
         self.crossings: deque[Crossing] = deque(maxlen=most)
         self.unseen = 0
-        """How many layers have no hooks, because they are inside compiled or scripted modules."""
+        """How many layers are not watched, because they are inside compiled or scripted modules."""
         self._set_mark: Callable[[str], object] = lambda _: None
         self._mark: Callable[[], str] = lambda: ""
         if allocator is not None and allocator.set_mark is not None and allocator.mark is not None:
@@ -74,15 +73,19 @@ class LayerClock(ModuleRecorder):
         """Whether backward passes of several threads ran at the same time, and not every node was told."""
         return self._backward.missed
 
-    def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
-        """Add hooks to every module of the models that runs as Python code."""
+    def start(
+        self, models: Mapping[str, nn.Module], names: ModuleNames, outer_call: OuterCall | None = None
+    ) -> None:
+        """Watch every module of the models that runs as Python code."""
         self._keys = [module.key for module in names.modules]
         rows = range(NO_LAYER, len(self._keys))
         self._reached = {row: self._reaching(row, marks=False) for row in rows}
         self._reached_marking = {row: self._reaching(row, marks=True) for row in rows}
-        super().start(models, names)
+        super().start(models, names, outer_call)
         self._backward.start()
-        self.unseen = len(names.modules) - len({names.row_of[module] for module in self._hooked})
+        self.unseen = len(names.modules) - len(
+            {names.row_of[module] for module in self._module_calls.watched}
+        )
 
     def stop(self) -> None:
         """Remove all hooks, including those on autograd nodes that still exist, and restore the mark.
@@ -110,38 +113,14 @@ class LayerClock(ModuleRecorder):
             self._threads.add(threading.get_ident())
         return calls
 
-    def _hook(self, module: nn.Module, row: int) -> None:
-        """Add hooks: first in, last out, so that tracers that nest give back each other's marks."""
-        enter, leave = self._crossing(row)
-        self._handles.append(module.register_forward_pre_hook(PassingHook(enter), prepend=True))
-        self._handles.append(module.register_forward_hook(PassingHook(leave), always_call=True))
-
-    def _wrap_compiled(self, module: nn.Module, row: int) -> None:
-        """Record the compiled call of `Module.compile()`, which replaces the call including its hooks."""
-        original: Any = module._compiled_call_impl
-        enter, leave = self._crossing(row)
-
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            enter(None, args)
-            out = None
-            try:
-                out = original(*args, **kwargs)
-            finally:
-                leave(None, args, out)
-            return out
-
-        module._compiled_call_impl = recorded
-        self._patched.append((weakref.ref(module), original))
-
-    def _crossing(self, row: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Return the two functions to call when a layer is entered and left."""
+    def _functions(self, row: int) -> tuple[Entered, Left]:
+        """Return the functions that record the start and the end of a layer's calls."""
         set_mark, current, mark = self._set_mark, self._mark, MODULE_MARK + self._keys[row]
         calls_here, at_nodes, note = self._calls, self._at_nodes, self.crossings.append
-        compiling, thread = torch.compiler.is_compiling, threading.get_ident
-        task = torch._C._current_graph_task_id
+        thread, task = threading.get_ident, torch._C._current_graph_task_id
 
-        def enter(_: object, given: Any) -> None:
-            if not compiling() and self._on:
+        def enter(_: object, given: Any, __: object) -> None:
+            if self._on:
                 calls = calls_here()
                 at_nodes(given, calls[-1][0] if calls else NO_LAYER)
                 calls.append((row, current()))
@@ -149,7 +128,7 @@ class LayerClock(ModuleRecorder):
                 note((time_ns(), row, task() != -1, thread()))
 
         def leave(_: object, __: Any, out: Any) -> None:
-            if not compiling() and self._on:
+            if self._on:
                 calls = calls_here()
                 while calls:
                     inner, before = calls.pop()

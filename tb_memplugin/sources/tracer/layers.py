@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import time_ns
 from typing import Any
 
 import torch
-from torch import nn
 
+from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
+from tb_memplugin.sources.module_calls import Entered, Left
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.tracer.kernels import Counted, Unseen
@@ -26,7 +26,6 @@ logger = logging.getLogger("tb_memplugin")
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 _MOST_BOUNDARIES = 400_000
-_NOT_OURS: tuple[None, int] = (None, -1)
 _NO_SEQUENCE = (1 << 64) - 1
 """The sequence number of nodes that no operator made: those that accumulate a gradient into a parameter."""
 
@@ -291,11 +290,8 @@ class ThreadLayers:
             self._ended(self.stack.pop())
 
 
-class LayerHooks(ModuleRecorder):
+class LayerCalls(ModuleRecorder):
     """Records every module call in `Layers`, and starts and stops the tracing of calls on other threads.
-
-    The hooks are torch's global module hooks; no module gets a hook of its own. With those, a model could
-    not be pickled or scripted, its copies would keep them, and torch's encoder would leave its fast path.
 
     Args:
         layers: the layers in which calls are recorded.
@@ -305,15 +301,13 @@ class LayerHooks(ModuleRecorder):
 
     def __init__(self, layers: Layers, watch: Any, unwatch: Any) -> None:
         super().__init__()
-        self._layers, self._watch, self._unwatch = layers, watch, unwatch
-        self._rows: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
-        self._compiling = torch.compiler.is_compiling
+        self._layers, self._trace_thread, self._leave_thread = layers, watch, unwatch
 
     def entered(self, row: int) -> None:
         """Record the start of a module call on this thread."""
         here = self._layers.here()
         if not here.stack:
-            self._watch()
+            self._trace_thread()
         here.enter(row)
 
     def left(self, row: int) -> None:
@@ -321,44 +315,18 @@ class LayerHooks(ModuleRecorder):
         here = self._layers.here()
         here.leave(row)
         if not here.stack:
-            self._unwatch()
+            self._leave_thread()
 
-    def start(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
-        """Add the global hooks, and note which modules belong to the models."""
-        super().start(models, names)
-        hooks = torch.nn.modules.module
-        self._handles.append(hooks.register_module_forward_pre_hook(self._enter))
-        self._handles.append(hooks.register_module_forward_hook(self._leave, always_call=True))
+    def _functions(self, row: int) -> tuple[Entered, Left]:
+        return (
+            hidden_from_dynamo(lambda *_: self._record(self.entered, row)),
+            hidden_from_dynamo(lambda *_: self._record(self.left, row)),
+        )
 
-    def stop(self) -> None:
-        """Remove both hooks. Safe to call at any time, and twice."""
-        super().stop()
-        self._rows.clear()
-
-    def _hook(self, module: nn.Module, row: int) -> None:
-        self._rows[id(module)] = weakref.ref(module), row
-
-    def _row(self, module: nn.Module) -> int:
-        """Return a module's row, -1 if its calls are not recorded now."""
-        reference, row = self._rows.get(id(module), _NOT_OURS)
-        if reference is None or reference() is not module:
-            return -1
-        return row if self._layers.on and not self._compiling() else -1
-
-    def _enter(self, module: nn.Module, _: object) -> None:
-        row = self._row(module)
-        if row >= 0:
+    def _record(self, crossed: Callable[[int], None], row: int) -> None:
+        if self._layers.on:
             try:
-                self.entered(row)
+                crossed(row)
             except Exception as error:  # the training goes on, whatever happens to us
-                logger.debug("entering a layer failed", exc_info=error)
-                self._layers.failed(error)
-
-    def _leave(self, module: nn.Module, *_: object) -> None:
-        row = self._row(module)
-        if row >= 0:
-            try:
-                self.left(row)
-            except Exception as error:  # see _enter
-                logger.debug("leaving a layer failed", exc_info=error)
+                logger.debug("entering or leaving a layer failed", exc_info=error)
                 self._layers.failed(error)

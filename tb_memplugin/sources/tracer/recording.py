@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import time_ns
 from typing import Any
 
@@ -15,14 +15,19 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources import profiler_windows
+from tb_memplugin.sources.alive_before import ALIVE_BEFORE, alive_now
 from tb_memplugin.sources.beside_dynamo import UncompiledHere
-from tb_memplugin.sources.modules import ModuleNames
+from tb_memplugin.sources.exact_cpu import CountedWindow, begin_window, is_counting
+from tb_memplugin.sources.modules import ModuleNames, is_compiled
 from tb_memplugin.sources.optimizer_hooks import StepHooks
+from tb_memplugin.sources.profiler.ddp_buckets import BUCKET, buckets_alive
 from tb_memplugin.sources.profiler.dtypes import dtypes_of
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages, storages
 from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
-from tb_memplugin.sources.tracer.layers import LayerHooks, Layers
+from tb_memplugin.sources.tracer.cpu_allocations import StepsAside
+from tb_memplugin.sources.tracer.layers import LayerCalls, Layers
 from tb_memplugin.sources.tracer.mode import StorageMode, allocated_by_torch, modes_here, storage_mode
 from tb_memplugin.sources.tracer.results import (
     NamedPhase,
@@ -48,11 +53,16 @@ class StorageRecording:
         max_events: how many entries to keep.
     """
 
+    names_others = True
+    """Whether parameters and results that the models do not hold have their category in the start state."""
+
     def __init__(self, device_type: str, max_events: int) -> None:
         self._device_type, self._max_events = device_type, max_events
         self._handles: list[StepHooks] = []
+        self._steps_aside = StepsAside()
         self._modes: dict[int, StorageMode] = {}
         self._foreign_calls = 0
+        self._counting: CountedWindow | None = None
         self._step_ns = time_ns()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.phases: deque[NamedPhase] = deque(maxlen=max_events)
@@ -75,19 +85,35 @@ class StorageRecording:
             self._name(gradients(optimizer, names), late=False)
             self._name(optimizer_storages(optimizer, names), late=False)
         self._beside_others = others_may_run()
-        alive = storages_alive(of_gradients=not self._beside_others)
-        ledger.take_in(storage for storage in alive if self._is_mine(storage))
+        self._take_in_others(models)
+        if self._device_type == "cpu" and is_counting():
+            self._counting = begin_window()
         self.recorded.start_ns = ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
-        self._hooks = LayerHooks(self.layers, self._watch, self._unwatch)
+        self._layer_calls = LayerCalls(self.layers, self._watch, self._unwatch)
         try:
-            self._hooks.start(models, names)
+            self._layer_calls.start(models, names)
             self._handles = [StepHooks(self._before_step, self._after_step)]
             listen(self)
+            profiler_windows.listen(self._steps_aside)
             self._main = self._mode()
             self._main.enter()
         except BaseException:
+            if self._counting is not None:
+                self._counting.close()
             self._unhook()
             raise
+
+    def _take_in_others(self, models: Mapping[str, nn.Module]) -> None:
+        """Add to the start state what else is alive."""
+        if self._device_type == "cpu":
+            for row, size in buckets_alive(models, self.layers.names):
+                self.recorded.ledger.expect(size, Category.COMMUNICATION, BUCKET, row)
+        for alive in alive_now():
+            if self._is_mine(alive.storage):
+                for block in self.recorded.ledger.take_in([alive.storage]):
+                    if block.category is Category.UNKNOWN:
+                        block.label = alive.label or ALIVE_BEFORE
+                        block.category = alive.category if self.names_others else Category.UNKNOWN
 
     def _open_ledger(self) -> Ledger:
         return Ledger(self._max_events, self._device_type)
@@ -113,9 +139,13 @@ class StorageRecording:
             self._take_in_unseen()
             ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
             recorded.stop_ns = time_ns()
+            counted = None if self._counting is None else self._counting.stop()
             recorded.notes += self._notes()
             recorded.properties.update(dtypes_of(models, {*optimizers, *self._stepped}, self.layers.names))
-            result = self._result(trace_from_ledger(recorded))
+            trace = trace_from_ledger(recorded)
+            if counted is not None:
+                trace = replace(trace, counters=tuple(counted.readings(trace.device_rows("cpu")[0])))
+            result = self._result(trace)
             ledger.blocks.clear()  # this also removes the weak references
         return result
 
@@ -171,7 +201,8 @@ class StorageRecording:
 
     def _unhook(self) -> None:
         stop_listening(self)
-        self._hooks.stop()
+        profiler_windows.stop_listening(self._steps_aside)
+        self._layer_calls.stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -308,11 +339,9 @@ class StorageRecording:
 
 def _refuse_compiled(models: Mapping[str, nn.Module]) -> None:
     """Refuse compiled models: under a dispatch mode they run uncompiled, with other memory use."""
-    dynamo = sys.modules.get("torch._dynamo")
     for prefix, model in models.items():
         for name, module in model.named_modules(prefix=prefix):
-            wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-            if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
+            if is_compiled(module):
                 raise MemPluginError(
                     "The model is compiled. Compiled code runs uncompiled while the tracer watches, "
                     "so its memory would not be that of the compiled model.",

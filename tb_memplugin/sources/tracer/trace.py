@@ -10,21 +10,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from tb_memplugin.sources.categories import Born, by_lifetime
+from tb_memplugin.sources.caches import with_caches
+from tb_memplugin.sources.categories import Born, Judged, by_lifetime, of_known
 from tb_memplugin.sources.phases import phase_at, phase_spans, stretch
 from tb_memplugin.sources.storage_lifetimes import BEFORE, Block, Buffer, Entry, Happened, Ledger
 from tb_memplugin.sources.tables import Call, Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.sources.tracer.layers import Layers
 from tb_memplugin.trace import (
     Category,
+    Counter,
     Device,
     Events,
     Kind,
     MemoryTrace,
     Phase,
+    Reason,
     Spans,
     StartState,
     Step,
+    at_every_moment,
     events,
     start_state,
 )
@@ -71,7 +75,7 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     full = _events(memory, tables, phases)
     devices = tuple(Device(name) for name in ledger.devices) or (Device(ledger.device_type),)
     names = Names()
-    return MemoryTrace(
+    trace = MemoryTrace(
         source=SOURCE,
         events=full,
         start=start,
@@ -84,9 +88,11 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
         annotations=named_phases(recorded.marks, full, names),
         annotation_names=names.as_tuple(),
         modules=tables.owners.as_tuple(),
+        counters=at_every_moment(len(devices), Counter.SEEN),
         notes=tuple(recorded.notes),
         properties={"torch": torch.__version__, **recorded.properties},
     )
+    return with_caches(trace)
 
 
 def _phases(layers: Layers) -> Spans:
@@ -111,12 +117,16 @@ def _start(memory: Sequence[Entry], ledger: Ledger, tables: _Tables) -> StartSta
 
 
 def _start_rows(blocks: Sequence[Block | Buffer], tables: _Tables) -> StartState:
+    category = np.array([_old_category(block) for block in blocks], np.uint8)
     nobody = tables.owners.not_named if any(block.module < 0 for block in blocks) else -1
     return start_state(
         [block.bytes for block in blocks],
         device=[block.device for block in blocks],
         address=np.array([block.address for block in blocks], np.uint64),
-        category=[_old_category(block) for block in blocks],
+        category=category,
+        reason=np.where(
+            category == [int(block.category) for block in blocks], of_known(category), Reason.IN_FORWARD
+        ),
         module=[block.module if block.module >= 0 else nobody for block in blocks],
         label=[tables.labels.add(block.label) if block.label else -1 for block in blocks],
         stack=[block.stack for block in blocks],
@@ -151,8 +161,10 @@ def _events(memory: Sequence[Entry], tables: _Tables, phases: Spans) -> Events:
     phase = np.where(phase == Phase.BACKWARD, phase, phase_at(phases, time))
     category = columns["category"].copy()
     unknown = np.flatnonzero(is_alloc & (category == Category.UNKNOWN))
-    category[unknown] = _by_lifetime(memory, unknown, columns, phase, operator, tables, phases)
-    category[~is_alloc] = Category.UNKNOWN
+    reason = of_known(category.astype(np.uint8))
+    judged = _by_lifetime(memory, unknown, columns, phase, operator, tables, phases)
+    category[unknown], reason[unknown] = judged
+    category[~is_alloc], reason[~is_alloc] = Category.UNKNOWN, Reason.NOT_RECORDED
     return events(
         time,
         kind=np.where(is_alloc, Kind.ALLOC, Kind.FREE_COMPLETED),
@@ -168,6 +180,7 @@ def _events(memory: Sequence[Entry], tables: _Tables, phases: Spans) -> Events:
         stack=np.where(is_alloc, columns["stack"], -1),
         phase=phase,
         category=category,
+        reason=reason,
     )
 
 
@@ -184,7 +197,7 @@ def _by_lifetime(
     operator: Int64,
     tables: _Tables,
     phases: Spans,
-) -> np.ndarray:
+) -> Judged:
     freed = {id(entry[2]): entry[0] for entry in memory if entry[1] is Happened.FREE}
     forever = np.iinfo(np.int64).max
     born = Born(

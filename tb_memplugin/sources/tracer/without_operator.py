@@ -31,6 +31,7 @@ _lock = threading.Lock()
 _listeners: list[Listener] = []
 _get_original: Callable[[], torch.Tensor] = torch.random.get_rng_state
 _resize_original: Callable[[torch.UntypedStorage, int], Any] = torch.UntypedStorage.resize_
+_resize_is_inherited = "resize_" not in vars(torch.UntypedStorage)
 _reader: Any = getattr(torch._C, "PyTorchFileReader", None)
 _read_original: Callable[..., torch.Tensor] | None = getattr(_reader, "get_storage_from_record", None)
 _text: Any = torch._tensor_str
@@ -96,7 +97,10 @@ def stop_listening(listener: Listener) -> None:
             if torch.random.get_rng_state is _get_rng_state:
                 torch.random.get_rng_state = _get_original
             if torch.UntypedStorage.resize_ is _resize:
-                torch.UntypedStorage.resize_ = _resize_original  # type: ignore[method-assign,assignment]
+                if _resize_is_inherited:
+                    del torch.UntypedStorage.resize_
+                else:
+                    torch.UntypedStorage.resize_ = _resize_original  # type: ignore[method-assign,assignment]
             if getattr(_reader, "get_storage_from_record", None) is _read:
                 _reader.get_storage_from_record = _read_original
             if _text._str is _print:

@@ -21,6 +21,7 @@ from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace.tables import MODULE_MARK
 from tests.allocators import StandIn
 from tests.snapshots import block, entries, segment, snapshot
+from tests.watched import is_watched
 
 
 def test_on_a_machine_without_gpu_no_allocator_keeps_a_history():
@@ -143,17 +144,18 @@ class TestMarks:
         assert gpu.mark == "the user's"
 
     def test_afterwards_no_hook_is_there(self, gpu, net):
-        before = len(net.inner._forward_hooks), len(net.inner._forward_pre_hooks)
         marks = ModuleMarks()
         marks.start(gpu.as_allocator(), {"": net})
+        assert is_watched()
         marks.stop()
-        assert (len(net.inner._forward_hooks), len(net.inner._forward_pre_hooks)) == before
+        assert not is_watched()
 
-    def test_nothing_is_hooked_in_what_is_compiled(self, gpu, net):
-        net.inner._compiled_call_impl = net.inner._call_impl  # as Module.compile() leaves it
+    def test_nothing_is_watched_in_what_is_compiled(self, gpu, net):
+        net._compiled_call_impl = net._call_impl  # as Module.compile() leaves it
         marks = ModuleMarks()
         marks.start(gpu.as_allocator(), {"": net})
-        assert (len(net._forward_pre_hooks), len(net.inner._forward_pre_hooks)) == (1, 0)
+        net(torch.ones(1, 2))
+        assert net.seen[1] == MODULE_MARK
         marks.stop()
 
     def test_an_allocator_that_takes_no_marks_gets_no_hooks(self, gpu, net):
@@ -163,7 +165,7 @@ class TestMarks:
             type(allocator)(**{f: getattr(allocator, f) for f in allocator.__slots__} | {"mark": None}),
             {"": net},
         )
-        assert not net._forward_pre_hooks
+        assert not is_watched()
 
 
 class TestAWindow:

@@ -34,6 +34,7 @@ def train(prof: profile, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
                 pass
         loss.backward()
         optimizer.step()
+        del x, loss
         prof.step()
 
 

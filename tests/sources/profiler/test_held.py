@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from tb_memplugin.sources import profiler_windows
 from tb_memplugin.sources.modules import ModuleNames
-from tb_memplugin.sources.profiler import window
 from tb_memplugin.sources.profiler.held import HeldByModels, HeldByOptimizer, told_once
 from tb_memplugin.sources.profiler.window import WindowRecorder, watch
 from tb_memplugin.sources.storages import Sighting
@@ -234,7 +234,7 @@ def no_garbage():
 
 @pytest.mark.usefixtures("no_garbage")
 def test_a_profile_with_stacks_has_as_few_calls_of_ours_for_many_parameters_as_for_few(monkeypatch):
-    monkeypatch.setattr(window, "_recorders", weakref.WeakSet())  # those of other tests look, too
+    monkeypatch.setattr(profiler_windows, "_listeners", weakref.WeakSet())  # those of other tests look, too
     few, many = calls_before_a_step(2), calls_before_a_step(20)
     assert 0 < few < 150
     assert many == few

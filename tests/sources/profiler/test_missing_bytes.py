@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerAction, profile
@@ -12,11 +13,17 @@ from tests.sources.profiler.test_unusual_loops import batch, line
 from tests.training import train
 
 
-def traced_step(model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, nn.Module]) -> list[str]:
+def traced_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    given: dict[str, nn.Module],
+    *,
+    finds_all: bool = False,
+) -> list[str]:
     """Make a step before the window and one in it; return the window's notes on bytes."""
     model(torch.ones(5, 100)).sum().backward()
     optimizer.step()
-    recorder = WindowRecorder(given, [])
+    recorder = WindowRecorder(given, [], finds_all=finds_all)
     watch(recorder)
     with profile(profile_memory=True) as prof:
         model(torch.ones(5, 100)).sum()
@@ -39,6 +46,13 @@ def test_without_model_and_optimizer_a_note_says_that_they_were_not_given():
     (note,) = traced_step(model, torch.optim.SGD(model.parameters()), {})
     assert note.startswith("2,400 bytes")
     assert "their model or optimizer was not given to memory_trace_handler" in note
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_nothing_is_missing_where_all_is_searched(named):
+    model = nn.Linear(100, 3, bias=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    assert traced_step(model, optimizer, {"": model} if named else {}, finds_all=True) == []
 
 
 def test_gradients_of_the_window_before_are_not_missing():

@@ -309,3 +309,23 @@ def forward_functions(trace: MemoryTrace, node: str) -> set[str]:
     rows = [row for row in allocs(trace) if trace.operators[events.operator[row]] == node]
     stacks = [trace.stacks[row] for row in events.forward[rows].tolist()]
     return {next(frame for frame in stack if HERE in frame).partition(" ")[0] for stack in stacks}
+
+
+def test_the_frames_in_which_we_call_watched_modules_are_in_no_stack(tmp_path):
+    """They would stand between a module's call and its forward, in every stack of a recorded window."""
+
+    def frames(**given):
+        handler = memory_trace_handler(tmp_path / str(len(given)), **given)
+        with profile(profile_memory=True, with_stack=True, on_trace_ready=handler):
+            model(torch.ones(2, 3))
+        (window,) = (tmp_path / str(len(given))).rglob("*.mem")
+        functions = {
+            tuple(frame.rpartition("/")[2].rpartition(":")[0] for frame in stack)
+            for stack in load_window(str(window)).stacks
+        }
+        return {stack for stack in functions if any("linear.py" in frame for frame in stack)}
+
+    model = nn.Sequential(nn.Linear(3, 3))
+    watched = frames(model=model)
+    assert watched == frames()
+    assert not any("module_calls" in frame for stack in watched for frame in stack)

@@ -70,6 +70,9 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
         {one.rounded_bytes === one.bytes && " requested and taken"}
         {one.rounded_bytes !== null && one.rounded_bytes !== one.bytes && ` requested, takes ${grouped(one.rounded_bytes)}`}
       </p>
+      <p class="where" data-testid="allocation-why">
+        {titleText(one.why)}
+      </p>
       <dl class="facts" data-testid="allocation-facts">
         {one.name !== null && <Fact name="name" value={one.name} />}
         {one.module !== null && one.module !== NOT_NAMED && <Fact name="module" value={moduleLabel(one.module)} />}

@@ -118,6 +118,9 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
           <Name text={owner} />
         </p>
       )}
+      <p class="where" data-testid="block-why">
+        {titleText(block.why)}
+      </p>
       <dl class="facts">
         {block.rounded_bytes !== null && (
           <>

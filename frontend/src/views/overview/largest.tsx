@@ -4,7 +4,7 @@ import type { AllocationsAnswer, Listed } from "../../api/stacks";
 import type { Allocation, StepAnswer } from "../../api/types";
 import { exactBytes, inUnit, unitFor, unitWithin } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
-import { allocationName, NOT_NAMED } from "../../state/names";
+import { allocationName, NOT_NAMED, titleText } from "../../state/names";
 import type { Pick } from "../../state/selection";
 import { duration } from "../../state/time";
 import { Swatch } from "../category";
@@ -47,7 +47,7 @@ export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }
                 {inUnit(a.bytes, unit)}
               </td>
               <td class="cut">{listed?.[i]?.line ? <Code one={listed[i]} /> : <Name text={allocationName(a) ?? NOT_NAMED} />}</td>
-              <td class="category">
+              <td class="category" title={titleText(a.why)}>
                 <Swatch of={a.category} />
                 {categoryLabel(a.category)}
               </td>

@@ -9,6 +9,7 @@ import { Notes } from "../notices";
 import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
+import { AccountLine } from "./account";
 import { Cards } from "./cards";
 import { Change } from "./change";
 import { ByCategory } from "./by_category";
@@ -35,6 +36,7 @@ export function Overview() {
       <Change answer={answer} />
       <OutOfMemory failed={failed} stats={answer.stats} />
       <Cards answer={answer} />
+      <AccountLine account={answer.account} />
       {selection.value!.monitored ? (
         <PeakOfAllSteps selection={selection.value!} bytes={answer.peak.bytes} />
       ) : (

@@ -2,7 +2,7 @@ import type { LabeledPart, MomentAnswer, Over } from "../../api/types";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { counted, grouped } from "../../state/numbers";
 import { lineParts } from "../../state/frames";
-import { allocationName, NOT_NAMED } from "../../state/names";
+import { allocationName, NOT_NAMED, titleText } from "../../state/names";
 import { knownPhase } from "../../state/sentences";
 import { duration, exactTime } from "../../state/time";
 import { Delta } from "../amount";
@@ -211,7 +211,7 @@ function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {
                 {inUnit(a.bytes, unit)}
               </td>
               <td>
-                <span class="flexed">
+                <span class="flexed" title={titleText(a.why)}>
                   <Swatch of={a.category} />
                   <RouteLink to={{ view: "allocations", block: String(a.row) }}>
                     <Name text={nameOrLine(a)} />

@@ -1,0 +1,221 @@
+"""Watch the calls of modules from outside: no module and no dictionary of hooks holds anything of ours.
+
+torch and its libraries decide by a module's hooks: `nn.TransformerEncoderLayer` leaves its fast path,
+`torch.compile` warns and traces other code, copies and pickles carry hooks along, `torch.jit.script` compiles
+them; and Kineto knows `nn.Module.__call__` by its code. But every call of a module asks the class for
+`_compiled_call_impl`, which `module.compile()` sets (torch/nn/modules/module.py, `_wrapped_call_impl`, in
+torch 2.1 to 2.13). While anyone watches, the class answers with a function of ours. Nobody watches outside of
+recorded windows, and then the class is as torch made it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from tb_memplugin.sources import beside_compiler
+from tb_memplugin.sources.beside_dynamo import skipped_by_dynamo
+
+Entered = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object]
+"""Called with a module and the arguments of its call, before the call. Must not raise."""
+
+Left = Callable[[nn.Module, tuple[Any, ...], Any], object]
+"""Called with a module, its positional arguments and its result, None if the call raised. Must not raise."""
+
+_Watchers = tuple[tuple[Entered, Left], ...]
+
+_SLOT = "_compiled_call_impl"
+_of_module: dict[int, _Watchers] = {}
+"""The watchers by `id(module)`."""
+_of_replica: dict[int, _Watchers] = {}
+"""The same by `id(module._forward_hooks)`, which `nn.DataParallel`'s replicas of a module share with it."""
+_of_all: _Watchers = ()
+_version = 0
+"""How often watchers were added or removed."""
+_open: list[ModuleCalls] = []
+_slot: Any = None
+"""What stands in the place of `nn.Module._compiled_call_impl`."""
+
+
+def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module as `nn.Module.__call__` does, and tell its watchers.
+
+    If a profile records stacks, each call here, of C functions too, is an event in the user's own profile.
+    """
+    if not beside_compiler.is_known:  # it may have been loaded since the watch began
+        beside_compiler.look()
+    version, watchers = _version, _of_module.get(id(module)) or _others(module)
+    call: Callable[..., Any] = module._call_impl
+    if _slot is not _run:
+        call = compiled_call(module) or call
+    for entered, _ in watchers:
+        entered(module, args, kwargs)
+    result = None
+    try:
+        result = call(*args, **kwargs)
+    finally:
+        if version != _version:  # who began to watch within the call is told of its end
+            watchers = _of_module.get(id(module)) or _others(module)
+        for _, left in watchers[::-1]:
+            left(module, args, result)
+    return result
+
+
+class _Slot:
+    """Tells the calls of modules that `module.compile()` compiled, too.
+
+    These have a `_compiled_call_impl` of their own, which is used instead of the class's, unless the class
+    has a descriptor like this. Setting and deleting the attribute does what it does without us.
+    """
+
+    def __get__(self, module: nn.Module | None, _: type | None = None) -> Any:
+        return None if module is None else MethodType(_run, module)
+
+    def __set__(self, module: nn.Module, value: object) -> None:
+        module.__dict__[_SLOT] = value
+
+    def __delete__(self, module: nn.Module) -> None:
+        try:
+            del module.__dict__[_SLOT]
+        except KeyError:
+            raise AttributeError(_SLOT) from None
+
+
+def _others(module: nn.Module) -> _Watchers:
+    """Return the watchers of all modules, and of a replica those of its module."""
+    own = module.__dict__
+    watchers = _of_replica.get(id(own.get("_forward_hooks")), ()) if own.get("_is_replica") else ()
+    return (*_of_all, *watchers)
+
+
+def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
+    """Return what `module.compile()` made, None for a module that is not compiled in this way."""
+    compiled: Callable[..., Any] | None = module.__dict__.get(_SLOT)
+    return compiled
+
+
+class ModuleCalls:
+    """Tells functions of the calls of modules, on every thread, from the first `watch` until `stop`.
+
+    A call that began before is told when it ends; one that ends after `stop` is not. Calls are told whether
+    the module runs as Python, compiled or scripted code; within compiled or scripted code no Python call
+    happens, so modules there are not told. A replica that `nn.DataParallel` makes of a watched module counts
+    as that module. Modules are held weakly.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, tuple[weakref.ref[nn.Module], tuple[Entered, Left], int]] = {}
+        self._all: tuple[Entered, Left] | None = None
+
+    def watch(self, module: nn.Module, entered: Entered, left: Left) -> None:
+        """Call two functions around every call of a module, within those of earlier watchers."""
+        key, replicas = id(module), id(module.__dict__.get("_forward_hooks"))
+        functions = entered, left
+
+        def gone(_: object) -> None:
+            self._drop(key)
+
+        with beside_compiler.lock:
+            if not self.is_watching(module):
+                self._watched[key] = weakref.ref(module, gone), functions, replicas
+                _of_module[key] = (*_of_module.get(key, _of_all), functions)
+                _of_replica[replicas] = (*_of_replica.get(replicas, ()), functions)
+                self._begin(compiled=compiled_call(module) is not None, guarded=_is_inlined_by_call(module))
+
+    def watch_all(self, entered: Entered, left: Left) -> None:
+        """Call two functions around every call of any module."""
+        global _of_all
+        with beside_compiler.lock:
+            self._all = entered, left
+            _of_all = (*_of_all, self._all)
+            for key, watchers in _of_module.items():
+                _of_module[key] = (*watchers, self._all)
+            self._begin(compiled=True, guarded=True)
+
+    def is_watching(self, module: nn.Module) -> bool:
+        """Whether the calls of this module are told to functions given to this object."""
+        return id(module) in self._watched
+
+    @property
+    def watched(self) -> list[int]:
+        """The ids of the watched modules."""
+        return list(self._watched)
+
+    def stop(self) -> None:
+        """Stop watching. Safe to call at any time, and twice."""
+        global _of_all
+        with beside_compiler.lock:
+            for key in list(self._watched):
+                self._drop(key)
+            if self._all is not None:
+                _of_all = tuple(one for one in _of_all if one is not self._all)
+                for key in list(_of_module):
+                    _remove(_of_module, key, self._all)
+                self._all = None
+            if self in _open:
+                _open.remove(self)
+                _patch.guarded = _patch.guarded and bool(_open)
+                _changed(None if not _open else _slot)
+
+    def _begin(self, *, compiled: bool, guarded: bool) -> None:
+        _patch.guarded = _patch.guarded or guarded
+        if self not in _open:
+            _open.append(self)
+        _changed(_Slot() if compiled and _slot in (None, _run) else _slot or _run)
+
+    def _drop(self, key: int) -> None:
+        with beside_compiler.lock:
+            known = self._watched.pop(key, None)
+            if known is not None:
+                _, functions, replicas = known
+                _remove(_of_module, key, functions)
+                _remove(_of_replica, replicas, functions)
+                _changed(_slot)
+
+
+def _remove(watchers: dict[int, _Watchers], key: int, functions: tuple[Entered, Left]) -> None:
+    kept = tuple(one for one in watchers.get(key, ()) if one is not functions)
+    if kept:
+        watchers[key] = kept
+    else:
+        watchers.pop(key, None)
+
+
+def _changed(slot: Any) -> None:
+    global _slot, _version
+    _slot, _version = slot, _version + 1
+    if slot is None:
+        beside_compiler.remove(_patch)
+    else:
+        beside_compiler.add(_patch)
+
+
+class _ClassPatch:
+    """The change of `nn.Module`. What was compiled of modules with hooks has guards on it."""
+
+    guarded = False
+
+    def put_on(self) -> None:
+        if vars(nn.Module)[_SLOT] is not _slot:
+            nn.Module._compiled_call_impl = _slot
+
+    def take_off(self) -> None:
+        if vars(nn.Module)[_SLOT] is not None:
+            nn.Module._compiled_call_impl = None
+
+
+_patch = _ClassPatch()
+
+
+def _is_inlined_by_call(module: nn.Module) -> bool:
+    """Whether torch.compile traces a module's `__call__`, and not only its `forward`."""
+    own = module.__dict__
+    return "forward" in own or any(value for name, value in own.items() if name.endswith("_hooks"))
+
+
+for _function in (_run, _Slot.__get__, compiled_call, _others, _ClassPatch.put_on, _ClassPatch.take_off):
+    skipped_by_dynamo(_function)

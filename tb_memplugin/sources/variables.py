@@ -1,0 +1,117 @@
+"""Name tensors by the variables that hold them, such as `buffer.states`.
+
+No code of the program runs: neither properties nor `__getattr__`, `__len__`, `__iter__` or `__eq__`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from itertools import islice
+from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import torch
+
+MOST_OBJECTS = 20_000
+"""The largest number of objects that are looked into."""
+
+MOST_ITEMS = 1_000
+"""The largest number of items of one container that are looked into."""
+
+DEEPEST = 6
+"""How many attributes and indices a name has at most."""
+
+_CLOSED = (ModuleType, FunctionType, type, str, bytes, bytearray, int, float, complex, bool, type(None))
+_RUNNING = (torch.optim.Optimizer, torch.profiler.profile)
+"""Objects that do not name what they hold: a parameter in `optimizer.param_groups` is the model's."""
+
+
+def variable_names() -> dict[int, str]:
+    """Return the names of storages by their `_cdata`: that of the variable nearest to the running code.
+
+    The variables are those of the modules whose functions run on this thread, the innermost first.
+    (Local variables are not searched: before Python 3.13, reading them keeps what they hold alive.)
+    """
+    found: dict[int, str] = {}
+    pending: deque[tuple[str, int, Any]] = deque()
+    for space in _namespaces(sys._getframe(1)):
+        pending.extend((name, 0, value) for name, value in list(space.items()) if not name.startswith("__"))
+    seen: set[int] = set()
+    while pending and len(seen) < MOST_OBJECTS:
+        name, depth, value = pending.popleft()
+        if id(value) in seen or issubclass(type(value), _CLOSED):
+            continue
+        seen.add(id(value))
+        if issubclass(type(value), torch.Tensor):
+            _note(found, name, value)
+        elif depth < DEEPEST and not issubclass(type(value), _RUNNING):
+            pending.extend((name + part, depth + 1, inner) for part, inner in _inside(value))
+    return found
+
+
+def _namespaces(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """Yield the global variables of the modules that run, without those of torch and of this package."""
+    met: set[int] = set()
+    while frame is not None:
+        space, package = frame.f_globals, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if id(space) not in met and package not in ("torch", "tb_memplugin"):
+            met.add(id(space))
+            yield space
+        frame = frame.f_back
+
+
+def _note(found: dict[int, str], name: str, tensor: torch.Tensor) -> None:
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            storage: Any = torch.Tensor.untyped_storage(tensor)
+            found.setdefault(storage._cdata, name)
+    except (RuntimeError, NotImplementedError):
+        return  # without a storage: functorch's, sparse
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (".name" or "[key]", object) of everything in a container or an instance."""
+    kind = type(value)
+    if issubclass(kind, dict):
+        items = kind in (dict, OrderedDict, defaultdict) or kind.__module__.startswith("torch")
+        if items or kind.__len__ is dict.__len__:
+            pairs = islice(list(dict.items(value)), MOST_ITEMS)
+            yield from ((f"[{key!r}]" if type(key) in (str, int) else "[…]", inner) for key, inner in pairs)
+    elif issubclass(kind, list | tuple):
+        iterate: Any = list.__iter__ if issubclass(kind, list) else tuple.__iter__
+        yield from ((f"[{place}]", inner) for place, inner in enumerate(islice(iterate(value), MOST_ITEMS)))
+    elif issubclass(kind, deque):
+        yield from (
+            (f"[{place}]", inner) for place, inner in enumerate(islice(deque.copy(value), MOST_ITEMS))
+        )
+    for name, inner in islice(list(_attributes(value).items()), MOST_ITEMS):
+        if issubclass(type(value), torch.nn.Module) and name in ("_parameters", "_buffers", "_modules"):
+            yield from ((f".{key}", held) for key, held in list(dict.items(inner)))
+        else:
+            yield f".{name}", inner
+
+
+def _numbered(items: Iterator[Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((f"[{place}]", inner) for place, inner in enumerate(islice(items, MOST_ITEMS)))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return what an instance holds in its `__dict__` and its slots."""
+    held: dict[str, Any] = {}
+    for base in type.mro(type(value)):
+        own = type.__getattribute__(base, "__dict__")
+        instance = own.get("__dict__")
+        if type(instance) in (GetSetDescriptorType, MemberDescriptorType):
+            found = instance.__get__(value)
+            if type(found) is dict:
+                held.update({name: inner for name, inner in list(found.items()) if type(name) is str})
+        for name in own.get("__slots__", ()) if type(own.get("__slots__", ())) in (tuple, list) else ():
+            member = own.get(name)
+            if type(member) is MemberDescriptorType:
+                try:
+                    held.setdefault(name, member.__get__(value))
+                except AttributeError:
+                    continue  # never set
+    return held

@@ -1,0 +1,45 @@
+"""The certificate: each program, with each recorder, is the program that runs without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.certificate.harness import Servers, Verdict, certify, pairs, why_impossible
+from tests.certificate.programs import PROGRAMS
+from tests.certificate.recorders import RECORDERS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "-"),
+]
+
+OURS = [recorder.name for recorder in RECORDERS.values() if recorder.base]
+HANDLERS = [name for name in OURS if name.startswith("handler")]
+PAIRS = pairs(list(PROGRAMS), OURS)
+
+VISIBLE = {
+    **{("code that looks for hooks", name): {"bits"} for name in HANDLERS},
+    **{("code that looks at its callers", name): {"bits"} for name in OURS},
+    ("trainer of transformers", "callback"): {"process"},
+}
+"""(program, recorder) -> the kinds of differences that docs/never_in_the_way.md lists."""
+
+VISIBLE_EVERYWHERE = {"IterationReport": {"meanwhile"}}
+"""Recorder -> the same, in every program: it has a hook on each parameter while it watches."""
+
+
+@pytest.fixture(scope="module")
+def verdicts(request) -> dict[tuple[str, str], Verdict]:
+    """The verdicts of all pairs that were chosen, from one run of the servers."""
+    chosen = [item.callspec.params["pair"] for item in request.session.items if item.module is request.module]
+    with Servers() as servers:
+        return {(verdict.program, verdict.recorder): verdict for verdict in certify(chosen, servers)}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" - ".join)
+def test_the_recorded_program_is_the_program_alone(pair, verdicts):
+    verdict = verdicts[pair]
+    assert verdict.failed == ""
+    visible = VISIBLE.get(pair, set()) | VISIBLE_EVERYWHERE.get(verdict.recorder, set())
+    broken = [part for part in verdict.broken if part.kind not in visible]
+    assert [f"{part.kind}: {part.text}" for part in broken] == []
