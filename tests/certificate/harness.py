@@ -75,6 +75,7 @@ class Servers:
     def __enter__(self) -> Servers:
         environment = {**preloaded_environment(), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else it has as many threads as were busy
         command = [sys.executable, "-m", "tests.certificate.server"]
         for _ in range(self._count):
             self._processes.append(

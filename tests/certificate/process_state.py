@@ -10,6 +10,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,10 @@ _FILLED_WHEN_ASKED = {
     ("torch.ops", "c10d"),
 }
 """torch's own counters and caches."""
+
+
+SECONDS_TO_END = 0.5
+"""The longest that a thread takes to end in the kernel after Python has joined it."""
 
 
 class WatchedNames:
@@ -100,7 +105,7 @@ def python_state() -> dict[str, Any]:
     alive = Counter(type(thing).__name__ for thing in gc.get_objects() if _counts(type(thing)))
     return {
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "tasks": sum(1 for _ in Path("/proc/self/task").iterdir()),
+        "tasks": _tasks(),
         "gc.callbacks": [description(call) for call in gc.callbacks],
         "gc": [gc.isenabled(), gc.get_threshold()],
         "sys.gettrace": description(sys.gettrace()),
@@ -119,6 +124,15 @@ def python_state() -> dict[str, Any]:
         "profiling": torch._C._autograd._profiler_enabled(),
         "alive": {name: count for name, count in sorted(alive.items()) if count},
     }
+
+
+def _tasks() -> int:
+    """Return how many threads the system has of this process, after those that Python has joined are gone."""
+    deadline = monotonic() + SECONDS_TO_END
+    tasks = Path("/proc/self/task")
+    while (count := len(list(tasks.iterdir()))) > threading.active_count() and monotonic() < deadline:
+        sleep(0.005)
+    return count
 
 
 def _counts(kind: type) -> bool:

@@ -85,6 +85,7 @@ def _run(program: str, recorder: str, folder: Path, rank: int, names, path: Path
     work = folder / f"work-{rank}"
     work.mkdir()
     os.chdir(work)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")  # no run finds what another compiled
     output = os.open(folder / f"output-{rank}.txt", os.O_CREAT | os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)

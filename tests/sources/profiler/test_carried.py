@@ -10,7 +10,8 @@ from torch.profiler import profile, schedule
 from tb_memplugin import load, memory_trace_handler
 from tb_memplugin.trace import Category, MemoryTrace
 
-BYTES = 4 * 1000
+ROWS = 100_003
+"""How many rows a step's result has: as no other tensor of the process, and above what is carried at all."""
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def windows(tmp_path):
     """Two windows of one step with a step between them; each step makes what `step` returns, and keeps it."""
 
     def record(step) -> tuple[MemoryTrace, MemoryTrace]:
-        model = nn.Linear(1000, 1)
+        model = nn.Linear(8, 1)
         handler = memory_trace_handler(tmp_path, "worker", model=model)
         plan = schedule(wait=1, warmup=0, active=1, repeat=2)
         kept: list[torch.Tensor] = []
@@ -43,14 +44,14 @@ def of_size(trace: MemoryTrace, size: int) -> list[tuple[Category, str]]:
 
 def test_a_block_that_stays_is_in_the_next_window_what_it_was(windows):
     def step(number, model, kept):
-        rows = torch.ones(8, 1000)
+        rows = torch.ones(ROWS, 8)
         with torch.no_grad():
             result = model(rows)
         if number == 1:  # the first window
             kept.append(result)
 
     _, second = windows(step)
-    assert of_size(second, 8 * 4) == [(Category.ACTIVATION, "")]
+    assert of_size(second, ROWS * 4) == [(Category.ACTIVATION, "")]
 
 
 def test_a_block_of_the_step_between_is_not_taken_for_that_of_the_window(windows):
@@ -59,7 +60,7 @@ def test_a_block_of_the_step_between_is_not_taken_for_that_of_the_window(windows
     def step(_, model, kept):
         kept.clear()
         with torch.no_grad():
-            kept.append(model(torch.ones(8, 1000)))
+            kept.append(model(torch.ones(ROWS, 8)))
 
     _, second = windows(step)
-    assert [category for category, _ in of_size(second, 8 * 4)] == [Category.UNKNOWN]
+    assert [category for category, _ in of_size(second, ROWS * 4)] == [Category.UNKNOWN]

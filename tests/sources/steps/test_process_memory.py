@@ -16,9 +16,9 @@ from tb_memplugin.sources.steps.process_memory import ResidentMemory, resident_m
 from tb_memplugin.sources.steps.recording import StepRecording
 
 MIB = 1 << 20
-KERNEL_LAG = 2 * MIB
-"""The kernel adds up its page counters per CPU in batches (lib/percpu_counter.c): a few hundred pages.
-Blocks in the tests differ by 8 MiB and more."""
+KERNEL_LAG = 4 * MIB
+"""The kernel adds up its page counters per CPU in batches (lib/percpu_counter.c): a few hundred pages, and
+more while the processes of a busy machine change their CPU. Blocks in the tests differ by 8 MiB and more."""
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux resets the mark")
 
@@ -224,7 +224,7 @@ os.waitpid(child, 0)
 """,
         str(tmp_path),
     )
-    assert all(abs(one) < KERNEL_LAG for one in (own_peak, while_watched, after, thread))
+    assert [one for one in (own_peak, while_watched, after, thread) if abs(one) >= KERNEL_LAG] == []
     assert children == 0
     assert not child
 
