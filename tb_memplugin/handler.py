@@ -23,7 +23,7 @@ from tb_memplugin.sources.profiler.window import watch
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store import files
 from tb_memplugin.store.writer import RunWriter
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import Kind, MemoryTrace
 
 Handler = Callable[[torch.profiler.profile], None]
 
@@ -211,7 +211,7 @@ class _MemoryTraceHandler:
         if not self._told:
             self._told = True
             say_where(self._dir_name, "memory")
-        for problem in window.problems:
+        for problem in (*window.problems, *window.open_problems):
             self._warn(problem)
 
     def _histories(self) -> list[MemoryTrace]:
@@ -252,9 +252,10 @@ class _MemoryTraceHandler:
 def _unseen(histories: Sequence[MemoryTrace]) -> MemoryTrace:
     """Return the longest of the histories of a window in which the profiler saw no allocation."""
     trace = max(histories, key=lambda one: len(one.events))
+    size = int(trace.events.bytes[trace.events.kind == Kind.ALLOC].sum())
     note = (
         "The profiler saw no allocation, because it sees only the thread that starts it and autograd's. This "
-        "is the allocator's history alone."
+        f"is the allocator's history alone: its {size:,} allocated bytes have no operators of the profile."
     )
     return replace(trace, notes=(note, *trace.notes))
 

@@ -126,6 +126,10 @@ OuterCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object]
 """Called with the module and the arguments of a call that is within no other."""
 
 
+OuterResult = Callable[[tuple[Any, ...], Any], object]
+"""Called with the arguments and the result of such a call, if it ran on another thread than `start`."""
+
+
 class ModuleRecorder:
     """Logs when modules are entered and left, from `start` to `stop`.
 
@@ -138,28 +142,35 @@ class ModuleRecorder:
     def __init__(self, *, scripted: bool = False) -> None:
         self._scripted = scripted
         self._outer_call: OuterCall | None = None
+        self._outer_result: OuterResult | None = None
         self._module_calls = ModuleCalls()
         self.log: list[Crossing] = []
         """The logged crossings, in time order for each thread."""
 
     def start(
-        self, models: Mapping[str, nn.Module], names: ModuleNames, outer_call: OuterCall | None = None
+        self,
+        models: Mapping[str, nn.Module],
+        names: ModuleNames,
+        outer_call: OuterCall | None = None,
+        outer_result: OuterResult | None = None,
     ) -> None:
         """Watch every module of the models whose calls Python makes.
 
         Args:
             models, names: the models, and the names of their modules.
             outer_call: is called at each call that is within no other on its thread. Must not raise.
+            outer_result: is called at the end of each such call on another thread. Must not raise.
         """
-        self.log, self._outer_call = [], outer_call
+        self.log, self._outer_call, self._outer_result = [], outer_call, outer_result
         self._depth = _Depth()
+        self._depth.is_first = True
         for model in models.values():
             self.watch(model, names)
 
     def stop(self) -> None:
         """Stop watching. Safe to call at any time, and twice."""
         self._module_calls.stop()
-        self._outer_call = None  # it may hold who holds this
+        self._outer_call = self._outer_result = None  # they may hold who holds this
 
     def is_watching(self, module: nn.Module) -> bool:
         """Whether this recorder logs the calls of the module."""
@@ -184,6 +195,7 @@ class ModuleRecorder:
         each Python call would be an event in the user's own profile.
         """
         note, depth, outer_call = self.log.append, self._depth, self._outer_call
+        outer_result = self._outer_result
         entering, leaving = (_numbers(crossing) for crossing in (row, -1 - row))
 
         def entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -192,9 +204,11 @@ class ModuleRecorder:
             depth.calls += 1
             note(next(entering))
 
-        def left(*_: object) -> None:
+        def left(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             if depth.calls:  # else the call began before the watch did
                 depth.calls -= 1
+                if not (depth.calls or depth.is_first) and outer_result is not None:
+                    outer_result(args, result)
             note(next(leaving))
 
         return not_compiled_alone(entered), not_compiled_alone(left)
@@ -205,6 +219,7 @@ def _numbers(crossing: int) -> Iterator[Crossing]:
 
 
 class _Depth(threading.local):
-    """How many watched calls run on this thread."""
+    """How many watched calls run on this thread, and whether it is the one that began to watch."""
 
     calls = 0
+    is_first = False

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int32, Int64
 
 MOST_FRAMES = 256
@@ -26,9 +27,15 @@ def frame_text(name: str) -> str:
     return f"{told['function']} {told['file']}:{told['line']}" if told else _ADDRESS.sub("", name)
 
 
-def note_on_cut(stacks: int) -> str:
-    """Return the note on stacks that were too deep to be kept whole."""
-    return f"{stacks:,} call stacks have more than {MOST_FRAMES} frames; their outer frames are cut off."
+def note_on_cut(stacks: int, trace: MemoryTrace) -> str:
+    """Return the note on stacks that were too deep to be kept whole, with the bytes that have one."""
+    deep = np.array([len(stack) >= MOST_FRAMES for stack in trace.stacks] + [False], bool)
+    blocks = trace.allocations
+    cut = deep[blocks.stack] | deep[blocks.forward]
+    return (
+        f"{stacks:,} call stacks have more than {MOST_FRAMES} frames; their outer frames are cut off, those "
+        f"of {int(blocks.bytes[cut].sum()):,} bytes."
+    )
 
 
 def is_watched_call(text: str) -> bool:

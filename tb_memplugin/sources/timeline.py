@@ -12,6 +12,7 @@ import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.sources.by_size import addresses_by_size
+from tb_memplugin.sources.faults import Tally, notes_on
 from tb_memplugin.trace import (
     Category,
     Counter,
@@ -52,12 +53,6 @@ NANOSECONDS_FROM = 10**17
 LATEST_NS = MOST_BYTES = 1 << 62
 FIX = "Export the timeline again: prof.export_memory_timeline('timeline.raw.json.gz', device='cuda:0')."
 
-NOTES = (
-    "The file has no addresses, so it is not known which of several blocks of one size and category "
-    "was freed. No sum depends on it.",
-    "A block whose category changes is shown as freed and allocated again at that moment.",
-)
-
 
 def is_timeline(content: object) -> bool:
     """Whether a file's JSON looks like a list of timeline rows, judged by its first row."""
@@ -86,17 +81,26 @@ def trace_from_timeline(content: object, source: str, device: str) -> MemoryTrac
     """
     time, action, size, category = _columns(content, source)
     before = action == PREEXISTING
-    notes = [f"The file does not name its device; {device} is assumed.", *NOTES]
-    if np.any(before[1:] & ~before[:-1]):
+    allocated = int(size[(size > 0) & ~before].sum())
+    changed = int(size[(size > 0) & (action == INCREMENT_VERSION)].sum())
+    notes = [
+        f"The file does not name its device; {device} is assumed.",
+        "The file has no addresses, so it is not known which of several blocks of one size and category was "
+        f"freed: which of {allocated:,} allocated bytes lived when. No sum depends on it.",
+        "A block whose category changes is shown as freed and allocated again at that moment "
+        f"({changed:,} bytes).",
+    ]
+    late = before & (np.cumsum(~before) > 0)
+    if late.any():
         notes.append(
-            "Blocks that were alive before the window appear among its events; they are moved to its start."
+            f"Blocks of {int(size[late].sum()):,} bytes that were alive before the window appear among its "
+            "events; they are moved to its start."
         )
     order = np.argsort(~before, kind="stable")
     time, size, category, before = time[order], size[order], category[order], before[order]
     recorded = time[~before]
-    backwards = int(np.count_nonzero(recorded[1:] < recorded[:-1]))
-    if backwards:
-        notes.append(f"{backwards:,} events are earlier than the one before; moved to its time.")
+    backwards = Tally.of(recorded[1:] < recorded[:-1], size[~before][1:])
+    notes += notes_on({"events are earlier than the one before; moved to its time": backwards})
     address = addresses_by_size(category.astype(np.int64), size)
     _, first = np.unique(address, return_index=True)
     orphans = first[size[first] < 0]

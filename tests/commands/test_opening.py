@@ -114,7 +114,8 @@ def test_what_is_contradictory_in_a_file_is_told_beside_the_numbers(tmp_path, mo
     assert result.exit_code == 0
     json.loads(result.stdout)
     assert (
-        "note: step.pickle: cuda:0: 1 allocations neither freed nor among the final blocks." in result.stderr
+        "note: step.pickle: cuda:0: 1 allocations neither freed nor among the final blocks (300 bytes)."
+        in result.stderr
     )
 
 

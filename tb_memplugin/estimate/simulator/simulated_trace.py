@@ -281,9 +281,10 @@ class _Simulated:
                 f"{replay.settings.conf or '(default)'!r}{room}."
             )
             if replay.rescued:
+                size = int(self._source.events.bytes[list(replay.rescued)].sum())
                 notes.append(
-                    f"{name}: {len(replay.rescued)} requests that failed in the recording found memory "
-                    "here; what the program would have done next is not known."
+                    f"{name}: {len(replay.rescued)} requests of {size:,} bytes that failed in the recording "
+                    "found memory here; what the program would have done next is not known."
                 )
         return notes
 

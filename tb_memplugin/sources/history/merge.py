@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tb_memplugin.sources.faults import Tally, notes_on
 from tb_memplugin.sources.history.matching import Match, match_events
 from tb_memplugin.trace import (
     Annotations,
@@ -219,8 +220,8 @@ class _Merger:
             "used": both & (module != marked),
         }
         for what, wrong in faults.items():
-            if wrong.any():
-                self._note(pair, f"{int(np.count_nonzero(wrong)):,} {what}.")
+            for note in notes_on({what: Tally.of(wrong, told["bytes"][theirs])}):
+                self._note(pair, note)
 
     def _set_times(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
         """Convert the times of a device's history to the profile's clock, keeping the order of its entries.
@@ -302,23 +303,33 @@ class _Merger:
             if pair.reason:
                 yield (
                     f"{name}: the allocator's history could not be joined with the profile: "
-                    f"{pair.reason}. Both are kept; the history is shown as the device "
-                    f"{name + HISTORY!r}."
+                    f"{pair.reason}. It lacks {self._missing_bytes(pair):,} bytes of profiled events. Both "
+                    f"are kept; the history is shown as the device {name + HISTORY!r}."
                 )
             elif pair.is_merged:
                 if len(match.missing):
-                    size = int(self.profile.events.bytes[match.missing].sum())
                     yield (
-                        f"{name}: {len(match.missing):,} profiled events ({size:,} bytes) are not in the "
-                        "allocator's history."
+                        f"{name}: {len(match.missing):,} profiled events ({self._missing_bytes(pair):,} "
+                        "bytes) are not in the allocator's history."
                     )
                 if len(match.unseen):
                     yield (
-                        f"{name}: {len(match.unseen):,} allocs and frees are only in the allocator's "
-                        "history: other threads made them, or they are outside the profiled steps."
+                        f"{name}: {len(match.unseen):,} allocs and frees "
+                        f"({int(self.snapshot.events.bytes[match.unseen].sum()):,} bytes) are only in the "
+                        "allocator's history: other threads made them, or they are outside the profiled "
+                        "steps."
                     )
                 if match.out_of_order:
-                    yield f"{name}: {match.out_of_order:,} events have another order in its history."
+                    allocated = match.profile[self.profile.events.kind[match.profile] == Kind.ALLOC]
+                    size = int(self.profile.events.bytes[allocated].sum())
+                    yield (
+                        f"{name}: {match.out_of_order:,} events, among allocs of {size:,} bytes, have "
+                        "another order in its history."
+                    )
+
+    def _missing_bytes(self, pair: _Pair) -> int:
+        """Return the bytes of the profiled events that are not in a device's history."""
+        return int(self.profile.events.bytes[pair.match.missing].sum())
 
     def _note(self, pair: _Pair, text: str) -> None:
         self.notes.append(f"{self.snapshot.devices[pair.row].name}: {text}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.sources.by_size import addresses_by_size
+from tb_memplugin.sources.faults import Faults, Tally
 from tb_memplugin.sources.kineto.fields import Column, time_column, whole_column
 from tb_memplugin.sources.shared_memory import SHARED, in_shared_memory
 from tb_memplugin.trace.tables import Bool, Int64, UInt8, UInt64
@@ -42,7 +43,8 @@ class MemoryRows:
     `time_ns` counts from the file's base time, or from the epoch. `bytes` is negative for frees; for `oom`
     rows it is the failed request. `total` and `reserved` are the allocator's counters after the row, -1 if
     not recorded. `thread` is a row of the threads. `named` marks addresses from the file (and `oom` rows);
-    the others are made up. `faults` counts each kind of invalid event.
+    the others are made up. `faults` has each kind of invalid event;
+    `sizeless` counts events that were left out because they have no size.
     """
 
     time_ns: Int64
@@ -55,7 +57,8 @@ class MemoryRows:
     oom: Bool
     named: Bool
     devices: tuple[str, ...]
-    faults: dict[str, int]
+    faults: Faults
+    sizeless: int
 
 
 class Threads:
@@ -102,10 +105,9 @@ def read_memory(
         raise UnreadableFileError(f"The trace has {len(devices)} devices.", where=where, fix=FIX)
     index = indices(arguments)
     faults = {
-        "memory events have no time; left out": int(np.count_nonzero(~timed)),
-        "memory events have no size; left out": int(np.count_nonzero(timed & ~sized)),
-        "memory events have no device; left out": int(np.count_nonzero(timed & sized & (device < 0))),
-        "memory events have no device number; taken as 0": int(np.count_nonzero(timed & sized & numberless)),
+        "memory events have no time; left out": Tally.of(~timed, np.where(sized, size, 0)),
+        "memory events have no device; left out": Tally.of(timed & sized & (device < 0), size),
+        "memory events have no device number; taken as 0": Tally.of(timed & sized & numberless, size),
     }
     good = np.flatnonzero(timed & sized & (device >= 0))
     order = good[np.lexsort((index[good], time[good]))]
@@ -114,8 +116,9 @@ def read_memory(
     oom = (np.arange(len(both)) >= len(written))[order]
     total = _counter(arguments, "Total Allocated")[order]
     if (total >= 0).any():
-        count = int(np.count_nonzero((total < 0) & ~oom))
-        faults["memory events have no total, or an impossible one; it is not checked"] = count
+        faults["memory events have no total, or an impossible one; it is not checked"] = Tally.of(
+            (total < 0) & ~oom, size[order]
+        )
     address, named = whole_column([found.get("Addr") for found in arguments])
     address, named = address[order], (named & (address != 0))[order]
     device, devices = _shared_apart(device[order], devices, size[order], total, address, oom)
@@ -134,6 +137,7 @@ def read_memory(
         named=named | oom,
         devices=devices,
         faults=faults,
+        sizeless=int(np.count_nonzero(timed & ~sized)),
     )
 
 

@@ -102,12 +102,14 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
             count = int(np.count_nonzero(~memory.named[here]))
             yield (
                 f"{name}: {count:,} events have no address (PyTorch before 1.10), so it is not known "
-                "which of several blocks of one size was freed. No sum depends on it."
+                "which of several blocks of one size was freed: which of their "
+                f"{_allocated(memory, here[~memory.named[here]]):,} bytes lived when. No sum depends on it."
             )
         if one.counted is None and not name.startswith(SHARED):
             yield (
-                f"{name}: the file has no totals (PyTorch before 1.10). Memory that was allocated "
-                "before the file begins and is not freed in it is missing from every level."
+                f"{name}: the file has no totals (PyTorch before 1.10). Of what was allocated before the "
+                f"file begins, only the {int(one.bytes.sum()):,} bytes that are freed in it are counted: the "
+                "rest is missing from every level."
             )
         if one.others < 0:
             yield (
@@ -142,6 +144,36 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
             f"{len(trace.allocations.unmatched_frees):,} frees ({size:,} bytes) are of blocks that were not "
             "alive; ignored."
         )
+
+
+def note_on_invalid(trace: MemoryTrace, memory: MemoryRows, others: int) -> Iterator[str]:
+    """Yield a note on what may be memory, but has no size: its bytes, as far as the counters tell them.
+
+    Args:
+        trace: the trace of the valid events.
+        memory: its rows.
+        others: how many entries are no events at all.
+    """
+    if not (memory.sizeless or others):
+        return
+    sizeless = f"{memory.sizeless:,} memory events have no size"
+    what = f"{sizeless}, and {others:,} traceEvents are not objects; left out"
+    told = memory.total >= 0
+    live = np.zeros(len(told), np.int64)
+    for device in range(len(memory.devices)):
+        here = memory.device == device
+        live[here] = trace.live(device)[1:][here]
+    if told.any():
+        apart = int(np.abs(live - memory.total)[told].max())
+        yield f"{what}: by the file's counters, up to {apart:,} bytes of the levels are wrong."
+    else:
+        most = int(live.max())
+        yield f"{what}: no counter tells their bytes; the others have up to {most:,} bytes."
+
+
+def _allocated(memory: MemoryRows, rows: Int64) -> int:
+    size = memory.bytes[rows]
+    return int(size[size > 0].sum())
 
 
 def _disagreement(name: str, live: Int64, total: Int64) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Ranges:
     `parent` is the row of the innermost range around each range on its thread, -1 for none. The masks mark
     operators, annotations, steps, Python frames, modules' frames, autograd nodes and optimizer steps;
     `frame` excludes modules, and `annotation` excludes steps but includes optimizer steps. `sequence` is
-    the autograd sequence number of operators, -1 for none.
+    the autograd sequence number of operators, -1 for none. `invalid` counts those that were left out.
     """
 
     name: list[str]
@@ -47,7 +47,7 @@ class Ranges:
     node: Bool
     optimizer: Bool
     sequence: Int64
-    faults: dict[str, int]
+    invalid: int = 0
 
     def __len__(self) -> int:
         return len(self.name)
@@ -67,8 +67,7 @@ def read_ranges(written: Sequence[Written], threads: Threads, memory: MemoryRows
     kept = [written[row] for row in rows.tolist()]
     parent, around = nested(start, end, thread, memory)
     ranges = _told_apart(kept, start, end, thread, parent)
-    ranges.faults["operators and ranges have no name or time; left out"] = len(good) - len(rows)
-    return ranges, around
+    return replace(ranges, invalid=len(good) - len(rows)), around
 
 
 def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple[Int64, Int64]:
@@ -128,7 +127,6 @@ def _told_apart(kept: list[Written], start: Int64, end: Int64, thread: Int64, pa
         node=_prefixed(names, NODE_PREFIX) & operator,
         optimizer=optimizer,
         sequence=sequence,
-        faults={},
     )
 
 

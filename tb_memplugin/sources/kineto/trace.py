@@ -14,12 +14,14 @@ import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.sources.categories import of_known
+from tb_memplugin.sources.faults import Tally, notes_on
 from tb_memplugin.sources.kineto.events import FIX, MemoryRows, Threads, read_memory
 from tb_memplugin.sources.kineto.fields import LATEST_US, whole_column
 from tb_memplugin.sources.kineto.levels import (
     Beginning,
     beginnings,
     counter_readings,
+    note_on_invalid,
     notes_on_levels,
     start_of,
 )
@@ -42,7 +44,7 @@ from tb_memplugin.trace import (
     events,
 )
 from tb_memplugin.trace.replay import pair
-from tb_memplugin.trace.tables import NOT_NAMED, Bool, UInt8
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool, UInt8
 
 SOURCE = "kineto"
 EPOCH_FROM_NS = 10**18
@@ -88,7 +90,8 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
         source,
     )
     if not len(memory.time_ns):
-        lost = "".join(f" {count:,} {what}." for what, count in memory.faults.items() if count)
+        sizeless = {"memory events have no size; left out": Tally(memory.sizeless)}
+        lost = "".join(f" {note}" for note in notes_on({**memory.faults, **sizeless}))
         raise UnreadableFileError(f"The trace contains no memory events.{lost}", where=source, fix=RECORD)
     ranges, around = read_ranges(
         [event for event in happened if event.get("cat") in CATEGORIES and event.get("ph") == "X"],
@@ -103,7 +106,6 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     found = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
     beginning = beginnings(memory)
     trace = _trace(memory, found, beginning, steps or (window,), _properties(head))
-    foreign = {"traceEvents are not objects; left out": len(written) - len(happened)}
     named = np.flatnonzero(ranges.annotation | ranges.step)
     annotations, names = annotations_of(
         [ranges.name[row] for row in named.tolist()],
@@ -114,7 +116,9 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     )
     trace = replace(trace, annotations=annotations, annotation_names=names)
     notes = (
-        *_notes({**foreign, **memory.faults, **ranges.faults}, found, stepless=not steps),
+        *note_on_invalid(trace, memory, len(written) - len(happened)),
+        *notes_on(memory.faults),
+        *_notes(trace, ranges.invalid, found, stepless=not steps),
         *notes_on_levels(trace, memory, beginning),
     )
     return _noted(trace, notes)
@@ -212,15 +216,21 @@ def _properties(head: dict[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in told.items() if abs(value) < 1 << 32}
 
 
-def _notes(faults: dict[str, int], found: Owned, *, stepless: bool) -> Iterator[str]:
-    yield from (f"{count:,} {what}." for what, count in faults.items() if count)
+def _notes(trace: MemoryTrace, invalid: int, found: Owned, *, stepless: bool) -> Iterator[str]:
+    if invalid:
+        nothing = np.array([name == NO_OPERATOR for name in trace.operators], bool)[trace.events.operator]
+        size = int(trace.events.bytes[nothing & (trace.events.kind == Kind.ALLOC)].sum())
+        yield (
+            f"{invalid:,} operators and ranges have no name or time; left out: at most {size:,} bytes, those "
+            "without an operator, are theirs."
+        )
     if stepless:
         yield (
             "The trace has no steps (no schedule, or no prof.step()), so the whole window is shown as one "
             "step."
         )
     if found.cut_stacks:
-        yield note_on_cut(found.cut_stacks)
+        yield note_on_cut(found.cut_stacks, trace)
 
 
 def _noted(trace: MemoryTrace, notes: tuple[str, ...]) -> MemoryTrace:

@@ -12,7 +12,7 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.lines.ledger import LineLedger
 from tb_memplugin.sources.lines.mode import LineMode, TakenStacks, line_mode
-from tb_memplugin.sources.lines.stacks import MOST_STACKS
+from tb_memplugin.sources.lines.stacks import MOST_STACKS, NOT_KEPT
 from tb_memplugin.sources.lines.threads import ThreadWatch
 from tb_memplugin.sources.python_frames import note_on_cut
 from tb_memplugin.sources.storage_lifetimes import Block, Buffer
@@ -68,9 +68,8 @@ class StorageLines(StorageRecording):
         for mode in self._entered:
             mode.leave()
         stacks = self._taken.stacks.texts()
-        trace = replace(
-            result.trace, source=SOURCE, stacks=stacks, notes=(*result.trace.notes, *self._line_notes())
-        )
+        trace = replace(result.trace, source=SOURCE, stacks=stacks)
+        trace = replace(trace, notes=(*trace.notes, *self._line_notes(trace)))
         gone = {
             row: _at_peak(trace, blocks)
             for row in range(len(trace.devices))
@@ -86,26 +85,30 @@ class StorageLines(StorageRecording):
     def _mode(self) -> LineMode:
         return line_mode(self.layers, self._lines, self._taken)
 
+    def _has_blind_spots(self) -> bool:
+        return bool(self._unmet) or super()._has_blind_spots()
+
     def _enter_thread(self) -> None:
         with self._lines.lock:
             mode = self._mode()
             self._entered.append(mode)
         mode.enter()
 
-    def _line_notes(self) -> Iterator[str]:
+    def _line_notes(self, trace: MemoryTrace) -> Iterator[str]:
         stacks = self._taken.stacks
         if self._unmet:
             yield (
                 f"{self._unmet:,} other threads were running when tracing began. What such a thread "
-                "allocates counts from the first layer that it calls."
+                "allocates counts from the first layer that it calls; at the end, at least "
+                f"{self._missed:,} bytes are alive that are not counted."
             )
         if stacks.left_out:
             yield (
                 f"{stacks.left_out:,} allocations have no line: there were more than {MOST_STACKS:,} "
-                "different call stacks."
+                f"different call stacks. {_without_stack(trace):,} bytes are without a line."
             )
         if stacks.cut:
-            yield note_on_cut(stacks.cut)
+            yield note_on_cut(stacks.cut, trace)
 
 
 class HistoryLines(HistoryRecording):
@@ -131,7 +134,7 @@ class HistoryLines(HistoryRecording):
         trace = _with_forward_lines(replace(result.trace, source=SOURCE))
         lost = tuple(self._lost(result.peak_allocated, trace))
         notes = [note for note in trace.notes if not (lost and note.startswith("The history holds"))]
-        trace = replace(trace, notes=(*notes, *self._history_notes(), *lost))
+        trace = replace(trace, notes=(*notes, *self._history_notes(trace), *lost))
         born = trace.events.kind == Kind.ALLOC
         total = {
             row: int(trace.events.bytes[born & (trace.events.device == row)].sum())
@@ -139,10 +142,11 @@ class HistoryLines(HistoryRecording):
         }
         return RecordedLines(trace, total, {}, knows_threads=False)
 
-    def _history_notes(self) -> Iterator[str]:
+    def _history_notes(self, trace: MemoryTrace) -> Iterator[str]:
         if not self._is_fresh:
             yield (
-                "The allocator's history was already on: lines of older blocks that it knows are shown too."
+                "The allocator's history was already on: lines of older blocks that it knows are shown too, "
+                f"for {int(trace.start.bytes[trace.start.stack >= 0].sum()):,} bytes."
             )
 
     def _lost(self, counted_peak: int, trace: MemoryTrace) -> Iterator[str]:
@@ -154,6 +158,11 @@ class HistoryLines(HistoryRecording):
                 f"those of {kept:,} bytes, the highest moment of the entries that were kept, and the "
                 "total counts only kept entries. Use a larger max_events."
             )
+
+
+def _without_stack(trace: MemoryTrace) -> int:
+    blocks = trace.allocations
+    return int(blocks.bytes[(blocks.born >= 0) & (blocks.stack == NOT_KEPT)].sum())
 
 
 def _at_peak(trace: MemoryTrace, blocks: Sequence[Block | Buffer]) -> MemoryTrace:

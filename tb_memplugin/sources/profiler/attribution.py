@@ -34,8 +34,8 @@ class Attribution:
 
     `row` is the index of each alloc among the memory events. `operator_end_ns` is 0 where no operator
     encloses the alloc. `recomputing` marks allocs in a module call that ran during backward, `communicating`
-    those made while FSDP2 gathered parameters or reduced gradients. `unseen_calls` counts module calls on
-    threads that the profiler does not see.
+    those made while FSDP2 gathered parameters or reduced gradients. `unseen_calls` are the module calls on
+    each thread that the profiler does not see, by its ident.
     """
 
     row: Int64
@@ -49,7 +49,7 @@ class Attribution:
     owners: Owners
     phases: Spans
     calls: Spans
-    unseen_calls: int
+    unseen_calls: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,9 @@ def attribute(
         owners=owners,
         phases=phases,
         calls=_call_spans(calls, phases, owners, node_module, node_start, node_end),
-        unseen_calls=sum(len(threads[ident]) for ident in unseen_threads(tree, threads, window.thread, main)),
+        unseen_calls={
+            ident: len(threads[ident]) for ident in unseen_threads(tree, threads, window.thread, main)
+        },
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
@@ -41,7 +42,7 @@ from tb_memplugin.trace import (
     Step,
     events,
 )
-from tb_memplugin.trace.replay import Allocations, attributed, frees_of_unknown, pair, unreported_frees
+from tb_memplugin.trace.replay import attributed, frees_of_unknown, pair, unreported_frees
 from tb_memplugin.trace.tables import Int64
 
 
@@ -119,7 +120,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     start = with_later_names(start, matched, window.sightings, found.owners, labels)
     full = categorised(bare, blocks, matched - len(start), found, window, devices, labels)
     annotations, annotation_names = _annotations(tree, len(devices), full)
-    return MemoryTrace(
+    trace = MemoryTrace(
         source="torch.profiler",
         events=full,
         start=start,
@@ -133,17 +134,24 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         calls=found.calls,
         annotations=annotations,
         annotation_names=annotation_names,
+        counters=counter_readings(window, memory, devices, _not_in_curve_bytes(window, matched)),
+        properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
+    )
+    blocks = attributed(blocks, full, start)
+    vars(trace)["allocations"] = blocks
+    return replace(
+        trace,
         notes=(
             *window.problems,
+            *_open_problems(trace, window, matched),
             *on_steps,
             *notes,
             *beside_counters(memory),
             *_not_in_curve(window, matched),
-            *_notes(blocks, full, tree, called, found.unseen_calls),
+            *_on_unseen_calls(found.unseen_calls, window, memory),
+            *_notes(trace, tree, called),
         ),
-        counters=counter_readings(window, memory, devices, _not_in_curve_bytes(window, matched)),
-        properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
-        paired=attributed(blocks, full, start),
+        paired=blocks,
     )
 
 
@@ -288,10 +296,43 @@ def _not_in_curve_bytes(
     return sizes
 
 
-def _notes(
-    blocks: Allocations, full: Events, tree: ProfilerTree, called: ProfiledStacks, unseen_calls: int
-) -> list[str]:
-    notes = []
+def _open_problems(trace: MemoryTrace, window: Window, matched: Int64) -> Iterator[str]:
+    """Yield each problem whose bytes were not known before, with what trace and window tell."""
+    if not window.open_problems:
+        return
+    blocks = trace.allocations
+    is_module = np.array([module.is_module for module in trace.modules] + [False], bool)
+    nameless = int(blocks.bytes[~is_module[blocks.module]].sum())
+    lost = sum(_not_in_curve_bytes(window, matched).values())
+    for problem in window.open_problems:
+        yield (
+            f"{problem} At most {nameless:,} bytes, those without a module, lack a name for it; at least "
+            f"{lost:,} bytes, which were seen in use, are not in the curve."
+        )
+
+
+def _on_unseen_calls(calls: Mapping[int, int], window: Window, memory: MemoryEvents) -> Iterator[str]:
+    """Yield a note on module calls on threads without events: their bytes as the allocator's calls tell them.
+
+    Where these are not counted, the results of the calls are all that is known.
+    """
+    if not calls:
+        return
+    results = sum(window.results.get(ident, 0) for ident in calls)
+    ran = f"{sum(calls.values()):,} module calls ran on threads that the profiler does not see"
+    if window.counted is None:
+        yield (
+            f"{ran}: what they allocated is not in the curve. Their results alone have {results:,} bytes: at "
+            "least these, each while it lived, are missing."
+        )
+    else:
+        size = memory.bytes[memory.thread < 0]
+        most = int(size[size > 0].sum())
+        yield f"{ran}: what they allocated, at most {most:,} bytes, is in the curve without a module."
+
+
+def _notes(trace: MemoryTrace, tree: ProfilerTree, called: ProfiledStacks) -> list[str]:
+    notes, blocks, full = [], trace.allocations, trace.events
     reported = frees_of_unknown(full, blocks)
     if len(reported):
         size = int(full.bytes[reported].sum())
@@ -307,13 +348,8 @@ def _notes(
             "by another thread, or by resizing a storage that is older than the window. They count as freed "
             "when their address was used again."
         )
-    if unseen_calls:
-        notes.append(
-            f"{unseen_calls:,} module calls ran on threads that the profiler does not see: what they "
-            "allocated is not in the curve."
-        )
     if called.cut:
-        notes.append(note_on_cut(called.cut))
+        notes.append(note_on_cut(called.cut, trace))
     if Role.STEP not in tree.ranges:
         notes.append(
             "The profile has no steps (no schedule, or no prof.step()), so the whole window is shown "

@@ -43,7 +43,7 @@ from tb_memplugin.sources.storages import (
 )
 from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
 from tb_memplugin.sources.tensors_inside import tensors_in
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import Category, Counter, MemoryTrace
 from tb_memplugin.trace.tables import UInt64
 
 logger = logging.getLogger("tb_memplugin")
@@ -91,7 +91,10 @@ class Window:
             else those alive at the start.
         alive_at_end: the addresses of all storages that Python has at the end, searched where several
             processes train on CPUs: threads of their communication free blocks, and no profiler sees it.
-        problems: what could not be recorded, as sentences.
+        problems: what could not be recorded, as sentences with the bytes that this concerns.
+        open_problems: the same where only the whole trace tells the bytes.
+        results: by thread ident, the bytes that outer calls of modules returned there, without those on
+            `thread`.
         told: (device name, address) of storages from before the window that a problem counts.
     """
 
@@ -115,6 +118,8 @@ class Window:
     stop_ns: int = 0
     has_models: bool = False
     problems: list[str] = field(default_factory=list)
+    open_problems: list[str] = field(default_factory=list)
+    results: dict[int, int] = field(default_factory=dict)
     told: set[tuple[str, int]] = field(default_factory=set)
 
 
@@ -136,7 +141,8 @@ class WindowRecorder:
         *,
         finds_all: bool = True,
     ) -> None:
-        self._finds_all, self._search_ns, self._carried = finds_all, 0, CarriedBlocks()
+        self._finds_all, self._carried = finds_all, CarriedBlocks()
+        self._search_ns = self._search_bytes = 0
         self._models = {name: weakref.ref(model) for name, model in models.items()}
         self._given = len(optimizers)
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [weakref.ref(one) for one in optimizers]
@@ -161,7 +167,7 @@ class WindowRecorder:
             window.has_models = bool(models)
             self._missing(models)
             self._take_start(models)
-            self._modules.start(models, window.names, self._outer_call)
+            self._modules.start(models, window.names, self._outer_call, self._outer_result)
             window.crossings = self._modules.log
             self._handles = [
                 StepHooks(self._before_step, self._after_step),
@@ -182,7 +188,8 @@ class WindowRecorder:
                     f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
                     "torch.profiler: the curve of a CUDA device has only the parameters, buffers, gradients "
                     "and optimizer state from the window's start. Use torch's own allocator (without "
-                    "backend: in PYTORCH_ALLOC_CONF), or MemoryTracer or MemoryMonitor."
+                    "backend: in PYTORCH_ALLOC_CONF), or MemoryTracer or MemoryMonitor. Its own counter is "
+                    f"at {_counted_on_cuda(window):,} bytes when this window begins."
                 )
         except Exception as error:  # the training goes on, whatever happens to us
             self._failed("start", error)
@@ -246,7 +253,7 @@ class WindowRecorder:
         assert self._window is not None
         gone = len(self._models) - len(models)
         if gone:
-            self._window.problems.append(
+            self._window.open_problems.append(
                 f"{gone} model(s) given to memory_trace_handler no longer exist, so their modules have "
                 "no names here. Keep a reference to the model, or create a new handler for the new "
                 "one."
@@ -267,13 +274,15 @@ class WindowRecorder:
             held.look_at_state(optimizer)
         window.start = sight(tensors, keep=kept)
         if self._finds_all and self._search_ns <= LONGEST_SEARCH_NS:
-            began = time_ns()
+            began, known = time_ns(), len(window.start)
             self._find_others(window, kept)
             self._search_ns = time_ns() - began
+            self._search_bytes = sum(seen.bytes for seen in window.start[known:])
         elif self._finds_all:
             window.problems.append(
                 "Of what was alive before this window, only what model and optimizer hold is counted: "
-                f"the search for the rest took {self._search_ns / 1e9:.1f} s in the window before."
+                f"the search for the rest took {self._search_ns / 1e9:.1f} s in the window before, and had "
+                f"{self._search_bytes:,} bytes."
             )
         died = window.died
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
@@ -358,6 +367,19 @@ class WindowRecorder:
         except Exception as error:  # see start
             self._failed("a module's call", error)
 
+    def _outer_result(self, args: tuple[Any, ...], result: Any) -> None:
+        """Count what a module returned on another thread, which the profiler may not see."""
+        if (window := self._window) is None or torch.compiler.is_dynamo_compiling():
+            return
+        try:
+            given = {(seen.device, seen.address) for seen in _plain(args)}
+            new = {(seen.device, seen.address): seen.bytes for seen in _plain(result)}
+            size = sum(size for place, size in new.items() if place not in given)
+            thread = threading.get_ident()
+            window.results[thread] = window.results.get(thread, 0) + size
+        except Exception as error:  # see start
+            self._failed("a module's call", error)
+
     def _held_by(self, optimizer: torch.optim.Optimizer, window: Window) -> HeldByOptimizer:
         known = self._optimizers_held.get(id(optimizer))
         if known is None or known[0]() is not optimizer:  # new; perhaps with the id of one that is gone
@@ -376,17 +398,6 @@ class WindowRecorder:
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
         window.knows_optimizers = True
-        if self._given:
-            window.problems.append(
-                f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
-                "memory_trace_handler. Its state is recorded from here on"
-                + (
-                    "."
-                    if self._finds_all
-                    else "; state on the CPU from before this window is not in the curve."
-                )
-            )
-            return
         listed = {device for device, _, _ in window.blocks}  # these are in the curve
         started = {(seen.device, seen.address) for seen in window.start}
         before = [
@@ -394,9 +405,15 @@ class WindowRecorder:
             for seen in sight(optimizer_storages(optimizer, window.names))
             if seen.device not in listed and (seen.device, seen.address) not in started
         ]
-        if window.has_models and before:
+        size = sum(seen.bytes for seen in before)
+        if self._given:
+            window.problems.append(
+                f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
+                f"memory_trace_handler. Its state is recorded from here on; {size:,} bytes of it from before "
+                "this window are not in the curve."
+            )
+        elif window.has_models and before:
             window.told.update((seen.device, seen.address) for seen in before)
-            size = sum(seen.bytes for seen in before)
             window.problems.append(
                 f"{type(optimizer).__name__} was not given to memory_trace_handler. The {size:,} "
                 "bytes of its state from before this window are not in the curve of this window, but "
@@ -406,13 +423,28 @@ class WindowRecorder:
     def _failed(self, moment: str, error: Exception) -> None:
         logger.debug("recording failed at %s", moment, exc_info=error)
         if self._window is not None:
-            self._window.problems.append(f"Recording at {moment} failed ({type(error).__name__}: {error}).")
+            self._window.open_problems.append(
+                f"Recording at {moment} failed ({type(error).__name__}: {error})."
+            )
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
     yield from held_parameters(optimizer, names)
     yield from gradients(optimizer, names)
     yield from optimizer_storages(optimizer, names)
+
+
+def _plain(values: Any) -> list[Sighting]:
+    return sight((one, Category.UNKNOWN, -1, "") for one in tensors_in(values))
+
+
+def _counted_on_cuda(window: Window) -> int:
+    levels = window.levels_at_start.items()
+    return sum(
+        level.current
+        for (name, counter), level in levels
+        if name.startswith("cuda") and counter is Counter.ALLOCATED
+    )
 
 
 def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tb_memplugin.sources.faults import Faults, Tally
 from tb_memplugin.sources.snapshot.entries import MOST_BYTES
 from tb_memplugin.sources.snapshot.numbers import addresses, whole_numbers
 from tb_memplugin.sources.snapshot.tables import Tables
@@ -44,7 +45,7 @@ class FinalState:
     `reserved` is the sum of all segments' `total_size` in bytes. The columns describe the live blocks:
     `bytes` are the requested bytes, `rounded` those that the allocator used; `pending` is 1 for blocks
     whose free waits for a stream; `stack` is where they were allocated, `stream` and `pool` are those of
-    their segment. `faults` counts each kind of contradiction. `known` is False if the snapshot does not
+    their segment. `faults` has each kind of contradiction. `known` is False if the snapshot does not
     contain the state of any device; the columns are then empty. `requested` is the sum of what the
     allocator counts as requested in each segment, None if it does not.
     """
@@ -58,7 +59,7 @@ class FinalState:
     stack: Int32
     stream: Int32
     pool: Int32
-    faults: dict[str, int]
+    faults: Faults
     known: bool = True
     requested: int | None = None
 
@@ -72,12 +73,12 @@ class _Device:
     pending: list[bool] = field(default_factory=list)
     frames: list[Any] = field(default_factory=list)
     segment: list[int] = field(default_factory=list)
-    disagree: int = 0
-    unfilled: int = 0
     counted: int | None = 0
-    other_sizes: int = 0
-    without_request: int = 0
-    foreign_states: int = 0
+    disagree: Tally = field(default_factory=Tally)
+    unfilled: Tally = field(default_factory=Tally)
+    other_sizes: Tally = field(default_factory=Tally)
+    without_request: Tally = field(default_factory=Tally)
+    foreign_states: Tally = field(default_factory=Tally)
 
 
 def no_state(known: bool) -> FinalState:
@@ -116,7 +117,7 @@ def _add(device: _Device, segment: dict[str, Any]) -> None:
     at = begin = _number(segment["address"])
     requested: list[int] = []
     of_state = dict.fromkeys(STATES, 0)
-    in_order = True
+    apart = 0
     for block in segment["blocks"]:
         state, size, address = block["state"], _number(block["size"]), _number(block.get("address", at))
         if type(state) is not str:
@@ -129,25 +130,30 @@ def _add(device: _Device, segment: dict[str, Any]) -> None:
             device.frames.append(_frames(block))
             device.segment.append(len(device.segments))
         elif state not in STATES:
-            device.foreign_states += 1
+            device.foreign_states.add(size)
         of_state[state] = of_state.get(state, 0) + size
-        in_order &= address == at and size >= 0
+        apart += abs(address - at) + max(-size, 0)
         at = address + size
     device.segments.append(segment)
     device.requested += requested
     told = segment.get("requested_size")
     if device.counted is not None:
         device.counted = None if told is None else device.counted + _number(told)
-    device.disagree += told is not None and told != sum(requested)
+    if told is not None and told != sum(requested):
+        device.disagree.add(_number(told) - sum(requested))
     if segment.get("active_size") is not None:  # not in hand-made snapshots, which may be incomplete
-        device.unfilled += not in_order or segment["total_size"] != at - begin
-        device.other_sizes += not _sizes_agree(segment, of_state)
+        apart += abs(_number(segment["total_size"]) - (at - begin))
+        if apart:
+            device.unfilled.add(apart)
+        if other := _other_sizes(segment, of_state):
+            device.other_sizes.add(other)
 
 
-def _sizes_agree(segment: dict[str, Any], of_state: dict[str, int]) -> bool:
-    """Whether a segment's sizes are the sums of its blocks' sizes."""
+def _other_sizes(segment: dict[str, Any], of_state: dict[str, int]) -> int:
+    """Return by how many bytes a segment's sizes differ from the sums of its blocks' sizes."""
     allocated, active = of_state["active_allocated"], sum(of_state[state] for state in LIVE_STATES)
-    return bool(segment["active_size"] == active and segment.get("allocated_size", allocated) == allocated)
+    told = _number(segment["active_size"]), _number(segment.get("allocated_size", allocated))
+    return max(abs(told[0] - active), abs(told[1] - allocated))
 
 
 def _number(value: Any) -> int:
@@ -163,8 +169,8 @@ def _requested(device: _Device, block: dict[str, Any]) -> int:
     if size is None and block.get("history"):
         size = block["history"][0].get("real_size")
     if size is None:
-        device.without_request += 1
         size = block["size"]
+        device.without_request.add(_number(size))
     return _number(size)
 
 
@@ -184,12 +190,13 @@ def _columns(device: _Device, tables: Tables) -> FinalState:
     order = np.argsort(address)
     # Addresses are compared by distance: a sum near 2**64 would wrap.
     gap = np.diff(address[order])
-    overlap = gap < np.maximum(rounded[order][:-1], 0).astype(np.uint64)
+    room = np.maximum(rounded[order][:-1], 0).astype(np.uint64)
+    overlap = gap < room
     faults = {
-        "live blocks have a negative size; counted as 0": int(np.count_nonzero(size < 0)),
-        "live blocks overlap": int(np.count_nonzero(overlap)),
-        "live blocks are larger than the space that the allocator gave them": int(
-            np.count_nonzero(size > rounded)
+        "live blocks have a negative size; counted as 0": Tally.of(size < 0, size),
+        "live blocks overlap": Tally(int(overlap.sum()), int((room - gap)[overlap].sum())),
+        "live blocks are larger than the space that the allocator gave them": Tally.of(
+            size > rounded, size - rounded
         ),
         "segments do not have the sum of their blocks' requested sizes": device.disagree,
         "segments are not completely filled by their blocks": device.unfilled,

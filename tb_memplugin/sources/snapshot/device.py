@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tb_memplugin.sources.faults import Tally, notes_on
 from tb_memplugin.sources.snapshot.birth_extents import extents_at_birth
 from tb_memplugin.sources.snapshot.blocks import FinalState
 from tb_memplugin.sources.snapshot.entries import Entries
@@ -47,7 +48,7 @@ class SnapshotDevice:
         self.name = name
         written = entries if final.known else _without_segments(entries)
         self.entries = entries = _with_completed_frees(written, final)
-        self._taken_as_completed = int(np.count_nonzero(entries.kind != written.kind))
+        self._taken_as_completed = Tally.of(entries.kind != written.kind, entries.bytes)
         self.final = final
         self._rounds_plainly = rounds_plainly
         self._splits_all = splits_all
@@ -97,7 +98,7 @@ class SnapshotDevice:
         return rounded
 
     def _contradicts_itself(self) -> bool:
-        return any(self.start.anomalies.values()) or self.segments.contradictions > 0
+        return any(tally.count for tally in self.start.anomalies.values()) or self.segments.contradictions > 0
 
     def start_columns(self) -> dict[str, np.ndarray]:
         """Return the columns of `StartState`; stream and pool of freed blocks come from the freeing entry."""
@@ -140,21 +141,26 @@ class SnapshotDevice:
     def notes(self) -> Iterator[str]:
         """Yield notes on contradictions, on what is not known, and on failed allocations."""
         for faults in (self.final.faults, self.entries.faults, self.start.anomalies):
-            yield from (f"{self.name}: {count:,} {what}." for what, count in faults.items() if count)
-        if self._taken_as_completed:
+            yield from (f"{self.name}: {note}" for note in notes_on(faults))
+        if (early := self._taken_as_completed).count:
             yield (
-                f"{self.name}: {self._taken_as_completed:,} frees were requested, and the snapshot has no "
-                "completed frees (skip_actions); they are taken as completed at once."
+                f"{self.name}: {early.count:,} frees ({early.bytes:,} bytes) were requested, and the "
+                "snapshot has no completed frees (skip_actions); they are taken as completed at once."
             )
         kind = self.entries.kind
         if (kind == Kind.FREE_COMPLETED).any() and not (kind == Kind.ALLOC).any():
             yield (
                 f"{self.name}: the snapshot has frees but no allocations. If skip_actions left them out, "
-                "what was allocated after the first entry is shown as if it had been there before."
+                "what was allocated after the first entry is shown as if it had been there before: up to "
+                f"{int(self.start.bytes.sum()):,} bytes."
             )
         below = int(np.count_nonzero(self.reserved < 0))
         if below or self.reserved_at_start < 0:
-            yield f"{self.name}: reserved memory falls below zero after {below:,} entries; shown as 0."
+            lowest = min(self.reserved_at_start, int(self.reserved.min(initial=0)))
+            yield (
+                f"{self.name}: reserved memory falls below zero after {below:,} entries, by up to "
+                f"{-lowest:,} bytes; shown as 0."
+            )
         if self.segments.contradictions:
             yield (
                 f"{self.name}: segment entries and final segments differ by "
@@ -194,10 +200,11 @@ class SnapshotDevice:
         for index in ooms[:TOLD_OOMS]:
             free = self.entries.free_bytes.get(index)
             rest = f" with {free:,} bytes free on the device" if free is not None else ""
-            asked = f"{self.entries.bytes[index]:,} bytes requested"
-            yield f"{self.name}: out of memory at entry {index}: {asked}{rest}."
+            asked = int(self.entries.bytes[index])
+            yield f"{self.name}: out of memory at entry {index}: {asked:,} bytes requested{rest}."
         if len(ooms) > TOLD_OOMS:
-            yield f"{self.name}: out of memory {len(ooms)} times in all."
+            most = int(self.entries.bytes[ooms].max())
+            yield f"{self.name}: out of memory {len(ooms)} times in all, at requests of up to {most:,} bytes."
 
     def _pending(self) -> UInt8:
         """Return a mask of start blocks whose free was requested before and waits for a stream."""

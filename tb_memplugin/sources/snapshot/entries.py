@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.sources.faults import Faults, Tally
 from tb_memplugin.sources.snapshot.numbers import addresses, whole_numbers
 from tb_memplugin.sources.snapshot.tables import Tables, check_texts
 from tb_memplugin.trace import Kind
@@ -50,7 +50,7 @@ class Entries:
     failed request of an `oom`; never negative. `time_ns` does not decrease; it is epoch nanoseconds, or the
     entry's index as microseconds if `timed` is False. `label`, `stack`, `stream`, `pool`, `context` and
     `forward` are rows, -1 for none. `free_bytes` is the device's free memory, by the index of an `oom`
-    entry. `faults` counts each kind of contradiction.
+    entry. `faults` has each kind of contradiction.
     """
 
     kind: UInt8
@@ -65,7 +65,7 @@ class Entries:
     forward: Int32
     free_bytes: dict[int, int]
     timed: bool
-    faults: dict[str, int]
+    faults: Faults
 
 
 _DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
@@ -93,15 +93,15 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
     Raises:
         KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is missing or invalid.
     """
-    faults: dict[str, int] = {}
-    kind = _kinds(list(map(itemgetter("action"), trace)), faults)
+    faults: Faults = {}
     size = whole_numbers(list(map(itemgetter("size"), trace)), "size")
     negative = size < 0
-    faults["sizes are negative; counted as 0"] = int(np.count_nonzero(negative))
+    faults["sizes are negative; counted as 0"] = Tally.of(negative, size)
     size[negative] = 0
     if float(np.sum(size, dtype=np.float64)) >= MOST_BYTES:
         raise OverflowError("the sum of the sizes is larger than any device")
-    time_ns, timed = _times(trace, faults)
+    kind = _kinds(list(map(itemgetter("action"), trace)), size, faults)
+    time_ns, timed = _times(trace, size, faults)
     return Entries(
         kind=kind,
         address=_addresses(trace, kind),
@@ -128,13 +128,17 @@ def _labels(trace: Sequence[dict[str, Any]]) -> list[Any]:
     return told if told.count(None) < len(told) else [entry.get("category") for entry in trace]
 
 
-def _kinds(actions: list[str], faults: dict[str, int]) -> UInt8:
+def _kinds(actions: list[str], size: Int64, faults: Faults) -> UInt8:
     check_texts(actions, "action")
-    foreign = {action: count for action, count in Counter(actions).items() if action not in KINDS}
+    foreign = set(actions) - KINDS.keys()
     told = sorted(foreign)[:TOLD_ACTIONS]
+    tally = {action: Tally() for action in told}
+    rest = Tally()
+    for action, bytes_ in zip(actions, size.tolist(), strict=True) if foreign else ():
+        if action in foreign:
+            tally.get(action, rest).add(bytes_)
     for action in told:
-        faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = foreign[action]
-    rest = sum(foreign.values()) - sum(foreign[action] for action in told)
+        faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = tally[action]
     faults["entries have other unknown actions; kept as marks"] = rest
     kinds = {**KINDS, **dict.fromkeys(foreign, Kind.MARK)}
     return np.fromiter(map(kinds.__getitem__, actions), np.uint8, len(actions))
@@ -150,19 +154,21 @@ def _addresses(trace: Sequence[dict[str, Any]], kind: UInt8) -> UInt64:
         return addresses([entry.get("addr", 0) if free else entry["addr"] for entry, free in pairs], "addr")
 
 
-def _times(trace: Sequence[dict[str, Any]], faults: dict[str, int]) -> tuple[Int64, bool]:
+def _times(trace: Sequence[dict[str, Any]], size: Int64, faults: Faults) -> tuple[Int64, bool]:
     times = [entry.get("time_us") for entry in trace]
     absent = times.count(None)
     if absent == len(times):
         return np.arange(len(times), dtype=np.int64) * 1_000, False
-    faults["entries have no time; given the time of the one before"] = absent
-    told = [row for row, time in enumerate(times) if time is not None] if absent else []
+    told = [row for row, time in enumerate(times) if time is not None] if absent else list(range(len(times)))
+    untimed = np.ones(len(times), bool)
+    untimed[told] = False
+    faults["entries have no time; given the time of the one before"] = Tally.of(untimed, size)
     written = whole_numbers([times[row] for row in told] if absent else times, "time_us")
     if written.max() >= LATEST_US:
         raise OverflowError(f"the time {int(written.max())} µs is out of range")
     risen = np.maximum.accumulate(np.maximum(written, 0))
-    faults["entries are earlier than the one before; moved to its time"] = int(
-        np.count_nonzero(risen != written)
+    faults["entries are earlier than the one before; moved to its time"] = Tally.of(
+        risen != written, size[told]
     )
     if absent:  # entries at the beginning without a time get the first known time
         risen = risen[np.searchsorted(told, np.arange(len(times)), side="right").clip(min=1) - 1]

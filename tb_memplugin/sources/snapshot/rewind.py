@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.sources.faults import Faults, Tally
 from tb_memplugin.sources.snapshot.blocks import FinalState
 from tb_memplugin.sources.snapshot.entries import Entries
 from tb_memplugin.trace import Kind
@@ -19,7 +20,7 @@ class Beginning:
 
     Columns of equal length: `address`, `bytes` (requested), `final` (the row among the final blocks, -1
     if the block was freed), `freed` (the entry that freed it, -1 if it is among the final blocks).
-    `made` is, for each final block, the entry that allocated it, -1 if older or unknown. `anomalies` counts
+    `made` is, for each final block, the entry that allocated it, -1 if older or unknown. `anomalies` has
     each kind of contradiction between the entries and the final state.
     """
 
@@ -28,7 +29,7 @@ class Beginning:
     final: Int64
     freed: Int64
     made: Int64
-    anomalies: dict[str, int]
+    anomalies: Faults
 
 
 def rewind(entries: Entries, final: FinalState) -> Beginning:
@@ -60,9 +61,11 @@ def rewind(entries: Entries, final: FinalState) -> Beginning:
         "allocations neither freed nor among the final blocks": is_alloc & last & final.known,
         "frees of blocks that were not live": stray & ~is_final,
         "final blocks that were freed and not allocated again": stray & is_final,
-        "blocks whose size changed between allocation and end": resized,
     }
-    anomalies = {what: int(np.count_nonzero(rows)) for what, rows in counts.items()}
+    anomalies = {what: Tally.of(rows, size) for what, rows in counts.items()}
+    anomalies["blocks whose size changed between allocation and end"] = Tally.of(
+        resized, np.diff(size, prepend=0)
+    )
     source = np.concatenate((touched, np.arange(len(final.address))))[order]
     alive = first & ~is_alloc
     return Beginning(

@@ -139,8 +139,21 @@ def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], table
             state = final.get(0, no_state(known=segments is not None))
             devices.append(SnapshotDevice(len(devices), PINNED, entries, state))
     except UnreadableFileError as error:
-        return [f"The snapshot also contains pinned host memory, which is not shown: {error.what}"]
+        return [
+            f"The snapshot also contains pinned host memory, of which {_told_bytes(segments):,} bytes can be "
+            f"read; it is not shown: {error.what}"
+        ]
     return []
+
+
+def _told_bytes(segments: object) -> int:
+    """Return the bytes of those segments that tell their size."""
+    read = (
+        [one.get("total_size") for one in segments if isinstance(one, dict)]
+        if isinstance(segments, list)
+        else []
+    )
+    return sum(size for size in read if type(size) is int and 0 <= size < MOST_BYTES)
 
 
 def _traces(content: dict[str, Any], source: str) -> dict[int, list[dict[str, Any]]]:
@@ -241,13 +254,18 @@ def _ooms(devices: Sequence[SnapshotDevice], order: Int64 | None) -> tuple[OutOf
 
 def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iterator[str]:
     if not any(len(device) for device in devices):
-        yield "The snapshot has no trace, only the final state, so nothing changes over time."
-    without = [device.name for device in devices if not device.final.known]
-    if without:
+        live = sum(int(device.final.bytes.sum()) for device in devices)
         yield (
-            f"{', '.join(without)}: the snapshot has no segments, which contain the final state. Blocks that "
-            "were alive before the first entry are missing from every level, unless an entry frees them. "
-            "Reserved memory is not known."
+            f"The snapshot has no trace, only the final state of {live:,} bytes, so nothing changes over "
+            "time."
+        )
+    without = [device for device in devices if not device.final.known]
+    if without:
+        names, freed = zip(*((one.name, int(one.start.bytes.sum())) for one in without), strict=True)
+        yield (
+            f"{', '.join(names)}: the snapshot has no segments, which contain the final state. Of what was "
+            f"alive before the first entry, only the {sum(freed):,} bytes that an entry frees are counted: "
+            "the rest is missing from every level. Reserved memory is not known."
         )
     if annotations_left_out:
         yield f"{annotations_left_out:,} annotations have no known device, stage or time; left out."

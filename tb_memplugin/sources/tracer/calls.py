@@ -70,8 +70,15 @@ def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
     recorded = int(np.isin(curve.kind, (_ALLOCATED, _FREED)).sum())
     overwritten = max(0, noted.requests - recorded) if noted.is_full else 0
     seen = int(curve.allocated.max())
+    allocated = (curve.layer >= 0) & (curve.kind == _ALLOCATED)
+    in_backward = allocated & (trace.events.phase[trace.events.device == device] == Phase.BACKWARD)
+    notes = noted.notes(
+        in_layers=int(curve.bytes[allocated].sum()),
+        in_backward=int(curve.bytes[in_backward].sum()),
+        kept_peak=seen,
+    )
     return TracerResult(
-        trace=replace(trace, notes=(*trace.notes, *noted.notes())),
+        trace=replace(trace, notes=(*trace.notes, *notes)),
         layers=layer_stats(
             noted.names, figures, reserved, [sum(found) / len(found) if found else 0.0 for found in ratios]
         ),

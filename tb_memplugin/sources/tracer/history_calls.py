@@ -23,17 +23,22 @@ NO_LAYER = -1
 
 _CROWDED = (
     "Another tracer ran on another thread meanwhile. The allocator's history does not record threads, so the "
-    "figures of layers may contain what the other's layers allocated."
+    "figures of layers, {in_layers:,} allocated bytes, may contain what the other's layers allocated."
 )
 _THREADS = (
-    "Layers ran on {:,} threads. The allocator's history does not record threads, so what other threads "
-    "allocate while a backward runs counts to the layer whose backward it is."
+    "Layers ran on {threads:,} threads. The allocator's history does not record threads, so what other "
+    "threads allocate while a backward runs counts to the layer whose backward it is: up to "
+    "{in_backward:,} bytes."
 )
 _SHARED = (
     "A backward of one thread ran when another thread began its first. One thread of autograd runs both, so "
-    "what one of them allocates then may count to a layer whose backward belongs to the other."
+    "what one of them allocates then may count to a layer whose backward belongs to the other: up to "
+    "{in_backward:,} bytes."
 )
-_INSIDE = "Layers inside compiled or scripted modules have no figures of their own: {:,} of them."
+_INSIDE = (
+    "Layers inside compiled or scripted modules have no figures of their own: {:,} of them. What they "
+    "allocate, at most {in_layers:,} bytes, counts to the layers around them."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +76,29 @@ class HistoryCalls:
         """Return the idents of the threads that ran layers forward."""
         return {thread for *_, in_backward, thread in self.crossings if not in_backward}
 
-    def notes(self) -> list[str]:
-        """Return what the figures of layers cannot tell."""
-        notes = [_INSIDE.format(self.unseen)] if self.unseen else []
-        notes += [_CROWDED] if self.crowded else []
-        notes += [_SHARED] if self.shared else []
+    def notes(self, *, in_layers: int, in_backward: int, kept_peak: int) -> list[str]:
+        """Return what the figures of layers cannot tell.
+
+        Args:
+            in_layers: the bytes that were allocated in layers.
+            in_backward: those of them that were allocated in their backward.
+            kept_peak: the highest live bytes of the entries that were kept.
+        """
+        notes = [_INSIDE.format(self.unseen, in_layers=in_layers)] if self.unseen else []
+        notes += [_CROWDED.format(in_layers=in_layers)] if self.crowded else []
+        notes += [_SHARED.format(in_backward=in_backward)] if self.shared else []
         by_time = any(layer >= 0 and thread == BY_AUTOGRAD for _, layer, _, thread in self.crossings)
         if by_time and (threads := len(self.threads())) > 1:
-            notes.append(_THREADS.format(threads))
-        return notes + ([self._overwritten()] if self.is_full else [])
+            notes.append(_THREADS.format(threads=threads, in_backward=in_backward))
+        return notes + ([self._overwritten(kept_peak)] if self.is_full else [])
 
-    def _overwritten(self) -> str:
+    def _overwritten(self, kept_peak: int) -> str:
         peak = (
-            "The peak comes from the allocator's own counter."
+            f"The peak of {self.counted_peak:,} bytes comes from the allocator's own counter."
             if self.counted_peak >= 0
             else (
-                "The peak is that of the entries that were kept: the allocator's counter was higher before "
-                "the block."
+                f"The peak of {kept_peak:,} bytes is that of the entries that were kept: the allocator's "
+                "counter was higher before the block."
             )
         )
         room = (
@@ -97,5 +108,5 @@ class HistoryCalls:
         )
         return (
             f"The history holds {room} and overwrote older ones, so the figures of layers count only the "
-            f"entries that were kept. {peak}"
+            f"entries that were kept, which reach {kept_peak:,} live bytes. {peak}"
         )

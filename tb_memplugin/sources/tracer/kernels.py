@@ -86,13 +86,15 @@ class Unseen:
     """What was not reported or not identified, for the trace's notes.
 
     `operators` counts operators without reports, because another profiler recorded or torch does not
-    support it. `frees` are bytes freed inside operators, of unknown blocks. `kept` are bytes that an operator
-    allocated but neither returned in a tensor nor freed: they count only during that operator. `excess` is (a
-    peak, how many of its bytes at most are there only because a dispatch mode is on); `higher_peak` is the
-    highest level that may be reached without one, -1 if none is known.
+    support it, and `results` are the bytes of what they returned. `frees` are bytes freed inside operators,
+    of unknown blocks. `kept` are bytes that an operator allocated but neither returned in a tensor nor freed:
+    they count only during that operator. `excess` is (a peak, how many of its bytes at most are there only
+    because a dispatch mode is on); `higher_peak` is the highest level that may be reached without one, -1 if
+    none is known.
     """
 
     operators: int = 0
+    results: int = 0
     frees: int = 0
     kept: int = 0
     excess: tuple[int, int] = (-1, 0)
@@ -115,6 +117,7 @@ class KernelMemory:
         self.reports: deque[Reported] = deque()
         self.dead: list[tuple[int, Block | Buffer]] = []
         self._number_bytes: list[int] = []
+        self._is_unseen = False
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Call an operator while the allocator reports."""
@@ -123,6 +126,7 @@ class KernelMemory:
         log = self._log
         if self._on_cpu and (log is None or not log.begin(self.reports)):
             self._unseen.operators += 1
+            self._is_unseen = True
         try:
             out = operator(*args, **kwargs) if kwargs else operator(*args)
         finally:
@@ -142,6 +146,9 @@ class KernelMemory:
         """Record what happened since the operator began. The caller must hold the ledger's lock."""
         if self._ledger.deaths:
             self.bury()
+        if self._is_unseen:
+            self._is_unseen = False
+            self._unseen.results += sum(one.bytes for one in made)
         if not (made or self.reports or self.dead):
             return _NOTHING
         reports = list(self.reports)

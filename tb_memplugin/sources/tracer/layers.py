@@ -88,9 +88,7 @@ class Layers:
         """Stop tracing after an internal error, and add a note to the trace."""
         if self.on:
             self.on = False
-            self.problems.append(
-                f"Tracing stopped early ({type(error).__name__}: {error}): later events are missing."
-            )
+            self.problems.append(f"Tracing stopped early ({type(error).__name__}: {error})")
 
     def here(self) -> ThreadLayers:
         """Return the layers of the calling thread."""

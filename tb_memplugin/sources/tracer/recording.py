@@ -61,7 +61,7 @@ class StorageRecording:
         self._handles: list[StepHooks] = []
         self._steps_aside = StepsAside()
         self._modes: dict[int, StorageMode] = {}
-        self._foreign_calls = 0
+        self._foreign_calls = self._missed = 0
         self._counting: CountedWindow | None = None
         self._step_ns = time_ns()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -137,6 +137,7 @@ class StorageRecording:
             for optimizer in optimizers:
                 self._name(optimizer_storages(optimizer, self.layers.names))
             self._take_in_unseen()
+            self._missed = self._missed_bytes()
             ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
             recorded.stop_ns = time_ns()
             counted = None if self._counting is None else self._counting.stop()
@@ -153,8 +154,21 @@ class StorageRecording:
         """Count what is alive at the end, and that neither an operator nor the start state has shown."""
         if self.layers.problems or self._beside_others or others_may_run():
             return  # what later events or other threads made would count, too
-        mine = (one for one in storages_alive() if self._is_mine(one) and allocated_by_torch(one))
-        self.recorded.ledger.take_in(mine, late=True)
+        self.recorded.ledger.take_in(self._found_alive(), late=True)
+
+    def _missed_bytes(self) -> int:
+        """Return the bytes alive now that are not counted; searched only if a note needs them."""
+        if not self._has_blind_spots():
+            return 0
+        alive = {storage._cdata: storage.nbytes() for storage in self._found_alive()}
+        return sum(size for key, size in alive.items() if key not in self.recorded.ledger.blocks)
+
+    def _has_blind_spots(self) -> bool:
+        return bool(self.layers.problems or self._beside_others or self._foreign_calls)
+
+    def _found_alive(self) -> Iterator[torch.UntypedStorage]:
+        found = storages_alive(of_gradients=not others_may_run())
+        return (one for one in found if self._is_mine(one) and allocated_by_torch(one))
 
     def _result(self, trace: MemoryTrace) -> TracerResult:
         ledger, names = self.recorded.ledger, self.layers.names
@@ -276,15 +290,18 @@ class StorageRecording:
 
     def _notes(self) -> Iterator[str]:
         ledger = self.recorded.ledger
-        yield from self.layers.problems
+        yield from (
+            f"{problem}: later events are missing, at the end at least {self._missed:,} bytes."
+            for problem in self.layers.problems
+        )
         unseen = self.layers.unseen
         if self._device_type != "cpu":
             yield "Memory that kernels allocate and free within an operator is not in these numbers."
         if unseen.operators:
             yield (
-                f"{unseen.operators:,} operators ran while another profiler recorded, or with a "
-                "version of torch that does not report it: what their kernels allocated and freed "
-                "within them is not in these numbers."
+                f"{unseen.operators:,} operators, with results of {unseen.results:,} bytes, ran while "
+                "another profiler recorded, or with a version of torch that does not report it: what their "
+                "kernels allocated beside these results and freed within them is not in these numbers."
             )
         if unseen.kept or unseen.frees:
             yield (
@@ -295,8 +312,9 @@ class StorageRecording:
         if ledger.dropped:
             yield (
                 f"{ledger.dropped:,} of {ledger.written:,} events were dropped, the oldest first, "
-                f"because max_events is {self._max_events:,}. Peaks and layer statistics still count "
-                "all events."
+                f"because max_events is {self._max_events:,}. Peaks and layer statistics still count all "
+                f"events, but the curve of the others reaches {max(entry[5] for entry in ledger.entries):,} "
+                f"of {ledger.peak:,} bytes."
             )
         if ledger.late:
             yield (
@@ -307,7 +325,8 @@ class StorageRecording:
         if self._beside_others:
             yield (
                 "Other threads were running when the block began. Gradients that only autograd held "
-                "then, of models other than the traced one, are not in the start state."
+                "then, of models other than the traced one, are not in the start state. At the end, at least "
+                f"{self._missed:,} bytes are alive that are not counted."
             )
         if threading.get_ident() != self._thread:
             yield (
@@ -317,7 +336,8 @@ class StorageRecording:
         if self._foreign_calls:
             yield (
                 f"Layers were called {self._foreign_calls:,} times on other threads. There, memory is "
-                "seen only while a layer runs; what such a thread allocates between layers is not."
+                "seen only while a layer runs; what such a thread allocates between layers is not: "
+                f"at the end, at least {self._missed:,} bytes are alive that are not counted."
             )
 
     def _notes_of_the_mode(self) -> Iterator[str]:

@@ -201,7 +201,7 @@ class TestAWindow:
         recorder.stop()
         window = recorder.take()
         assert window is not None
-        assert any("history of cuda" in problem for problem in window.problems)
+        assert any("history of cuda" in one for one in (*window.problems, *window.open_problems))
         assert recorder.take_snapshots() == []
         assert not gpu.recording
 

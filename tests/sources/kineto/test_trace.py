@@ -202,7 +202,7 @@ def test_a_device_whose_number_is_none_is_told(number: object) -> None:
         memory("1 10 5 5", **cuda, **{"Device Id": 0}), memory("2 20 6 11", **cuda, **{"Device Id": number})
     )
     assert [device.name for device in trace.devices] == ["cuda:0"]
-    assert trace.notes[0] == "1 memory events have no device number; taken as 0."
+    assert trace.notes[0] == "1 memory events have no device number; taken as 0 (6 bytes)."
 
 
 STRANGE: list[object] = [
@@ -282,7 +282,39 @@ def test_a_total_that_cannot_be_is_told() -> None:
     events[2]["args"].pop("Total Allocated")
     trace = trace_from_kineto({"traceEvents": events}, "x")
     assert trace.live(0).tolist() == [0, 8, 16, 24, 32]
-    assert "2 memory events have no total, or an impossible one; it is not checked." in trace.notes
+    told = "2 memory events have no total, or an impossible one; it is not checked (16 bytes)."
+    assert told in trace.notes
+
+
+def test_what_is_no_event_is_told_with_the_bytes_by_which_the_counter_differs() -> None:
+    """The second event has no size. By the counter it was 20 bytes, which the levels do not have."""
+    events = [memory("1 10 8 8"), memory("2 20 20 28", Bytes=None), memory("3 30 4 32"), 7]
+    trace = trace_from_kineto({"traceEvents": events}, "x")
+    assert trace.live(0).tolist() == [0, 8, 12]
+    assert trace.notes[0] == (
+        "1 memory events have no size, and 1 traceEvents are not objects; left out: by the file's counters, "
+        "up to 20 bytes of the levels are wrong."
+    )
+
+
+def test_what_is_no_event_is_told_where_no_counter_tells_its_bytes() -> None:
+    events = [memory("1 10 8 8"), memory("2 20 20 28", Bytes=None), memory("3 10 -8 20")]
+    for event in events:
+        del event["args"]["Total Allocated"]
+    trace = trace_from_kineto({"traceEvents": events}, "x")
+    assert trace.notes[0] == (
+        "1 memory events have no size, and 0 traceEvents are not objects; left out: no counter tells their "
+        "bytes; the others have up to 8 bytes."
+    )
+
+
+def test_ranges_without_a_time_are_told_with_the_bytes_that_have_no_operator() -> None:
+    nameless = {"ph": "X", "cat": "cpu_op", "ts": 1}
+    trace = trace_from_kineto({"traceEvents": [memory("1 10 8 8"), nameless]}, "x")
+    assert trace.notes[0] == (
+        "1 operators and ranges have no name or time; left out: at most 8 bytes, those without an operator, "
+        "are theirs."
+    )
 
 
 def test_a_gpus_sizes_are_those_of_whole_blocks_and_the_cpus_are_not() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -84,3 +86,60 @@ def test_what_an_allocator_lists_is_not_missing():
     window = recorder.take()
     assert window is not None
     assert window.problems == []
+
+
+def test_calls_on_a_thread_that_the_profiler_does_not_see_are_told_with_the_bytes_of_their_results():
+    """Two calls return 5 x 3 floats each. What is returned as it was given is no result of a call."""
+    model = nn.Sequential(nn.Linear(100, 3), nn.Identity())
+    recorder = WindowRecorder({"": model}, [])
+    watch(recorder)
+
+    def elsewhere() -> None:
+        for _ in range(2):
+            model[1](model[0](torch.ones(5, 100)))
+
+    with profile(profile_memory=True) as prof:
+        model(torch.ones(5, 100))
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    window = recorder.take()
+    assert window is not None
+    (note,) = (note for note in trace_from_profile(prof, window).notes if "module calls" in note)
+    assert note.startswith("4 module calls ran on threads that the profiler does not see")
+    assert "Their results alone have 120 bytes: at least these" in note
+
+
+def test_a_recording_that_fails_says_how_many_bytes_this_leaves_open():
+    """Of a window without model, the 1,200 bytes of a result have no module."""
+    recorder = WindowRecorder({}, [], finds_all=False)
+    watch(recorder)
+    with profile(profile_memory=True) as prof:
+        kept = torch.ones(300)
+    del kept
+    window = recorder.take()
+    assert window is not None
+    window.open_problems.append("Recording at start failed (ValueError: ours).")
+    assert trace_from_profile(prof, window).notes[0] == (
+        "Recording at start failed (ValueError: ours). At most 1,200 bytes, those without a module, lack "
+        "a name for it; at least 0 bytes, which were seen in use, are not in the curve."
+    )
+
+
+def test_a_search_that_takes_too_long_is_told_with_what_it_had_before(monkeypatch):
+    """A tensor of 1,234,567 bytes is alive, which no model or optimizer holds."""
+    kept = torch.zeros(1_234_567, dtype=torch.uint8)
+    monkeypatch.setattr("tb_memplugin.sources.profiler.window.LONGEST_SEARCH_NS", -1)
+    recorder = WindowRecorder({}, [])
+    recorder._search_ns = -1
+    windows = []
+    for _ in range(2):
+        recorder.start()
+        recorder.stop()
+        windows.append(recorder.take())
+    first, second = windows
+    assert first is not None
+    assert second is not None
+    found = sum(seen.bytes for seen in first.start)
+    assert found >= len(kept)
+    assert f"and had {found:,} bytes." in second.problems[0]

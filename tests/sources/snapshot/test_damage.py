@@ -16,30 +16,42 @@ from tests.snapshots import block, entries, segment, snapshot
     ("lines", "blocks", "told"),
     [
         (["alloc 1000 1", "alloc 1000 2"], [block(1000, 2)], "1 allocations at an address where"),
-        (["alloc 1000 1"], [], "1 allocations neither freed nor among the final blocks"),
-        (["free_completed 1000 1", "free_completed 1000 1"], [], "1 frees of blocks that were not live"),
+        (["alloc 1000 1"], [], "1 allocations neither freed nor among the final blocks (1 bytes)."),
+        (
+            ["free_completed 1000 1", "free_completed 1000 1"],
+            [],
+            "1 frees of blocks that were not live (1 bytes).",
+        ),
         (
             ["free_completed 1000 1"],
             [block(1000, 1)],
-            "1 final blocks that were freed and not allocated again",
+            "1 final blocks that were freed and not allocated again (1 bytes).",
         ),
         (
             ["alloc 1000 1", "free_completed 1000 9"],
             [],
-            "1 blocks whose size changed between allocation and end",
+            "1 blocks whose size changed between allocation and end (8 bytes).",
         ),
-        (["alloc 1000 -5", "free_completed 1000 0"], [], "1 sizes are negative; counted as 0"),
-        (["alloc 1000 1 50", "free_completed 1000 1 40"], [], "1 entries are earlier than the one before"),
-        (["segment_unmap 1 50", "segment_map 1 50", "segment_map 1 9"], [], "below zero after 2 entries"),
+        (["alloc 1000 -5", "free_completed 1000 0"], [], "1 sizes are negative; counted as 0 (5 bytes)."),
+        (
+            ["alloc 1000 1 50", "free_completed 1000 1 40"],
+            [],
+            "1 entries are earlier than the one before; moved to its time (1 bytes).",
+        ),
+        (
+            ["segment_unmap 1 50", "segment_map 1 50", "segment_map 1 9"],
+            [],
+            "below zero after 2 entries, by up to 59 bytes",
+        ),
         (
             ["segment_free 9000 100", "segment_alloc 9000 100", "alloc 1000 700", "free_completed 1000 700"],
             [block(1000, 1, "inactive", 500)],
             "after 1 entries, more is live than reserved, by up to 188 bytes",
         ),
-        (["teleport 1000 1"], [], "1 entries have the unknown action 'teleport'; kept as marks"),
-        ([], [block(1000, 1), block(1100, 1)], "1 live blocks overlap"),
-        ([], [block(1000, 1, "melting")], "1 blocks are in an unknown state"),
-        ([], [block(1000, -1)], "1 live blocks have a negative size"),
+        (["teleport 1000 1"], [], "1 entries have the unknown action 'teleport'; kept as marks (1 bytes)."),
+        ([], [block(1000, 1), block(1100, 1)], "1 live blocks overlap (412 bytes)."),
+        ([], [block(1000, 1, "melting")], "1 blocks are in an unknown state; taken as free (512 bytes)."),
+        ([], [block(1000, -1)], "1 live blocks have a negative size; counted as 0 (1 bytes)."),
     ],
 )
 def test_contradictions_are_counted_and_told(
@@ -72,11 +84,14 @@ def test_a_segment_that_its_blocks_fill_is_sound() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"total_size": 2048}, "1 segments are not completely filled by their blocks"),
-        ({"address": 488}, "1 segments are not completely filled by their blocks"),
-        ({"blocks": [block(1000, 5), block(1600, 6, "active_pending_free")]}, "1 segments are not comp"),
-        ({"active_size": 512}, "1 segments do not have the sums of their blocks' sizes"),
-        ({"allocated_size": 1024}, "1 segments do not have the sums of their blocks' sizes"),
+        ({"total_size": 2048}, "1 segments are not completely filled by their blocks (1,024 bytes)."),
+        ({"address": 488}, "1 segments are not completely filled by their blocks (1,024 bytes)."),
+        (
+            {"blocks": [block(1000, 5), block(1600, 6, "active_pending_free")]},
+            "not completely filled by their blocks (176 bytes).",
+        ),
+        ({"active_size": 512}, "do not have the sums of their blocks' sizes (512 bytes)."),
+        ({"allocated_size": 1024}, "do not have the sums of their blocks' sizes (512 bytes)."),
     ],
 )
 def test_a_segment_that_tells_other_sums_than_its_blocks_is_told(changed: dict[str, Any], told: str) -> None:
@@ -96,7 +111,7 @@ def test_of_many_unknown_actions_some_are_told_by_name_and_the_others_counted() 
     trace = trace_from_snapshot(snapshot([], entries(*(f"act{row:03} 1 1" for row in range(200)))), "x")
     assert len(trace.notes) == 6
     assert "1 entries have the unknown action 'act004'; kept as marks" in trace.notes[4]
-    assert "195 entries have other unknown actions" in trace.notes[5]
+    assert "195 entries have other unknown actions; kept as marks (195 bytes)." in trace.notes[5]
 
 
 def test_frames_that_share_a_long_name_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

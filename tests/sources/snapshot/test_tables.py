@@ -185,7 +185,7 @@ def test_no_pinned_host_memory_is_no_device() -> None:
 
 def test_pinned_host_memory_in_an_unknown_form_is_said_and_the_rest_is_read() -> None:
     content = snapshot([segment(block(1000, 5))], entries("alloc 1000 5"))
-    content["host_segments"] = [{"what": "is this"}]
+    content["host_segments"] = [{"what": "is this"}, {"total_size": 4096}]
     trace = read(content)
     assert np.array_equal(trace.live(0), [0, 5])
-    assert any("pinned host memory, which is not shown" in note for note in trace.notes)
+    assert any("pinned host memory, of which 4,096 bytes can be read" in note for note in trace.notes)

@@ -73,8 +73,8 @@ def test_requested_frees_are_completed_ones_in_a_recording_that_skips_those() ->
     assert trace.live(0).tolist() == [100, 107, 100, 100, 109, 100]
     assert levels(trace, 0).pending.tolist() == [0, 0, 0, 100, 100, 100]
     assert trace.notes == (
-        "cuda:0: 2 frees were requested, and the snapshot has no completed frees (skip_actions); they are "
-        "taken as completed at once.",
+        "cuda:0: 2 frees (16 bytes) were requested, and the snapshot has no completed frees (skip_actions); "
+        "they are taken as completed at once.",
     )
 
 
@@ -83,7 +83,7 @@ def test_frees_without_any_allocation_are_told() -> None:
     assert trace.live(0).tolist() == [107, 7]
     assert trace.notes == (
         "cuda:0: the snapshot has frees but no allocations. If skip_actions left them out, what was "
-        "allocated after the first entry is shown as if it had been there before.",
+        "allocated after the first entry is shown as if it had been there before: up to 107 bytes.",
     )
 
 
@@ -203,8 +203,8 @@ def test_legacy_blocks_lie_one_behind_the_other_and_history_has_the_request() ->
     assert trace.start.address.tolist() == [1512, 2536]
     assert trace.start.bytes.tolist() == [900, 512]
     assert trace.notes == (
-        "The snapshot has no trace, only the final state, so nothing changes over time.",
-        "cuda:0: 1 live blocks have no requested size; their rounded size is used.",
+        "The snapshot has no trace, only the final state of 1,412 bytes, so nothing changes over time.",
+        "cuda:0: 1 live blocks have no requested size; their rounded size is used (512 bytes).",
     )
     assert peak(trace).bytes == 1412
 
@@ -259,9 +259,9 @@ def test_a_snapshot_without_segments_shows_what_its_entries_say_and_what_is_miss
     assert trace.reserved(0) is None
     assert [state.reserved_bytes for state in pools(trace, 0, 3)] == [None]
     assert trace.notes == (
-        "cuda:0: the snapshot has no segments, which contain the final state. Blocks that were alive before "
-        "the first entry are missing from every level, unless an entry frees them. Reserved memory is not "
-        "known.",
+        "cuda:0: the snapshot has no segments, which contain the final state. Of what was alive before the "
+        "first entry, only the 70 bytes that an entry frees are counted: the rest is missing from every "
+        "level. Reserved memory is not known.",
     )
 
 

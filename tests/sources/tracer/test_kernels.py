@@ -192,7 +192,9 @@ def test_beside_a_profiler_it_steps_aside_and_says_so():
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True), tracer.trace(layer):
         layer(torch.ones(3, 4))
     (note,) = tracer.trace_result().notes
-    assert "operators ran while another profiler recorded" in note
+    assert (
+        "2 operators, with results of 72 bytes, ran while another profiler recorded" in note
+    )  # 12 + 6 floats
 
 
 def test_a_profiler_that_starts_and_stops_inside_sees_what_it_sees_without_the_tracer():
