@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+import threading
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -37,10 +39,11 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
     """
 
     def _listen(self) -> None:
-        _listen_to_trainers()
+        _LISTENING.add(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the model and the optimizer from the Trainer."""
+        _LISTENING.add(self)
         optimizer = _unwrapped(kwargs.get("optimizer"))
         training = Training(
             folder=lambda: logging_folder(args),
@@ -78,16 +81,18 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
         self._recorder.resume()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the open window."""
+        """Write the open window, and give the Trainer's methods back."""
         self._recorder.end_training()
+        _LISTENING.remove(self)
 
     def evaluation_begins(self) -> None:
         """Pause because `Trainer.evaluate` was called, by the Trainer or by other code."""
         self._recorder.pause()
 
     def training_raised(self) -> None:
-        """Write the open window and stop the profiler, because `Trainer.train` raised."""
+        """Write the open window and stop the profiler, because the training raised."""
         self._recorder.end_training(raised=True)
+        _LISTENING.remove(self)
 
 
 def logging_folder(args: Any) -> str:
@@ -124,29 +129,57 @@ def _unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
-def _listen_to_trainers() -> None:
-    """Wrap `Trainer.train` and `Trainer.evaluate` to notify our callbacks of errors and evaluations.
+class _Listening:
+    """Wraps methods of `Trainer` while callbacks of ours wait for a training or are in one.
 
-    The Trainer has no events for these. Without them the profiler would stay on after a failed training, and
-    the first batch of an evaluation that a later callback starts would count to a step. Arguments, results
-    and errors pass unchanged.
+    The Trainer has no events for errors and for the begin of an evaluation. Without them the profiler would
+    stay on after a failed training, and the first batch of an evaluation that a later callback starts would
+    count to a step. Arguments, results and errors pass unchanged.
+
+    `train` is called before a callback hears of its training, so it is wrapped from the creation of a
+    callback to the end of its training. Errors in later trainings are those of the methods that these call.
     """
-    if not getattr(transformers.Trainer.train, "has_listeners", False):
-        transformers.Trainer.train = _telling_errors(transformers.Trainer.train)
-        transformers.Trainer.evaluate = _telling_begins(transformers.Trainer.evaluate)
+
+    def __init__(self) -> None:
+        self._callbacks: dict[int, weakref.ref[MemoryTraceCallback]] = {}
+        self._wrapped: dict[str, tuple[Any, Any]] = {}
+        """The methods of the class by name: its own, and what stands in its place."""
+        self._lock = threading.RLock()
+
+    def add(self, callback: MemoryTraceCallback) -> None:
+        """Tell a callback of errors and evaluations, until `remove` or as long as it exists."""
+        key = id(callback)
+        with self._lock:
+            self._callbacks[key] = weakref.ref(callback, lambda _: self._drop(key))
+            for name, telling in _METHODS.items():
+                own = vars(transformers.Trainer).get(name)
+                if own is not None and name not in self._wrapped:
+                    self._wrapped[name] = own, telling(own)
+                    setattr(transformers.Trainer, name, self._wrapped[name][1])
+
+    def remove(self, callback: MemoryTraceCallback) -> None:
+        """Stop to tell a callback; after the last one, the class is as it was."""
+        self._drop(id(callback))
+
+    def _drop(self, key: int) -> None:
+        with self._lock:
+            self._callbacks.pop(key, None)
+            for name, (own, telling) in list(self._wrapped.items()) if not self._callbacks else ():
+                if vars(transformers.Trainer).get(name) is telling:  # else someone else has wrapped ours
+                    setattr(transformers.Trainer, name, own)
+                    del self._wrapped[name]
 
 
-def _telling_errors(train: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(train)
+def _telling_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
     def telling(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return train(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
         except BaseException:
             for callback in _ours(self):
                 callback.training_raised()
             raise
 
-    telling.has_listeners = True  # type: ignore[attr-defined]
     return telling
 
 
@@ -158,6 +191,16 @@ def _telling_begins(evaluate: Callable[..., Any]) -> Callable[..., Any]:
         return evaluate(self, *args, **kwargs)
 
     return telling
+
+
+_METHODS = {
+    "train": _telling_errors,
+    "_run_epoch"
+    if hasattr(transformers.Trainer, "_run_epoch")
+    else "training_step": _telling_errors,  # v5, v4
+    "evaluate": _telling_begins,
+}
+_LISTENING = _Listening()
 
 
 def _ours(trainer: Any) -> list[MemoryTraceCallback]:

@@ -34,6 +34,7 @@ from tests.callbacks.plain import PlainProfiler, counted_peaks, recorded, stats_
 from tests.watched import is_watched  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
+AS_IT_WAS = dict(vars(Trainer))
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -300,14 +301,50 @@ def test_the_optimizers_state_is_told_apart(tmp_path):
     assert 2 * weights <= found["optimizer_state"] < 2 * weights + 1000  # and a step counter each
 
 
+def test_an_error_in_a_second_training_passes_and_the_step_that_failed_is_written(tmp_path):
+    trainer = trainer_in(tmp_path, MemoryTraceCallback(steps=[2, 3]), model=GPT2(fails_at=9))
+    trainer.train()
+    with pytest.raises(MemoryError, match="the fourth batch is too large"):
+        trainer.train()
+    assert not is_profiling()
+    assert not is_watched(trainer.model)
+    assert steps_in(tmp_path) == [2, 3, 2, 3]
+    assert vars(Trainer) == AS_IT_WAS
+
+
 def test_the_trainer_that_we_wrap_looks_as_before():
-    MemoryTraceCallback()
-    MemoryTraceCallback()
+    callbacks = [MemoryTraceCallback(), MemoryTraceCallback()]
     for name, argument in (("train", "resume_from_checkpoint"), ("evaluate", "metric_key_prefix")):
         method = getattr(Trainer, name)
         assert method.__name__ == name
         assert argument in inspect.signature(method).parameters
         assert not hasattr(method.__wrapped__, "__wrapped__")
+    del callbacks[0]
+    gc.collect()
+    assert hasattr(Trainer.train, "__wrapped__")
+    callbacks.clear()
+    gc.collect()
+    assert vars(Trainer) == AS_IT_WAS
+
+
+def test_after_the_last_training_the_trainer_is_as_it_was(tmp_path):
+    waiting = MemoryTraceCallback()
+    trainer = trainer_in(tmp_path / "a", MemoryTraceCallback(steps=[1]), max_steps=2)
+    trainer.train()
+    assert hasattr(Trainer.train, "__wrapped__")  # the other callback's training may come
+    trainer_in(tmp_path / "b", waiting, max_steps=1).train()
+    assert vars(Trainer) == AS_IT_WAS
+
+
+def test_what_another_library_put_around_ours_stays(monkeypatch, tmp_path):
+    trainer = trainer_in(tmp_path, MemoryTraceCallback(steps=[1]), max_steps=2)
+    ours = Trainer.evaluate
+    monkeypatch.setattr(Trainer, "evaluate", theirs := lambda *args, **named: ours(*args, **named))
+    trainer.train()
+    assert Trainer.evaluate is theirs
+    monkeypatch.undo()
+    trainer.train()
+    assert vars(Trainer) == AS_IT_WAS
 
 
 @pytest.mark.slow

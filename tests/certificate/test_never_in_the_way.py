@@ -20,7 +20,6 @@ PAIRS = pairs(list(PROGRAMS), OURS)
 VISIBLE = {
     **{("code that looks for hooks", name): {"bits"} for name in HANDLERS},
     **{("code that looks at its callers", name): {"bits"} for name in OURS},
-    ("trainer of transformers", "callback"): {"process"},
 }
 """(program, recorder) -> the kinds of differences that docs/never_in_the_way.md lists."""
 
