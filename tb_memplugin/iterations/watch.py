@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.iterations.gradients import NewGradients
 from tb_memplugin.iterations.recording import IterationRecording
-from tb_memplugin.iterations.weights import divided, named_weights, stretches
+from tb_memplugin.iterations.weights import named_weights
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.module_calls import ModuleCalls
 from tb_memplugin.sources.modules import is_compiled
@@ -25,7 +26,6 @@ from tb_memplugin.sources.tracer.mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import ROOT
 
-_HOOKS = "_post_accumulate_grad_hooks"
 _NAMES_TOLD = 3
 _MOST_EVENTS = 1_000_000
 
@@ -67,10 +67,9 @@ class IterationWatch:
         self._counters_of = counters or _torch_counters
         self._counters: list[Counters] = []
         self._recording: IterationRecording | None = None
-        self._hooks: list[tuple[weakref.ref[torch.Tensor], Any]] = []
         self._calls = ModuleCalls()
         self._devices: tuple[str, ...] = ()
-        self._gradients: dict[str, int] = {}
+        self._gradients: NewGradients | None = None
         self._notes: list[str] = []
 
     def begin(self, model: nn.Module, optimizers: Optimizers, call: Call | None = None) -> None:
@@ -91,7 +90,12 @@ class IterationWatch:
             recording.start({"": model}, optimizers)
             self._recording = recording
             _WATCHING.add(self)
-            self._hook_gradients(model)
+            weights = {
+                name: weight
+                for name, (weight, _) in named_weights(model).items()
+                if weight.requires_grad and weight.is_leaf
+            }
+            self._gradients = recording.layers.results = NewGradients(weights, recording, self._logger)
             if not isinstance(model, torch.jit.ScriptModule):  # which does not accept Python hooks
                 self._calls.watch(model, self._noting_inputs(), lambda *_: None)
             if call is not None:
@@ -105,14 +109,18 @@ class IterationWatch:
     def end(self, model: nn.Module | None, optimizers: Optimizers) -> Seen:
         """End the watch and return what it saw."""
         recording, self._recording = self._recording, None
+        gradients: dict[str, int] = {}
         try:
             readings = tuple(one.read() for one in self._counters)
+            if self._gradients is not None:
+                self._gradients.settle()
+                gradients = self._gradients.bytes
         finally:
             self._let_go()
             models = {} if model is None else {"": model}
             trace = recording.stop(models, optimizers).trace if recording is not None else None
         notes = (*self._notes, *(trace.notes if trace is not None else ()))
-        return Seen(self._devices, readings, trace, dict(self._gradients), notes)
+        return Seen(self._devices, readings, trace, gradients, notes)
 
     def cancel(self) -> None:
         """End the watch and discard what it saw."""
@@ -134,12 +142,9 @@ class IterationWatch:
     def _let_go(self) -> None:
         _WATCHING.discard(self)
         self._calls.stop()
-        for reference, handle in self._hooks:
-            handle.remove()
-            weight: Any = reference()
-            if weight is not None and not getattr(weight, _HOOKS):
-                setattr(weight, _HOOKS, None)  # as it was before it ever had one
-        self._hooks.clear()
+        if self._gradients is not None:
+            self._gradients.forget()
+            self._gradients = None
         for one in self._counters:
             one.close()
         self._counters.clear()
@@ -154,30 +159,6 @@ class IterationWatch:
             self._counters.clear()
             self._notes.append(f"The cached memory is not known. {error.what}")
 
-    def _hook_gradients(self, model: nn.Module) -> None:
-        for name, (weight, _) in named_weights(model).items():
-            if weight.requires_grad and weight.is_leaf:
-                handle = weight.register_post_accumulate_grad_hook(self._noting(name))
-                self._hooks.append((weakref.ref(weight), handle))
-
-    def _noting(self, name: str) -> Callable[[torch.Tensor], None]:
-        """Return a hook that notes the size of a new gradient and names its storage in the recording."""
-        recording, gradients, logger = self._recording, self._gradients, self._logger
-
-        def note(weight: torch.Tensor) -> None:
-            try:
-                if weight.grad is not None:
-                    own = list(stretches(weight.grad))
-                    gradients[name] = divided({name: own})[name]
-                    if len(own) == 1 and own[0].end - own[0].start < own[0].bytes:
-                        gradients[name] = own[0].end - own[0].start  # in a bucket, for example
-                    if recording is not None:
-                        recording.tell_gradient(weight, name)
-            except Exception as error:  # an error of ours must not stop the training
-                logger.debug("noting a gradient failed", exc_info=error)
-
-        return note
-
     def _noting_inputs(self) -> Callable[..., None]:
         recording, logger = self._recording, self._logger
 
@@ -185,7 +166,7 @@ class IterationWatch:
             try:
                 if recording is not None:
                     recording.tell_inputs((given, named))
-            except Exception as error:  # see _noting
+            except Exception as error:  # an error of ours must not stop the training
                 logger.debug("noting inputs failed", exc_info=error)
 
         return note

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import time_ns
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -62,9 +62,22 @@ class Frame:
 Stretch = tuple[int, int]
 
 
+class Results(Protocol):
+    """Hears of the results of operators, and of the steps of optimizers. Must not raise."""
+
+    def ran(self, node: Any, out: Any) -> None:
+        """Hear of an operator that this thread ran in an autograd node, None outside of backward."""
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear that an optimizer is about to step."""
+
+
 @dataclass(slots=True)
 class Layers:
-    """The layers of all threads: their figures, and the latest time ranges of the phases."""
+    """The layers of all threads: their figures, and the latest time ranges of the phases.
+
+    `results` hears of all results, once they are recorded.
+    """
 
     ledger: Ledger
     names: ModuleNames
@@ -77,6 +90,7 @@ class Layers:
     problems: list[str] = field(default_factory=list)
     unseen: Unseen = field(default_factory=Unseen)
     threads: dict[int, ThreadLayers] = field(default_factory=dict)
+    results: Results | None = None
 
     @classmethod
     def of(cls, ledger: Ledger, names: ModuleNames) -> Layers:

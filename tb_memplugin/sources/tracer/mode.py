@@ -160,9 +160,10 @@ class StorageMode(TorchDispatchMode):
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         here, ledger, kernels = self._here, self._ledger, self._kernels
         in_backward = _current_task() != -1
-        recomputing = False
+        recomputing, node = False, None
         if in_backward:
-            row, recomputing = here.in_node(_current_node(), began_ns)
+            node = _current_node()
+            row, recomputing = here.in_node(node, began_ns)
             phase = _BACKWARD
         else:
             if here.in_backward:
@@ -190,6 +191,8 @@ class StorageMode(TorchDispatchMode):
             here.last_ns = time_ns()
         elif row < 0 and phase is _OTHER:
             here.outside(began_ns)
+        if self._layers.results is not None:
+            self._layers.results.ran(node, out)
 
     def _see(self, tensor: torch.Tensor, made: list[Made]) -> None:
         if type(tensor) is _Tensor and tensor.layout is _strided and not tensor.is_nested:
