@@ -130,23 +130,33 @@ for path in sorted(Path(folder).rglob("*.mem")):
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and cc")
-@pytest.mark.parametrize("early", [True, False])
-def test_a_window_has_every_byte_of_all_threads(early, tmp_path):
-    """Weights 16,384, data 256,000, and 400,000 of a buffer that another thread frees; it keeps 200,000 more.
+counts = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and cc"
+)
 
-    The first window's peak is the 800,000 of `ones` beside the rest; the second begins with what was kept.
-    """
+
+def run(program: str, folder, early: bool) -> list[str]:
+    """Run a program that gets a folder for its recordings, and return the lines that it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "runs")],
-        env={**os.environ, CACHE_VARIABLE: str(tmp_path), "TB_MEMPLUGIN_EXACT_CPU": str(int(early))},
+        [sys.executable, "-c", program, str(folder / "runs")],
+        env={**os.environ, CACHE_VARIABLE: str(folder), "TB_MEMPLUGIN_EXACT_CPU": str(int(early))},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    first, rows, second, later_rows = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+@counts
+@pytest.mark.parametrize("early", [True, False])
+def test_a_window_has_every_byte_of_all_threads(early, tmp_path):
+    """Weights 16,384, data 256,000, and 400,000 of a buffer that another thread frees; it keeps 200,000 more.
+
+    The first window's peak is the 800,000 of `ones` beside the rest; the second begins with what was kept.
+    """
+    first, rows, second, later_rows = run(PROGRAM, tmp_path, early)
     weights, data, buffer, kept, ones = 16_384, 256_000, 400_000, 200_000, 800_000
     told = "accounts for 100.00 % of the allocator's bytes" if early else "not known: the counter began"
     start, rest = weights + data + buffer, weights + data + kept
@@ -154,3 +164,25 @@ def test_a_window_has_every_byte_of_all_threads(early, tmp_path):
     assert rows == f"[{weights}, {data + buffer}]"
     assert second.startswith(f"{rest} {rest + kept + ones} {rest + kept} {told}")
     assert later_rows == f"[{weights}, {data + kept}]"
+
+
+ELSEWHERE = """
+import sys, threading, torch
+from tb_memplugin import memory_trace_handler, load
+model = torch.nn.Linear(64, 64, bias=False)
+handler = memory_trace_handler(sys.argv[1], model=model, exact_cpu=True)
+with torch.profiler.profile(profile_memory=True, on_trace_ready=handler):
+    model(torch.ones(10, 64))
+    thread = threading.Thread(target=lambda: model(torch.ones(1000, 64))); thread.start(); thread.join()
+print(*(note for note in load(sys.argv[1]).notes if "module calls" in note))
+"""
+
+
+@counts
+def test_what_is_counted_of_calls_that_the_profiler_does_not_see_is_told(tmp_path):
+    """1,000 x 64 floats go into the call, and as many come out."""
+    (note,) = run(ELSEWHERE, tmp_path, early=True)
+    assert note == (
+        "1 module calls ran on threads that the profiler does not see: what they allocated, at most 512,000 "
+        "bytes, is in the curve without a module."
+    )
