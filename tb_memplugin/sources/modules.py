@@ -126,8 +126,8 @@ OuterCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object]
 """Called with the module and the arguments of a call that is within no other."""
 
 
-OuterResult = Callable[[tuple[Any, ...], Any], object]
-"""Called with the arguments and the result of such a call, if it ran on another thread than `start`."""
+OuterResult = Callable[[Any], object]
+"""Called with the result of such a call, if it ran on another thread than `start`."""
 
 
 class ModuleRecorder:
@@ -204,11 +204,11 @@ class ModuleRecorder:
             depth.calls += 1
             note(next(entering))
 
-        def left(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        def left(_: nn.Module, __: tuple[Any, ...], result: Any) -> None:
             if depth.calls:  # else the call began before the watch did
                 depth.calls -= 1
                 if not (depth.calls or depth.is_first) and outer_result is not None:
-                    outer_result(args, result)
+                    outer_result(result)
             note(next(leaving))
 
         return not_compiled_alone(entered), not_compiled_alone(left)

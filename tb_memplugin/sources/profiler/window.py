@@ -156,6 +156,8 @@ class WindowRecorder:
         self._seen: list[list[Seen]] = []
         self._stepping: dict[int, list[int]] = {}  # a step may call that of its base class
         self._round: set[int] = set()
+        self._before: set[tuple[str, int]] = set()  # (device name, address) of the start state
+        self._entered: dict[int, set[tuple[str, int]]] = {}  # by thread, of what its outer call was given
 
     def start(self) -> None:
         """Begin a window: record the start state and add hooks. Never raises."""
@@ -241,6 +243,8 @@ class WindowRecorder:
             kept.clear()
         self._stepping.clear()
         self._round.clear()
+        self._before.clear()
+        self._entered.clear()
 
     def _alive_models(self) -> dict[str, nn.Module]:
         models = {name: reference() for name, reference in self._models.items()}
@@ -363,19 +367,23 @@ class WindowRecorder:
             row = window.names.row_of.get(id(module), -1)
             name = window.names.modules[row].name if row >= 0 else type(module).__name__
             given = tensors_in((args, kwargs))
-            self._seen.append([sight((one, Category.INPUT, -1, f"input of {name}") for one in given)])
+            seen = sight((one, Category.INPUT, -1, f"input of {name}") for one in given)
+            self._seen.append([seen])
+            if (thread := threading.get_ident()) != window.thread:
+                self._entered[thread] = {(one.device, one.address) for one in seen}
         except Exception as error:  # see start
             self._failed("a module's call", error)
 
-    def _outer_result(self, args: tuple[Any, ...], result: Any) -> None:
+    def _outer_result(self, result: Any) -> None:
         """Count what a module returned on another thread, which the profiler may not see."""
         if (window := self._window) is None or torch.compiler.is_dynamo_compiling():
             return
         try:
-            given = {(seen.device, seen.address) for seen in _plain(args)}
-            new = {(seen.device, seen.address): seen.bytes for seen in _plain(result)}
-            size = sum(size for place, size in new.items() if place not in given)
             thread = threading.get_ident()
+            self._before = self._before or {(one.device, one.address) for one in window.start}
+            known = self._before | self._entered.pop(thread, set())
+            found = sight((one, Category.UNKNOWN, -1, "") for one in tensors_in(result))
+            size = sum(one.bytes for one in found if (one.device, one.address) not in known)
             window.results[thread] = window.results.get(thread, 0) + size
         except Exception as error:  # see start
             self._failed("a module's call", error)
@@ -432,10 +440,6 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Itera
     yield from held_parameters(optimizer, names)
     yield from gradients(optimizer, names)
     yield from optimizer_storages(optimizer, names)
-
-
-def _plain(values: Any) -> list[Sighting]:
-    return sight((one, Category.UNKNOWN, -1, "") for one in tensors_in(values))
 
 
 def _counted_on_cuda(window: Window) -> int:

@@ -88,25 +88,37 @@ def test_what_an_allocator_lists_is_not_missing():
     assert window.problems == []
 
 
+class Own(nn.Module):
+    """Returns its own weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1000))
+
+    def forward(self, _: object) -> torch.Tensor:
+        return self.weight
+
+
 def test_calls_on_a_thread_that_the_profiler_does_not_see_are_told_with_the_bytes_of_their_results():
-    """Two calls return 5 x 3 floats each. What is returned as it was given is no result of a call."""
-    model = nn.Sequential(nn.Linear(100, 3), nn.Identity())
+    """Two calls return 5 x 3 floats each. What was given to a call, or was there before, it did not make."""
+    model = nn.ModuleList([nn.Linear(100, 3), nn.Identity(), Own()])
     recorder = WindowRecorder({"": model}, [])
     watch(recorder)
 
     def elsewhere() -> None:
         for _ in range(2):
-            model[1](model[0](torch.ones(5, 100)))
+            model[1](input=model[0](torch.ones(5, 100)))
+        model[2](None)
 
     with profile(profile_memory=True) as prof:
-        model(torch.ones(5, 100))
+        model[0](torch.ones(5, 100))
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
     window = recorder.take()
     assert window is not None
     (note,) = (note for note in trace_from_profile(prof, window).notes if "module calls" in note)
-    assert note.startswith("4 module calls ran on threads that the profiler does not see")
+    assert note.startswith("5 module calls ran on threads that the profiler does not see")
     assert "Their results alone have 120 bytes: at least these" in note
 
 
