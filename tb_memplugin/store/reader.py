@@ -49,7 +49,7 @@ class RecordedStep:
         Raises:
             UnreadableFileError: the summary is damaged or newer than this reader.
         """
-        return read_summary(self.blob, self.folder)
+        return read_summary(self.blob, self.folder, self.metadata)
 
 
 @dataclass(frozen=True, slots=True)
