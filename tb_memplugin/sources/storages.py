@@ -24,6 +24,9 @@ Purpose = tuple[torch.Tensor, Category, int, str]
 _record_operators = torch._C._autograd._enable_record_function
 """Whether operators of this thread are told to profilers."""
 
+_base: Any = torch._C.TensorBase
+_version = _base._version.__get__
+
 OF_NO_PARAMETER = (-1, "optimizer")
 """(module's row, label) of state that an optimizer does not keep for one of its parameters."""
 
@@ -35,7 +38,9 @@ _WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
 class Sighting:
     """A storage with a known purpose. `module` is a row of the module names, -1 if no module owns it.
 
-    `dtype` is the dtype of the tensor that uses the storage, spelled as in torch without "torch.".
+    `dtype` is the dtype of the tensor that uses the storage, spelled as in torch without "torch.". `version`
+    is how often an input had been written to (see `version_of`), -1 if that is not known; `ends_call` is True
+    if it was seen at the end of the call that it entered, because that call wrote to it.
     """
 
     time_ns: int
@@ -46,6 +51,20 @@ class Sighting:
     module: int
     label: str
     dtype: str = ""
+    version: int = -1
+    ends_call: bool = False
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor, or a view of the same tensor, was written to.
+
+    -1 if it is not counted: in inference mode.
+    """
+    try:
+        version: int = _version(tensor)
+    except RuntimeError:
+        return -1
+    return version
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
@@ -193,12 +212,14 @@ def sight(
     tensors: Iterable[Purpose],
     *,
     keep: list[torch.UntypedStorage] | None = None,
+    ends_call: bool = False,
 ) -> list[Sighting]:
     """Return a sighting of each storage of the tensors; a storage with two purposes keeps the first.
 
     Args:
         tensors: (tensor, category, owning module's row, label).
         keep: a list to which the storage objects are appended, in the order of the result.
+        ends_call: see `Sighting`.
     """
     now, seen, found = time_ns(), set(), []
     for tensor, category, module, label in tensors:
@@ -208,7 +229,12 @@ def sight(
                 continue
             seen.add(address)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found.append(Sighting(now, device, address, storage.nbytes(), category, module, label, dtype))
+            version = version_of(tensor) if category is Category.INPUT else -1
+            found.append(
+                Sighting(
+                    now, device, address, storage.nbytes(), category, module, label, dtype, version, ends_call
+                )
+            )
             if keep is not None:
                 keep.append(storage)
     return found

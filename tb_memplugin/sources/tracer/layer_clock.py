@@ -18,7 +18,7 @@ from torch import nn
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
 from tb_memplugin.sources.history.recording import Allocator
 from tb_memplugin.sources.module_calls import Entered, Left
-from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder, OuterCall
+from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder, SeesOuterCalls
 from tb_memplugin.sources.tracer.autograd_marks import AutogradMarks
 from tb_memplugin.sources.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
 from tb_memplugin.sources.tracer.shared_backward import SharedBackward
@@ -74,14 +74,14 @@ class LayerClock(ModuleRecorder):
         return self._backward.missed
 
     def start(
-        self, models: Mapping[str, nn.Module], names: ModuleNames, outer_call: OuterCall | None = None
+        self, models: Mapping[str, nn.Module], names: ModuleNames, outer_calls: SeesOuterCalls | None = None
     ) -> None:
         """Watch every module of the models that runs as Python code."""
         self._keys = [module.key for module in names.modules]
         rows = range(NO_LAYER, len(self._keys))
         self._reached = {row: self._reaching(row, marks=False) for row in rows}
         self._reached_marking = {row: self._reaching(row, marks=True) for row in rows}
-        super().start(models, names, outer_call)
+        super().start(models, names, outer_calls)
         self._backward.start()
         self.unseen = len(names.modules) - len(
             {names.row_of[module] for module in self._module_calls.watched}
