@@ -16,7 +16,7 @@ from torch import nn
 
 from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.provenance import INPUT_OF
-from tb_memplugin.sources.storages import Sighting, sight, version_of
+from tb_memplugin.sources.storages import Sighting, sight, versions_of
 from tb_memplugin.sources.tensors_inside import tensors_in
 from tb_memplugin.trace import Category
 
@@ -24,10 +24,14 @@ See = Callable[[list[Sighting], list[torch.UntypedStorage]], object]
 """Called with sightings of category `INPUT`, and the storage of each, which must not be kept."""
 
 
+_referent = weakref.ref.__call__
+
+
 class OuterCalls:
     """Tells which tensors enter outermost module calls, and when the call ends, which of them it wrote to.
 
-    Tensors are held weakly. May be used on several threads.
+    Tensors are held weakly. May be used on several threads. If a profile records stacks, each Python call
+    here is an event in the user's own profile, so the counts of all tensors are read in one.
 
     Args:
         names: the modules of the models.
@@ -42,38 +46,45 @@ class OuterCalls:
     def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the tensors among the arguments of a call that is within no other."""
         here = self._here
-        here.tensors = []
+        here.references = []
         if torch._C._get_tracing_state() is not None:
             return
         try:
             row = self._names.row_of.get(id(module), -1)
             here.label = INPUT_OF + (self._names.modules[row].name if row >= 0 else type(module).__name__)
             given = list(tensors_in((args, kwargs)))
-            here.tensors = [(weakref.ref(one), version_of(one)) for one in given]
-            self._tell(given, is_end=False)
+            here.versions = versions_of(given)
+            here.references = list(map(weakref.ref, given))
+            self._tell(given, here.versions, ends_call=False)
         except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
             self._failed(error)
 
     def left(self) -> None:
         """Note the tensors that the call which ends has written to."""
         here = self._here
-        given, here.tensors = here.tensors, []
+        given, here.references = here.references, []
         try:
+            alive = [
+                (tensor, version)
+                for tensor, version in zip(map(_referent, given), here.versions, strict=False)
+                if tensor is not None
+            ]
+            now = versions_of([tensor for tensor, _ in alive])
             written = [
-                tensor
-                for reference, version in given
-                if version >= 0 and (tensor := reference()) is not None and version_of(tensor) > version
+                (tensor, after)
+                for (tensor, before), after in zip(alive, now, strict=True)
+                if after > before >= 0
             ]
             if written:
-                self._tell(written, is_end=True)
+                self._tell([one for one, _ in written], [after for _, after in written], ends_call=True)
         except Exception as error:  # noqa: BLE001  # see entered
             self._failed(error)
 
-    def _tell(self, tensors: Sequence[torch.Tensor], *, is_end: bool) -> None:
+    def _tell(self, tensors: Sequence[torch.Tensor], versions: Sequence[int], *, ends_call: bool) -> None:
         kept: list[torch.UntypedStorage] = []
         label = self._here.label
-        seen = sight(((one, Category.INPUT, -1, label) for one in tensors), keep=kept, ends_call=is_end)
-        self._see(seen, kept)
+        purposes = ((one, Category.INPUT, -1, label) for one in tensors)
+        self._see(sight(purposes, keep=kept, versions=versions, ends_call=ends_call), kept)
 
 
 class _Given(threading.local):
@@ -81,4 +92,5 @@ class _Given(threading.local):
 
     def __init__(self) -> None:
         self.label = ""
-        self.tensors: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self.references: list[weakref.ref[torch.Tensor]] = []
+        self.versions: list[int] = []

@@ -6,8 +6,9 @@ Matched with the allocations of the trace, it identifies them exactly, even afte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from time import time_ns
 from typing import Any
 
@@ -39,8 +40,8 @@ class Sighting:
     """A storage with a known purpose. `module` is a row of the module names, -1 if no module owns it.
 
     `dtype` is the dtype of the tensor that uses the storage, spelled as in torch without "torch.". `version`
-    is how often an input had been written to (see `version_of`), -1 if that is not known; `ends_call` is True
-    if it was seen at the end of the call that it entered, because that call wrote to it.
+    is how often an input had been written to (see `versions_of`), -1 if that is not known; `ends_call` is
+    True if it was seen at the end of the call that it entered, because that call wrote to it.
     """
 
     time_ns: int
@@ -55,16 +56,15 @@ class Sighting:
     ends_call: bool = False
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor, or a view of the same tensor, was written to.
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return how often each tensor, or a view of the same tensor, was written to.
 
-    -1 if it is not counted: in inference mode.
+    -1 where that is not counted: in inference mode.
     """
     try:
-        version: int = _version(tensor)
+        return list(map(_version, tensors))
     except RuntimeError:
-        return -1
-    return version
+        return [-1 if torch.Tensor.is_inference(one) else _version(one) for one in tensors]
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
@@ -212,6 +212,7 @@ def sight(
     tensors: Iterable[Purpose],
     *,
     keep: list[torch.UntypedStorage] | None = None,
+    versions: Iterable[int] | None = None,
     ends_call: bool = False,
 ) -> list[Sighting]:
     """Return a sighting of each storage of the tensors; a storage with two purposes keeps the first.
@@ -219,17 +220,18 @@ def sight(
     Args:
         tensors: (tensor, category, owning module's row, label).
         keep: a list to which the storage objects are appended, in the order of the result.
+        versions: see `versions_of`: one number per tensor.
         ends_call: see `Sighting`.
     """
     now, seen, found = time_ns(), set(), []
-    for tensor, category, module, label in tensors:
+    numbers = repeat(-1) if versions is None else versions
+    for (tensor, category, module, label), version in zip(tensors, numbers, strict=False):
         for storage, device in storages(tensor):
             address = storage.data_ptr()
             if address in seen:
                 continue
             seen.add(address)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            version = version_of(tensor) if category is Category.INPUT else -1
             found.append(
                 Sighting(
                     now, device, address, storage.nbytes(), category, module, label, dtype, version, ends_call
