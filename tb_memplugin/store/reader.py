@@ -195,9 +195,14 @@ def read_recordings(path: str) -> Recordings:
     The steps are sorted by folder, window and number.
 
     Raises:
-        MemPluginError: the folder does not exist.
+        MemPluginError: the folder does not exist, or that is not known.
     """
-    if not files.exists(path):
+    try:
+        is_there = files.exists(path)
+    except OSError as error:
+        what, fix = f"The folder cannot be read: {error.strerror or error}.", "Give this user permission."
+        raise MemPluginError(what, where=path, fix=fix) from error
+    if not is_there:
         raise MemPluginError(
             "There is no such folder.", where=path, fix="Give the folder passed to the handler."
         )

@@ -63,8 +63,24 @@ def test_parts_join_and_a_phase_that_a_part_lacks_did_not_run_there():
     assert whole.devices[0].fragmentation.tolist() == [1 - 2 / 10, 1 - 4 / 18, 1 - 3 / 14]
 
 
+def test_steps_that_were_written_twice_count_once_and_that_is_told():
+    parts = [figures([5, 9], notes=["told"]), figures([9, 2, 3], first=1, phases={"forward": [9, 2, 3]})]
+    whole = joined([*parts, figures([3], first=3), figures([4], first=4)])
+    assert whole.steps.tolist() == [0, 1, 2, 3, 4]
+    assert whole.devices[0].peak.tolist() == [5, 9, 2, 3, 4]
+    assert [phase.counts.tolist() for phase in whole.phases] == [[0, 0, 1, 1, 0]]
+    assert whole.notes == (
+        "told",
+        "2 steps were written twice, after an error of the file system. One copy counts.",
+    )
+
+
 @pytest.mark.parametrize(
-    "parts", [[figures([1]), figures([1])], [figures([1]), figures([1], first=1, device="cuda:1")]]
+    "parts",
+    [
+        [figures([1], first=5), figures([1], first=3)],
+        [figures([1]), figures([1], first=1, device="cuda:1")],
+    ],
 )
 def test_parts_that_do_not_belong_together_are_refused(parts):
     with pytest.raises(ValueError, match=r"rise|devices"):
