@@ -36,7 +36,7 @@ def absolute(path: str) -> str:
     if is_remote(path):
         return path
     with contextlib.suppress(OSError):  # the working folder is gone
-        return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111  # Path raises without a home
+        return str(Path(os.path.expanduser(path)).absolute())
     return path
 
 
@@ -73,15 +73,22 @@ def write_new(path: str, write: Callable[[BinaryIO], Result]) -> Result:
             file_system.pipe_file(inner, content.getvalue())
         return result
     # Without the file's own name: TensorBoard takes whatever has "tfevents" in its name for an event file.
-    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")  # noqa: PTH118, PTH120
+    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
     try:
         with io.BufferedWriter(_Descriptor(os.open(temporary, _NEW, 0o666))) as stream:
             result = write(stream)
         _link(temporary, path)
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
+        _discard(temporary)
     return result
+
+
+def _discard(temporary: str) -> None:
+    """Delete a temporary file; after a failure once more, and then it stays."""
+    for _ in range(2):
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+            return
 
 
 class _Descriptor(io.RawIOBase):
@@ -116,13 +123,22 @@ def _link(temporary: str, path: str) -> None:
             return  # the link was made, but the answer of the network file system was lost
         if error.errno not in _NO_LINKS:
             raise
-        os.close(os.open(path, _NEW, 0o666))
-        try:
-            os.replace(temporary, path)  # noqa: PTH105  # it replaces the empty file of the line above
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
-            raise
+        _reserve_and_replace(temporary, path)
+
+
+def _reserve_and_replace(temporary: str, path: str) -> None:
+    """Do what a link does where there are none: create an empty file unless one exists, then replace that."""
+    descriptor = os.open(path, _NEW, 0o666)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        if not exists(temporary):
+            return  # it was done, but the answer was lost
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def _are_same(temporary: str, path: str) -> bool:
@@ -199,7 +215,7 @@ def remove(path: str) -> None:
             with _as_os_errors(path):
                 file_system.rm_file(inner)
         else:
-            os.unlink(path)  # noqa: PTH108
+            os.unlink(path)
 
 
 def remove_empty_folder(path: str) -> None:
@@ -210,7 +226,7 @@ def remove_empty_folder(path: str) -> None:
             with _as_os_errors(path):
                 file_system.rmdir(inner)
         else:
-            os.rmdir(path)  # noqa: PTH106
+            os.rmdir(path)
 
 
 def read_begin(path: str, most: int = 1 << 16) -> bytes:
@@ -285,7 +301,7 @@ def is_folder(path: str) -> bool:
     if is_remote(path):
         file_system, inner = _remote(path)
         return bool(file_system.isdir(inner))
-    return os.path.isdir(path)  # noqa: PTH112  # Path raises where permission is denied
+    return os.path.isdir(path)
 
 
 def exists(path: str) -> bool:

@@ -174,7 +174,7 @@ class PartFiles:
         self.settle()
         self.pending = self._head + content
         try:
-            self._write()
+            self._try_twice()
         except OSError as error:
             if not self._is_absent():
                 raise UnsettledError(error.errno, error.strerror, self.path) from error
@@ -189,6 +189,16 @@ class PartFiles:
         """
         if self.pending:
             self._write()
+
+    def _try_twice(self) -> None:
+        """Write the file; after an error, look whether it is there, and else write it."""
+        try:
+            self._write()
+        except OSError as error:
+            try:
+                self._write()
+            except OSError:
+                raise error from None
 
     def _write(self) -> None:
         while not files.claim(self._path_of(self._part), self.pending):

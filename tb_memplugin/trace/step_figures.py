@@ -150,7 +150,8 @@ def _without_repeats(parts: Sequence[StepFigures]) -> Sequence[StepFigures]:
         new.append(_rows(part, is_new))
     if not repeats:
         return parts
-    note = f"{repeats:,} steps were written twice, after an error of the file system. One copy counts."
+    were = "step was" if repeats == 1 else "steps were"
+    note = f"{repeats:,} {were} written twice, after an error of the file system. One copy counts."
     return [replace(new[0], notes=(*new[0].notes, note)), *new[1:]]
 
 

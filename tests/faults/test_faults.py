@@ -16,6 +16,7 @@ import tb_memplugin.monitor
 from tb_memplugin import MemoryMonitor, MemPluginError
 from tb_memplugin.sources.steps.counters import AllocatorCounters
 from tb_memplugin.sources.steps.shared_peaks import SharedPeaks
+from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.reader import Recordings, load_window, read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tests.counting_allocator import CountingAllocator, Handle
@@ -49,6 +50,7 @@ MONITORED = {step: 100 + step for step in range(STEPS)}
 
 ORIGIN = "/a/w.pickle"
 OLD, NEW = WINDOWS[:2]
+OLD_STEPS, NEW_STEPS = [("w", 0), ("w", 1)], [("w", 2), ("w", 3)]
 
 
 @dataclass
@@ -267,3 +269,88 @@ def run_killed(recorder: Recorder, files: FailingFiles, fault: Fault) -> tuple[s
     with os.fdopen(told, "rb") as stream:
         written = set(stream.read())
     return written, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def imported(logdir: str) -> list[tuple[str, int]]:
+    """The worker and the number of each imported step that can be read, whose side files are right."""
+    found = []
+    for step in read_recordings(logdir).steps:
+        number = step.metadata.step
+        assert step.side_file is not None
+        assert same(load_window(step.side_file, step.metadata.epoch_ns), WINDOWS[number // 2])
+        found.append((step.metadata.worker, number))
+    return found
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [*(("refused", name) for name in ERRORS), ("answer lost", "EIO"), ("half written", "ENOSPC")],
+)
+def test_an_import_that_fails_leaves_the_old_one_or_the_new_one_and_can_be_repeated(
+    files, caplog, kind, error, lasts
+):
+    at = 0
+    while files.hit or not at:
+        at += 1
+        shutil.rmtree(files.root, ignore_errors=True)
+        write_import(files.root, "w", ORIGIN, OLD)
+        caplog.clear()
+        with files.failing(Fault(kind, getattr(errno, error), at, lasts)):
+            try:
+                write_import(files.root, "w", ORIGIN, NEW)
+                expected = [NEW_STEPS]
+            except MemPluginError:
+                expected = [OLD_STEPS, NEW_STEPS]
+        assert imported(files.root) in expected, (at, files.operations[at - 1])
+        assert write_import(files.root, "w", ORIGIN, NEW).written.worker == "w"
+        assert imported(files.root) == NEW_STEPS
+        assert caplog.messages == []
+    assert at > 40
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", KILLS)
+@pytest.mark.parametrize("has_links", [True, False], ids=["links", "no links"])
+def test_an_import_that_is_killed_leaves_the_old_one_or_the_new_one_and_can_be_repeated(
+    files, monkeypatch, kind, has_links
+):
+    monkeypatch.setattr("tb_memplugin.store.imports.FILL_SECONDS", 0.0)
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+    at, status = 0, KILLED
+    while status == KILLED:
+        at += 1
+        shutil.rmtree(files.root, ignore_errors=True)
+        write_import(files.root, "w", ORIGIN, OLD)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with files.failing(Fault(kind, at=at)):
+                    write_import(files.root, "w", ORIGIN, NEW)
+                status = 0
+            finally:
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert imported(files.root) in (OLD_STEPS, NEW_STEPS), at
+        assert write_import(files.root, "w", ORIGIN, NEW).written.worker == "w"
+        assert imported(files.root) == NEW_STEPS
+    assert status == 0
+    assert at > 40
+
+
+def no_links(*_: object) -> None:
+    """`os.link` on a file system that has no hard links."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+def test_a_file_system_without_hard_links_is_as_safe(files, monkeypatch, name):
+    monkeypatch.setattr(os, "link", no_links)
+    recorder = RECORDERS[name]
+    for case in each_case(recorder, files, "refused", "EIO"):
+        missing = recorder.peaks.keys() - recorder.read(files.root)["rank0"].keys()
+        assert len(missing) <= recorder.most_missing, case
+        assert len(case.warnings) <= 1, case

@@ -181,3 +181,16 @@ def test_commands_tell_that_there_are_only_figures(tmp_path):
     told = CliRunner().invoke(main, ["doctor", str(tmp_path)]).output
     assert "MemoryMonitor watched 2 steps of 1 worker" in told
     assert "contain no step that can be read" not in told
+
+
+def test_a_file_with_steps_that_were_written_twice_is_read(tmp_path):
+    writer = StepsWriter(str(tmp_path), "rank0", 0)
+    writer.write(figures([5, 9]))
+    writer.write(figures([9, 2, 3], first=1))
+    found = read_recordings(str(tmp_path))
+    assert found.problems == ()
+    (watched,) = found.watched
+    assert watched.figures.devices[0].peak.tolist() == [5, 9, 2, 3]
+    assert watched.figures.notes == (
+        "1 step was written twice, after an error of the file system. One copy counts.",
+    )
