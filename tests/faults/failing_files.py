@@ -33,6 +33,7 @@ BY_PATH = (
 )
 BY_DESCRIPTOR = ("read", "write", "fsync", "fdatasync", "ftruncate", "fstat", "close")
 KILLED = 9
+FOREVER = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ class Fault:
             process.
         errno: the error.
         at: the number of the operation, from 1.
-        lasts: whether every operation after it is refused as well.
+        lasts: the number of operations after it that are refused as well.
+        only: a part of the paths on which operations fail; others are not counted.
     """
 
     kind: Kind
     errno: int = 0
     at: int = 0
-    lasts: bool = False
+    lasts: int = 0
+    only: str = ""
 
 
 @dataclass
@@ -67,7 +70,7 @@ class FailingFiles:
     operations: list[str] = field(default_factory=list)
     hit: bool = False
     fault: Fault | None = None
-    _descriptors: set[int] = field(default_factory=set)
+    _descriptors: dict[int, str] = field(default_factory=dict)
 
     @contextmanager
     def failing(self, fault: Fault) -> Iterator[None]:
@@ -101,14 +104,14 @@ class FailingFiles:
         def opening(path: Any, *args: Any, **keywords: Any) -> int:
             descriptor: int = by_path(path, *args, **keywords)
             if self._is_below(path):
-                self._descriptors.add(descriptor)
+                self._descriptors[descriptor] = os.fspath(path)
             return descriptor
 
         return opening
 
     def _by_path(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
-            if self.fault is None or not self._is_below(args[0]):
+            if self.fault is None or not self._is_below(args[0]) or self.fault.only not in str(args[0]):
                 return real(*args, **keywords)
             return self._operation(name, lambda: real(*args, **keywords))
 
@@ -116,10 +119,10 @@ class FailingFiles:
 
     def _by_descriptor(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(descriptor: int, *args: Any) -> Any:
-            ours = descriptor in self._descriptors
+            path = self._descriptors.get(descriptor)
             if name == "close":
-                self._descriptors.discard(descriptor)
-            if self.fault is None or not ours:
+                self._descriptors.pop(descriptor, None)
+            if self.fault is None or path is None or self.fault.only not in path:
                 return real(descriptor, *args)
             if name != "write":
                 return self._operation(name, lambda: real(descriptor, *args), always=name == "close")
@@ -141,7 +144,7 @@ class FailingFiles:
         assert self.fault is not None
         self.operations.append(name)
         number, kind = len(self.operations), self.fault.kind
-        if number < self.fault.at or (number > self.fault.at and not self.fault.lasts):
+        if not self.fault.at <= number <= self.fault.at + self.fault.lasts:
             return real()
         if number > self.fault.at:
             kind = "refused"

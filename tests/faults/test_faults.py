@@ -20,7 +20,7 @@ from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.reader import Recordings, load_window, read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tests.counting_allocator import CountingAllocator, Handle
-from tests.faults.failing_files import KILLED, FailingFiles, Fault, Kind
+from tests.faults.failing_files import FOREVER, KILLED, FailingFiles, Fault, Kind
 from tests.traces import same, trace
 
 ERRORS = ("ENOSPC", "EACCES", "EIO", "EROFS", "EMFILE", "ESTALE", "EDQUOT")
@@ -47,6 +47,9 @@ PEAKS = {step: 100 + step // 2 if step % 2 == 0 else 7 for step in range(6)}
 STEPS, EACH = 8, 2
 MONITORED = {step: 100 + step for step in range(STEPS)}
 """The number of steps that the monitor sees, and how many of them it writes at once."""
+
+ONE_WRITE = 30
+"""More operations than one write of any recorder needs."""
 
 ORIGIN = "/a/w.pickle"
 OLD, NEW = WINDOWS[:2]
@@ -159,7 +162,7 @@ class Case:
 
 
 def each_case(
-    recorder: Recorder, files: FailingFiles, kind: Kind, error: str, *, lasts: bool = False
+    recorder: Recorder, files: FailingFiles, kind: Kind, error: str, *, lasts: int = 0, only: str = ""
 ) -> Iterator[Case]:
     """Run a recorder anew for each of its operations, with a fault there.
 
@@ -184,7 +187,7 @@ def each_case(
             else:
                 safe |= set(written)
 
-        fault, messages = Fault(kind, getattr(errno, error), at, lasts), Messages()
+        fault, messages = Fault(kind, getattr(errno, error), at, lasts, only), Messages()
         log.addHandler(messages)
         with files.failing(fault):
             program = Program(files.root, check)
@@ -192,7 +195,7 @@ def each_case(
             check(())
         log.removeHandler(messages)
         if not files.hit:
-            assert at > 30
+            assert at > (8 if only else 30)
             return
         yield Case(fault, files.operations[at - 1], program.warnings | messages.warnings)
 
@@ -222,10 +225,28 @@ def test_a_fault_that_happens_once_costs_one_window_at_the_most(files, name, kin
 
 
 @pytest.mark.parametrize("name", RECORDERS)
-@pytest.mark.parametrize(("kind", "error"), LASTING)
-def test_a_fault_that_lasts_leaves_everything_before_it(files, name, kind, error):
+@pytest.mark.parametrize("lasts", [2, 3, 5])
+@pytest.mark.parametrize("kind", ["refused", "answer lost", "half written"])
+def test_after_a_fault_that_lasts_a_while_recording_goes_on(files, name, kind, lasts):
     recorder = RECORDERS[name]
-    for case in each_case(recorder, files, kind, error, lasts=True):
+    for case in each_case(recorder, files, kind, "ESTALE", lasts=lasts):
+        missing = recorder.peaks.keys() - recorder.read(files.root).get("rank0", {}).keys()
+        assert len(case.warnings) <= 1, case
+        assert case.warnings or not missing, case
+        if len(files.operations) > case.fault.at + lasts + ONE_WRITE:  # it ended before the last write began
+            assert len(missing) <= recorder.most_missing * (1 + lasts), case
+            assert [path.name for path in Path(files.root).iterdir()] == [recorder.folder], case
+            assert read_recordings(files.root).problems == (), case
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+@pytest.mark.parametrize(
+    ("kind", "error", "only"),
+    [*((*case, "") for case in LASTING), *((*case, "tfevents") for case in (LASTING[2], LASTING[-1]))],
+)
+def test_a_fault_that_lasts_leaves_everything_before_it(files, name, kind, error, only):
+    recorder = RECORDERS[name]
+    for case in each_case(recorder, files, kind, error, lasts=FOREVER, only=only):
         assert len(case.warnings) <= 1, case
         assert case.warnings or recorder.read(files.root) == {"rank0": recorder.peaks}, case
         problems = read_recordings(files.root).problems if Path(files.root).exists() else ()
@@ -282,7 +303,7 @@ def imported(logdir: str) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("lasts", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("lasts", [0, FOREVER], ids=["once", "lasting"])
 @pytest.mark.parametrize(
     ("kind", "error"),
     [*(("refused", name) for name in ERRORS), ("answer lost", "EIO"), ("half written", "ENOSPC")],

@@ -15,7 +15,7 @@ from tb_memplugin.store import files
 from tb_memplugin.store.growing_file import GrowingFile, NotOursError, PartFiles, UnsettledError
 from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.store.writer import RunWriter
-from tests.faults.failing_files import FailingFiles, Fault
+from tests.faults.failing_files import FOREVER, FailingFiles, Fault
 from tests.traces import same, trace
 
 WINDOWS = [trace(f"step {number}", f"alloc {100 + number} a") for number in range(4)]
@@ -75,6 +75,33 @@ def test_what_could_not_be_written_at_all_may_be_given_up(tmp_path, failing):
     assert (tmp_path / "a").read_bytes() == b"head one two four "
 
 
+def test_bytes_that_the_server_lost_when_the_file_was_closed_are_written_again(tmp_path, monkeypatch):
+    """A network file system takes bytes, and says when the file is closed that it could not store them."""
+    file = GrowingFile(str(tmp_path / "a"), b"head ")
+    file.append(b"one ")
+    left, close = [2], os.close
+
+    def lose(descriptor):
+        if left[0] and os.fstat(descriptor).st_size > 9:
+            left[0] -= 1
+            os.ftruncate(descriptor, 9)
+            close(descriptor)
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        close(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", lose)
+        with pytest.raises(OSError, match="quota") as told:
+            file.append(b"two ")
+    assert not isinstance(told.value, UnsettledError)
+    assert (tmp_path / "a").read_bytes() == b"head one "
+    left[0] = 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", lose)
+        file.append(b"three ")
+    assert (tmp_path / "a").read_bytes() == b"head one three "
+
+
 def refuse():
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -84,7 +111,7 @@ def test_what_may_have_been_written_is_completed_later_at_the_same_place(tmp_pat
     file = GrowingFile(str(tmp_path / "a"), b"head ")
     file.append(b"one ")
     at = operation(failing, "write", lambda: file.append(b"two "))
-    with failing.failing(Fault(kind, errno.ESTALE, at, lasts=True)):
+    with failing.failing(Fault(kind, errno.ESTALE, at, FOREVER)):
         with pytest.raises(UnsettledError):
             file.append(b"three ")
         for _ in range(2):
@@ -140,7 +167,7 @@ def test_a_window_that_may_have_been_written_is_there_after_the_next_one(tmp_pat
     operations = iter(range(1, 1000))
     writer.write(WINDOWS[1])
     for at in operations:
-        with failing.failing(Fault("refused", errno.EIO, at, lasts=True)):
+        with failing.failing(Fault("half written", errno.EIO, at, FOREVER, only="tfevents")):
             try:
                 writer.write(WINDOWS[2])
             except MemPluginError:
