@@ -1,7 +1,7 @@
 """Files that grow by one group of records at a time, and what is known of them after an operation failed.
 
-The rule for every file of a writer: a byte that may have been written is never written anew with another
-value, and nothing that exists is ever replaced. So an append that fails ends in one of two states:
+The rule for every file of a writer: a byte that may be in a file is never overwritten with another, and
+nothing that exists is ever replaced. So an append that fails ends in one of two states:
 
 - `OSError`: nothing of it is in the file, and nothing ever will be. The caller may write it again.
 - `UnsettledError`: that is not known, because the file system fails at that too. The bytes are kept, and the

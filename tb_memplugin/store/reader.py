@@ -26,7 +26,7 @@ from tb_memplugin.store.summary import epoch_ns as epoch_of
 from tb_memplugin.store.windows import read_window
 from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason
 from tb_memplugin.trace.counters import known
-from tb_memplugin.trace.step_figures import WatchedSteps, joined
+from tb_memplugin.trace.step_figures import WatchedSteps, joined_before
 from tb_memplugin.trace.tables import NOT_NAMED
 
 
@@ -230,11 +230,12 @@ def read_recordings(path: str) -> Recordings:
     steps.sort(key=lambda step: (step.folder, step.metadata.window, step.metadata.step))
     joined_steps = []
     for parts in watched.values():
-        try:
-            joined_steps.append(replace(parts[0], figures=joined([part.figures for part in parts])))
-        except ValueError as error:
-            what = f"The figures of steps are damaged ({error})."
-            problems.append(UnreadableFileError(what, where=parts[0].folder, fix=RERECORD))
+        figures, damage = joined_before([part.figures for part in parts])
+        if figures is not None:
+            joined_steps.append(replace(parts[0], figures=figures))
+        if damage is not None:
+            what = f"The figures of steps are damaged ({damage})."
+            problems.append(UnreadableFileError(what, where=parts[0].folder, fix=KEEP))
     return Recordings(tuple(steps), tuple(joined_steps), tuple(problems))
 
 

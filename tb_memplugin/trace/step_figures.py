@@ -135,6 +135,25 @@ def joined(parts: Sequence[StepFigures]) -> StepFigures:
     )
 
 
+def joined_before(parts: Sequence[StepFigures]) -> tuple[StepFigures | None, ValueError | None]:
+    """Concatenate the parts up to the first that does not belong to those before it.
+
+    Returns:
+        The steps, None if not even the first part is right; and what is wrong, None if nothing is.
+    """
+    whole, error = None, None
+    right, wrong = 0, len(parts) + 1  # so many parts can be joined, and so many cannot
+    while wrong - right > 1:
+        count = len(parts) if wrong > len(parts) else (right + wrong) // 2
+        try:
+            whole, right = joined(parts[:count]), count
+        except ValueError as reason:
+            error, wrong = reason, count
+        if right == len(parts):
+            break
+    return whole, error
+
+
 def _without_repeats(parts: Sequence[StepFigures]) -> Sequence[StepFigures]:
     """Return the parts without steps that earlier ones have; a note on the first says how many there were."""
     numbers = np.concatenate([part.steps for part in parts])

@@ -194,3 +194,17 @@ def test_a_file_with_steps_that_were_written_twice_is_read(tmp_path):
     assert watched.figures.notes == (
         "1 step was written twice, after an error of the file system. One copy counts.",
     )
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_steps_before_the_first_that_contradicts_them_are_read(tmp_path, count):
+    writer = StepsWriter(str(tmp_path), "rank0", 0)
+    for number in range(count):
+        writer.write(figures([100 + number], first=number))
+    for number in range(count, 9):
+        writer.write(figures([5], first=number, device="cuda:1"))
+    found = read_recordings(str(tmp_path))
+    (watched,), (problem,) = found.watched, found.problems
+    assert watched.figures.devices[0].peak.tolist() == [100 + number for number in range(count)]
+    assert "records have different devices" in problem.what
+    assert problem.fix.startswith("Keep the file")
