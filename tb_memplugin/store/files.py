@@ -22,7 +22,10 @@ BINARY = getattr(os, "O_BINARY", 0)
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
 _READ_AHEAD = 4 << 20
-_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK}
+_NO_LINKS = {
+    *(errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK),
+    errno.EINVAL,  # FAT on Windows
+}
 """What file systems answer that have no hard links."""
 
 

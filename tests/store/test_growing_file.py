@@ -269,3 +269,16 @@ def test_a_remote_file_of_someone_else_is_left_alone(remote):
     parts.append(b"one ")
     assert parts.path == f"{remote}/part1"
     assert fsspec.filesystem("memory").cat_file(f"{remote}/part0") == b"of someone else"
+
+
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS", "EOPNOTSUPP", "EINVAL"])
+def test_without_hard_links_a_file_is_created_whole_and_replaces_none(tmp_path, monkeypatch, error):
+    def no_links(*_):
+        raise OSError(getattr(errno, error), "no hard links")
+
+    monkeypatch.setattr(os, "link", no_links)
+    (tmp_path / "old").write_bytes(b"old")
+    files.write_new(str(tmp_path / "new"), lambda stream: stream.write(b"new"))
+    with pytest.raises(FileExistsError):
+        files.write_new(str(tmp_path / "old"), lambda stream: stream.write(b"new"))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"new": b"new", "old": b"old"}
