@@ -27,6 +27,7 @@ from tb_memplugin.sources.steps.recording import (
     StepRecording,
 )
 from tb_memplugin.store.files import absolute, is_remote
+from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.steps_writer import StepsWriter
 
 __all__ = ["DeviceStep", "MemoryMonitor", "MonitoredStep", "PhaseStep"]
@@ -290,19 +291,23 @@ class _Stream:
         with self._lock:
             if not even_unused and not all(one.in_use for one in self._recording.counters):
                 return  # the names of unused devices are not known yet
-            rows = self._recording.take()
-            while rows:
-                part, rows = rows[:MOST_AT_ONCE], rows[MOST_AT_ONCE:]
-                try:
+            left, part = self._recording.take(), list[MonitoredStep]()
+            try:
+                if self._writer is not None:
+                    self._writer.settle()
+                while left:
+                    part, left = left[:MOST_AT_ONCE], left[MOST_AT_ONCE:]
                     self._write(part)
-                except Exception as error:  # the training goes on
-                    self._logger.debug("writing steps failed", exc_info=error)
-                    self._recording.put_back([*part, *rows])
-                    self._refuse(error)
-                    return
-                if not self._told:
-                    self._told = True
-                    say_where(self._logdir, "figures of steps")
+                    part = []
+                    if not self._told:
+                        self._told = True
+                        say_where(self._logdir, "figures of steps")
+            except Exception as error:  # the training goes on
+                self._logger.debug("writing steps failed", exc_info=error)
+                if isinstance(error, UnsettledError):
+                    part = []  # the writer keeps it
+                self._recording.put_back([*part, *left])
+                self._refuse(error)
 
     def _write(self, rows: Sequence[MonitoredStep]) -> None:
         if self._writer is None:

@@ -220,7 +220,7 @@ class OomRecorder:
         worker = self._worker_name or default_worker_name()
         now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%f")
         path = files.join(self.dir_name, f"oom-{folder_name(worker)}-{name.replace(':', '')}-{now}.pickle")
-        files.write_whole(path, lambda stream: pickle.dump(snapshot, stream, protocol=4))
+        files.write_new(path, lambda stream: pickle.dump(snapshot, stream, protocol=4))
         self.dumps.append(path)
         return path
 

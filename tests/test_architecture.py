@@ -64,6 +64,7 @@ MAY_IMPORT_TORCH = (
     "sources.module_calls",
     "sources.modules",
     "sources.optimizer_hooks",
+    "sources.outer_calls",
     "sources.profiler",
     "sources.profiler_windows",
     "sources.steps.devices",

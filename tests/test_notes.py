@@ -23,6 +23,7 @@ WRITERS = (
     "handler.py",
     "loading.py",
     "estimate/simulator/simulated_trace.py",
+    "trace/step_figures.py",
 )
 """The modules that write notes of recordings."""
 
@@ -47,6 +48,7 @@ WITHOUT_BYTES = {
     "{} annotations have no known device, stage or time": NAMES,
     "The snapshot contains the steps of several profiles": STEPS,
     "The profile has several steps {}": STEPS,
+    "{} {} written twice, after an error of the file system.": STEPS,
     "The profile has no steps": STEPS,
     "The trace has no steps": STEPS,
     "{}: the snapshot tells no times": "only times are missing; the bytes after each entry are exact",

@@ -135,5 +135,8 @@ _SENTENCES: dict[Reason, Callable[[LiveAllocation], str]] = {
     Reason.REACHABLE: _fixed("it was alive when the recording began, where a search of all tensors found it"),
     Reason.GROWN: _grown,
     Reason.PASSED_BACK: _fixed("a module returned it, and received it again in its next call"),
+    Reason.WRITTEN_IN_CALLS: _fixed(
+        "each call of a module received it and wrote to it, and nothing wrote to it between the calls"
+    ),
     Reason.COPY: _fixed("it is one of many with the names or the sizes of all parameters, in their order"),
 }

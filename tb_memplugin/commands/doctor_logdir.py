@@ -15,7 +15,7 @@ from tb_memplugin.commands.doctor_findings import Finding, fine, hint, problem
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
-from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
+from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER
 from tb_memplugin.store.reader import (
     RecordedStep,
     Recordings,
@@ -61,6 +61,7 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
             f"MemoryMonitor watched {counted(count, 'step')} of {counted(len(recordings.watched), 'worker')}"
         )
     yield from _check_neighbors(events)
+    yield from _check_claims(names, events)
     errors = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
     broken = {error.where: error for error in errors}  # a file that two checks name is told once
     for error in broken.values():
@@ -71,7 +72,11 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
 
 
 def _check_folder(logdir: str) -> Finding | None:
-    if not files.exists(logdir):
+    try:
+        is_there = files.exists(logdir)
+    except OSError as error:
+        return problem(f"This user cannot read {logdir}: {error.strerror or error}.", _allow(logdir))
+    if not is_there:
         return problem(
             f"The folder {shlex.quote(logdir)} does not exist.",
             "Use the same folder here, in tensorboard --logdir and in memory_trace_handler. The handler "
@@ -178,6 +183,20 @@ def _check_neighbors(events: list[tuple[str, str]]) -> Iterator[Finding]:
         yield hint(f"{folder} also contains another writer's event file.", fix)
 
 
+def _check_claims(names: list[tuple[str, str]], events: list[tuple[str, str]]) -> Iterator[Finding]:
+    """Look for folders that a process claimed and has written nothing to: it was killed, or is about to."""
+    written = {folder for folder, _ in events}
+    for side, name in names:
+        folder = side.replace("\\", "/").removesuffix(f"/{SIDE_FOLDER}")
+        if name == CLAIM and folder != side.replace("\\", "/") and folder not in written:
+            what = f"{folder} belongs to a process that has written no step."
+            fix = (
+                "If it is still running, nothing. If an import was interrupted, import the file again. Else "
+                f"the folder can be deleted: rm -r {shlex.quote(folder)}"
+            )
+            yield hint(what, fix)
+
+
 def _side_files(steps: tuple[RecordedStep, ...], closed: list[str]) -> dict[str, int]:
     """Return the side files that steps name, without those in closed folders, and when each window began."""
     begins = {step.side_file: step.metadata.epoch_ns for step in steps if step.side_file is not None}
@@ -189,8 +208,8 @@ def _side_files(steps: tuple[RecordedStep, ...], closed: list[str]) -> dict[str,
 
 
 def _check_side_files(paths: dict[str, int], broken: Container[str]) -> Iterator[Finding]:
-    existing = {path for path in paths if files.exists(path)}
-    missing = [path for path in paths if path not in existing]
+    missing = [path for path in paths if _is_missing(path)]
+    existing = paths.keys() - missing
     for path in missing[:10]:
         fix = "Copy the plugins/ folder together with the event files. Without it, the timeline is coarse."
         yield problem(f"The side file {path} is missing.", fix)
@@ -198,6 +217,14 @@ def _check_side_files(paths: dict[str, int], broken: Container[str]) -> Iterator
         yield problem(f"{len(missing) - 10} more side files are missing.", "See above.")
     whole = (path for path in reversed(paths) if path in existing and path not in broken)
     yield from _check_content({path: paths[path] for path in whole})
+
+
+def _is_missing(path: str) -> bool:
+    """Whether a file is known not to exist; where that is not known, reading it tells why."""
+    try:
+        return not files.exists(path)
+    except OSError:
+        return False
 
 
 def _check_content(paths: Mapping[str, int]) -> Iterator[Finding]:

@@ -37,7 +37,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    special = _is_special(path)
+    try:
+        special = _is_special(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
     target = Path(path if special else os.path.realpath(path))  # a pipe cannot be opened by its real path
     part = target if special else target.parent / f".tb_memplugin-{os.getpid()}-{secrets.token_hex(4)}.part"
     try:
@@ -48,19 +51,26 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         if not special:
             part.replace(target)
     except OSError as error:
-        raise MemPluginError(
-            f"The file cannot be written: {error.strerror or error}.", where=os.fspath(path), fix=FIX
-        ) from error
+        raise _cannot_write(path, error) from error
     finally:
         if not special:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
 
 
+def _cannot_write(path: str | os.PathLike[str], error: OSError) -> MemPluginError:
+    what = f"The file cannot be written: {error.strerror or error}."
+    return MemPluginError(what, where=os.fspath(path), fix=FIX)
+
+
 def _is_special(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a pipe or a device."""
+    """Return whether a path is a pipe or a device, which no file may replace.
+
+    Raises:
+        OSError: the file system failed, so that it is not known.
+    """
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116  # follows links, as opening does
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)

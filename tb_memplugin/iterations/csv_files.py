@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -68,6 +69,8 @@ class IterationCsv:
     def __init__(self, folder: str | os.PathLike[str], worker: str) -> None:
         self._folder, self._worker = Path(folder), folder_name(worker)
         self._files: tuple[BinaryIO, BinaryIO] | None = None
+        self._ends: list[int] = []
+        self._is_torn = False
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self._folder, os.W_OK):
@@ -88,21 +91,34 @@ class IterationCsv:
         """Append an iteration to both files; to neither if it raises OSError (the disk is full, say)."""
         if self._files is None:
             self._files = self._make()
+            self._ends = [file.tell() for file in self._files]
         rows = _line(_iteration_row(memory)), b"".join(map(_line, _weight_rows(memory)))
-        ends = [file.tell() for file in self._files]
+        self._take_back()
         try:
             for file, more in zip(self._files, rows, strict=True):
+                self._is_torn = True
                 _write(file, more)
         except OSError:
-            for file, end in zip(self._files, ends, strict=True):
+            with suppress(OSError):  # the next call tries again, before it writes
+                self._take_back()
+            raise
+        self._ends, self._is_torn = [file.tell() for file in self._files], False
+
+    def _take_back(self) -> None:
+        """Cut what an iteration wrote that could not be written to both files."""
+        if self._is_torn and self._files is not None:
+            for file, end in zip(self._files, self._ends, strict=True):
                 file.seek(end)
                 file.truncate()
-            raise
+            self._is_torn = False
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files or ():
-            file.close()
+        with ExitStack() as stack:
+            for file in self._files or ():
+                stack.callback(file.close)
+            with suppress(OSError):
+                self._take_back()
 
     def _make(self) -> tuple[BinaryIO, BinaryIO]:
         for number in range(1, _MOST_NAMES):
@@ -118,8 +134,10 @@ class IterationCsv:
                 _write(files[1], _line(WEIGHT_COLUMNS))
             except OSError as error:
                 for file in files:
-                    file.close()
-                    Path(file.name).unlink(missing_ok=True)
+                    with suppress(OSError):
+                        file.close()
+                    with suppress(OSError):
+                        Path(file.name).unlink(missing_ok=True)
                 if isinstance(error, FileExistsError):
                     continue
                 raise

@@ -104,7 +104,8 @@ class Catalog:
         with self._lock:
             summary = self._summaries.get(key)
         if summary is None:
-            summary = read_summary(self._blob(ctx, experiment, entry), f"{entry.folder}: {entry.tag}")
+            blob = self._blob(ctx, experiment, entry)
+            summary = read_summary(blob, f"{entry.folder}: {entry.tag}", entry.metadata)
             with self._lock:
                 self._summaries[key] = summary
                 while len(self._summaries) > SUMMARIES_KEPT:

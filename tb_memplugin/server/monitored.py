@@ -11,10 +11,10 @@ from tensorboard.data import provider
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
 from tb_memplugin.server.catalog import run_and_worker
-from tb_memplugin.store.envelope import RERECORD
+from tb_memplugin.store.envelope import KEEP
 from tb_memplugin.store.paths import PLUGIN_NAME, STEPS_TAG
 from tb_memplugin.store.step_records import read_figures, read_series
-from tb_memplugin.trace.step_figures import StepFigures, joined
+from tb_memplugin.trace.step_figures import StepFigures, joined_before
 
 ALL = 1 << 24
 """A number of records so high that TensorBoard does not sample them."""
@@ -144,8 +144,11 @@ def _read(
                 problems.append(_unreadable(error, where))
     try:
         parts = [records[step] for step in sorted(records) if len(records[step])]
-        series = Series(folder, read_series(stamp[2], where), joined(parts)) if parts else None
-    except (UnreadableFileError, ValueError) as error:
+        figures, damage = joined_before(parts)
+        series = Series(folder, read_series(stamp[2], where), figures) if figures is not None else None
+        if damage is not None:
+            problems.append(_unreadable(damage, where))
+    except UnreadableFileError as error:
         series = None
         problems.append(_unreadable(error, where))
     return _Read(stamp, records, series, problems)
@@ -154,7 +157,7 @@ def _read(
 def _unreadable(error: Exception, where: str) -> UnreadableFileError:
     if isinstance(error, UnreadableFileError):
         return error
-    return UnreadableFileError(f"The figures of steps are damaged ({error}).", where=where, fix=RERECORD)
+    return UnreadableFileError(f"The figures of steps are damaged ({error}).", where=where, fix=KEEP)
 
 
 def _by_worker(folders: list[_Read]) -> MonitoredRuns:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import BoundedSemaphore
 
 import numpy as np
 
@@ -21,9 +23,22 @@ from tb_memplugin.trace.frames import distinct, lowest_in_stacks, read_frame
 
 MOST_RULES = 64
 SECONDS = 10.0
+"""The longest that a search may take, and that a request waits for its turn."""
 
-_SEARCH = """
+MOST_SEARCHES = 2
+"""How many searches run at the same time: each takes a core for as long as it takes."""
+
+_turns = BoundedSemaphore(MOST_SEARCHES)
+
+# The system ends a search whose server has been ended, and prefers the server to it.
+_SEARCH = f"""
 import json, re, sys
+try:
+    import os, resource
+    resource.setrlimit(resource.RLIMIT_CPU, ({2 * SECONDS:.0f}, {2 * SECONDS:.0f}))
+    os.nice(10)
+except (ImportError, ValueError, OSError):
+    pass  # Windows, or a lower limit already
 asked = json.load(sys.stdin)
 patterns = [re.compile(pattern, flags) for pattern, flags in asked["patterns"]]
 def first(texts):
@@ -40,7 +55,7 @@ def rule_parts(text: str, rows: Sequence[StackRow]) -> tuple[Part, ...]:
         rows: what each stack allocated.
 
     Raises:
-        MemPluginError: a line is no rule, or a pattern is invalid or takes too long.
+        MemPluginError: a line is no rule, a pattern is invalid or takes too long, or other searches do.
     """
     rules = rules_in(text)
     rank = _ranks(rules, sorted(distinct(row.frames for row in rows)))
@@ -83,15 +98,16 @@ def _ranks(rules: Rules, texts: list[str]) -> dict[str, int]:
         "texts": [[frame.function, frame.file] for frame in frames],
     }
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _SEARCH],
-            input=json.dumps(search),
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=SECONDS,
-            check=True,
-        )
+        with _turn():
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _SEARCH],
+                input=json.dumps(search),
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                timeout=SECONDS,
+                check=True,
+            )
     except subprocess.TimeoutExpired as error:
         raise MemPluginError(
             f"The search for the rules took more than {SECONDS:.0f} seconds.",
@@ -103,3 +119,22 @@ def _ranks(rules: Rules, texts: list[str]) -> dict[str, int]:
             "The search for the rules failed.", where="rules", fix="Look at TensorBoard's log."
         ) from error
     return dict(zip(texts, json.loads(done.stdout), strict=True))
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Wait until fewer than `MOST_SEARCHES` other searches run.
+
+    Raises:
+        MemPluginError: others took `SECONDS`.
+    """
+    if not _turns.acquire(timeout=SECONDS):
+        raise MemPluginError(
+            f"{MOST_SEARCHES} other searches for rules have been running for {SECONDS:.0f} seconds.",
+            where="rules",
+            fix="Try again when they have ended.",
+        )
+    try:
+        yield
+    finally:
+        _turns.release()

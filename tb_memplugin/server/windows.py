@@ -84,11 +84,13 @@ class Windows:
         return path, _stamp(path)
 
     def present(self, entry: Entry) -> bool:
-        """Return whether the side file exists; it may still be unreadable."""
+        """Return whether the side file exists, as far as is known; it may still be unreadable."""
         try:
             return files.exists(self.path(entry))
         except UnreadableFileError:
             return False
+        except OSError:
+            return True
 
     def load(self, entry: Entry) -> MemoryTrace:
         """Return the window to which a step belongs.

@@ -1,19 +1,26 @@
-"""Find caches by how their blocks follow one another: keys and values of attention, in any program.
+"""Find caches by what happens to them from call to call: keys and values of attention, in any program.
 
 A cache that grows is a chain of blocks: in each outermost module call, the same operator of the same owner
 makes the next block while the one before is alive, from the call before, and frees that; and each is larger
-than the one before by the same number of bytes.
+than the one before by the same number of bytes. A cache of one size is a block that every outermost call of a
+module receives and writes to, while nothing writes to it between the calls.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tb_memplugin.sources.categories import Born
 from tb_memplugin.trace import Category, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
+
+if TYPE_CHECKING:
+    from tb_memplugin.sources.storages import Sighting
 
 GROWS_FROM = (
     Reason.IN_FORWARD,
@@ -24,6 +31,10 @@ GROWS_FROM = (
     Reason.PASSED_BACK,
 )
 """The reasons of blocks that may be part of a cache: nothing shows that they are something else."""
+
+
+FEWEST_CALLS = 3
+"""In how many calls one after another a module must have written to a cache of one size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,72 @@ def grown(born: Born, module: Int32, reason: UInt8, call_starts: Int64, call_end
         & (freed_in <= call[after])
     )
     return _runs(rows, linked, growth)
+
+
+@dataclass(slots=True)
+class _Call:
+    """An outermost call: how often each block that entered it had been written to, before and after it."""
+
+    before: dict[object, int] = field(default_factory=dict)
+    after: dict[object, int] = field(default_factory=dict)
+
+    def written(self) -> Iterator[object]:
+        """Yield the blocks that the call wrote to."""
+        return (block for block, version in self.after.items() if version > self.before.get(block, version))
+
+    def is_unchanged(self, block: object, previous: _Call) -> bool:
+        """Whether nothing wrote to a block since the end of the previous call, which had it, too."""
+        old = previous.after.get(block, previous.before.get(block))
+        return old is not None and old == self.before.get(block)
+
+
+def written_in_calls(seen: Sequence[Sighting], matched: Int64) -> Int64:
+    """Return the blocks that calls of a module write to, and that stay as they are between these calls.
+
+    At least `FEWEST_CALLS` outermost calls of the module, one after another, write to them, and each receives
+    something else that is new. Without that, a batch that is used again and again would be one, if the
+    module changes its input in place.
+
+    Args:
+        seen: sightings in time order; only those of inputs count.
+        matched: for each, the number of the block that it saw, negative for none.
+    """
+    by_module: defaultdict[str, list[tuple[Sighting, object]]] = defaultdict(list)
+    for sighting, row in zip(seen, matched.tolist(), strict=True):
+        if sighting.category is Category.INPUT:
+            block = row if row >= 0 else (sighting.device, sighting.address)
+            by_module[sighting.label].append((sighting, block))
+    found: set[int] = set()
+    for sightings in by_module.values():
+        length: dict[object, int] = {}
+        previous = _Call()
+        for call in _calls(sightings):
+            goes_on = any(not call.is_unchanged(block, previous) for block in call.before)
+            length = {
+                block: length.get(block, 0) + 1 if goes_on and call.is_unchanged(block, previous) else 1
+                for block in call.written()
+            }
+            found |= {
+                block for block, calls in length.items() if calls >= FEWEST_CALLS and type(block) is int
+            }
+            previous = call
+    return np.array(sorted(found), np.int64)
+
+
+def _calls(sightings: Iterable[tuple[Sighting, object]]) -> Iterator[_Call]:
+    """Yield the calls of one module: all that enters a call is seen at one time."""
+    call, began_ns = _Call(), -1
+    for sighting, block in sightings:
+        if sighting.ends_call:
+            call.after[block] = sighting.version
+            continue
+        if sighting.time_ns != began_ns:
+            if call.before:
+                yield call
+            call, began_ns = _Call(), sighting.time_ns
+        call.before[block] = sighting.version
+    if call.before:
+        yield call
 
 
 def with_caches(trace: MemoryTrace) -> MemoryTrace:

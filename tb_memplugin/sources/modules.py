@@ -14,7 +14,7 @@ from itertools import repeat
 from operator import attrgetter, itemgetter
 from threading import get_ident
 from time import time_ns
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -122,8 +122,15 @@ def is_compiled(module: nn.Module) -> bool:
 Crossing = tuple[int, int, int, int]
 """(time_ns, row or -1 - row, sequence number, thread ident)"""
 
-OuterCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object]
-"""Called with the module and the arguments of a call that is within no other."""
+
+class SeesOuterCalls(Protocol):
+    """Is told of the calls that are within no other on their thread. Must not raise."""
+
+    def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Receive the module and the arguments of a call that begins."""
+
+    def left(self) -> object:
+        """Be told that the call ends."""
 
 
 OuterResult = Callable[[Any], object]
@@ -141,7 +148,7 @@ class ModuleRecorder:
 
     def __init__(self, *, scripted: bool = False) -> None:
         self._scripted = scripted
-        self._outer_call: OuterCall | None = None
+        self._outer_calls: SeesOuterCalls | None = None
         self._outer_result: OuterResult | None = None
         self._module_calls = ModuleCalls()
         self.log: list[Crossing] = []
@@ -151,17 +158,17 @@ class ModuleRecorder:
         self,
         models: Mapping[str, nn.Module],
         names: ModuleNames,
-        outer_call: OuterCall | None = None,
+        outer_calls: SeesOuterCalls | None = None,
         outer_result: OuterResult | None = None,
     ) -> None:
         """Watch every module of the models whose calls Python makes.
 
         Args:
             models, names: the models, and the names of their modules.
-            outer_call: is called at each call that is within no other on its thread. Must not raise.
+            outer_calls: is told of each call that is within no other on its thread.
             outer_result: is called at the end of each such call on another thread. Must not raise.
         """
-        self.log, self._outer_call, self._outer_result = [], outer_call, outer_result
+        self.log, self._outer_calls, self._outer_result = [], outer_calls, outer_result
         self._depth = _Depth()
         self._depth.is_first = True
         for model in models.values():
@@ -170,7 +177,7 @@ class ModuleRecorder:
     def stop(self) -> None:
         """Stop watching. Safe to call at any time, and twice."""
         self._module_calls.stop()
-        self._outer_call = self._outer_result = None  # they may hold who holds this
+        self._outer_calls = self._outer_result = None  # they may hold who holds this
 
     def is_watching(self, module: nn.Module) -> bool:
         """Whether this recorder logs the calls of the module."""
@@ -194,19 +201,21 @@ class ModuleRecorder:
         An endless `zip` reads time, sequence number and thread in one C call: if a profile records stacks,
         each Python call would be an event in the user's own profile.
         """
-        note, depth, outer_call = self.log.append, self._depth, self._outer_call
+        note, depth, outer_calls = self.log.append, self._depth, self._outer_calls
         outer_result = self._outer_result
         entering, leaving = (_numbers(crossing) for crossing in (row, -1 - row))
 
         def entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not depth.calls and outer_call is not None:
-                outer_call(module, args, kwargs)
+            if not depth.calls and outer_calls is not None:
+                outer_calls.entered(module, args, kwargs)
             depth.calls += 1
             note(next(entering))
 
         def left(_: nn.Module, __: tuple[Any, ...], result: Any) -> None:
             if depth.calls:  # else the call began before the watch did
                 depth.calls -= 1
+                if not depth.calls and outer_calls is not None:
+                    outer_calls.left()
                 if not (depth.calls or depth.is_first) and outer_result is not None:
                     outer_result(result)
             note(next(leaving))

@@ -6,8 +6,9 @@ Matched with the allocations of the trace, it identifies them exactly, even afte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from time import time_ns
 from typing import Any
 
@@ -24,6 +25,9 @@ Purpose = tuple[torch.Tensor, Category, int, str]
 _record_operators = torch._C._autograd._enable_record_function
 """Whether operators of this thread are told to profilers."""
 
+_base: Any = torch._C.TensorBase
+_version = _base._version.__get__
+
 OF_NO_PARAMETER = (-1, "optimizer")
 """(module's row, label) of state that an optimizer does not keep for one of its parameters."""
 
@@ -35,7 +39,9 @@ _WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
 class Sighting:
     """A storage with a known purpose. `module` is a row of the module names, -1 if no module owns it.
 
-    `dtype` is the dtype of the tensor that uses the storage, spelled as in torch without "torch.".
+    `dtype` is the dtype of the tensor that uses the storage, spelled as in torch without "torch.". `version`
+    is how often an input had been written to (see `versions_of`), -1 if that is not known; `ends_call` is
+    True if it was seen at the end of the call that it entered, because that call wrote to it.
     """
 
     time_ns: int
@@ -46,6 +52,19 @@ class Sighting:
     module: int
     label: str
     dtype: str = ""
+    version: int = -1
+    ends_call: bool = False
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return how often each tensor, or a view of the same tensor, was written to.
+
+    -1 where that is not counted: in inference mode.
+    """
+    try:
+        return list(map(_version, tensors))
+    except RuntimeError:
+        return [-1 if torch.Tensor.is_inference(one) else _version(one) for one in tensors]
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
@@ -193,22 +212,31 @@ def sight(
     tensors: Iterable[Purpose],
     *,
     keep: list[torch.UntypedStorage] | None = None,
+    versions: Iterable[int] | None = None,
+    ends_call: bool = False,
 ) -> list[Sighting]:
     """Return a sighting of each storage of the tensors; a storage with two purposes keeps the first.
 
     Args:
         tensors: (tensor, category, owning module's row, label).
         keep: a list to which the storage objects are appended, in the order of the result.
+        versions: see `versions_of`: one number per tensor.
+        ends_call: see `Sighting`.
     """
     now, seen, found = time_ns(), set(), []
-    for tensor, category, module, label in tensors:
+    numbers = repeat(-1) if versions is None else versions
+    for (tensor, category, module, label), version in zip(tensors, numbers, strict=False):
         for storage, device in storages(tensor):
             address = storage.data_ptr()
             if address in seen:
                 continue
             seen.add(address)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found.append(Sighting(now, device, address, storage.nbytes(), category, module, label, dtype))
+            found.append(
+                Sighting(
+                    now, device, address, storage.nbytes(), category, module, label, dtype, version, ends_call
+                )
+            )
             if keep is not None:
                 keep.append(storage)
     return found

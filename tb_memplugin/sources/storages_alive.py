@@ -61,6 +61,27 @@ def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorag
     yield from filter(_has_memory, storages_found)
 
 
+def young_storages_alive() -> list[torch.UntypedStorage]:
+    """Return the storages of tensors in the garbage collector's young generations, without gradients.
+
+    These generations have the objects created since the collector's last runs: some thousands, where a
+    program has hundreds of thousands. Nothing is returned if other threads have Python frames: a reference
+    to a tuple that one is building would make that thread fail.
+    """
+    if len(sys._current_frames()) > 1:
+        return []
+    kinds = set(map(id, _classes()))
+    with torch._C.DisableTorchFunctionSubclass(), collector_at_rest():
+        return [
+            storage
+            for generation in (0, 1)
+            for thing in gc.get_objects(generation=generation)
+            if id(type(thing)) in kinds
+            for storage in storages_behind(thing)
+            if _has_memory(storage)
+        ]
+
+
 def storages_behind(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     """Yield a tensor's storages. Of a wrapper's tensors, each is known to the collector by itself."""
     if type(tensor) in (torch.Tensor, nn.Parameter):

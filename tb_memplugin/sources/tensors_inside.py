@@ -1,4 +1,4 @@
-"""Find the tensors that an object holds, without running any of its code.
+"""Find what an object holds, above all tensors, without running any of its code.
 
 Properties, `__getattr__`, `__dict__` and iterators of foreign classes are never called: what a class written
 in Python keeps is read from the instance's own dictionary and from its slots. A search ends after a number
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
-from types import GetSetDescriptorType, MemberDescriptorType
+from itertools import islice, repeat
+from types import GetSetDescriptorType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     seen, looked = {id(value)}, 0
     while pending:
         holder, depth = pending.popleft()
-        for inner in _held(holder):
+        for _, inner, _ in held_by(holder, MOST_OBJECTS + 1):
             looked += 1
             if looked > MOST_OBJECTS:
                 return
@@ -63,7 +63,7 @@ def isinstance_of(value: object, kind: type) -> bool:
 
 
 def _may_hold(kind: type) -> bool:
-    if kind in _CONTAINERS:
+    if kind in _CONTAINERS or kind is SimpleNamespace:
         return True
     return bool(_flags(kind) & _HEAP_TYPE) and not any(own in _mro(kind) for own in _OTHERS_OWN)
 
@@ -71,28 +71,46 @@ def _may_hold(kind: type) -> bool:
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
-def _held(holder: Any) -> Iterator[Any]:
-    """Yield what an object holds. Copies are made first: another thread may change a container."""
-    kind = type(holder)
+def held_by(holder: Any, most: int) -> Iterator[tuple[Any, Any, bool]]:
+    """Yield (key, object, whether the key is an attribute's name) of what an object holds.
+
+    The key of an item is a dict's key or the place, None in a set. Copies are made first: another thread may
+    change a container.
+
+    Args:
+        holder: any object.
+        most: how many items of a container, and how many attributes, are looked at.
+    """
+    bases = _mro(type(holder))
     for container in _CONTAINERS:
-        if container in _mro(kind):
-            held = dict.values(holder) if container is dict else container.__iter__(holder)
-            yield from tuple(islice(held, MOST_OBJECTS + 1))
+        if container in bases:
+            if container is dict:
+                pairs = tuple(islice(dict.items(holder), most))
+            elif container in (set, frozenset):
+                pairs = tuple(zip(repeat(None), islice(container.__iter__(holder), most)))
+            else:
+                pairs = tuple(enumerate(islice(container.__iter__(holder), most)))
+            for key, inner in pairs:
+                yield key, inner, False
             break
-    if _flags(kind) & _HEAP_TYPE:
-        yield from _attributes(holder, kind)
+    for name, inner in _attributes(holder, bases)[:most]:
+        yield name, inner, True
 
 
-def _attributes(holder: object, kind: type) -> Iterator[Any]:
-    """Yield the values in an instance's own dictionary and in its slots."""
-    for base in _mro(kind):
-        for name, descriptor in tuple(_namespace(base).items()):
-            found = type(descriptor)
-            if found is MemberDescriptorType and _flags(base) & _HEAP_TYPE:
-                try:
-                    yield descriptor.__get__(holder, kind)
-                except AttributeError:
-                    continue  # nothing was assigned
-            elif found is GetSetDescriptorType and name == "__dict__":
-                own = descriptor.__get__(holder, kind)
-                yield from own.copy().values() if type(own) is dict else ()
+def _attributes(holder: object, bases: tuple[type, ...]) -> list[tuple[str, Any]]:
+    """Return the names and values in an instance's own dictionary and in its slots."""
+    found: list[tuple[str, Any]] = []
+    for base in bases:
+        namespace = _namespace(base)
+        own = namespace.get("__dict__")
+        if type(own) in (GetSetDescriptorType, MemberDescriptorType):
+            held = own.__get__(holder, type(holder))
+            found += dict.items(held) if type(held) is dict else ()
+        if "__slots__" in namespace and _flags(base) & _HEAP_TYPE:
+            for name, descriptor in tuple(namespace.items()):
+                if type(descriptor) is MemberDescriptorType and name != "__dict__":
+                    try:
+                        found.append((name, descriptor.__get__(holder, type(holder))))
+                    except AttributeError:
+                        continue  # nothing was assigned
+    return found

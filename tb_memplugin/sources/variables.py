@@ -6,13 +6,14 @@ No code of the program runs: neither properties nor `__getattr__`, `__len__`, `_
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
-from itertools import islice
-from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
+
+from tb_memplugin.sources.tensors_inside import held_by
 
 MOST_OBJECTS = 20_000
 """The largest number of objects that are looked into."""
@@ -73,45 +74,11 @@ def _note(found: dict[int, str], name: str, tensor: torch.Tensor) -> None:
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield (".name" or "[key]", object) of everything in a container or an instance."""
-    kind = type(value)
-    if issubclass(kind, dict):
-        items = kind in (dict, OrderedDict, defaultdict) or kind.__module__.startswith("torch")
-        if items or kind.__len__ is dict.__len__:
-            pairs = islice(list(dict.items(value)), MOST_ITEMS)
-            yield from ((f"[{key!r}]" if type(key) in (str, int) else "[…]", inner) for key, inner in pairs)
-    elif issubclass(kind, list | tuple):
-        iterate: Any = list.__iter__ if issubclass(kind, list) else tuple.__iter__
-        yield from ((f"[{place}]", inner) for place, inner in enumerate(islice(iterate(value), MOST_ITEMS)))
-    elif issubclass(kind, deque):
-        yield from (
-            (f"[{place}]", inner) for place, inner in enumerate(islice(deque.copy(value), MOST_ITEMS))
-        )
-    for name, inner in islice(list(_attributes(value).items()), MOST_ITEMS):
-        if issubclass(type(value), torch.nn.Module) and name in ("_parameters", "_buffers", "_modules"):
-            yield from ((f".{key}", held) for key, held in list(dict.items(inner)))
-        else:
-            yield f".{name}", inner
-
-
-def _numbered(items: Iterator[Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((f"[{place}]", inner) for place, inner in enumerate(islice(items, MOST_ITEMS)))
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """Return what an instance holds in its `__dict__` and its slots."""
-    held: dict[str, Any] = {}
-    for base in type.mro(type(value)):
-        own = type.__getattribute__(base, "__dict__")
-        instance = own.get("__dict__")
-        if type(instance) in (GetSetDescriptorType, MemberDescriptorType):
-            found = instance.__get__(value)
-            if type(found) is dict:
-                held.update({name: inner for name, inner in list(found.items()) if type(name) is str})
-        for name in own.get("__slots__", ()) if type(own.get("__slots__", ())) in (tuple, list) else ():
-            member = own.get(name)
-            if type(member) is MemberDescriptorType:
-                try:
-                    held.setdefault(name, member.__get__(value))
-                except AttributeError:
-                    continue  # never set
-    return held
+    is_module = issubclass(type(value), torch.nn.Module)
+    for key, inner, is_attribute in held_by(value, MOST_ITEMS):
+        if is_module and is_attribute and key in ("_parameters", "_buffers", "_modules"):
+            yield from ((f".{name}", held) for name, held in list(dict.items(inner)))
+        elif not is_attribute:
+            yield (f"[{key!r}]" if type(key) in (str, int) else "[…]"), inner
+        elif type(key) is str:
+            yield f".{key}", inner

@@ -16,6 +16,7 @@ import numpy as np
 
 from tb_memplugin.sources.alive_before import ALIVE_BEFORE
 from tb_memplugin.sources.categories import Born
+from tb_memplugin.sources.modules import ModuleNames
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.trace import Category, Phase, Reason, Spans
 from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int64, UInt8
@@ -23,8 +24,21 @@ from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int64, UInt8
 FEWEST = 3
 """A model with fewer parameters has no copies that can be told: few sizes agree by accident."""
 
-COPYING = ("clone", "empty_like", "empty_strided", "_to_copy", "to", "copy_", "contiguous", NO_OPERATOR)
-"""The operators, without `aten::`, that allocate a copy. A deepcopy copies storages without an operator."""
+COPYING = (
+    "clone",
+    "empty_like",
+    "empty_strided",
+    "_to_copy",
+    "to",
+    "copy_",
+    "contiguous",
+    "set_",
+    NO_OPERATOR,
+)
+"""The operators, without `aten::`, that allocate a copy.
+
+A deepcopy copies storages without an operator; where operators are intercepted, `set_` is the first with it.
+"""
 
 UNDECIDED = (Reason.NO_RULE, Reason.ALIVE_IN_FORWARD, Reason.KEPT)
 """The reasons of blocks for which being a copy of a parameter is the better explanation."""
@@ -76,12 +90,17 @@ class Weights:
         return np.array(apart, np.int64)
 
 
+def fqns(names: ModuleNames) -> list[str]:
+    """Return the FQNs of the models' parameters and buffers, as a state dict has them."""
+    return [fqn for _, fqn in names.owner_of.values()]
+
+
 def references(seen: Sequence[Sighting], order: Sequence[str]) -> list[Weights]:
     """Return the weights of the models in the orders in which programs copy them, the longer first.
 
     Args:
         seen: sightings that contain the parameters and buffers of the models.
-        order: the FQNs of parameters and buffers as a state dict has them.
+        order: see `fqns`.
     """
     both = Weights.of(seen, (Category.PARAMETER, Category.BUFFER)).in_order(order)
     parameters = Weights.of(seen, (Category.PARAMETER,)).in_order(order)

@@ -58,11 +58,17 @@ def pack(summarize: Callable[[Limits], StepSummary], most: int = MOST_BLOB_BYTES
     return blob
 
 
-def read_summary(blob: bytes, where: str = "") -> StepSummary:
+def read_summary(blob: bytes, where: str = "", described: StepMetadata | None = None) -> StepSummary:
     """Return the summary in a blob.
 
+    Args:
+        blob: the blob.
+        where: what errors name.
+        described: the metadata of the step's tag, whose figures are those of the summary; None: not known.
+
     Raises:
-        UnreadableFileError: the blob is damaged or newer than this reader. The error names `where`.
+        UnreadableFileError: the blob is damaged, newer than this reader, or contradicts itself or its
+            metadata.
     """
     try:
         outer = StepBlob.FromString(blob)
@@ -80,6 +86,8 @@ def read_summary(blob: bytes, where: str = "") -> StepSummary:
         summary = StepSummary.FromString(raw)
         _widen(summary)
         check_summary(summary)
+        if described is not None and summary.metadata != described:
+            raise ValueError("its figures are not those of its description")
         return summary
     except (DecodeError, zstandard.ZstdError) as error:
         raise UnreadableFileError("A step's summary is damaged.", where=where, fix=RERECORD) from error

@@ -33,6 +33,7 @@ class BlockWriter:
         key = absolute(os.fspath(logdir)), worker
         writer, last = self._writers.get(key, (None, -1))
         if writer is None or block <= last:
-            writer = RunWriter(*key)
+            writer, last = RunWriter(*key), -1
+        self._writers[key] = writer, last  # before it may fail: a second writer would take another folder
         writer.write(replace(trace, steps=tuple(replace(step, number=block) for step in trace.steps)))
         self._writers[key] = writer, block

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import posixpath
@@ -16,7 +17,16 @@ from tb_memplugin.errors import MemPluginError
 ReadRange = Callable[[int, int], bytes]
 Result = TypeVar("Result")
 
+BINARY = getattr(os, "O_BINARY", 0)
+"""A flag for `os.open` that Windows needs."""
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
 _READ_AHEAD = 4 << 20
+_NO_LINKS = {
+    *(errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK),
+    errno.EINVAL,  # FAT on Windows
+}
+"""What file systems answer that have no hard links."""
 
 
 def is_remote(path: str) -> bool:
@@ -29,7 +39,7 @@ def absolute(path: str) -> str:
     if is_remote(path):
         return path
     with contextlib.suppress(OSError):  # the working folder is gone
-        return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111  # Path raises without a home
+        return str(Path(os.path.expanduser(path)).absolute())
     return path
 
 
@@ -38,55 +48,106 @@ def join(path: str, *parts: str) -> str:
     return posixpath.join(path, *parts) if is_remote(path) else str(Path(path, *parts))
 
 
-def write_whole(path: str, write: Callable[[BinaryIO], Result]) -> Result:
-    """Create a file that readers see whole or not at all. Return the result of `write`.
+def write_new(path: str, write: Callable[[BinaryIO], Result]) -> Result:
+    """Create a file that readers see whole or not at all, and that replaces no other.
+
+    A local file is written under a temporary name; then a hard link gives it its own name. Unlike a rename,
+    a link never replaces a file.
 
     Args:
         path: the file; its folder must exist.
         write: a function that writes the content to the stream it receives.
 
+    Returns:
+        The result of `write`.
+
     Raises:
-        OSError: the file system failed. No file is left behind.
+        FileExistsError: a file of this name exists; it is unchanged.
+        OSError: the file system failed. There is no file of this name, or, if the file system does not even
+            tell that, the whole new one.
     """
     if is_remote(path):
         content = io.BytesIO()
         result = write(content)
         file_system, inner = _remote(path)
-        file_system.pipe_file(inner, content.getvalue())
+        if _is_there(file_system, inner):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        with _as_os_errors(path):
+            file_system.pipe_file(inner, content.getvalue())
         return result
-    target = Path(path)
     # Without the file's own name: TensorBoard takes whatever has "tfevents" in its name for an event file.
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as stream:
+        with io.BufferedWriter(_Descriptor(os.open(temporary, _NEW, 0o666))) as stream:
             result = write(stream)
-        temporary.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+        _link(temporary, path)
+    finally:
+        _discard(temporary)
     return result
 
 
-def append(path: str, data: bytes) -> None:
-    """Append to a local file, completely or not at all.
+def _discard(temporary: str) -> None:
+    """Delete a temporary file; after a failure once more, and then it stays."""
+    for _ in range(2):
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+            return
+
+
+class _Descriptor(io.RawIOBase):
+    """An open file as an unbuffered stream that uses functions of `os` only, so that tests can fail them."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return os.write(self._descriptor, data)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.close(self._descriptor)
+
+
+def _link(temporary: str, path: str) -> None:
+    """Give a temporary file its own name as well.
 
     Raises:
-        OSError: the file system failed. The file is unchanged.
+        FileExistsError: a file of this name exists.
+        OSError: the file system failed.
     """
-    existed = Path(path).exists()
-    with open(path, "ab", buffering=0) as stream:  # noqa: PTH123  # unbuffered: a failed write shows here
-        before = stream.seek(0, os.SEEK_END)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[stream.write(view) :]
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.ftruncate(stream.fileno(), before)
-            if not existed:
-                remove(path)
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if _are_same(temporary, path):
+            return  # the link was made, but the answer of the network file system was lost
+        if error.errno not in _NO_LINKS:
             raise
+        _reserve_and_replace(temporary, path)
+
+
+def _reserve_and_replace(temporary: str, path: str) -> None:
+    """Do what a link does where there are none: create an empty file unless one exists, then replace that."""
+    descriptor = os.open(path, _NEW, 0o666)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        if not exists(temporary):
+            return  # it was done, but the answer was lost
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+def _are_same(temporary: str, path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.lstat(temporary), os.lstat(path))
+    return False
 
 
 @contextlib.contextmanager
@@ -130,39 +191,34 @@ def make_folder(path: str) -> None:
 
 
 def claim(path: str, content: bytes) -> bool:
-    """Create a file unless it exists. Return whether this call created it.
+    """Create a file unless one exists. Return whether the file has this content.
 
-    On local disks, exactly one of several processes that try at the same time succeeds.
+    On local disks, exactly one of several processes that try at the same time succeeds, if their contents
+    differ. To try again after an error is safe: an earlier call may have created the file unnoticed.
 
     Raises:
         OSError: the file system failed. An existing file is not an error.
     """
-    if is_remote(path):
-        file_system, inner = _remote(path)
-        if file_system.exists(inner):
-            return False
-        file_system.pipe_file(inner, content)
-        return True
     try:
-        Path(path).touch(exist_ok=False)
+        write_new(path, lambda stream: stream.write(content))
     except FileExistsError:
-        return False
-    try:
-        Path(path).write_bytes(content)
-    except OSError:  # a full disk: remove the claim, so that a later attempt can succeed
-        remove(path)
-        raise
+        return read_begin(path, len(content) + 1) == content
     return True
 
 
 def remove(path: str) -> None:
-    """Delete a file; ignore failures."""
-    with contextlib.suppress(OSError):
+    """Delete a file; a file that does not exist is not an error.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if is_remote(path):
             file_system, inner = _remote(path)
-            file_system.rm_file(inner)
+            with _as_os_errors(path):
+                file_system.rm_file(inner)
         else:
-            Path(path).unlink(missing_ok=True)
+            os.unlink(path)
 
 
 def remove_empty_folder(path: str) -> None:
@@ -170,55 +226,120 @@ def remove_empty_folder(path: str) -> None:
     with contextlib.suppress(OSError):
         if is_remote(path):
             file_system, inner = _remote(path)
-            file_system.rmdir(inner)
+            with _as_os_errors(path):
+                file_system.rmdir(inner)
         else:
-            Path(path).rmdir()
+            os.rmdir(path)
 
 
-def read_small(path: str) -> bytes:
-    """Return the first 64 KiB of a file; empty if the file cannot be read."""
+def read_begin(path: str, most: int = 1 << 16) -> bytes:
+    """Return the first bytes of a file, `most` at the most.
+
+    Raises:
+        OSError: the file system failed: FileNotFoundError if the file does not exist.
+    """
+    if is_remote(path):
+        file_system, inner = _remote(path)
+        with _as_os_errors(path):
+            return bytes(file_system.cat_file(inner)[:most])
+    descriptor = os.open(path, os.O_RDONLY | BINARY)
     try:
-        with open_ranges(path) as (read, _):
-            return read(0, 1 << 16)
-    except OSError:
-        return b""
+        return read_from(descriptor, 0, most)
+    finally:
+        os.close(descriptor)
+
+
+def read_from(descriptor: int, offset: int, count: int) -> bytes:
+    """Return `count` bytes of an open file from an offset on, fewer if the file ends before.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    parts = bytearray()
+    while len(parts) < count and (part := os.read(descriptor, count - len(parts))):
+        parts += part
+    return bytes(parts)
 
 
 def names_in(path: str) -> list[str]:
-    """Return the sorted names of the files directly in a folder; empty if it does not exist."""
-    return next((names for _, names in walk(path)), [])
+    """Return the sorted names of the files directly in a folder; empty if it does not exist.
 
-
-def is_folder(path: str) -> bool:
-    """Whether a path is a folder."""
-    if is_remote(path):
-        file_system, inner = _remote(path)
-        return bool(file_system.isdir(inner))
-    return os.path.isdir(path)  # noqa: PTH112  # Path raises where permission is denied
+    Raises:
+        OSError: the file system failed.
+    """
+    return _entries(path)[1]
 
 
 def folders_in(path: str) -> list[str]:
-    """Return the sorted names of the folders directly in a folder; empty if it does not exist."""
+    """Return the sorted names of the folders directly in a folder; empty if it does not exist.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    return _entries(path)[0]
+
+
+def _entries(path: str) -> tuple[list[str], list[str]]:
+    """Return the sorted names of the folders and of the other entries directly in a folder."""
+    folders: list[str] = []
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if is_remote(path):
+            file_system, inner = _remote(path)
+            with _as_os_errors(path):
+                entries = file_system.ls(inner, detail=True)
+            for entry in entries:
+                name = posixpath.basename(entry["name"].rstrip("/"))
+                (folders if entry["type"] == "directory" else names).append(name)
+        else:
+            with os.scandir(path) as found:
+                for entry in found:
+                    (folders if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
+    return sorted(folders), sorted(names)
+
+
+def is_folder(path: str) -> bool:
+    """Whether a path is a folder; False if that is not known, so that opening the path tells why."""
     if is_remote(path):
         file_system, inner = _remote(path)
-        with contextlib.suppress(OSError):
-            return sorted(
-                posixpath.basename(entry["name"].rstrip("/"))
-                for entry in file_system.ls(inner, detail=True)
-                if entry["type"] == "directory"
-            )
-        return []
-    with contextlib.suppress(OSError):
-        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
-    return []
+        return bool(file_system.isdir(inner))
+    return os.path.isdir(path)
 
 
 def exists(path: str) -> bool:
-    """Whether a file or folder exists at a path."""
+    """Whether a file or folder exists at a path.
+
+    Raises:
+        OSError: the file system failed, so that it is not known.
+    """
     if is_remote(path):
-        file_system, inner = _remote(path)
-        return bool(file_system.exists(inner))
-    return os.path.lexists(path)
+        return _is_there(*_remote(path))
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL character
+        return False
+    return True
+
+
+def _is_there(file_system: Any, inner: str) -> bool:
+    try:
+        with _as_os_errors(inner):
+            file_system.info(inner)  # unlike `exists`, which answers False to every error
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _as_os_errors(path: str) -> Iterator[None]:
+    """Raise the errors of a remote file system's client as OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
 
 
 def walk(path: str) -> Iterator[tuple[str, list[str]]]:

@@ -53,7 +53,9 @@ def _is_event_file(folder: str, name: str) -> bool:
 
     The other can prevent TensorBoard from reading this plugin's file.
     """
-    return name.endswith(EVENT_FILE_END) or ("tfevents" in name and Path(folder, SIDE_FOLDER).is_dir())
+    return name.endswith(EVENT_FILE_END) or (
+        "tfevents" in name and files.is_folder(files.join(folder, SIDE_FOLDER))
+    )
 
 
 def _checked(path: Path, until: float) -> UnreadableFileError | None:

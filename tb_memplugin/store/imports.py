@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
@@ -12,6 +14,12 @@ from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, is_side
 from tb_memplugin.store.worker_folder import claim_folder, has_events
 from tb_memplugin.store.writer import RunWriter, WrittenWindow
 from tb_memplugin.trace import MemoryTrace
+
+FILL_SECONDS = 0.2
+"""Seconds after which an empty claim counts as left by a process that was killed."""
+
+ABANDONED = "\0"
+"""The owner of a folder whose claim is empty. No file has this name."""
 
 _MOST_NAMES = 10_000
 
@@ -29,7 +37,7 @@ class _Place:
     folder: str
     worker: str
     writer_id: str
-    older: tuple[str, ...]
+    older: tuple[str, ...] = ()
 
 
 def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace) -> Import:
@@ -68,9 +76,16 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace) 
 def _take_place(run_folder: str, wanted: str, origin: str) -> _Place:
     """Claim the next folder of the first worker name that is free or belongs to an import of this file."""
     writer_id = uuid.uuid4().hex
+    older: list[str] = []
+    place: _Place | None = None
     for number in range(1, _MOST_NAMES):
         worker = wanted if number == 1 else f"{wanted}.{number}"
         paths = _folders_of(run_folder, worker)
+        older += [path for path in paths.values() if _owner(path) in (origin, ABANDONED)]
+        if place is not None:
+            if not paths:
+                break  # further names have not been used, so that no import of this file has one
+            continue
         if _are_anothers(paths, origin):
             continue
         folder = files.join(run_folder, generation_folder(worker, max(paths, default=0) + 1))
@@ -79,11 +94,14 @@ def _take_place(run_folder: str, wanted: str, origin: str) -> _Place:
         if _are_anothers(_folders_of(run_folder, worker), origin):  # another process took the name meanwhile
             _delete(folder)
             continue
-        older = tuple(path for path in paths.values() if _origin(path) == origin)
-        return _Place(folder, worker, writer_id, older)
-    raise MemPluginError(
-        f"{_MOST_NAMES} files of this name have been imported.", where=run_folder, fix="Give another --run."
-    )
+        place = _Place(folder, worker, writer_id)
+    if place is None:
+        raise MemPluginError(
+            f"{_MOST_NAMES} files of this name have been imported.",
+            where=run_folder,
+            fix="Give another --run.",
+        )
+    return replace(place, older=tuple(older))
 
 
 def _folders_of(run_folder: str, worker: str) -> dict[int, str]:
@@ -95,27 +113,47 @@ def _folders_of(run_folder: str, worker: str) -> dict[int, str]:
 
 def _are_anothers(paths: dict[int, str], origin: str) -> bool:
     """Whether one of the folders contains an import of another file, or a recording."""
-    return any(_origin(path) not in (origin, None) for path in paths.values())
+    return any(_owner(path) not in (origin, ABANDONED, None) for path in paths.values())
 
 
-def _origin(folder: str) -> str | None:
+def _owner(folder: str) -> str | None:
     """Return the file from which a folder was imported, "" if it contains a recording, None if neither.
 
-    The result is also "" if the claim file is empty: another process is then writing it.
+    An empty claim is `ABANDONED`: a claim is created with its content, except where the file system has no
+    hard links and by older versions, and those fill it at once unless they are killed.
+
+    Raises:
+        OSError: the file system failed, so that it is not known.
     """
-    claim = files.join(folder, SIDE_FOLDER, CLAIM)
-    content = files.read_small(claim)
-    if content or files.exists(claim):
+    content = _claim_of(folder)
+    if content == b"" and not has_events(folder):
+        time.sleep(FILL_SECONDS)
+        content = _claim_of(folder)
+        if content == b"" and not has_events(folder):
+            return ABANDONED
+    if content is not None:
         return content.partition(b"\n")[2].decode("utf-8", "surrogatepass")
     return "" if has_events(folder) else None
 
 
+def _claim_of(folder: str) -> bytes | None:
+    """Return the content of a folder's claim, None if it has none."""
+    try:
+        return files.read_begin(files.join(folder, SIDE_FOLDER, CLAIM))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _delete(folder: str) -> None:
-    """Delete the files of an import, event files first, and then its folders if they are empty."""
+    """Delete the files of an import, event files first, and then its folders if they are empty.
+
+    After a failure the rest stays, the claim above all: by it the next import of the file deletes them.
+    """
     side = files.join(folder, SIDE_FOLDER)
-    for place, ours in ((folder, lambda name: name.endswith(EVENT_FILE_END)), (side, is_side_file_name)):
-        for name in filter(ours, files.names_in(place)):
-            files.remove(files.join(place, name))
-    files.remove(files.join(side, CLAIM))
-    for path in (side, files.join(folder, "plugins"), folder):
-        files.remove_empty_folder(path)
+    with suppress(OSError):
+        for place, ours in ((folder, lambda name: name.endswith(EVENT_FILE_END)), (side, is_side_file_name)):
+            for name in filter(ours, files.names_in(place)):
+                files.remove(files.join(place, name))
+        files.remove(files.join(side, CLAIM))
+        for path in (side, files.join(folder, "plugins"), folder):
+            files.remove_empty_folder(path)

@@ -26,7 +26,7 @@ from tb_memplugin.store.summary import epoch_ns as epoch_of
 from tb_memplugin.store.windows import read_window
 from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason
 from tb_memplugin.trace.counters import known
-from tb_memplugin.trace.step_figures import WatchedSteps, joined
+from tb_memplugin.trace.step_figures import WatchedSteps, joined_before
 from tb_memplugin.trace.tables import NOT_NAMED
 
 
@@ -49,7 +49,7 @@ class RecordedStep:
         Raises:
             UnreadableFileError: the summary is damaged or newer than this reader.
         """
-        return read_summary(self.blob, self.folder)
+        return read_summary(self.blob, self.folder, self.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +195,14 @@ def read_recordings(path: str) -> Recordings:
     The steps are sorted by folder, window and number.
 
     Raises:
-        MemPluginError: the folder does not exist.
+        MemPluginError: the folder does not exist, or that is not known.
     """
-    if not files.exists(path):
+    try:
+        is_there = files.exists(path)
+    except OSError as error:
+        what, fix = f"The folder cannot be read: {error.strerror or error}.", "Give this user permission."
+        raise MemPluginError(what, where=path, fix=fix) from error
+    if not is_there:
         raise MemPluginError(
             "There is no such folder.", where=path, fix="Give the folder passed to the handler."
         )
@@ -225,11 +230,12 @@ def read_recordings(path: str) -> Recordings:
     steps.sort(key=lambda step: (step.folder, step.metadata.window, step.metadata.step))
     joined_steps = []
     for parts in watched.values():
-        try:
-            joined_steps.append(replace(parts[0], figures=joined([part.figures for part in parts])))
-        except ValueError as error:
-            what = f"The figures of steps are damaged ({error})."
-            problems.append(UnreadableFileError(what, where=parts[0].folder, fix=RERECORD))
+        figures, damage = joined_before([part.figures for part in parts])
+        if figures is not None:
+            joined_steps.append(replace(parts[0], figures=figures))
+        if damage is not None:
+            what = f"The figures of steps are damaged ({damage})."
+            problems.append(UnreadableFileError(what, where=parts[0].folder, fix=KEEP))
     return Recordings(tuple(steps), tuple(joined_steps), tuple(problems))
 
 

@@ -13,10 +13,11 @@ from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary
 from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.event_file import blob_value, scalar_value
+from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.paths import STEPS_END, STEPS_TAG, readable
 from tb_memplugin.store.records import record
 from tb_memplugin.store.step_records import VERSION, pack_figures
-from tb_memplugin.store.worker_folder import WorkerFolder, take_folder
+from tb_memplugin.store.worker_folder import WorkerFolder, WriterFolder
 from tb_memplugin.trace.step_figures import DeviceFigures, StepFigures
 
 SCALARS_EACH = 1_000
@@ -36,9 +37,8 @@ class StepsWriter:
     """
 
     def __init__(self, logdir: str, worker: str, epoch_ns: int, torch: str = "") -> None:
-        self._logdir, self._worker = files.absolute(os.fspath(logdir)), worker
+        self._claimed = WriterFolder(files.absolute(os.fspath(logdir)), worker, STEPS_END)
         self._epoch_ns, self._torch = epoch_ns, torch
-        self._folder: WorkerFolder | None = None
         self._written = 0
         self._until_ns = epoch_ns
 
@@ -49,25 +49,40 @@ class StepsWriter:
         in each record.
 
         Raises:
-            OSError: the folder cannot be written. Earlier records stay readable.
+            UnsettledError: it is not known whether the record was written. It is kept for `settle` or the
+                next call; the caller must not write these steps again.
+            OSError: the folder cannot be written. Earlier records stay readable, nothing of this one remains.
             MemPluginError: no folder for this worker is free.
         """
-        if self._folder is None or self._folder.is_gone():
-            self._folder = take_folder(self._logdir, self._worker, STEPS_END)
+        folder = self._claimed.current()
         last = int(figures.steps[-1])
-        event = Event(wall_time=time.time(), step=last, summary=Summary(value=[self._value(figures)]))
-        events = [event, *self._scalars(figures)]
-        path = self._folder.add_events(b"".join(record(item.SerializeToString()) for item in events))
-        self._written += len(figures)
-        self._until_ns += int(figures.durations_ns.sum())
+        event = Event(wall_time=time.time(), step=last, summary=Summary(value=[self._value(folder, figures)]))
+        events = b"".join(record(one.SerializeToString()) for one in (event, *self._scalars(figures)))
+        try:
+            path = folder.add_events(events)
+        except UnsettledError:
+            self._count(figures)
+            raise
+        self._count(figures)
         return path
 
-    def _value(self, figures: StepFigures) -> Summary.Value:
-        assert self._folder is not None
+    def settle(self) -> None:
+        """Complete a record of which it is not known whether it was written.
+
+        Raises:
+            OSError: the folder cannot be written; it is still not known.
+        """
+        self._claimed.settle()
+
+    def _count(self, figures: StepFigures) -> None:
+        self._written += len(figures)
+        self._until_ns += int(figures.durations_ns.sum())
+
+    def _value(self, folder: WorkerFolder, figures: StepFigures) -> Summary.Value:
         content = SeriesMetadata(
             version=VERSION,
-            worker=readable(self._folder.worker),
-            writer_id=self._folder.writer_id,
+            worker=readable(folder.worker),
+            writer_id=folder.writer_id,
             epoch_ns=self._epoch_ns,
             torch=self._torch,
         )

@@ -1,8 +1,11 @@
-"""Check of a step's summary: columns of one length, and every number points into its table."""
+"""Check of a step's summary: columns of one length, numbers within their tables, parts that are the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
 
 from tb_memplugin.proto.summary_pb2 import (
     Account,
@@ -23,7 +26,8 @@ def check_summary(summary: StepSummary) -> None:
     """Refuse a summary whose parts contradict each other. Nothing checks them again after this.
 
     Raises:
-        ValueError: a column has another length than its neighbors, or points outside its table.
+        ValueError: a column has another length than its neighbors or points outside its table, or parts do
+            not sum to their whole.
     """
     for table, lengths in _lengths(summary):
         if len(set(lengths)) > 1:
@@ -31,9 +35,14 @@ def check_summary(summary: StepSummary) -> None:
     for column, numbers, lowest, end in _limits(summary):
         if len(numbers) and not lowest <= min(numbers) <= max(numbers) < end:
             raise ValueError(f"{column} points outside its table")
+    if [one.stats for one in summary.metadata.devices] != [device.stats for device in summary.devices]:
+        raise ValueError("the figures of its devices are not those of its description")
     for device in summary.devices:
         if any(parent >= row for row, parent in enumerate(device.modules.parents)):
             raise ValueError("a module comes before its parent")
+        for parts, total, whole in _sums(device):
+            if total != whole:
+                raise ValueError(f"{parts} of {device.name} are {total:,}, and not {whole:,}")
 
 
 def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
@@ -50,6 +59,23 @@ def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
         yield "the reserve", [curve.columns if curve.reserved else 0, len(curve.reserved)]
         yield from (("an account's causes", _all(one, "causes", "cause_bytes")) for one in device.accounts)
         yield "the curve's parts", [curve.columns * len(curve.categories), len(curve.stacks)]
+
+
+def _sums(device: DeviceSummary) -> Iterator[tuple[str, int, int]]:
+    """Yield what parts are called, their sum, and the whole, in bytes."""
+    peak, curve = device.peak, device.curve
+    yield "the bytes of the peak", peak.bytes, device.stats.peak_bytes
+    yield "the peak's bytes by category", sum(peak.by_category.bytes), peak.bytes
+    yield "the peak's bytes by operator", sum(peak.by_operator.bytes), peak.bytes
+    yield "the peak's bytes by phase", sum(peak.by_phase.bytes), peak.bytes
+    yield "the peak's bytes by module", sum(device.modules.own), peak.bytes
+    if curve.columns:
+        # Each row consists of differences from column to column.
+        high, drawn = list(curve.high), np.array(curve.stacks, np.int64).reshape(-1, curve.columns)
+        yield "the curve's highest bytes", max(accumulate(high)), device.stats.peak_bytes
+        sums = drawn.sum(axis=0).tolist()
+        wrong = next((column for column in range(curve.columns) if sums[column] != high[column]), 0)
+        yield f"the curve's parts in column {wrong}", sums[wrong], high[wrong]
 
 
 def _parts(parts: Parts) -> list[int]:

@@ -7,10 +7,12 @@ import os
 import socket
 import time
 import uuid
+from contextlib import suppress
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.event_file import first_record
+from tb_memplugin.store.growing_file import GrowingFile, NotOursError, PartFiles, UnsettledError
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, folder_name
 
 _log = logging.getLogger("tb_memplugin")
@@ -31,14 +33,26 @@ class WorkerFolder:
         self.path, self.worker, self.writer_id = path, worker, writer_id
         maker = f"{folder_name(socket.gethostname())}.{os.getpid()}"
         self._event_stem = f"events.out.tfevents.{int(time.time()):010d}.{maker}"
-        self._parts = 0
+        self._part = 0
+        self._events: GrowingFile | PartFiles = self._growing_file()
+        if files.is_remote(path):
+            self._events = PartFiles(self._event_file, first_record())
 
     def is_gone(self) -> bool:
-        """Whether the local folder was deleted; logs a warning. A remote folder is created by writing."""
-        if files.is_remote(self.path) or files.exists(files.join(self.path, SIDE_FOLDER, CLAIM)):
-            return False
-        _log.warning("%s was deleted; later recordings go into a new folder.", self.path)
-        return True
+        """Whether the local folder was deleted; logs a warning. A remote folder is created by writing.
+
+        An error of the file system is no answer: the folder then counts as there, and writing to it tells.
+        """
+        with suppress(OSError):
+            if not files.is_remote(self.path) and not files.exists(files.join(self.path, SIDE_FOLDER, CLAIM)):
+                _log.warning("%s was deleted; later recordings go into a new folder.", self.path)
+                return True
+        return False
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether it is not known if the last events were written; `settle` completes them."""
+        return bool(self._events.pending)
 
     def add_events(self, events: bytes) -> str:
         """Append to the event file. On remote file systems, which cannot append, write a new file instead.
@@ -47,31 +61,97 @@ class WorkerFolder:
             The file's path.
 
         Raises:
-            OSError: the file system failed. The file is unchanged.
+            UnsettledError: it is not known whether the events were written. They are kept for `settle`.
+            OSError: the file system failed. Nothing of the events is in the file.
         """
-        part = self._parts if files.is_remote(self.path) else 0
-        path = files.join(self.path, f"{self._event_stem}.{part:06d}{EVENT_FILE_END}")
-        if not files.is_remote(self.path) and files.exists(path):
-            files.append(path, events)
-        else:
-            files.write_whole(path, lambda stream: stream.write(first_record() + events))
-        self._parts += 1
-        return path
+        self.settle()
+        try:
+            self._events.append(events)
+        except NotOursError:
+            try:
+                self._go_on_in_next_file()
+            except OSError as error:
+                raise UnsettledError(error.errno, error.strerror, self._events.path) from error
+        return self._events.path
+
+    def settle(self) -> None:
+        """Complete events of which it is not known whether they were written.
+
+        Raises:
+            OSError: the file system failed; it is still not known.
+        """
+        try:
+            self._events.settle()
+        except NotOursError:
+            self._go_on_in_next_file()
+
+    def _go_on_in_next_file(self) -> None:
+        pending, self._part = self._events.pending, self._part + 1
+        self._events = self._growing_file()
+        self._events.pending = pending
+        self._events.settle()
+
+    def _growing_file(self) -> GrowingFile:
+        return GrowingFile(self._event_file(self._part), first_record())
+
+    def _event_file(self, part: int) -> str:
+        return files.join(self.path, f"{self._event_stem}.{part:06d}{EVENT_FILE_END}")
 
 
-def take_folder(logdir: str, worker: str, end: str = "") -> WorkerFolder:
-    """Find the first folder of a worker that has no writer, and claim it.
+class WriterFolder:
+    """The folder of one writer: claimed at the first use, and again after a fork or when it was deleted.
 
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text; the folder's name is made safe from it.
         end: a suffix for the folder's name.
+        claimed: a folder that was claimed already.
+    """
+
+    def __init__(
+        self, logdir: str, worker: str, end: str = "", *, claimed: WorkerFolder | None = None
+    ) -> None:
+        self._wanted = logdir, worker, end
+        self._writer_id = uuid.uuid4().hex
+        self._pid = os.getpid()
+        self._folder = claimed
+
+    def current(self) -> WorkerFolder:
+        """Return the folder of this process; another object than before where a new one had to be claimed.
+
+        Raises:
+            OSError: the folder cannot be created.
+            MemPluginError: too many writers have used the worker's name.
+        """
+        if self._pid != os.getpid() or (self._folder is not None and self._folder.is_gone()):
+            self._folder, self._writer_id, self._pid = None, uuid.uuid4().hex, os.getpid()
+        if self._folder is None:
+            self._folder = take_folder(*self._wanted, writer_id=self._writer_id)
+        return self._folder
+
+    def settle(self) -> None:
+        """Complete events of which it is not known whether they were written, if the folder is still there.
+
+        Raises:
+            OSError: the file system failed; it is still not known.
+        """
+        if self._folder is not None and self._folder.is_unsettled:
+            self.current().settle()
+
+
+def take_folder(logdir: str, worker: str, end: str, writer_id: str) -> WorkerFolder:
+    """Find the first folder of a worker that has no other writer, and claim it.
+
+    Args:
+        logdir: a local path or an fsspec URL. It need not exist.
+        worker: the worker's name, any text; the folder's name is made safe from it.
+        end: a suffix for the folder's name.
+        writer_id: the writer's id. To try again with the same one after an error takes the same folder.
 
     Raises:
         OSError: the folder cannot be created.
         MemPluginError: too many writers have used the worker's name.
     """
-    writer_id = uuid.uuid4().hex
     for number in range(1, _MOST_WRITERS):
         name = worker if number == 1 else f"{worker}.{number}"
         folder = files.join(logdir, folder_name(f"{name}{end}"))
@@ -109,5 +189,9 @@ def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
 
 
 def has_events(folder: str) -> bool:
-    """Whether the folder contains event files. TensorBoard's Python loader would read only the newest."""
+    """Whether the folder contains event files. TensorBoard's Python loader would read only the newest.
+
+    Raises:
+        OSError: the file system failed, so that it is not known.
+    """
     return any("tfevents" in name for name in files.names_in(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -11,11 +12,12 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
 from tb_memplugin.store.event_file import step_record
+from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.outline import whole_summaries
 from tb_memplugin.store.paths import SIDE_FOLDER, side_file_name
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.windows import write_window
-from tb_memplugin.store.worker_folder import WorkerFolder, take_folder
+from tb_memplugin.store.worker_folder import WorkerFolder, WriterFolder
 from tb_memplugin.trace import MemoryTrace
 
 
@@ -54,9 +56,9 @@ class RunWriter:
     """
 
     def __init__(self, logdir: str, worker: str) -> None:
-        self._logdir, self._worker = files.absolute(os.fspath(logdir)), worker
+        self._logdir = files.absolute(os.fspath(logdir))
         self._lock = threading.Lock()
-        self._pid = -1
+        self._claimed = WriterFolder(self._logdir, worker)
         self._folder: WorkerFolder | None = None
         self._windows = 0
 
@@ -64,35 +66,39 @@ class RunWriter:
     def into(cls, folder: str, worker: str, writer_id: str) -> RunWriter:
         """Return a writer for a folder that was claimed with `claim_folder`."""
         writer = cls(folder, worker)
-        writer._use(WorkerFolder(folder, worker, writer_id))
+        writer._claimed = WriterFolder(folder, worker, claimed=WorkerFolder(folder, worker, writer_id))
         return writer
 
     def write(self, trace: MemoryTrace) -> WrittenWindow:
         """Write a window: one side file, and one summary per step. Readers see it when this returns.
 
         Raises:
-            MemPluginError: the folder cannot be written or the disk is full. Earlier windows stay readable,
-                and no part of this window remains.
+            MemPluginError: the folder cannot be written or the disk is full. Earlier windows stay readable.
+                No part of this window remains; or, where the file system does not tell whether it was
+                written, the next call completes it.
         """
         with self._lock:
             try:
-                self._forget_deleted()
                 return self._write(trace)
             except OSError as error:
                 self._refuse(error)
 
-    def _forget_deleted(self) -> None:
-        """Drop the folder if it was deleted, so that a new one is claimed."""
-        if self._folder is not None and self._folder.is_gone():
-            self._folder = None
-
     def _write(self, trace: MemoryTrace) -> WrittenWindow:
-        folder = self._folder
-        if folder is None or self._pid != os.getpid():
-            if "\0" in self._logdir:
-                self._refuse(OSError("a folder's name cannot have a NUL character"))
-            folder = take_folder(self._logdir, self._worker)
-            self._use(folder)
+        if "\0" in self._logdir:
+            self._refuse(OSError("a folder's name cannot have a NUL character"))
+        folder = self._claimed.current()
+        if folder is not self._folder:
+            self._folder, self._windows = folder, 0
+        if folder.is_unsettled:
+            folder.settle()
+            self._windows += 1
+        while True:
+            try:
+                return self._write_to(folder, trace)
+            except FileExistsError:  # the side file of a window that failed could not be deleted
+                self._windows += 1
+
+    def _write_to(self, folder: WorkerFolder, trace: MemoryTrace) -> WrittenWindow:
         window = Window(folder.worker, folder.writer_id, self._windows, side_file_name(self._windows))
         summaries = WindowSummaries(trace, window)
         steps, summarized = range(len(trace.steps)), whole_summaries(trace)
@@ -101,11 +107,14 @@ class RunWriter:
         blobs += [pack(lambda _, row=row: summaries.outline(row)) for row in steps[summarized:]]  # type: ignore[misc]
         events = b"".join(map(step_record, metadata, blobs))
         side_file = files.join(folder.path, SIDE_FOLDER, window.side_file)
-        size = files.write_whole(side_file, lambda stream: write_window(stream, trace))
+        size = files.write_new(side_file, lambda stream: write_window(stream, trace))
         try:
             event_file = folder.add_events(events)
+        except UnsettledError:  # its steps may be readable, or become it: they need the side file
+            raise
         except OSError:
-            files.remove(side_file)
+            with suppress(OSError):
+                files.remove(side_file)
             raise
         self._windows += 1
         return WrittenWindow(
@@ -119,12 +128,9 @@ class RunWriter:
             summary_bytes=tuple(map(len, blobs)),
         )
 
-    def _use(self, folder: WorkerFolder) -> None:
-        self._pid, self._folder, self._windows = os.getpid(), folder, 0
-
     def _refuse(self, error: OSError) -> NoReturn:
         raise MemPluginError(
             f"The memory profile could not be written: {error.strerror or error}.",
-            where=self._folder.path if self._folder else self._logdir,
+            where=self._logdir,  # the same for every operation, so that one fault is logged once
             fix="Free some disk space, or choose a folder that this process can write to.",
         ) from error

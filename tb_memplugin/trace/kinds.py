@@ -128,6 +128,8 @@ class Reason(IntEnum):
     """An outermost module call returned it, and a later one received it."""
     COPY = 28
     """It has the values, or the place in a list or dict, of a copy of a parameter."""
+    WRITTEN_IN_CALLS = 29
+    """Outermost calls of a module received it and wrote to it, and nothing did so between them."""
 
 
 class Phase(IntEnum):

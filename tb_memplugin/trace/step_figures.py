@@ -107,9 +107,13 @@ class WatchedSteps:
 def joined(parts: Sequence[StepFigures]) -> StepFigures:
     """Concatenate parts. A phase that is missing in a part gets zeros there: it did not run.
 
+    Steps that an earlier part has already are left out, with a note: a writer that was told of an error
+    although its steps were written may have written them again.
+
     Raises:
         ValueError: the parts have different devices, or the step numbers do not increase.
     """
+    parts = _without_repeats(parts)
     names = list(dict.fromkeys(phase.name for part in parts for phase in part.phases))
     steps = np.concatenate([part.steps for part in parts])
     if bool((steps[1:] <= steps[:-1]).any()):
@@ -129,6 +133,57 @@ def joined(parts: Sequence[StepFigures]) -> StepFigures:
         ),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
+
+
+def joined_before(parts: Sequence[StepFigures]) -> tuple[StepFigures | None, ValueError | None]:
+    """Concatenate the parts up to the first that does not belong to those before it.
+
+    Returns:
+        The steps, None if not even the first part is right; and what is wrong, None if nothing is.
+    """
+    whole, error = None, None
+    right, wrong = 0, len(parts) + 1  # so many parts can be joined, and so many cannot
+    while wrong - right > 1:
+        count = len(parts) if wrong > len(parts) else (right + wrong) // 2
+        try:
+            whole, right = joined(parts[:count]), count
+        except ValueError as reason:
+            error, wrong = reason, count
+        if right == len(parts):
+            break
+    return whole, error
+
+
+def _without_repeats(parts: Sequence[StepFigures]) -> Sequence[StepFigures]:
+    """Return the parts without steps that earlier ones have; a note on the first says how many there were."""
+    numbers = np.concatenate([part.steps for part in parts])
+    if bool((numbers[1:] > numbers[:-1]).all()):
+        return parts
+    seen = numbers[:0]
+    new: list[StepFigures] = []
+    repeats = 0
+    for part in parts:
+        is_new = ~np.isin(part.steps, seen)
+        repeats += int((~is_new).sum())
+        seen = np.concatenate((seen, part.steps))
+        new.append(_rows(part, is_new))
+    if not repeats:
+        return parts
+    were = "step was" if repeats == 1 else "steps were"
+    note = f"{repeats:,} {were} written twice, after an error of the file system. One copy counts."
+    return [replace(new[0], notes=(*new[0].notes, note)), *new[1:]]
+
+
+def _rows(table: Any, rows: Bool) -> Any:
+    """Return a table, and the tables in it, with some of the rows of every column."""
+    columns: dict[str, Any] = {}
+    for name in (column.name for column in fields(table)):
+        value = getattr(table, name)
+        if isinstance(value, np.ndarray):
+            columns[name] = value[rows]
+        elif name in ("devices", "phases"):
+            columns[name] = tuple(_rows(one, rows) for one in value)
+    return replace(table, **columns)
 
 
 def _joined(rows: Sequence[Any]) -> Any:

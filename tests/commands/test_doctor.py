@@ -235,3 +235,12 @@ def test_an_account_that_was_not_recorded_is_no_problem(logdir):
     assert told.endswith(
         "1 of 1 window: not recorded: no counter was read, as in recordings of older versions"
     )
+
+
+def test_a_folder_that_was_claimed_and_never_written_to(logdir):
+    claim = logdir / "run/rank0.2/plugins/tb_memplugin/claimed"
+    claim.parent.mkdir(parents=True)
+    claim.write_text("someone")
+    (hint,) = [finding for finding in findings(logdir) if finding.level is Level.HINT]
+    assert hint.what == f"{logdir}/run/rank0.2 belongs to a process that has written no step."
+    assert f"rm -r {logdir}/run/rank0.2" in hint.fix

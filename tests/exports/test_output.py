@@ -61,3 +61,15 @@ def test_a_device_is_written_to_and_stays_one():
     with replacing("/dev/null") as stream:
         stream.write(b"gone")
     assert not Path("/dev/null").is_file()
+
+
+def test_where_it_is_not_known_whether_a_device_is_there_nothing_is_replaced(tmp_path, monkeypatch):
+    def stale(*_, **__):
+        raise OSError(116, "Stale file handle")
+
+    (tmp_path / "device").write_text("stands for a device")
+    with monkeypatch.context() as patched:
+        patched.setattr("os.stat", stale)
+        with pytest.raises(MemPluginError, match="Stale file handle"), replacing(tmp_path / "device"):
+            pass
+    assert (tmp_path / "device").read_text() == "stands for a device"

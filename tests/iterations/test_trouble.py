@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import io
 import threading
+from typing import Any
 
+import pytest
 import torch
 from rich.console import Console
 from torch import nn
 from torch.utils import _python_dispatch as dispatch
 
 from tb_memplugin import IterationReport
+from tb_memplugin.iterations.csv_files import IterationCsv
+from tb_memplugin.iterations.figures import iteration_memory
+from tb_memplugin.iterations.watch import Seen
+from tb_memplugin.sources.steps.counters import Reading
 from tests import full_disk
 
 
@@ -57,3 +63,41 @@ def test_iterations_that_end_on_other_threads_leave_nothing_on_the_first():
         iteration()
     report.close()
     assert not dispatch._get_current_dispatch_mode_stack()
+
+
+def test_rows_that_could_not_be_taken_back_are_taken_back_later(tmp_path):
+    class Failing:
+        """The second file: while it fails, a write leaves half of its bytes, and nothing can be cut."""
+
+        def __init__(self, file):
+            self.file, self.fails = file, False
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, text):
+            if not self.fails:
+                return self.file.write(text)
+            self.file.write(text[: len(text) // 2])
+            raise OSError(5, "Input/output error")
+
+        def truncate(self):
+            if self.fails:
+                raise OSError(5, "Input/output error")
+            return self.file.truncate()
+
+    reading = Reading(2, 7, exact=False, reserved=20, peak_reserved=30, reserved_exact=False)
+    seen = Seen(("cuda:0",), (reading,), None, {}, ())
+    memory = iteration_memory(nn.Linear(4, 3), seen, step=1, epoch=1, iteration=1, seconds=0.0)
+    csv: Any = IterationCsv(tmp_path, "w")
+    csv.write(memory)
+    expected = {path.name: len(path.read_bytes()) for path in csv.paths}
+    second = Failing(csv._files[1])
+    csv._files = (csv._files[0], second)
+    second.fails = True
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            csv.write(memory)
+    second.fails = False
+    csv.close()
+    assert {path.name: len(path.read_bytes()) for path in tmp_path.iterdir()} == expected

@@ -125,3 +125,11 @@ def test_hostile_names_are_names(logdir):
     chosen = {"run": "hostile", "worker": HOSTILE, "device": "cuda:0", "step": 0}
     assert tab.get("step_figures", **chosen)["phases"][0]["name"] == HOSTILE
     assert {path.parent for path in Path(logdir, "hostile").iterdir()} == {logdir / "hostile"}
+
+
+def test_steps_that_were_written_twice_are_shown_once(logdir):
+    writer = StepsWriter(str(logdir / "long"), "rank0", 0)
+    writer.write(figures([5, 9]))
+    writer.write(figures([9, 2, 3], first=1))
+    monitored = worker_of(Tab(logdir).get("runs"), "long")["monitored"]["cuda:0"]
+    assert (monitored["count"], monitored["last"], monitored["highest_step"]) == (4, 3, 1)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tb_memplugin.server import rule_search
+from tb_memplugin.server.rule_search import MOST_SEARCHES
 from tb_memplugin.store.writer import RunWriter
 from tests.recorded_program import program
 from tests.server.tab import Tab
@@ -226,6 +234,43 @@ def test_a_pattern_that_would_take_for_ever_is_ended(tab, monkeypatch, tmp_path)
     status, error = Tab(tmp_path).refused("rule_table", **CHOSEN, rules="slow=^(a+)+$")
     assert (status, "seconds" in error["what"]) == (400, True)
     assert time.monotonic() - began < 10
+
+
+def test_searches_wait_for_each_other_and_one_that_waits_too_long_is_refused(monkeypatch, tmp_path):
+    """Twelve requests of 0.2 s each, two at a time: the last begins after 1 s, when waiting has ended."""
+    monkeypatch.setattr("tb_memplugin.server.rule_search.SECONDS", 0.7)
+    running, most, lock, search = 0, 0, threading.Lock(), subprocess.run
+
+    def run(*arguments, **options):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.2)
+        with lock:
+            running -= 1
+        return search(*arguments, **{**options, "timeout": 60})
+
+    monkeypatch.setattr(subprocess, "run", run)
+    RunWriter(str(tmp_path / "r"), "rank0").write(PROGRAM)
+    tab = Tab(tmp_path)
+    with ThreadPoolExecutor(12) as clients:
+        asked = [{**CHOSEN, "rules": "a=mlp"}] * 12
+        answers = list(clients.map(lambda rules: tab.answer("rule_table", "GET", **rules), asked))
+    assert most == MOST_SEARCHES
+    assert {status for status, _ in answers} == {200, 400}
+    refused = [body["error"] for status, body in answers if status == 400]
+    assert all("other searches" in error["what"] and error["fix"] for error in refused)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of processor time there")
+def test_a_search_ends_by_itself_after_its_server_has_ended():
+    asked = {"patterns": [["^(a+)+$", 0]], "texts": [[f"{'a' * 60}!", "file.py"]]}
+    limited = rule_search._SEARCH.replace("(20, 20)", "(1, 1)")
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", limited], input=json.dumps(asked), text=True, timeout=60
+    )
+    assert -ended.returncode in (signal.SIGXCPU, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, UserDict, deque, namedtuple
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,6 +56,7 @@ def names_of(found):
         Preconditioner(),
         List(ONE),
         [Slots(ONE), Inherited(OTHER)],
+        SimpleNamespace(a=ONE, b={OTHER}),
     ],
     ids=lambda holder: type(holder).__name__,
 )

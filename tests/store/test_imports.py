@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from tb_memplugin.errors import MemPluginError
@@ -58,9 +60,33 @@ def test_another_import_that_takes_the_name_meanwhile_keeps_it(tmp_path, monkeyp
         (side / "claimed").write_bytes(claim)
         return claim_folder(folder, writer_id, origin)
 
+    def filled(seconds):
+        (side / "claimed").write_bytes(b"someone\n/b/w.pickle")
+
     monkeypatch.setattr("tb_memplugin.store.imports.claim_folder", late)
+    monkeypatch.setattr("tb_memplugin.store.imports.time.sleep", filled)
     assert write_import(str(tmp_path), "w", "/a/w.pickle", OLD).written.worker == "w.2"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w", "w.2"]
+
+
+def test_a_claim_that_a_killed_import_never_filled_belongs_to_nobody(tmp_path):
+    write_import(str(tmp_path), "w", "/a/w.pickle", OLD)
+    half = tmp_path / "w.v2/plugins/tb_memplugin"
+    half.mkdir(parents=True)
+    (half / "claimed").write_bytes(b"")
+    done = write_import(str(tmp_path), "w", "/a/w.pickle", NEW)
+    assert (done.written.worker, done.replaced) == ("w", True)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.v3"]
+    assert steps_in(tmp_path) == [("w", 2), ("w", 3)]
+
+
+def test_imports_of_one_file_under_two_names_become_one_again(tmp_path):
+    write_import(str(tmp_path), "w", "/b/w.pickle", OLD)
+    assert write_import(str(tmp_path), "w", "/a/w.pickle", OLD).written.worker == "w.2"
+    shutil.rmtree(tmp_path / "w")
+    done = write_import(str(tmp_path), "w", "/a/w.pickle", NEW)
+    assert (done.written.worker, done.replaced) == ("w", True)
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
 def test_what_others_put_beside_an_import_stays(tmp_path):

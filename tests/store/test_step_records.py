@@ -63,8 +63,24 @@ def test_parts_join_and_a_phase_that_a_part_lacks_did_not_run_there():
     assert whole.devices[0].fragmentation.tolist() == [1 - 2 / 10, 1 - 4 / 18, 1 - 3 / 14]
 
 
+def test_steps_that_were_written_twice_count_once_and_that_is_told():
+    parts = [figures([5, 9], notes=["told"]), figures([9, 2, 3], first=1, phases={"forward": [9, 2, 3]})]
+    whole = joined([*parts, figures([3], first=3), figures([4], first=4)])
+    assert whole.steps.tolist() == [0, 1, 2, 3, 4]
+    assert whole.devices[0].peak.tolist() == [5, 9, 2, 3, 4]
+    assert [phase.counts.tolist() for phase in whole.phases] == [[0, 0, 1, 1, 0]]
+    assert whole.notes == (
+        "told",
+        "2 steps were written twice, after an error of the file system. One copy counts.",
+    )
+
+
 @pytest.mark.parametrize(
-    "parts", [[figures([1]), figures([1])], [figures([1]), figures([1], first=1, device="cuda:1")]]
+    "parts",
+    [
+        [figures([1], first=5), figures([1], first=3)],
+        [figures([1]), figures([1], first=1, device="cuda:1")],
+    ],
 )
 def test_parts_that_do_not_belong_together_are_refused(parts):
     with pytest.raises(ValueError, match=r"rise|devices"):
@@ -165,3 +181,30 @@ def test_commands_tell_that_there_are_only_figures(tmp_path):
     told = CliRunner().invoke(main, ["doctor", str(tmp_path)]).output
     assert "MemoryMonitor watched 2 steps of 1 worker" in told
     assert "contain no step that can be read" not in told
+
+
+def test_a_file_with_steps_that_were_written_twice_is_read(tmp_path):
+    writer = StepsWriter(str(tmp_path), "rank0", 0)
+    writer.write(figures([5, 9]))
+    writer.write(figures([9, 2, 3], first=1))
+    found = read_recordings(str(tmp_path))
+    assert found.problems == ()
+    (watched,) = found.watched
+    assert watched.figures.devices[0].peak.tolist() == [5, 9, 2, 3]
+    assert watched.figures.notes == (
+        "1 step was written twice, after an error of the file system. One copy counts.",
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_steps_before_the_first_that_contradicts_them_are_read(tmp_path, count):
+    writer = StepsWriter(str(tmp_path), "rank0", 0)
+    for number in range(count):
+        writer.write(figures([100 + number], first=number))
+    for number in range(count, 9):
+        writer.write(figures([5], first=number, device="cuda:1"))
+    found = read_recordings(str(tmp_path))
+    (watched,), (problem,) = found.watched, found.problems
+    assert watched.figures.devices[0].peak.tolist() == [100 + number for number in range(count)]
+    assert "records have different devices" in problem.what
+    assert problem.fix.startswith("Keep the file")

@@ -189,6 +189,14 @@ def test_a_flipped_bit_anywhere_in_a_summary_is_refused_or_changes_nothing():
         (lambda device: device.accounts.add(causes=[1]), "account's causes have different lengths"),
         (lambda device: setattr(device.peak, "phase", 77), "peak's phase points outside"),
         (lambda device: setattr(device.curve, "columns", 1 << 31), "curve have different lengths"),
+        (lambda device: setattr(device.peak, "bytes", 561), "the bytes of the peak .* are 561, and not 560"),
+        (lambda device: _add(device.peak.by_category.bytes), "by category .* are 561, and not 560"),
+        (lambda device: _add(device.peak.by_operator.bytes), "by operator .* are 561, and not 560"),
+        (lambda device: _add(device.peak.by_phase.bytes), "by phase .* are 561, and not 560"),
+        (lambda device: _add(device.modules.own), "by module .* are 561, and not 560"),
+        (lambda device: _add(device.curve.high), "curve's highest bytes .* are 561, and not 560"),
+        (lambda device: _add(device.curve.stacks), "curve's parts in column 0 .* are 401, and not 400"),
+        (lambda device: setattr(device.stats, "peak_bytes", 561), "devices are not those of its description"),
     ],
 )
 def test_a_summary_that_contradicts_itself_is_refused(change, message):
@@ -196,6 +204,21 @@ def test_a_summary_that_contradicts_itself_is_refused(change, message):
     change(summary.devices[0])
     with pytest.raises(UnreadableFileError, match=message):
         read_summary(pack(lambda _: summary))
+
+
+def _add(column):
+    column[0] += 1
+
+
+@pytest.mark.parametrize("field", ["peak_bytes", "start_bytes", "end_bytes", "allocations", "step_end_ns"])
+def test_a_summary_that_contradicts_its_metadata_is_refused(field):
+    described = WindowSummaries(TWO_STEPS, WINDOW).metadata(0)
+    blob = pack(lambda limits: WindowSummaries(TWO_STEPS, WINDOW).summary(0, limits))
+    assert read_summary(blob, "", described).devices[0].stats.peak_bytes == 560
+    stats = described.devices[0].stats
+    setattr(stats, field, getattr(stats, field) + 1)
+    with pytest.raises(UnreadableFileError, match="figures are not those of its description"):
+        read_summary(blob, "", described)
 
 
 def test_a_small_blob_that_claims_to_unpack_to_much_is_refused():

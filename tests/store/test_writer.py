@@ -244,14 +244,14 @@ def test_where_the_disk_is_full_earlier_and_later_steps_stay_whole(tmp_path, mos
 
 
 def test_an_event_file_that_cannot_grow_takes_the_side_file_back(tmp_path, monkeypatch):
-    def full(path, data):
+    def full(descriptor, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     writer = RunWriter(str(tmp_path), "rank0")
     writer.write(STEP)
     before = files_in(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("tb_memplugin.store.files.append", full)
+        patched.setattr("tb_memplugin.store.growing_file._write", full)
         with pytest.raises(MemPluginError, match="No space left on device"):
             writer.write(NEXT)
     assert files_in(tmp_path) == before

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.sources.alive_before import ALIVE_BEFORE
 from tb_memplugin.sources.categories import of_known
 from tb_memplugin.sources.cublas import (
     LARGE_WORKSPACE,
@@ -28,7 +27,7 @@ from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Category, Reason, StartState
 from tb_memplugin.trace import start_state as as_start_state
 from tb_memplugin.trace.replay import match_frees
-from tb_memplugin.trace.tables import Bool, Int64
+from tb_memplugin.trace.tables import Bool
 
 BY_SIZE = "cuBLAS workspace, by its size"
 """The label of a block of the workspace size that no known storage uses and that is not freed."""
@@ -94,36 +93,6 @@ def start_state(
         rows += mine
     searched = [(devices[row.device], row.address) in window.searched for row in rows]
     return _columns(rows, np.array(searched, bool)), notes
-
-
-def with_later_names(
-    start: StartState, matched: Int64, sightings: Sequence[Sighting], owners: Owners, labels: Names
-) -> StartState:
-    """Return the start state with names for blocks that were seen in use only later in the window.
-
-    They are what an optimizer holds that was not given: it is met at its first step.
-
-    Args:
-        start: the start state.
-        matched: for each sighting, the block that it saw: a row of the start state, or any other number.
-        sightings: the sightings of the window.
-        owners: the table of owners.
-        labels: the table to which the names of tensors are added.
-    """
-    by_size = (Category.UNKNOWN, Category.WORKSPACE, Category.COMMUNICATION)
-    nameless = np.append(np.isin(start.category, by_size), False)
-    found = np.flatnonzero((matched >= 0) & nameless[np.minimum(matched, len(start))])
-    if not len(found):
-        return start
-    category, module, label = start.category.copy(), start.module.copy(), start.label.copy()
-    reason = start.reason.copy()
-    for row, seen in ((int(matched[one]), sightings[one]) for one in found.tolist()):
-        category[row] = seen.category
-        if seen.category is not Category.INPUT or label[row] in (-1, labels.add(ALIVE_BEFORE)):
-            label[row] = labels.add(seen.label)
-        module[row] = seen.module if seen.module >= 0 else owners.not_named
-        reason[row] = Reason.ENTERED if seen.category is Category.INPUT else Reason.HELD
-    return replace(start, category=category, module=module, label=label, reason=reason)
 
 
 def _named(device: int, seen: Sighting, owners: Owners, labels: Names, size: int | None = None) -> _Row:

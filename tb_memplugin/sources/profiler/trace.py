@@ -25,13 +25,14 @@ from tb_memplugin.sources.profiler.node_owners import forward_threads
 from tb_memplugin.sources.profiler.outside_tree import with_events_outside
 from tb_memplugin.sources.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.sources.profiler.stacks import ProfiledStacks, stacks_of
-from tb_memplugin.sources.profiler.start_state import start_state, with_later_names
+from tb_memplugin.sources.profiler.start_state import start_state
 from tb_memplugin.sources.profiler.tree import walk
 from tb_memplugin.sources.profiler.window import Window
+from tb_memplugin.sources.provenance import with_later_names
 from tb_memplugin.sources.python_frames import note_on_cut
 from tb_memplugin.sources.ranges import annotations_of
 from tb_memplugin.sources.tables import Names
-from tb_memplugin.sources.weight_copies import held_copies
+from tb_memplugin.sources.weight_copies import fqns, held_copies
 from tb_memplugin.trace import (
     Annotations,
     Category,
@@ -105,7 +106,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     )
     devices = _all_devices(memory, window)
     labels = Names()
-    window.start = held_copies(window.start, [fqn for _, fqn in window.names.owner_of.values()])
+    window.start = held_copies(window.start, fqns(window.names))
     start, notes = start_state(window, memory, devices, found.owners, labels)
     called = stacks_of(tree, memory, main_thread(tree))
     quiet = () if calls is None else ("cpu",)  # the calls have these frees already

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from itertools import chain
 from time import time_ns
@@ -25,6 +26,7 @@ from tb_memplugin.sources.alive_before import ALIVE_BEFORE, alive_now
 from tb_memplugin.sources.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.optimizer_hooks import StepHooks
+from tb_memplugin.sources.outer_calls import OuterCalls
 from tb_memplugin.sources.profiler.allocator_levels import Levels, allocator_levels
 from tb_memplugin.sources.profiler.carried import CarriedBlocks
 from tb_memplugin.sources.profiler.ddp_buckets import bucket_sizes, buckets_alive
@@ -169,7 +171,8 @@ class WindowRecorder:
             window.has_models = bool(models)
             self._missing(models)
             self._take_start(models)
-            self._modules.start(models, window.names, self._outer_call, self._outer_result)
+            outer_calls = OuterCalls(window.names, self._saw_inputs, partial(self._failed, "a module's call"))
+            self._modules.start(models, window.names, outer_calls, self._outer_result)
             window.crossings = self._modules.log
             self._handles = [
                 StepHooks(self._before_step, self._after_step),
@@ -359,20 +362,11 @@ class WindowRecorder:
         except Exception as error:  # see start
             self._failed("optimizer step", error)
 
-    def _outer_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what enters a module from outside."""
-        if (window := self._window) is None or torch._C._get_tracing_state() is not None:
-            return
-        try:
-            row = window.names.row_of.get(id(module), -1)
-            name = window.names.modules[row].name if row >= 0 else type(module).__name__
-            given = tensors_in((args, kwargs))
-            seen = sight((one, Category.INPUT, -1, f"input of {name}") for one in given)
+    def _saw_inputs(self, seen: list[Sighting], _: object) -> None:
+        if self._window is not None:
             self._seen.append([seen])
-            if (thread := threading.get_ident()) != window.thread:
-                self._entered[thread] = {(one.device, one.address) for one in seen}
-        except Exception as error:  # see start
-            self._failed("a module's call", error)
+            if (thread := threading.get_ident()) != self._window.thread:
+                self._entered.setdefault(thread, set()).update((one.device, one.address) for one in seen)
 
     def _outer_result(self, result: Any) -> None:
         """Count what a module returned on another thread, which the profiler may not see."""

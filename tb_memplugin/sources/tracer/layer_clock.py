@@ -18,7 +18,7 @@ from torch import nn
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
 from tb_memplugin.sources.history.recording import Allocator
 from tb_memplugin.sources.module_calls import Entered, Left
-from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder, OuterCall, OuterResult
+from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder, OuterResult, SeesOuterCalls
 from tb_memplugin.sources.tracer.autograd_marks import AutogradMarks
 from tb_memplugin.sources.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
 from tb_memplugin.sources.tracer.shared_backward import SharedBackward
@@ -77,7 +77,7 @@ class LayerClock(ModuleRecorder):
         self,
         models: Mapping[str, nn.Module],
         names: ModuleNames,
-        outer_call: OuterCall | None = None,
+        outer_calls: SeesOuterCalls | None = None,
         outer_result: OuterResult | None = None,
     ) -> None:
         """Watch every module of the models that runs as Python code."""
@@ -85,7 +85,7 @@ class LayerClock(ModuleRecorder):
         rows = range(NO_LAYER, len(self._keys))
         self._reached = {row: self._reaching(row, marks=False) for row in rows}
         self._reached_marking = {row: self._reaching(row, marks=True) for row in rows}
-        super().start(models, names, outer_call, outer_result)
+        super().start(models, names, outer_calls, outer_result)
         self._backward.start()
         self.unseen = len(names.modules) - len(
             {names.row_of[module] for module in self._module_calls.watched}

@@ -13,6 +13,7 @@ from time import time_ns
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
 from tb_memplugin.sources.module_calls import Entered, Left
@@ -50,12 +51,13 @@ class LayerFigures:
 
 @dataclass(slots=True)
 class Frame:
-    """A module call that is running."""
+    """A module call that is running. `sequence` is autograd's sequence number at its start."""
 
     row: int
     began_ns: int
     peak: int
     in_backward: bool
+    sequence: int
     inner_ns: int = 0
 
 
@@ -76,7 +78,8 @@ class Results(Protocol):
 class Layers:
     """The layers of all threads: their figures, and the latest time ranges of the phases.
 
-    `results` hears of all results, once they are recorded.
+    `making` are the stretches of forward that made autograd nodes. `results` hears of all results, once they
+    are recorded.
     """
 
     ledger: Ledger
@@ -85,6 +88,7 @@ class Layers:
     forward: deque[Stretch]
     backward: deque[Stretch]
     optimizer: deque[Stretch]
+    making: deque[Stretch]
     in_optimizer: int = 0
     on: bool = True
     problems: list[str] = field(default_factory=list)
@@ -95,8 +99,11 @@ class Layers:
     @classmethod
     def of(cls, ledger: Ledger, names: ModuleNames) -> Layers:
         """Return layers that have not run. They keep at most as many stretches per phase as the ledger."""
-        forward, backward, optimizer = (deque[Stretch](maxlen=ledger.entries.maxlen) for _ in range(3))
-        return cls(ledger, names, [LayerFigures() for _ in names.modules], forward, backward, optimizer)
+        figures = [LayerFigures() for _ in names.modules]
+        forward, backward, optimizer, making = (
+            deque[Stretch](maxlen=ledger.entries.maxlen) for _ in range(4)
+        )
+        return cls(ledger, names, figures, forward, backward, optimizer, making)
 
     def failed(self, error: Exception) -> None:
         """Stop tracing after an internal error, and add a note to the trace."""
@@ -180,7 +187,7 @@ class ThreadLayers:
             level = self.ledger.level
             phase = Phase.BACKWARD if in_backward else Phase.FORWARD
             now = self.ledger.write(Happened.ENTER, None, row, phase)
-            self.stack.append(Frame(row, now, level, in_backward))
+            self.stack.append(Frame(row, now, level, in_backward, _sequence_number()))
             self._boundary()
 
     def leave(self, row: int) -> None:
@@ -212,6 +219,8 @@ class ThreadLayers:
             self.stack[-1].inner_ns += now - frame.began_ns
         elif not frame.in_backward:
             self.layers.forward.append((frame.began_ns, now))
+            if _sequence_number() > frame.sequence:
+                self.layers.making.append((frame.began_ns, now))
         elif self.backward_row >= 0:
             outer = self.layers.figures[self.backward_row]
             outer.peak = max(outer.peak, frame.peak)
@@ -291,7 +300,9 @@ class ThreadLayers:
         sequence = _sequence_number()
         if sequence != self._sequence:
             self._sequence = sequence
-            self.layers.forward.append((began_ns, time_ns()))
+            span = began_ns, time_ns()
+            self.layers.forward.append(span)
+            self.layers.making.append(span)
 
     def stop(self) -> None:
         """End the calls and the backward that still run."""
@@ -315,30 +326,35 @@ class LayerCalls(ModuleRecorder):
         super().__init__()
         self._layers, self._trace_thread, self._leave_thread = layers, watch, unwatch
 
-    def entered(self, row: int) -> None:
+    def entered(self, row: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the start of a module call on this thread."""
         here = self._layers.here()
-        if not here.stack:
+        is_outermost = not here.stack
+        if is_outermost:
             self._trace_thread()
         here.enter(row)
+        if is_outermost and self._outer_calls is not None:
+            self._outer_calls.entered(module, args, kwargs)
 
-    def left(self, row: int) -> None:
+    def left(self, row: int, *_: object) -> None:
         """Record the end of a module call on this thread."""
         here = self._layers.here()
+        if len(here.stack) == 1 and self._outer_calls is not None:
+            self._outer_calls.left()
         here.leave(row)
         if not here.stack:
             self._leave_thread()
 
     def _functions(self, row: int) -> tuple[Entered, Left]:
         return (
-            hidden_from_dynamo(lambda *_: self._record(self.entered, row)),
-            hidden_from_dynamo(lambda *_: self._record(self.left, row)),
+            hidden_from_dynamo(lambda *call: self._record(self.entered, row, *call)),
+            hidden_from_dynamo(lambda *call: self._record(self.left, row, *call)),
         )
 
-    def _record(self, crossed: Callable[[int], None], row: int) -> None:
+    def _record(self, crossed: Callable[..., None], *call: Any) -> None:
         if self._layers.on:
             try:
-                crossed(row)
+                crossed(*call)
             except Exception as error:  # the training goes on, whatever happens to us
                 logger.debug("entering or leaving a layer failed", exc_info=error)
                 self._layers.failed(error)

@@ -21,10 +21,18 @@ from tb_memplugin.sources.beside_dynamo import UncompiledHere
 from tb_memplugin.sources.exact_cpu import CountedWindow, begin_window, is_counting
 from tb_memplugin.sources.modules import ModuleNames, is_compiled
 from tb_memplugin.sources.optimizer_hooks import StepHooks
+from tb_memplugin.sources.outer_calls import OuterCalls
 from tb_memplugin.sources.profiler.ddp_buckets import BUCKET, buckets_alive
 from tb_memplugin.sources.profiler.dtypes import dtypes_of
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
-from tb_memplugin.sources.storages import gradients, model_storages, optimizer_storages, storages
+from tb_memplugin.sources.storages import (
+    Sighting,
+    gradients,
+    held_parameters,
+    model_storages,
+    optimizer_storages,
+    storages,
+)
 from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
 from tb_memplugin.sources.tracer.cpu_allocations import StepsAside
 from tb_memplugin.sources.tracer.layers import LayerCalls, Layers
@@ -36,8 +44,9 @@ from tb_memplugin.sources.tracer.results import (
     layer_names,
     layer_stats,
 )
-from tb_memplugin.sources.tracer.trace import Recorded, trace_from_ledger
+from tb_memplugin.sources.tracer.trace import Recorded, sighting_of, trace_from_ledger
 from tb_memplugin.sources.tracer.without_operator import listen, stop_listening
+from tb_memplugin.sources.weight_copies import fqns, held_copies
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 
 logger = logging.getLogger("tb_memplugin")
@@ -77,11 +86,13 @@ class StorageRecording:
         self._uncompiled = UncompiledHere()
         ledger = self._open_ledger()
         self.layers = Layers.of(ledger, ModuleNames.of(models))
-        self.recorded = Recorded(self.layers, time_ns(), marks=deque(maxlen=self._max_events))
+        most = self._max_events
+        self.recorded = Recorded(self.layers, time_ns(), marks=deque(maxlen=most), seen=deque(maxlen=most))
         self._thread = threading.get_ident()
         names = self.layers.names
         self._name(model_storages(models, names), late=False)
         for optimizer in optimizers:
+            self._name(held_parameters(optimizer, names), late=False)
             self._name(gradients(optimizer, names), late=False)
             self._name(optimizer_storages(optimizer, names), late=False)
         self._beside_others = others_may_run()
@@ -91,7 +102,7 @@ class StorageRecording:
         self.recorded.start_ns = ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
         self._layer_calls = LayerCalls(self.layers, self._watch, self._unwatch)
         try:
-            self._layer_calls.start(models, names)
+            self._layer_calls.start(models, names, OuterCalls(names, self._saw_inputs, self.layers.failed))
             self._handles = [StepHooks(self._before_step, self._after_step)]
             listen(self)
             profiler_windows.listen(self._steps_aside)
@@ -112,8 +123,18 @@ class StorageRecording:
             if self._is_mine(alive.storage):
                 for block in self.recorded.ledger.take_in([alive.storage]):
                     if block.category is Category.UNKNOWN:
+                        self.recorded.searched.append(block)
                         block.label = alive.label or ALIVE_BEFORE
                         block.category = alive.category if self.names_others else Category.UNKNOWN
+        if self.names_others:
+            self._name_copies()
+
+    def _name_copies(self) -> None:
+        """Name the copies of the models' weights in the start state."""
+        blocks = list(self.recorded.ledger.blocks.values())
+        before = [sighting_of(block) for block in blocks]
+        for block, seen in zip(blocks, held_copies(before, fqns(self.layers.names)), strict=True):
+            block.category, block.module, block.label = seen.category, seen.module, seen.label
 
     def _open_ledger(self) -> Ledger:
         return Ledger(self._max_events, self._device_type)
@@ -235,6 +256,14 @@ class StorageRecording:
         except Exception as error:  # see _before_step
             logger.debug("noting what no operator made failed", exc_info=error)
             self.layers.failed(error)
+
+    def _saw_inputs(self, seen: list[Sighting], storages_seen: list[torch.UntypedStorage]) -> None:
+        """Note what enters an outermost module call on this thread, or was written to by it."""
+        ledger = self.recorded.ledger
+        with ledger.lock:
+            self.layers.here().settle()
+            blocks = [ledger.blocks.get(storage._cdata) for storage in storages_seen]
+            self.recorded.seen.extend(zip(blocks, seen, strict=True))
 
     def _watch(self) -> None:
         """Trace another thread that calls a layer until the call ends, unless autograd set a mode there."""

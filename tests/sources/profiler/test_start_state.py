@@ -7,8 +7,9 @@ import pytest
 
 from tb_memplugin.sources import cublas
 from tb_memplugin.sources.modules import ModuleNames
-from tb_memplugin.sources.profiler.start_state import start_state, with_later_names
+from tb_memplugin.sources.profiler.start_state import start_state
 from tb_memplugin.sources.profiler.window import Window
+from tb_memplugin.sources.provenance import with_later_names
 from tb_memplugin.sources.storages import Sighting
 from tb_memplugin.sources.tables import Names, Owners
 from tb_memplugin.trace import Category

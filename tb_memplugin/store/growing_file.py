@@ -1,0 +1,219 @@
+"""Files that grow by one group of records at a time, and what is known of them after an operation failed.
+
+The rule for every file of a writer: a byte that may be in a file is never overwritten with another, and
+nothing that exists is ever replaced. So an append that fails ends in one of two states:
+
+- `OSError`: nothing of it is in the file, and nothing ever will be. The caller may write it again.
+- `UnsettledError`: that is not known, because the file system fails at that too. The bytes are kept, and the
+  next call finds out what the file contains and completes it: the same bytes at the same offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from tb_memplugin.store import files
+
+
+class UnsettledError(OSError):
+    """It is not known whether the bytes were written. They are kept, and completed later."""
+
+
+class NotOursError(OSError):
+    """The file is not what its writer left: it was deleted, cut or extended by someone else."""
+
+
+class GrowingFile:
+    """A local file that only grows. The first append creates it.
+
+    Args:
+        path: the file, in a folder that only this writer writes to.
+        head: the bytes with which the file begins.
+    """
+
+    def __init__(self, path: str, head: bytes) -> None:
+        self.path = path
+        self.pending = b""
+        self._head = head
+        self._end = 0
+
+    def append(self, content: bytes) -> None:
+        """Append to the file.
+
+        Raises:
+            UnsettledError: it is not known whether the content was written.
+            NotOursError: the file was changed by someone else; the content is `pending`.
+            OSError: the file system failed; nothing of the content is in the file.
+        """
+        self.settle()
+        self.pending = content
+        try:
+            self._try_twice()
+        except NotOursError:
+            raise
+        except OSError as error:
+            if not self._is_taken_back():
+                raise UnsettledError(error.errno, error.strerror, self.path) from error
+            self.pending = b""
+            raise
+
+    def settle(self) -> None:
+        """Complete an append whose result is not known.
+
+        Raises:
+            NotOursError: the file was changed by someone else; the content is `pending`.
+            OSError: the file system failed; the result is still not known.
+        """
+        if self.pending:
+            self._complete()
+
+    def _try_twice(self) -> None:
+        """Write the pending bytes; after an error, look what is there, and complete it."""
+        try:
+            if self._end:
+                self._complete()
+            else:
+                self._create()
+        except NotOursError:
+            raise
+        except OSError as error:
+            try:
+                self._complete()
+            except NotOursError:
+                raise
+            except OSError:
+                raise error from None
+
+    def _complete(self) -> None:
+        """Write the pending bytes at their offset, as far as they are not there yet."""
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | files.BINARY)
+        except FileNotFoundError as error:
+            if self._end:
+                raise NotOursError(error.errno, "the file was deleted", self.path) from error
+            self._create()
+            return
+        missing = b""
+        try:
+            missing = self._missing(descriptor)
+            _write(descriptor, missing)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+        try:
+            os.close(descriptor)
+        except OSError:
+            if missing:  # network file systems tell only here that a write failed
+                raise
+        self._is_written()
+
+    def _create(self) -> None:
+        files.write_new(self.path, lambda stream: stream.write(self._added()))
+        self._is_written()
+
+    def _added(self) -> bytes:
+        """Return the bytes that come after those that are known to be in the file."""
+        return self.pending if self._end else self._head + self.pending
+
+    def _is_written(self) -> None:
+        self._end, self.pending = self._end + len(self._added()), b""
+
+    def _missing(self, descriptor: int) -> bytes:
+        """Return the pending bytes that the file lacks, and go to its end."""
+        added, size = self._added(), os.fstat(descriptor).st_size
+        there = files.read_from(descriptor, self._end, len(added) + 1) if size > self._end else b""
+        if size < self._end or not added.startswith(there):
+            raise NotOursError(0, "the file was changed by another program", self.path)
+        os.lseek(descriptor, self._end + len(there), os.SEEK_SET)
+        return added[len(there) :]
+
+    def _is_taken_back(self) -> bool:
+        """Take the pending bytes out of the file. Return whether that is known to have succeeded."""
+        try:
+            if not self._end:
+                return not files.exists(self.path)
+            descriptor = os.open(self.path, os.O_RDWR | files.BINARY)
+            try:
+                self._missing(descriptor)
+                os.ftruncate(descriptor, self._end)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        return True
+
+
+class PartFiles:
+    """One new file per append, for remote file systems, whose files cannot grow.
+
+    Args:
+        path_of: returns the path of the n-th file, from 0.
+        head: the bytes with which each file begins.
+    """
+
+    def __init__(self, path_of: Callable[[int], str], head: bytes) -> None:
+        self.pending = b""
+        self._path_of, self._head = path_of, head
+        self._part = 0
+
+    @property
+    def path(self) -> str:
+        """The file that was written last, or is being written."""
+        return self._path_of(self._part if self.pending else max(self._part - 1, 0))
+
+    def append(self, content: bytes) -> None:
+        """Write the next file.
+
+        Raises:
+            UnsettledError: it is not known whether the file was written.
+            OSError: the file system failed; there is no such file.
+        """
+        self.settle()
+        self.pending = self._head + content
+        try:
+            self._try_twice()
+        except OSError as error:
+            if not self._is_absent():
+                raise UnsettledError(error.errno, error.strerror, self.path) from error
+            self.pending = b""
+            raise
+
+    def settle(self) -> None:
+        """Complete an append whose result is not known.
+
+        Raises:
+            OSError: the file system failed; the result is still not known.
+        """
+        if self.pending:
+            self._write()
+
+    def _try_twice(self) -> None:
+        """Write the file; after an error, look whether it is there, and else write it."""
+        try:
+            self._write()
+        except OSError as error:
+            try:
+                self._write()
+            except OSError:
+                raise error from None
+
+    def _write(self) -> None:
+        while not files.claim(self._path_of(self._part), self.pending):
+            self._part += 1  # a file that someone else put there
+        self.pending = b""
+        self._part += 1
+
+    def _is_absent(self) -> bool:
+        try:
+            return not files.exists(self.path)
+        except OSError:
+            return False
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
