@@ -117,7 +117,7 @@ class LineTracer:
                 return
             try:
                 self._recorded = recording.end()
-            except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
+            except Exception as error:  # the training goes on, whatever happens to us
                 tell_trace_is_lost(self._logger, error)
 
     def __enter__(self) -> LineTracer:

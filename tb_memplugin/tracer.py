@@ -295,7 +295,7 @@ class MemoryTracer:
             return
         try:
             self._result = recording.stop(models, optimizers)
-        except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
+        except Exception as error:  # the training goes on, whatever happens to us
             tell_trace_is_lost(self._logger, error)
 
 

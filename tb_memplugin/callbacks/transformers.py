@@ -14,6 +14,7 @@ import torch
 
 from tb_memplugin.callbacks.recorder import Training
 from tb_memplugin.callbacks.step_callback import StepCallback
+from tb_memplugin.sources.guard import UNOWNED, guarded
 
 try:
     import transformers
@@ -39,7 +40,8 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
     def _listen(self) -> None:
         _listen_to_trainers()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_train_begin")
+    def on_train_begin(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the model and the optimizer from the Trainer."""
         optimizer = _unwrapped(kwargs.get("optimizer"))
         training = Training(
@@ -51,33 +53,40 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
         if not getattr(args, "eval_on_start", False):
             self._recorder.expect(state.global_step)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_step_begin")
+    def on_step_begin(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin a step, at its first micro-batch."""
         self._recorder.begin_step(state.global_step)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_step_end")
+    def on_step_end(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the step: the optimizer has stepped and the gradients are freed."""
         self._recorder.end_step(pause=_is_interrupted(control))
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_epoch_end")
+    def on_epoch_end(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pause if an evaluation or a checkpoint follows the epoch."""
         if _is_interrupted(control):
             self._recorder.pause()
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_prediction_step")
+    def on_prediction_step(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pause at a prediction that no other event announced."""
         self._recorder.pause()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_evaluate")
+    def on_evaluate(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Resume after an evaluation, unless a checkpoint follows."""
         if not _is_interrupted(control):
             self._recorder.resume()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_save")
+    def on_save(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Resume after a checkpoint is written."""
         self._recorder.resume()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_train_end")
+    def on_train_end(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the open window."""
         self._recorder.end_training()
 
@@ -142,8 +151,7 @@ def _telling_errors(train: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return train(self, *args, **kwargs)
         except BaseException:
-            for callback in _ours(self):
-                callback.training_raised()
+            _tell(self, MemoryTraceCallback.training_raised)
             raise
 
     telling.has_listeners = True  # type: ignore[attr-defined]
@@ -153,12 +161,17 @@ def _telling_errors(train: Callable[..., Any]) -> Callable[..., Any]:
 def _telling_begins(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(evaluate)
     def telling(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for callback in _ours(self):
-            callback.evaluation_begins()
+        _tell(self, MemoryTraceCallback.evaluation_begins)
         return evaluate(self, *args, **kwargs)
 
     return telling
 
 
-def _ours(trainer: Any) -> list[MemoryTraceCallback]:
-    return [one for one in trainer.callback_handler.callbacks if isinstance(one, MemoryTraceCallback)]
+def _tell(trainer: Any, what: Callable[[MemoryTraceCallback], None]) -> None:
+    """Call a method of each of a Trainer's callbacks that is ours."""
+    try:
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, MemoryTraceCallback):
+                what(callback)
+    except BaseException as error:
+        UNOWNED.end("Trainer", error)

@@ -6,6 +6,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tb_memplugin.handler import Handler
+from tb_memplugin.sources.guard import call_all
 
 _STEP = "ProfilerStep#{}"
 """The name by which torch.profiler marks its steps."""
@@ -57,6 +58,11 @@ class ProfiledWindow:
         """Stop the profiler and pass its profile to the handler."""
         self.end_step()
         self._profile.stop()
+
+    def discard(self) -> None:
+        """Stop the profiler without a record."""
+        self.steps.clear()
+        call_all(self.end_step, self._profile.stop)
 
     def _hand_over(self, prof: profile) -> None:
         if self.steps:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
+from tb_memplugin.sources.guard import UNOWNED, Failed
 from tb_memplugin.sources.module_calls import Entered, Left, ModuleCalls, compiled_call
 from tb_memplugin.trace import Module
 
@@ -138,20 +139,26 @@ class ModuleRecorder:
     def __init__(self, *, scripted: bool = False) -> None:
         self._scripted = scripted
         self._outer_call: OuterCall | None = None
+        self._failed: Failed | None = None
         self._module_calls = ModuleCalls()
         self.log: list[Crossing] = []
         """The logged crossings, in time order for each thread."""
 
     def start(
-        self, models: Mapping[str, nn.Module], names: ModuleNames, outer_call: OuterCall | None = None
+        self,
+        models: Mapping[str, nn.Module],
+        names: ModuleNames,
+        outer_call: OuterCall | None = None,
+        failed: Failed = UNOWNED.end,
     ) -> None:
         """Watch every module of the models whose calls Python makes.
 
         Args:
             models, names: the models, and the names of their modules.
-            outer_call: is called at each call that is within no other on its thread. Must not raise.
+            outer_call: is called at each call that is within no other on its thread.
+            failed: is called when recording a call raised, which stops the watch.
         """
-        self.log, self._outer_call = [], outer_call
+        self.log, self._outer_call, self._failed = [], outer_call, failed
         self._depth = _Depth()
         for model in models.values():
             self.watch(model, names)
@@ -159,7 +166,7 @@ class ModuleRecorder:
     def stop(self) -> None:
         """Stop watching. Safe to call at any time, and twice."""
         self._module_calls.stop()
-        self._outer_call = None  # it may hold who holds this
+        self._outer_call = self._failed = None  # they may hold who holds this
 
     def is_watching(self, module: nn.Module) -> bool:
         """Whether this recorder logs the calls of the module."""
@@ -167,13 +174,14 @@ class ModuleRecorder:
 
     def watch(self, module: nn.Module, names: ModuleNames) -> None:
         """Watch a module and those below it, where they have a name and are not watched yet."""
-        pending = [module]
+        pending, failed = [module], self._failed
+        assert failed is not None
         while pending:
             module = pending.pop()
             row, scripted = names.row_of.get(id(module)), isinstance(module, torch.jit.ScriptModule)
             if row is None or self.is_watching(module) or (scripted and not self._scripted):
                 continue
-            self._module_calls.watch(module, *self._functions(row))
+            self._module_calls.watch(module, *self._functions(row), failed)
             if not scripted and not is_compiled(module):
                 pending.extend(module.children())
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
+from tb_memplugin.sources.guard import UNOWNED, Failed
 from tb_memplugin.sources.history.recording import Allocator
 from tb_memplugin.sources.module_calls import Entered, Left
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder, OuterCall
@@ -74,14 +75,18 @@ class LayerClock(ModuleRecorder):
         return self._backward.missed
 
     def start(
-        self, models: Mapping[str, nn.Module], names: ModuleNames, outer_call: OuterCall | None = None
+        self,
+        models: Mapping[str, nn.Module],
+        names: ModuleNames,
+        outer_call: OuterCall | None = None,
+        failed: Failed = UNOWNED.end,
     ) -> None:
         """Watch every module of the models that runs as Python code."""
         self._keys = [module.key for module in names.modules]
         rows = range(NO_LAYER, len(self._keys))
         self._reached = {row: self._reaching(row, marks=False) for row in rows}
         self._reached_marking = {row: self._reaching(row, marks=True) for row in rows}
-        super().start(models, names, outer_call)
+        super().start(models, names, outer_call, failed)
         self._backward.start()
         self.unseen = len(names.modules) - len(
             {names.row_of[module] for module in self._module_calls.watched}
