@@ -47,6 +47,8 @@ MOST_FAILURES = 3
 
 _LOST = "A step is without figures of its memory"
 _LONGEST_WAIT_S = 5.0
+_STEP, _FLUSH, _CLOSE = "MemoryMonitor.step", "MemoryMonitor.flush", "MemoryMonitor.close"
+_NOT_WRITTEN = "Figures of steps could not be written yet"
 
 
 class MemoryMonitor:
@@ -123,19 +125,16 @@ class MemoryMonitor:
     def __reduce__(self) -> tuple[Any, ...]:
         return MemoryMonitor, self._arguments
 
+    @guarded("MemoryMonitor.phase", nullcontext)
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager that measures its block under a name: `forward`, `validation`, any text.
 
         Phases may nest and repeat. If a name repeats within a step, its runs and times are summed and its
         highest peak counts. After 32 different names, further ones are merged into `(other phases)`.
         """
-        return self._phase(name) or nullcontext()
-
-    @guarded("MemoryMonitor.phase")
-    def _phase(self, name: str) -> PhaseBlock:
         return PhaseBlock(name, self)
 
-    @guarded("MemoryMonitor.step")
+    @guarded(_STEP)
     def step(self, number: int | None = None) -> MonitoredStep | None:
         """End a training step and return its figures, or None if nothing could be read.
 
@@ -177,20 +176,17 @@ class MemoryMonitor:
         """The figures of the step that ended last, for use in other loggers."""
         return self._recording.last
 
-    @guarded("MemoryMonitor.flush")
+    @guarded(_FLUSH)
     def flush(self) -> None:
         """Write the steps that are not written yet; the tab shows them when TensorBoard reloads."""
         if self._works():
             self._stream.write()
 
+    @guarded(_CLOSE)
     def close(self) -> None:
         """Write the remaining steps and stop. Work after the last step is not counted. Safe to call twice."""
         self._closed = True
-        try:
-            self._end()
-        except BaseException as error:
-            loss = "The last figures of steps may not be written"
-            self._guard.end("MemoryMonitor.close", error, self._stream.abandon, loss=loss)
+        self._end()
 
     def __enter__(self) -> MemoryMonitor:
         self._begin()
@@ -212,10 +208,18 @@ class MemoryMonitor:
 
     def fail(self, where: str, error: BaseException) -> None:
         """Lose the running step, because of an error."""
-        if not self._is_lost or where == "MemoryMonitor.step":
+        if where == _CLOSE:
+            loss = "The last figures of steps may not be written"
+            self._guard.end(where, error, self._stream.abandon, loss=loss)
+            return
+        if where == _FLUSH:
+            self._guard.end(where, error, loss=_NOT_WRITTEN)
+            return
+        begins = where == _STEP or not isinstance(error, Exception)  # then the next step begins here
+        if begins or not self._is_lost:
             self._failures += 1
-        self._is_lost = True
-        self._guard.end(where, error)
+        self._is_lost = not begins
+        self._guard.end(where, error, *([self._recording.skip_step] if begins else []))
 
     def begin_phase(self, name: str) -> OpenPhase | None:
         """Begin a phase; return None if nothing is measured."""
@@ -357,4 +361,4 @@ class _Stream:
                 where=self._logdir,
                 fix="Free some disk space, or choose a folder that this process can write to.",
             )
-        self._guard.end(self._logdir, error, loss="Figures of steps could not be written yet")
+        self._guard.end(self._logdir, error, loss=_NOT_WRITTEN)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from typing import Any, Protocol
 
 from tb_memplugin.sources.beside_dynamo import skipped_by_dynamo
-from tb_memplugin.sources.guard import UNOWNED
+from tb_memplugin.sources.guard import UNOWNED, call_all
 
 
 class Patch(Protocol):
@@ -46,16 +47,20 @@ def add(patch: Patch) -> None:
     with lock:
         if patch not in _patches:
             _patches.append(patch)
-        _set(patch)
-        look()
+        try:
+            _set(patch)
+            look()
+        except BaseException:
+            call_all(partial(remove, patch))
+            raise
 
 
 def remove(patch: Patch) -> None:
     """Take a patch off for good. Safe to call twice."""
     with lock:
+        patch.take_off()
         if patch in _patches:
             _patches.remove(patch)
-            patch.take_off()
             look()
 
 

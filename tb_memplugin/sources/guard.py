@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tb_memplugin.errors import MemPluginError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 Failed = Callable[[str, BaseException], None]
 """Called with what was done, and with what was raised then: see `Guard.end`."""
@@ -44,10 +45,11 @@ class Guard:
         loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
             recorded".
         logger: the logger for messages. None: that of the package.
+        only_first: log the first error only: those after it may be its consequences.
     """
 
-    def __init__(self, loss: str, logger: logging.Logger | None = None) -> None:
-        self._loss, self._logger = loss, logger or _package_logger
+    def __init__(self, loss: str, logger: logging.Logger | None = None, *, only_first: bool = False) -> None:
+        self._loss, self._logger, self._only_first = loss, logger or _package_logger, only_first
         self._logged: set[str] = set()
 
     def end(
@@ -74,6 +76,8 @@ class Guard:
 
     def _log(self, where: str, error: Exception, loss: str) -> None:
         self._logger.debug("%s failed", where, exc_info=error)
+        if self._only_first and self._logged:
+            return
         if isinstance(error, MemPluginError):
             self.warn(str(error))
         else:
@@ -91,25 +95,41 @@ class Guard:
             self._logger.warning("%s", message)
 
 
+def _none() -> None:
+    return None
+
+
+@overload
 def guarded(
     where: str,
-) -> Callable[[Callable[Concatenate[Own, P], Result]], Callable[Concatenate[Own, P], Result | None]]:
-    """Pass what a method raises to the `fail` of its object. The method then returns None.
+) -> Callable[[Callable[Concatenate[Own, P], Result]], Callable[Concatenate[Own, P], Result | None]]: ...
+
+
+@overload
+def guarded(
+    where: str, instead: Callable[[], Other]
+) -> Callable[[Callable[Concatenate[Own, P], Result]], Callable[Concatenate[Own, P], Result | Other]]: ...
+
+
+def guarded(where: str, instead: Callable[[], Any] = _none) -> Any:
+    """Pass what a method raises to the `fail` of its object.
 
     Args:
         where: see `Guard.end`.
+        instead: returns what the method then returns.
     """
 
     def wrapping(
         method: Callable[Concatenate[Own, P], Result],
-    ) -> Callable[Concatenate[Own, P], Result | None]:
+    ) -> Callable[Concatenate[Own, P], Result]:
         @wraps(method)
-        def entry(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> Result | None:
+        def entry(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> Result:
             try:
                 return method(self, *args, **kwargs)
             except BaseException as error:  # `fail` raises again what ends the program
                 self.fail(where, error)
-                return None
+                result: Result = instead()
+                return result
 
         return entry
 

@@ -45,19 +45,17 @@ class _HooksPatch:
         self._hooks, self._handles = (before, after), list[Any]()
 
     def put_on(self) -> None:
-        if self._handles:
+        if self in _on:
             return
         if not _on and _original is not None:
             _module.chain = _at_once
         _on.append(self)
         before, after = self._hooks
-        self._handles = [
-            torch_optimizer.register_optimizer_step_pre_hook(before),
-            torch_optimizer.register_optimizer_step_post_hook(after),
-        ]
+        self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
+        self._handles.append(torch_optimizer.register_optimizer_step_post_hook(after))
 
     def take_off(self) -> None:
-        if not self._handles:
+        if self not in _on:
             return
         for handle in self._handles:
             handle.remove()

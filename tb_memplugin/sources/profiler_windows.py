@@ -74,6 +74,8 @@ def _started() -> None:
     originals = _originals
     try:
         _call_listeners("start")
+    except BaseException as error:
+        _guard.end("the start of a profiler", error)
     finally:
         if originals is not None:
             originals[0]()
@@ -82,7 +84,10 @@ def _started() -> None:
 def _stopped() -> None:
     if _originals is not None:
         _originals[1]()
-    _call_listeners("stop")
+    try:
+        _call_listeners("stop")
+    except BaseException as error:
+        _guard.end("the end of a profiler", error)
 
 
 def _call_listeners(method: Literal["start", "stop"]) -> None:

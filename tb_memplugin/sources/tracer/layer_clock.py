@@ -204,17 +204,29 @@ class LayerClock(ModuleRecorder):
         is_marked = self._autograd.marking(None if row < 0 else self._keys[row]) if marks else lambda: False
 
         def reached(_: object) -> None:
-            if self._on:
+            if not self._on:
+                return
+            try:
                 task = current_task()
                 if getattr(here, "task", None) != task:
                     here.task = task
                     torch.autograd.Variable._execution_engine.queue_callback(self._done)
                 note((time_ns(), row, True, -thread() if is_marked() else BY_AUTOGRAD))
+            except BaseException as error:
+                self._fail(error)
 
         return not_compiled_alone(reached)
 
     def _done(self) -> None:
         """Record that a backward has ended."""
-        self._autograd.end()
-        if self._on:
-            self.crossings.append((time_ns(), NO_LAYER, True, BY_AUTOGRAD))
+        try:
+            self._autograd.end()
+            if self._on:
+                self.crossings.append((time_ns(), NO_LAYER, True, BY_AUTOGRAD))
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Record nothing more, because of an error in a backward."""
+        self._on = False
+        (self._failed or UNOWNED.end)("the backward of a layer", error)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import time_ns
 from typing import Any
@@ -15,14 +13,13 @@ from typing import Any
 import torch
 
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
+from tb_memplugin.sources.guard import UNOWNED, Guard
 from tb_memplugin.sources.module_calls import Entered, Left
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.tracer.kernels import Counted, Unseen
 from tb_memplugin.sources.tracer.saved_numbers import SavedNumbers
 from tb_memplugin.trace import Phase
-
-logger = logging.getLogger("tb_memplugin")
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 _MOST_BOUNDARIES = 400_000
@@ -77,20 +74,27 @@ class Layers:
     problems: list[str] = field(default_factory=list)
     unseen: Unseen = field(default_factory=Unseen)
     threads: dict[int, ThreadLayers] = field(default_factory=dict)
+    guard: Guard = UNOWNED
 
     @classmethod
-    def of(cls, ledger: Ledger, names: ModuleNames) -> Layers:
+    def of(cls, ledger: Ledger, names: ModuleNames, guard: Guard = UNOWNED) -> Layers:
         """Return layers that have not run. They keep at most as many stretches per phase as the ledger."""
         forward, backward, optimizer = (deque[Stretch](maxlen=ledger.entries.maxlen) for _ in range(3))
-        return cls(ledger, names, [LayerFigures() for _ in names.modules], forward, backward, optimizer)
+        figures = [LayerFigures() for _ in names.modules]
+        return cls(ledger, names, figures, forward, backward, optimizer, guard=guard)
 
-    def failed(self, error: Exception) -> None:
-        """Stop tracing after an internal error, and add a note to the trace."""
+    def failed(self, where: str, error: BaseException) -> None:
+        """Stop tracing after an error of ours, and add a note to the trace.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: the error is one.
+        """
         if self.on:
             self.on = False
             self.problems.append(
                 f"Tracing stopped early ({type(error).__name__}: {error}): later events are missing."
             )
+        self.guard.end(where, error)
 
     def here(self) -> ThreadLayers:
         """Return the layers of the calling thread."""
@@ -319,14 +323,6 @@ class LayerCalls(ModuleRecorder):
 
     def _functions(self, row: int) -> tuple[Entered, Left]:
         return (
-            hidden_from_dynamo(lambda *_: self._record(self.entered, row)),
-            hidden_from_dynamo(lambda *_: self._record(self.left, row)),
+            hidden_from_dynamo(lambda *_: self.entered(row) if self._layers.on else None),
+            hidden_from_dynamo(lambda *_: self.left(row) if self._layers.on else None),
         )
-
-    def _record(self, crossed: Callable[[int], None], row: int) -> None:
-        if self._layers.on:
-            try:
-                crossed(row)
-            except Exception as error:  # the training goes on, whatever happens to us
-                logger.debug("entering or leaving a layer failed", exc_info=error)
-                self._layers.failed(error)
