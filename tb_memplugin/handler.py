@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, SupportsIndex
@@ -171,17 +172,21 @@ class _MemoryTraceHandler:
         lacks: str = "",
     ) -> None:
         self._settings, self._lacks = settings, lacks
-        self._given = " and ".join([*["the model"] * bool(models), *["the optimizer"] * bool(optimizers)])
         self._logger = instance_logger(settings.log_level)
         self._guard = Guard(LOST, self._logger)
         self._writer: RunWriter | None = None
         self._windows = 0
         self._told = False
         self._recorder: WindowRecorder | None = None
-        self._begin(models, optimizers)
+        self._models = {name: weakref.ref(model) for name, model in models.items()}
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._begin()
 
     @guarded("memory_trace_handler")
-    def _begin(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def _begin(self) -> None:
+        """Begin to record windows. If that fails, it is tried again at the end of the next one."""
+        models = {name: model for name, held in self._models.items() if (model := held()) is not None}
+        optimizers = [optimizer for held in self._optimizers if (optimizer := held()) is not None]
         self._dir_name = files.absolute(self._settings.dir_name)
         if self._settings.exact_cpu:
             count_if_possible(self._logger)
@@ -206,7 +211,12 @@ class _MemoryTraceHandler:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _MemoryTraceHandler, (self._settings, {}, (), self._given or self._lacks)
+        return _MemoryTraceHandler, (self._settings, {}, (), self._held_weakly() or self._lacks)
+
+    def _held_weakly(self) -> str:
+        return " and ".join(
+            [*["the model"] * bool(self._models), *["the optimizer"] * bool(self._optimizers)]
+        )
 
     def fail(self, where: str, error: BaseException) -> None:
         """Drop the window of which something failed."""
@@ -229,6 +239,7 @@ class _MemoryTraceHandler:
 
     def _write(self, prof: torch.profiler.profile) -> None:
         if self._recorder is None:
+            self._begin()
             return
         window = self._recorder.take()
         if window is None and self._recorder.is_lost:

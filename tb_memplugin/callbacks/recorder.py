@@ -184,10 +184,11 @@ class StepRecorder:
         )
 
     def _close(self) -> None:
-        window, self._window = self._window, None
+        window = self._window
         if window is not None:
             self._recorded = self._recorded or bool(window.steps)
             window.close()
+            self._window = None
 
     def fail(self, where: str, error: BaseException) -> None:
         """Drop the open window because of an error. The next one is recorded."""

@@ -35,6 +35,7 @@ class ProfiledWindow:
             on_trace_ready=self._hand_over,
         )
         self._profile.start()
+        self._is_on = True
 
     @property
     def is_in_step(self) -> bool:
@@ -57,12 +58,17 @@ class ProfiledWindow:
     def close(self) -> None:
         """Stop the profiler and pass its profile to the handler."""
         self.end_step()
-        self._profile.stop()
+        self._stop()
 
     def discard(self) -> None:
         """Stop the profiler without a record."""
         self.steps.clear()
-        call_all(self.end_step, self._profile.stop)
+        call_all(self.end_step, self._stop)
+
+    def _stop(self) -> None:
+        if self._is_on:
+            self._is_on = False
+            self._profile.stop()
 
     def _hand_over(self, prof: profile) -> None:
         if self.steps:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.iterations.recording import IterationRecording
 from tb_memplugin.iterations.weights import divided, named_weights, stretches
-from tb_memplugin.logs import instance_logger
+from tb_memplugin.sources.guard import UNOWNED, Guard, call_all
 from tb_memplugin.sources.module_calls import ModuleCalls
 from tb_memplugin.sources.modules import is_compiled
 from tb_memplugin.sources.steps.counters import Counters, Reading
@@ -59,11 +59,11 @@ class IterationWatch:
 
     Args:
         counters: returns the counters of devices; None means those of torch's allocators.
-        logger: where to log errors of the watch; None means the package's logger.
+        guard: ends errors of the watch.
     """
 
-    def __init__(self, counters: CountersOf | None = None, logger: logging.Logger | None = None) -> None:
-        self._logger = logger or instance_logger()
+    def __init__(self, counters: CountersOf | None = None, guard: Guard = UNOWNED) -> None:
+        self._guard = guard
         self._counters_of = counters or _torch_counters
         self._counters: list[Counters] = []
         self._recording: IterationRecording | None = None
@@ -87,13 +87,12 @@ class IterationWatch:
                     "measured."
                 )
                 return
-            recording = IterationRecording(kind, _MOST_EVENTS)
+            recording = self._recording = IterationRecording(kind, _MOST_EVENTS, self._guard)
             recording.start({"": model}, optimizers)
-            self._recording = recording
             _WATCHING.add(self)
             self._hook_gradients(model)
             if not isinstance(model, torch.jit.ScriptModule):  # which does not accept Python hooks
-                self._calls.watch(model, self._noting_inputs(), lambda *_: None)
+                self._calls.watch(model, self._noting_inputs(), lambda *_: None, self._guard.end)
             if call is not None:
                 recording.is_inside(call[0])
                 if call[0] is model:
@@ -104,25 +103,23 @@ class IterationWatch:
 
     def end(self, model: nn.Module | None, optimizers: Optimizers) -> Seen:
         """End the watch and return what it saw."""
-        recording, self._recording = self._recording, None
         try:
             readings = tuple(one.read() for one in self._counters)
-        finally:
-            self._let_go()
-            models = {} if model is None else {"": model}
+            for step in self._undo():
+                step()
+            recording, models = self._recording, {} if model is None else {"": model}
             trace = recording.stop(models, optimizers).trace if recording is not None else None
+            self._recording = None
+        except BaseException:
+            self.cancel()
+            raise
         notes = (*self._notes, *(trace.notes if trace is not None else ()))
         return Seen(self._devices, readings, trace, dict(self._gradients), notes)
 
     def cancel(self) -> None:
         """End the watch and discard what it saw."""
         recording, self._recording = self._recording, None
-        self._let_go()
-        if recording is not None:
-            try:
-                recording.stop({}, [])
-            except Exception as error:  # an error of ours must not stop the training
-                self._logger.debug("ending a watch failed", exc_info=error)
+        call_all(*self._undo(), *([] if recording is None else [recording.abandon]))
 
     def leave_fork(self) -> None:
         """Stop watching in a forked process (a data loader's worker), where nobody reads the result."""
@@ -131,18 +128,19 @@ class IterationWatch:
         while isinstance(top := _get_current_dispatch_mode(), StorageMode):
             top.leave()
 
-    def _let_go(self) -> None:
-        _WATCHING.discard(self)
-        self._calls.stop()
+    def _undo(self) -> list[Callable[[], object]]:
+        """Return functions that remove all but the recording. Each may be called twice."""
+        counters = [one.close for one in self._counters]
+        discard = partial(_WATCHING.discard, self)
+        return [discard, self._calls.stop, self._unhook_gradients, *counters, self._counters.clear]
+
+    def _unhook_gradients(self) -> None:
         for reference, handle in self._hooks:
             handle.remove()
             weight: Any = reference()
             if weight is not None and not getattr(weight, _HOOKS):
                 setattr(weight, _HOOKS, None)  # as it was before it ever had one
         self._hooks.clear()
-        for one in self._counters:
-            one.close()
-        self._counters.clear()
 
     def _count(self) -> None:
         """Open the counters of the devices and reset their peaks."""
@@ -162,7 +160,7 @@ class IterationWatch:
 
     def _noting(self, name: str) -> Callable[[torch.Tensor], None]:
         """Return a hook that notes the size of a new gradient and names its storage in the recording."""
-        recording, gradients, logger = self._recording, self._gradients, self._logger
+        recording, gradients, guard = self._recording, self._gradients, self._guard
 
         def note(weight: torch.Tensor) -> None:
             try:
@@ -173,20 +171,17 @@ class IterationWatch:
                         gradients[name] = own[0].end - own[0].start  # in a bucket, for example
                     if recording is not None:
                         recording.tell_gradient(weight, name)
-            except Exception as error:  # an error of ours must not stop the training
-                logger.debug("noting a gradient failed", exc_info=error)
+            except BaseException as error:
+                guard.end("a gradient", error)
 
         return note
 
     def _noting_inputs(self) -> Callable[..., None]:
-        recording, logger = self._recording, self._logger
+        recording = self._recording
 
         def note(_: nn.Module, given: Any, named: Any) -> None:
-            try:
-                if recording is not None:
-                    recording.tell_inputs((given, named))
-            except Exception as error:  # see _noting
-                logger.debug("noting inputs failed", exc_info=error)
+            if recording is not None:
+                recording.tell_inputs((given, named))
 
         return note
 

@@ -75,10 +75,9 @@ def _started() -> None:
     try:
         _call_listeners("start")
     except BaseException as error:
-        _guard.end("the start of a profiler", error)
-    finally:
-        if originals is not None:
-            originals[0]()
+        _guard.end("the start of a profiler", error)  # if it raises, no profiler starts
+    if originals is not None:
+        originals[0]()
 
 
 def _stopped() -> None:

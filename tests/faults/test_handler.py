@@ -37,20 +37,20 @@ class HandlerSession(Session):
         self.handler = memory_trace_handler(folder, "w", model=training.model, optimizer=training.optimizer)
 
     def window(self) -> None:
-        before = len(_WRITTEN)
+        before = len(WRITTEN)
         with profile(
             activities=[ProfilerActivity.CPU],
             profile_memory=True,
             on_trace_ready=self.handler,
         ):
             self.training.step()
-        self.windows += _WRITTEN[before:]
+        self.windows += WRITTEN[before:]
 
     def close(self) -> None:
         del self.handler
 
 
-_WRITTEN: list[list[tuple[int, ...]]] = []
+WRITTEN: list[list[tuple[int, ...]]] = []
 """(bytes, category, module, phase) of every allocation of each window that was written."""
 
 
@@ -67,10 +67,10 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
         written = write(self, trace)
         events = trace.events
         born = events.kind == Kind.ALLOC
-        _WRITTEN.append(list(zip(*(getattr(events, name)[born].tolist() for name in ROW), strict=True)))
+        WRITTEN.append(list(zip(*(getattr(events, name)[born].tolist() for name in ROW), strict=True)))
         return written
 
-    _WRITTEN.clear()
+    WRITTEN.clear()
     monkeypatch.setattr(RunWriter, "write", writing)
     monkeypatch.setattr("tb_memplugin.handler.say_where", lambda *_: None)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
-from tb_memplugin.sources.guard import UNOWNED, Failed
+from tb_memplugin.sources.guard import UNOWNED, Failed, call_all
 from tb_memplugin.sources.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.sources.tracer.cpu_allocations import AllocatorLog, Reported, allocator_log
 from tb_memplugin.sources.tracer.saved_numbers import SavedNumbers, numbers_in
@@ -142,6 +143,7 @@ class KernelMemory:
                 try:
                     log.end(self.reports)
                 except BaseException as error:
+                    call_all(partial(log.abandon, self.reports))
                     self._failed(_WHERE, error)
         try:
             if len(self.reports) > 2:  # a number is allocated and freed besides the result
