@@ -243,6 +243,7 @@ class _MemoryTraceHandler:
             return
         window = self._recorder.take()
         if window is None and self._recorder.is_lost:
+            self._guard.warn_waiting()
             return
         if window is None:
             raise MemPluginError(

@@ -51,9 +51,15 @@ class Guard:
     def __init__(self, loss: str, logger: logging.Logger | None = None, *, only_first: bool = False) -> None:
         self._loss, self._logger, self._only_first = loss, logger or _package_logger, only_first
         self._logged: set[str] = set()
+        self._waiting = ("", "")
 
     def end(
-        self, where: str, error: BaseException, *undo: Callable[[], object], loss: str | None = None
+        self,
+        where: str,
+        error: BaseException,
+        *undo: Callable[[], object],
+        loss: str | None = None,
+        later: bool = False,
     ) -> None:
         """End an error: undo, then log it.
 
@@ -62,6 +68,7 @@ class Guard:
             error: the error, which is being handled.
             undo: functions that remove what is ours. All are called, whatever they raise.
             loss: replaces the guard's.
+            later: log the error when `warn_waiting` is called.
 
         Raises:
             KeyboardInterrupt, SystemExit: `error` is one, or one was raised while undoing.
@@ -70,22 +77,31 @@ class Guard:
         if not isinstance(error, Exception):
             raise error
         try:
-            self._log(where, error, loss or self._loss)
+            self._log(where, error, loss or self._loss, later=later)
         except Exception as second:  # a handler of the user's logging failed
             _debug("logging an error failed", second)
 
-    def _log(self, where: str, error: Exception, loss: str) -> None:
+    def _log(self, where: str, error: Exception, loss: str, *, later: bool) -> None:
         self._logger.debug("%s failed", where, exc_info=error)
         if self._only_first and self._logged:
             return
-        if isinstance(error, MemPluginError):
-            self.warn(str(error))
-        else:
-            self.warn(
+        message, kind = str(error), ""
+        if not isinstance(error, MemPluginError):
+            kind = _kind(error)
+            message = (
                 f"{loss} ({type(error).__name__}: {error}). The training continues without it.\n"
-                f"  where: {where}\n  fix: {REPORT}",
-                once=_kind(error),
+                f"  where: {where}\n  fix: {REPORT}"
             )
+        if later:
+            self._waiting = message, kind
+        else:
+            self.warn(message, once=kind)
+
+    def warn_waiting(self) -> None:
+        """Log the last error that waits to be logged."""
+        (message, kind), self._waiting = self._waiting, ("", "")
+        if message:
+            self.warn(message, once=kind)
 
     def warn(self, message: str, *, once: str = "") -> None:
         """Log a warning, once per message, or once per `once` where it is given."""

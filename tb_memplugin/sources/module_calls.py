@@ -234,7 +234,11 @@ def _changed(slot: Any) -> None:
     global _slot, _version
     _slot, _version = slot, _version + 1
     if slot is None:
-        beside_compiler.remove(_patch)
+        try:
+            beside_compiler.remove(_patch)
+        except BaseException:
+            call_all(_patch.take_off)
+            raise
     else:
         beside_compiler.add(_patch)
 

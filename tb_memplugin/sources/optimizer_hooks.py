@@ -15,6 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tb_memplugin.sources import beside_compiler
 from tb_memplugin.sources.beside_dynamo import skipped_by_dynamo
+from tb_memplugin.sources.guard import call_all
 
 Hook = Callable[..., None]
 """A function that is called with the optimizer, and the positional and keyword arguments of its step."""
@@ -80,7 +81,11 @@ class StepHooks:
 
     def remove(self) -> None:
         """Remove the hooks. Safe to call twice."""
-        beside_compiler.remove(self._patch)
+        try:
+            beside_compiler.remove(self._patch)
+        except BaseException:
+            call_all(self._patch.take_off)
+            raise
 
 
 for _function in (_HooksPatch.put_on, _HooksPatch.take_off):

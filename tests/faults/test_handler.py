@@ -29,7 +29,10 @@ class HandlerSession(Session):
         "sources/profiler_windows.py:_started",
         "sources/profiler_windows.py:_stopped",
     )
-    second_warning = ("store/worker_folder.py:__init__",)  # the folder stays claimed, another one is used
+    second_warning = (
+        "store/worker_folder.py:__init__",
+        "store/writer.py:_use",
+    )  # the folder stays claimed, another one is used
     unobserved = ("sources/profiler/window.py:freed",)
 
     def __init__(self, folder: Path, training: Training) -> None:

@@ -161,7 +161,7 @@ class WindowRecorder:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last window was dropped because of an error, which is logged."""
+        """Whether the last window was dropped because of an error, which waits in the guard."""
         return self._is_lost
 
     @guarded("the start of a window")
@@ -222,9 +222,13 @@ class WindowRecorder:
         self._release()
 
     def fail(self, where: str, error: BaseException) -> None:
-        """End the window because of an error, without a record of it."""
+        """End the window because of an error, without a record of it.
+
+        The error is logged when the window would have been written. Handlers that are no longer used hear of
+        windows until they are collected as garbage, and have nothing to say.
+        """
         self._window, self._is_lost = None, True
-        self._guard.end(where, error, *self._undo())
+        self._guard.end(where, error, *self._undo(), later=True)
 
     def take(self) -> Window | None:
         """Return the finished window and forget it; None if none was finished since the last call."""
