@@ -72,10 +72,7 @@ def _restore() -> None:
 
 def _started() -> None:
     originals = _originals
-    try:
-        _call_listeners("start")
-    except BaseException as error:
-        _guard.end("the start of a profiler", error)  # if it raises, no profiler starts
+    call_all(*(partial(_call, listener, "start") for listener in list(_listeners)))
     if originals is not None:
         originals[0]()
 
@@ -83,14 +80,7 @@ def _started() -> None:
 def _stopped() -> None:
     if _originals is not None:
         _originals[1]()
-    try:
-        _call_listeners("stop")
-    except BaseException as error:
-        _guard.end("the end of a profiler", error)
-
-
-def _call_listeners(method: Literal["start", "stop"]) -> None:
-    call_all(*(partial(_call, listener, method) for listener in list(_listeners)))
+    call_all(*(partial(_call, listener, "stop") for listener in list(_listeners)))
 
 
 def _call(listener: Listener, method: Literal["start", "stop"]) -> None:
