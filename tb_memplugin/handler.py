@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal, SupportsIndex
+from dataclasses import dataclass, replace
+from typing import Any, Literal, SupportsIndex
 
 import torch
 from torch import nn
@@ -15,11 +16,12 @@ from tb_memplugin.arguments import Optimizers, checked_optimizers, with_inner
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exact_cpu import count_if_possible
 from tb_memplugin.logs import instance_logger, say_where
+from tb_memplugin.sources.guard import Guard, guarded
 from tb_memplugin.sources.history.merge import merge_snapshot
 from tb_memplugin.sources.history.recording import allocators
 from tb_memplugin.sources.history.window import HistoryWindowRecorder, window_recorder
 from tb_memplugin.sources.profiler.trace import trace_from_profile
-from tb_memplugin.sources.profiler.window import watch
+from tb_memplugin.sources.profiler.window import LOST, WindowRecorder, watch
 from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store import files
 from tb_memplugin.store.writer import RunWriter
@@ -45,7 +47,8 @@ def memory_trace_handler(
     neither stacks nor shapes; with the profiler's `with_stack=True` every allocation keeps its Python
     stack, and an allocation in backward also keeps the stack of its forward call. The handler does not
     change what the training computes, leaves the profile usable for other handlers, and never ends the
-    training: its own errors are logged once.
+    training: what fails in it is undone and logged once, and later windows are recorded. Copies of a handler
+    are that handler; an unpickled one records the same, without the model and the optimizer.
 
     Args:
         dir_name: the run's folder, below TensorBoard's logdir: a local path, or a URL that fsspec opens.
@@ -90,16 +93,15 @@ def memory_trace_handler(
         raise TypeError(
             f"worker_name is a {type(worker_name).__name__}; give text. A torch.nn.Module is given as model="
         )
-    return _MemoryTraceHandler(
-        files.absolute(os.fsdecode(dir_name)),
+    settings = _Settings(
+        os.fsdecode(dir_name),
         None if worker_name is None else str(worker_name),
-        _models(model),
-        with_inner(checked_optimizers(optimizer)),
         snapshot=snapshot,
         finds_all=start == "all",
         exact_cpu=exact_cpu,
         log_level=log_level,
     )
+    return _MemoryTraceHandler(settings, _models(model), with_inner(checked_optimizers(optimizer)))
 
 
 def combine_handlers(*handlers: Handler) -> Handler:
@@ -113,19 +115,24 @@ def combine_handlers(*handlers: Handler) -> Handler:
     for handler in handlers:
         if not callable(handler):
             raise TypeError(f"combine_handlers takes functions; this is a {type(handler).__name__}")
+    return _CombinedHandlers(handlers)
 
-    def combined(prof: torch.profiler.profile) -> None:
+
+@dataclass(frozen=True)
+class _CombinedHandlers:
+    """The callable behind `combine_handlers`."""
+
+    handlers: tuple[Handler, ...]
+
+    def __call__(self, prof: torch.profiler.profile) -> None:
         errors = []
-        for handler in handlers:
+        for handler in self.handlers:
             try:
                 handler(prof)
             except Exception as error:
                 errors.append(error)
         if errors:
             raise errors[0]
-
-    combined.handlers = handlers  # type: ignore[attr-defined]  # keeps them alive, and visible to readers
-    return combined
 
 
 def default_worker_name() -> str:
@@ -136,67 +143,115 @@ def default_worker_name() -> str:
     return f"rank{rank}" if rank else f"{socket.gethostname()}_{os.getpid()}"
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """The arguments of a handler that can be pickled."""
+
+    dir_name: str
+    worker_name: str | None
+    snapshot: bool = False
+    finds_all: bool = True
+    exact_cpu: bool = False
+    log_level: int | str | None = None
+
+
 class _MemoryTraceHandler:
-    """The callable behind `memory_trace_handler`."""
+    """The callable behind `memory_trace_handler`.
+
+    Args:
+        settings: the arguments for `memory_trace_handler`.
+        models, optimizers: what is held weakly.
+        lacks: what a handler had that this one was unpickled from, "" for nothing.
+    """
 
     def __init__(
         self,
-        dir_name: str,
-        worker_name: str | None,
+        settings: _Settings,
         models: Mapping[str, nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
-        *,
-        snapshot: bool = False,
-        finds_all: bool = True,
-        exact_cpu: bool = False,
-        log_level: int | str | None = None,
+        lacks: str = "",
     ) -> None:
-        self._logger = instance_logger(log_level)
-        if exact_cpu:
-            count_if_possible(self._logger)
-        self._dir_name = dir_name
-        self._worker_name = worker_name
+        self._settings, self._lacks = settings, lacks
+        self._logger = instance_logger(settings.log_level)
+        self._guard = Guard(LOST, self._logger)
         self._writer: RunWriter | None = None
         self._windows = 0
-        self._warned: set[str] = set()
         self._told = False
-        histories = allocators() if snapshot else ()
-        if snapshot and not histories:
-            self._warn(
+        self._recorder: WindowRecorder | None = None
+        self._models = {name: weakref.ref(model) for name, model in models.items()}
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._begin()
+
+    @guarded("memory_trace_handler")
+    def _begin(self) -> None:
+        """Begin to record windows. If that fails, it is tried again at the end of the next one."""
+        models = {name: model for name, held in self._models.items() if (model := held()) is not None}
+        optimizers = [optimizer for held in self._optimizers if (optimizer := held()) is not None]
+        self._dir_name = files.absolute(self._settings.dir_name)
+        if self._settings.exact_cpu:
+            count_if_possible(self._logger)
+        histories = allocators() if self._settings.snapshot else ()
+        if self._settings.snapshot and not histories:
+            self._guard.warn(
                 "snapshot=True has no effect here: no CUDA or XPU device with torch's own caching "
                 "allocator was found. Everything else is recorded.\n  fix: remove snapshot=True here, "
                 "or run on a machine with such a device."
             )
-        self._recorder = window_recorder(models, optimizers, histories, finds_all=finds_all)
-        watch(self._recorder)
+        recorder = window_recorder(
+            models, optimizers, histories, finds_all=self._settings.finds_all, guard=self._guard
+        )
+        watch(recorder)
+        self._recorder = recorder
 
+    def __copy__(self) -> _MemoryTraceHandler:
+        return self
+
+    def __deepcopy__(self, _: object) -> _MemoryTraceHandler:
+        """Return the handler itself: two would write the same windows, each into a folder of its own."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _MemoryTraceHandler, (self._settings, {}, (), self._held_weakly() or self._lacks)
+
+    def _held_weakly(self) -> str:
+        return " and ".join(
+            [*["the model"] * bool(self._models), *["the optimizer"] * bool(self._optimizers)]
+        )
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Drop the window of which something failed."""
+        self._guard.end(where, error, self._drop)
+
+    def _drop(self) -> None:
+        if self._recorder is not None:
+            self._recorder.take()
+        if isinstance(self._recorder, HistoryWindowRecorder):
+            self._recorder.take_snapshots()
+
+    @guarded("on_trace_ready")
     def __call__(self, prof: torch.profiler.profile) -> None:
         try:
             self._write(prof)
         except NotRecordedError as error:
-            if self._windows and getattr(prof, "profile_memory", False):
-                self._logger.debug("%s", error)  # the loop ended just as the schedule began a window
-            else:
-                self._warn(str(error))
-        except MemPluginError as error:
-            self._warn(str(error))
-        except Exception as error:  # the training goes on, whatever happens to us
-            self._logger.debug("writing the memory trace failed", exc_info=error)
-            self._warn(
-                f"The memory of this window was not written ({type(error).__name__}: {error}). The "
-                "training continues.\n  fix: set the logger tb_memplugin to DEBUG to get the "
-                "traceback, and report it."
-            )
+            if not self._windows or not getattr(prof, "profile_memory", False):
+                raise
+            self._logger.debug("%s", error)  # the loop ended just as the schedule began a window
 
     def _write(self, prof: torch.profiler.profile) -> None:
+        if self._recorder is None:
+            self._begin()
+            return
         window = self._recorder.take()
+        if window is None and self._recorder.is_lost:
+            self._guard.warn_waiting()
+            return
         if window is None:
             raise MemPluginError(
                 "The handler did not see the start of this window, so nothing was written.",
                 where="memory_trace_handler",
                 fix="Create the handler before the profiler starts, and call it once per window.",
             )
-        histories = self._histories()
+        histories = self._histories(self._recorder)
         try:
             trace = self._merged(trace_from_profile(prof, window, self._windows), histories)
         except NotRecordedError:
@@ -205,20 +260,33 @@ class _MemoryTraceHandler:
             trace = _unseen(histories)
         self._windows += 1
         if self._writer is None:
-            self._writer = RunWriter(self._dir_name, self._worker_name or default_worker_name())
+            worker = self._settings.worker_name or default_worker_name()
+            self._writer = RunWriter(self._dir_name, worker)
         self._writer.write(trace)
-        self._recorder.remember(trace)
+        try:
+            self._written(trace, self._recorder)
+        except BaseException as error:
+            self._guard.end("after a window", error, loss="This window is recorded, but what followed failed")
+        for problem in window.problems:
+            self._guard.warn(problem)
+
+    def _written(self, trace: MemoryTrace, recorder: WindowRecorder) -> None:
+        recorder.remember(trace)
         if not self._told:
             self._told = True
             say_where(self._dir_name, "memory")
-        for problem in (*window.problems, *window.open_problems):
-            self._warn(problem)
+            if self._lacks:
+                self._guard.warn(
+                    f"This handler was unpickled without {self._lacks} that it had, so modules have no "
+                    "names.\n  fix: Create a handler in this process, with "
+                    "memory_trace_handler(..., model=..., optimizer=...)."
+                )
 
-    def _histories(self) -> list[MemoryTrace]:
+    def _histories(self, recorder: WindowRecorder) -> list[MemoryTrace]:
         """Return the traces of the allocators' histories that can be read."""
         found = []
-        if isinstance(self._recorder, HistoryWindowRecorder):
-            for device_type, taken in self._recorder.take_snapshots():
+        if isinstance(recorder, HistoryWindowRecorder):
+            for device_type, taken in recorder.take_snapshots():
                 try:
                     name = f"the allocator's history of {device_type}"
                     found.append(trace_from_snapshot(taken, name, device_type))
@@ -237,16 +305,10 @@ class _MemoryTraceHandler:
 
     def _cannot_read(self, error: Exception) -> None:
         self._logger.debug("joining the allocator's history failed", exc_info=error)
-        self._warn(
+        self._guard.warn(
             f"The allocator's history could not be read ({type(error).__name__}: {error}). The window is "
             "written without it."
         )
-
-    def _warn(self, message: str) -> None:
-        """Log a warning, once per message."""
-        if message not in self._warned:
-            self._warned.add(message)
-            self._logger.warning("%s", message)
 
 
 def _unseen(histories: Sequence[MemoryTrace]) -> MemoryTrace:

@@ -29,8 +29,9 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.line_text import as_json as json_of
 from tb_memplugin.exports.line_text import as_text
 from tb_memplugin.handler import default_worker_name
-from tb_memplugin.logs import instance_logger, tell_trace_is_lost
+from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
+from tb_memplugin.sources.guard import Guard
 from tb_memplugin.sources.lines.recording import HistoryLines, RecordedLines, StorageLines, recording_device
 from tb_memplugin.sources.tracer.history import has_history
 from tb_memplugin.store.block_writer import BlockWriter
@@ -46,6 +47,8 @@ __all__ = [
     "stop_tracing",
     "switch_allocator",
 ]
+
+_LOST = "The trace could not be read"
 
 
 class LineTracer:
@@ -84,6 +87,7 @@ class LineTracer:
         self._device = checked_device(device, "LineTracer")
         self._logger = instance_logger(log_level)
         self._lock = threading.Lock()
+        self._guard = Guard(_LOST, self._logger)
         self._running: StorageLines | HistoryLines | None = None
         self._recorded: RecordedLines | None = None
         self._stretch = -1
@@ -103,10 +107,16 @@ class LineTracer:
                     where="LineTracer.start_tracing",
                     fix="Call stop_tracing() first, or use another LineTracer for an inner block.",
                 )
-            recording = self._recording()
-            recording.begin()
-            self._running, self._recorded = recording, None
-            self._stretch += 1
+            self._guard, self._recorded = Guard(_LOST, self._logger, only_first=True), None
+            try:
+                recording = self._recording()
+                recording.begin()
+                self._running = recording
+                self._stretch += 1
+            except MemPluginError:
+                raise
+            except BaseException as error:
+                self._guard.end("LineTracer.start_tracing", error)
 
     @hidden_from_dynamo
     def stop_tracing(self) -> None:
@@ -117,8 +127,8 @@ class LineTracer:
                 return
             try:
                 self._recorded = recording.end()
-            except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
-                tell_trace_is_lost(self._logger, error)
+            except BaseException as error:
+                self._guard.end("LineTracer.stop_tracing", error, recording.abandon)
 
     def __enter__(self) -> LineTracer:
         self.start_tracing()
@@ -231,13 +241,13 @@ class LineTracer:
     def _recording(self) -> StorageLines | HistoryLines:
         device = recording_device(self._device)
         if has_history(device.type):
-            return HistoryLines(device, self.max_events)
+            return HistoryLines(device, self.max_events, guard=self._guard)
         refuse_absent(
             device,
             "LineTracer",
             "Leave `device` out to use the current accelerator, or the CPU if there is none.",
         )
-        return StorageLines(device.type, self.max_events)
+        return StorageLines(device.type, self.max_events, self._guard)
 
     def _stopped(self) -> RecordedLines:
         if self._running is not None:

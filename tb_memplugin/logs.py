@@ -92,17 +92,6 @@ def instance_logger(log_level: int | str | None = None) -> logging.Logger:
     return own
 
 
-def tell_trace_is_lost(logger: logging.Logger, error: Exception) -> None:
-    """Log that the trace could not be read and what to do about it. Does not raise."""
-    logger.debug("ending the trace failed", exc_info=error)
-    logger.warning(
-        "The trace could not be read (%s: %s). The training continues.\n  fix: set the logger "
-        "tb_memplugin to DEBUG to get the traceback, and report it.",
-        type(error).__name__,
-        error,
-    )
-
-
 def level_number(level: int | str) -> int:
     """Return the number of a level: 10 for 10, "10", "DEBUG" and "debug".
 

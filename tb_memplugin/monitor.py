@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.handler import default_worker_name
 from tb_memplugin.logs import instance_logger, say_where
+from tb_memplugin.sources.guard import Guard, call_all, guarded
 from tb_memplugin.sources.steps.columns import figures_of
 from tb_memplugin.sources.steps.devices import counters_of
 from tb_memplugin.sources.steps.recording import (
@@ -42,12 +43,23 @@ HIGHEST_STEP = 2**53
 """Step numbers are below this: JavaScript represents integers exactly only up to here."""
 
 
+MOST_FAILURES = 3
+"""After so many steps in a row in which something failed, the monitor stops."""
+
+_LOST = "A step is without figures of its memory"
+_LONGEST_WAIT_S = 5.0
+_STEP, _FLUSH, _CLOSE = "MemoryMonitor.step", "MemoryMonitor.flush", "MemoryMonitor.close"
+_NOT_WRITTEN = "Figures of steps could not be written yet"
+
+
 class MemoryMonitor:
     """Watches a whole training: peak, reserve, fragmentation and time of every step and named phase.
 
     It reads counters that the allocator keeps in any case, which takes some microseconds per step, and
     writes them from its own thread. torch keeps no such counters for the CPU; there the monitor reads the
-    resident memory of the process. A failure of the monitor never ends the training.
+    resident memory of the process. A failure of the monitor never ends the training: the step in which it
+    happens has no figures, and that is logged once; after three such steps in a row the monitor stops. Copies
+    of a monitor are that monitor; an unpickled one is new, with the same arguments.
 
     Args:
         logdir: a folder for TensorBoard, as for `memory_trace_handler`: a local path or an fsspec URL.
@@ -93,22 +105,37 @@ class MemoryMonitor:
         seconds = REMOTE_SECONDS if is_remote(folder) else LOCAL_SECONDS
         if flush_seconds is not None:
             seconds = _seconds(flush_seconds)
+        self._arguments = (logdir, worker_name, device, reset_peaks, flush_seconds, log_level)
         self._logger = instance_logger(log_level)
+        self._guard = Guard(_LOST, self._logger)
         self._pid = os.getpid()
-        self._broken = self._closed = False
+        self._closed = self._is_lost = False
+        self._failures = 0
         self._recording = StepRecording(counters_of(device, reset_peaks=reset_peaks))
-        self._stream = _Stream(folder, worker_name, self._recording, seconds, self._logger)
+        self._stream = _Stream(folder, worker_name, self._recording, seconds, self._guard)
         self._end = weakref.finalize(self, self._stream.close)  # at the end of the process, too
         self._begin()
 
-    def phase(self, name: str) -> PhaseBlock:
+    def __copy__(self) -> MemoryMonitor:
+        return self
+
+    def __deepcopy__(self, _: object) -> MemoryMonitor:
+        """Return the monitor itself: two would reset each other's peaks."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryMonitor, self._arguments
+
+    @guarded("MemoryMonitor.phase", nullcontext)
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager that measures its block under a name: `forward`, `validation`, any text.
 
         Phases may nest and repeat. If a name repeats within a step, its runs and times are summed and its
         highest peak counts. After 32 different names, further ones are merged into `(other phases)`.
         """
-        return PhaseBlock(name, self._begin_phase, self._end_phase)
+        return PhaseBlock(name, self)
 
+    @guarded(_STEP)
     def step(self, number: int | None = None) -> MonitoredStep | None:
         """End a training step and return its figures, or None if nothing could be read.
 
@@ -118,12 +145,13 @@ class MemoryMonitor:
         """
         if not self._works():
             return None
-        try:
-            step = self._recording.end_step(self._checked(number))
-            self._stream.stepped()
-        except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
-            self._give_up(error)
+        if self._is_lost:
+            self._recording.skip_step()
+            self._is_lost = False
             return None
+        step = self._recording.end_step(self._checked(number))
+        self._failures = 0
+        self._stream.stepped()
         return step
 
     def _checked(self, number: Any) -> int | None:
@@ -137,7 +165,7 @@ class MemoryMonitor:
         whole = operator.index(number) if hasattr(number, "__index__") else -1
         if (last.step if last is not None else -1) < whole < HIGHEST_STEP:
             return whole
-        self._stream.warn(
+        self._guard.warn(
             f"Step {number!r:.80} does not follow the step before it, so steps are numbered on from "
             "there. This is logged once.",
             once="number",
@@ -149,11 +177,13 @@ class MemoryMonitor:
         """The figures of the step that ended last, for use in other loggers."""
         return self._recording.last
 
+    @guarded(_FLUSH)
     def flush(self) -> None:
         """Write the steps that are not written yet; the tab shows them when TensorBoard reloads."""
         if self._works():
             self._stream.write()
 
+    @guarded(_CLOSE)
     def close(self) -> None:
         """Write the remaining steps and stop. Work after the last step is not counted. Safe to call twice."""
         self._closed = True
@@ -168,64 +198,65 @@ class MemoryMonitor:
     ) -> None:
         self.close()
 
+    @guarded("the beginning of MemoryMonitor")
     def _begin(self) -> None:
-        if not self._works():
-            return
-        try:
+        if self._works():
             self._recording.begin()
-        except Exception as error:  # noqa: BLE001  # the training goes on
-            self._give_up(error)
 
     def _works(self) -> bool:
         """Whether the monitor is active in this process; in a forked child it is not."""
-        return not self._closed and not self._broken and self._pid == os.getpid()
+        return not self._closed and self._failures < MOST_FAILURES and self._pid == os.getpid()
 
-    def _give_up(self, error: Exception) -> None:
-        self._broken = True
-        self._logger.debug("monitoring failed", exc_info=error)
-        self._stream.warn(
-            f"MemoryMonitor stopped ({type(error).__name__}: {error}). The training continues.\n  fix: "
-            "set the logger tb_memplugin to DEBUG to get the traceback, and report it."
-        )
-
-    def _begin_phase(self, name: str) -> OpenPhase | None:
-        if not self._works():
-            return None
-        try:
-            return self._recording.begin_phase(name)
-        except Exception as error:  # noqa: BLE001  # the training goes on
-            self._give_up(error)
-            return None
-
-    def _end_phase(self, phase: OpenPhase) -> None:
-        if not self._works():
+    def fail(self, where: str, error: BaseException) -> None:
+        """Lose the running step, because of an error."""
+        if where == _CLOSE:
+            loss = "The last figures of steps may not be written"
+            self._guard.end(where, error, self._stream.abandon, loss=loss)
             return
-        try:
+        if where == _FLUSH:
+            self._guard.end(where, error, loss=_NOT_WRITTEN)
+            return
+        begins = where == _STEP or not isinstance(error, Exception)  # then the next step begins here
+        if begins or not self._is_lost:
+            self._failures += 1
+        self._is_lost = not begins
+        self._guard.end(where, error, *([self._recording.skip_step] if begins else []))
+
+    def begin_phase(self, name: str) -> OpenPhase | None:
+        """Begin a phase; return None if nothing is measured."""
+        return self._recording.begin_phase(name) if self._works() and not self._is_lost else None
+
+    def end_phase(self, phase: OpenPhase) -> None:
+        """End a phase."""
+        if self._works() and not self._is_lost:
             self._recording.end_phase(phase)
-        except Exception as error:  # noqa: BLE001  # the training goes on
-            self._give_up(error)
 
 
 class PhaseBlock:
     """The context manager that `MemoryMonitor.phase` returns. A phase that never ends is dropped."""
 
-    __slots__ = ("_begin", "_end", "_name", "_open")
+    __slots__ = ("_monitor", "_name", "_open")
 
-    def __init__(
-        self, name: str, begin: Callable[[str], OpenPhase | None], end: Callable[[OpenPhase], None]
-    ) -> None:
-        self._name, self._begin, self._end = name, begin, end
+    def __init__(self, name: str, monitor: MemoryMonitor) -> None:
+        self._name, self._monitor = name, monitor
         self._open: list[OpenPhase | None] = []
 
+    @guarded("the beginning of a phase")
     def __enter__(self) -> None:
-        self._open.append(self._begin(self._name))
+        self._open.append(None)
+        self._open[-1] = self._monitor.begin_phase(self._name)
 
+    @guarded("the end of a phase")
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         phase = self._open.pop() if self._open else None
         if phase is not None:
-            self._end(phase)
+            self._monitor.end_phase(phase)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Lose the running step, because of an error."""
+        self._monitor.fail(where, error)
 
 
 def _seconds(given: float) -> float:
@@ -247,9 +278,9 @@ class _Stream:
         worker: str | None,
         recording: StepRecording,
         seconds: float,
-        logger: logging.Logger,
+        guard: Guard,
     ) -> None:
-        self._logger = logger
+        self._guard = guard
         self._logdir, self._worker, self._recording, self._seconds = logdir, worker, recording, seconds
         self._pid = os.getpid()
         self._epoch_ns = time.time_ns()
@@ -257,12 +288,11 @@ class _Stream:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._warned: set[str] = set()
         self._told = False
 
     def stepped(self) -> None:
-        """Start the writing thread when the first step has ended."""
-        if self._thread is None:
+        """Start the writing thread when the first step has ended, and again if it has failed."""
+        if self._thread is None or not self._thread.is_alive():
             self._worker = self._worker or default_worker_name()
             self._thread = threading.Thread(target=self._run, name="tb_memplugin monitor", daemon=True)
             self._thread.start()
@@ -274,11 +304,22 @@ class _Stream:
         self._ending.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        try:
-            self._recording.close()
-        except Exception as error:  # the training goes on
-            self._logger.debug("closing the counters failed", exc_info=error)
+        if self._recording.has_steps:  # the thread failed
+            self.write(even_unused=True)
+        call_all(self._recording.close)
 
+    def abandon(self) -> None:
+        """Let the thread end. It may write until then."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_LONGEST_WAIT_S)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Log what failed on the thread. What it should have written is written later."""
+        if isinstance(error, Exception):
+            self._guard.end(where, error, loss="Figures of steps were not written in time")
+
+    @guarded("the thread of MemoryMonitor")
     def _run(self) -> None:
         self._ending.wait(min(1.0, self._seconds))  # so that the first steps appear early
         self.write()
@@ -301,9 +342,9 @@ class _Stream:
                     part = []
                     if not self._told:
                         self._told = True
-                        say_where(self._logdir, "figures of steps")
-            except Exception as error:  # the training goes on
-                self._logger.debug("writing steps failed", exc_info=error)
+                        with suppress(Exception):
+                            say_where(self._logdir, "figures of steps")
+            except BaseException as error:
                 if isinstance(error, UnsettledError):
                     part = []  # the writer keeps it
                 self._recording.put_back([*part, *left])
@@ -317,19 +358,12 @@ class _Stream:
         notes = [f"{dropped:,} steps could not be written and are missing."] if dropped else []
         self._writer.write(figures_of(rows, self._recording.counters, notes))
 
-    def _refuse(self, error: Exception) -> None:
-        if isinstance(error, MemPluginError):
-            self.warn(str(error))
-            return
-        told = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        self.warn(
-            f"Figures of steps could not be written: {told}. They will be written later; the training "
-            f"continues.\n  where: {self._logdir}\n  fix: Free some disk space, or choose a folder "
-            "that this process can write to."
-        )
-
-    def warn(self, message: str, once: str = "") -> None:
-        """Log a warning, once per message, or once per `once` where it is given."""
-        if (once or message) not in self._warned:
-            self._warned.add(once or message)
-            self._logger.warning("%s", message)
+    def _refuse(self, error: BaseException) -> None:
+        if isinstance(error, OSError):
+            error = MemPluginError(
+                f"Figures of steps could not be written: {error.strerror or error}. They will be written "
+                "later; the training continues.",
+                where=self._logdir,
+                fix="Free some disk space, or choose a folder that this process can write to.",
+            )
+        self._guard.end(self._logdir, error, loss=_NOT_WRITTEN)

@@ -18,6 +18,7 @@ import torch
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.handler import default_worker_name
+from tb_memplugin.sources.guard import UNOWNED, Guard, guarded
 from tb_memplugin.sources.history.recording import (
     SWITCH,
     Allocator,
@@ -102,6 +103,7 @@ class OomRecorder:
         self._worker_name = worker_name
         self._most_dumps = most_dumps
         self._writer: RunWriter | None = None
+        self._guard = Guard("What fills the memory may not be written")
         self._switch: HistorySwitch = SWITCH
         self._using: list[Allocator] = []
         self._failures: Counter[str] = Counter()
@@ -109,6 +111,11 @@ class OomRecorder:
         self._busy = threading.local()
         self._closed = False
 
+    def fail(self, where: str, error: BaseException) -> None:
+        """Log an error of the recorder itself. The next failed allocation is handled."""
+        self._guard.end(where, error)
+
+    @guarded("record_on_oom")
     def begin(
         self,
         found: Sequence[Allocator],
@@ -125,6 +132,7 @@ class OomRecorder:
             except Exception as error:  # the training goes on, whatever happens to us
                 self._warn(f"The history of {allocator.device_type} could not be turned on", error)
 
+    @guarded("the end of record_on_oom")
     def close(self) -> None:
         """Stop recording and turn off the histories that it turned on. Safe to call twice. Never raises."""
         self._closed = True
@@ -139,6 +147,7 @@ class OomRecorder:
     def __enter__(self) -> OomRecorder:
         return self
 
+    @guarded("the end of record_on_oom")
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -146,6 +155,7 @@ class OomRecorder:
             self._handle_all()
         self.close()
 
+    @guarded("a failed allocation")
     def handle(self, device_type: str, device: int, snapshot: Snapshot) -> None:
         """Write the state of a device on which an allocation failed: the pickle, then the run. Never raises.
 
@@ -174,6 +184,7 @@ class OomRecorder:
             shlex.quote(self.dir_name),
         )
 
+    @guarded("a failed allocation")
     def failed(self, allocator: Allocator, device: int) -> None:
         """Handle a failed allocation, just before torch raises the error. Never raises itself."""
         if getattr(self._busy, "now", False):
@@ -188,6 +199,7 @@ class OomRecorder:
         finally:
             self._busy.now = False
 
+    @guarded("record_on_oom")
     def _use(self, allocator: Allocator, max_entries: int, stacks: str) -> None:
         """Turn on the history when the device is first used. Never raises, to not stop the training."""
         if self._closed:
@@ -200,6 +212,7 @@ class OomRecorder:
         except Exception as error:  # see begin
             self._warn(f"The history of {allocator.device_type} could not be turned on", error)
 
+    @guarded("a failed allocation")
     def _handle_all(self) -> None:
         """Handle an error that reached the end of the block unobserved, as on XPU, which has no observers."""
         for allocator in list(self._using):
@@ -260,5 +273,8 @@ def _struck(allocator: Allocator, device: int, asked: int, limit: int, free: int
 
     Of several recorders that write to the same folder, only the newest does.
     """
-    for recorder in {recorder.dir_name: recorder for recorder in list(_active.values())}.values():
-        recorder.failed(allocator, device)
+    try:
+        for recorder in {recorder.dir_name: recorder for recorder in list(_active.values())}.values():
+            recorder.failed(allocator, device)
+    except BaseException as error:
+        UNOWNED.end("a failed allocation", error)

@@ -33,8 +33,9 @@ from tb_memplugin.exports import speedscope
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.handler import default_worker_name
-from tb_memplugin.logs import instance_logger, tell_trace_is_lost
+from tb_memplugin.logs import instance_logger
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
+from tb_memplugin.sources.guard import Guard
 from tb_memplugin.sources.tracer.history import HistoryRecording, has_history
 from tb_memplugin.sources.tracer.recording import StorageRecording
 from tb_memplugin.sources.tracer.results import (
@@ -51,6 +52,8 @@ __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer", "PhaseMemoryStats"
 _Switch = Callable[[Mapping[str, nn.Module], Sequence[torch.optim.Optimizer]], None]
 
 _SUMMARY_ROWS = 20
+_LOST = "The trace could not be read"
+_NO_PHASE = "A phase of the trace has no figures"
 
 
 class MemoryTracer:
@@ -94,6 +97,8 @@ class MemoryTracer:
         self._logger = instance_logger(log_level)
         self._lock = threading.Lock()
         self._running: StorageRecording | HistoryRecording | None = None
+        self._guard = Guard(_LOST, self._logger)
+        self._is_lost = False
         self._result: TracerResult | None = None
         self._block = -1
         self._saved = BlockWriter()
@@ -124,17 +129,25 @@ class MemoryTracer:
             MemPluginError: nothing is being traced.
         """
         recording = self._running
-        if recording is None:
+        if recording is None and not self._is_lost:
             raise MemPluginError(
                 f"Phase {name!r} is outside a traced block.",
                 where="MemoryTracer.track_phase",
                 fix="Use it inside `with tracer.trace(model):`.",
             )
-        phase = recording.begin_phase(name)
+        phase = None
+        try:
+            phase = recording.begin_phase(name) if recording is not None else None
+        except BaseException as error:
+            self._guard.end("the beginning of a phase", error, loss=_NO_PHASE)
         try:
             yield
         finally:
-            recording.end_phase(phase)
+            try:
+                if recording is not None and phase is not None:
+                    recording.end_phase(phase)
+            except BaseException as error:
+                self._guard.end("the end of a phase", error, loss=_NO_PHASE)
 
     @property
     def result(self) -> TracerResult:
@@ -269,34 +282,43 @@ class MemoryTracer:
                     where="MemoryTracer.trace",
                     fix="Use another MemoryTracer for an inner block, or on another thread.",
                 )
-            recording = self._recording(models)
-            recording.start(models, optimizers)
-            self._running = recording
+            self._guard = Guard(_LOST, self._logger, only_first=True)
+            try:
+                recording = self._recording(models)
+                recording.start(models, optimizers)
+                self._running = recording
+            except MemPluginError:
+                raise
+            except BaseException as error:
+                self._is_lost, self._result = True, None
+                self._guard.end("the beginning of a trace", error)
 
     def _recording(self, models: Mapping[str, nn.Module]) -> StorageRecording | HistoryRecording:
         device = self._device or next((p.device for m in models.values() for p in m.parameters()), None)
         device = device or torch.device("cpu")
         if has_history(device.type):
-            return HistoryRecording(device, self.max_events, with_fragmentation=self._with_fragmentation)
+            return HistoryRecording(
+                device, self.max_events, with_fragmentation=self._with_fragmentation, guard=self._guard
+            )
         fix = (
             "Leave `device` out to use the model's device."
             if self._device is not None
             else "Move the model to a device of this machine, or name the device to trace with device=."
         )
         refuse_absent(device, "MemoryTracer", fix)
-        return StorageRecording(device.type, self.max_events)
+        return StorageRecording(device.type, self.max_events, self._guard)
 
     def _end(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         with self._lock:
-            recording, self._running = self._running, None
+            recording, self._running, self._is_lost = self._running, None, False
             self._result = None
             self._block += 1
         if recording is None:
             return
         try:
             self._result = recording.stop(models, optimizers)
-        except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
-            tell_trace_is_lost(self._logger, error)
+        except BaseException as error:
+            self._guard.end("the end of a trace", error, recording.abandon)
 
 
 class Tracing:

@@ -10,6 +10,7 @@ from torch import nn
 
 from tb_memplugin.callbacks.recorder import Training
 from tb_memplugin.callbacks.step_callback import StepCallback
+from tb_memplugin.sources.guard import guarded
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -47,6 +48,7 @@ class MemoryTraceCallback(StepCallback, Callback):  # type: ignore[misc]  # a cl
 
     _stepped_before = 0
 
+    @guarded("on_train_start")
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Take the module and the optimizers from the Trainer."""
         folder = logging_folder(trainer)  # every rank must ask: the Trainer broadcasts the first one's answer
@@ -61,11 +63,13 @@ class MemoryTraceCallback(StepCallback, Callback):  # type: ignore[misc]  # a cl
             )
         self._recorder.expect(_steps_done(trainer))
 
+    @guarded("on_train_batch_start")
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
         """Begin a step, unless this micro-batch belongs to a step that has begun."""
         self._stepped_before = trainer.global_step
         self._recorder.begin_step(_steps_done(trainer))
 
+    @guarded("on_train_batch_end")
     def on_train_batch_end(
         self,
         trainer: Any,
@@ -78,18 +82,22 @@ class MemoryTraceCallback(StepCallback, Callback):  # type: ignore[misc]  # a cl
         if trainer.global_step != self._stepped_before:
             self._recorder.end_step()
 
+    @guarded("on_validation_start")
     def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Stop recording: validation is not part of a step."""
         self._recorder.pause()
 
+    @guarded("on_validation_end")
     def on_validation_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Expect the next step."""
         self._recorder.resume()
 
+    @guarded("on_train_end")
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Write the open window."""
         self._recorder.end_training()
 
+    @guarded("on_exception")
     def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
         """Write the open window and stop the profiler, because the training raised."""
         self._recorder.end_training(raised=True)

@@ -6,8 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,8 +15,10 @@ from tb_memplugin.callbacks.steps import ChosenSteps, Steps
 from tb_memplugin.callbacks.window import ProfiledWindow, is_profiling
 from tb_memplugin.handler import Handler, default_worker_name, memory_trace_handler
 from tb_memplugin.logs import instance_logger
+from tb_memplugin.sources.guard import Guard, guarded
 
-P = ParamSpec("P")
+_LOST = "The memory of this window is not recorded"
+_LAST = "the end of the training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +34,6 @@ class Training:
     folder: Callable[[], str]
     model: nn.Module | None
     optimizers: Sequence[torch.optim.Optimizer]
-
-
-def _never_raises(
-    method: Callable[Concatenate[StepRecorder, P], None],
-) -> Callable[Concatenate[StepRecorder, P], None]:
-    """Wrap a method so that an error in it is reported once and ends the recording, not the training."""
-
-    @wraps(method)
-    def careful(self: StepRecorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            method(self, *args, **kwargs)
-        except Exception as error:
-            self._give_up(error)
-
-    return careful
 
 
 class StepRecorder:
@@ -85,16 +71,24 @@ class StepRecorder:
         self._worker_name = worker_name
         self._with_stack, self._snapshot = with_stack, snapshot
         self._log_level = log_level
-        instance_logger(log_level)
+        self._guard = Guard(_LOST, instance_logger(log_level))
         self._trainings: Counter[str] = Counter()
         self._training: Training | None = None
         self._handler: Handler | None = None
         self._window: ProfiledWindow | None = None
         self._first = self._next = 0
         self._recorded = False
-        self._warned: set[str] = set()
+        self._has_warned = False
 
-    @_never_raises
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy begins with: the choices, and nothing of a training or a window."""
+        return {**vars(self), "_training": None, "_handler": None, "_window": None, "_guard": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._guard = Guard(_LOST, instance_logger(self._log_level))
+
+    @guarded("begin_training")
     def begin_training(self, training: Training, first: int) -> None:
         """Start or resume a training with step `first`. A previous training that did not end ends here."""
         self.end_training(raised=True)
@@ -103,14 +97,14 @@ class StepRecorder:
         self._recorded = False
         self._chosen.start_at(first)
 
-    @_never_raises
+    @guarded("expect")
     def expect(self, step: int) -> None:
         """Announce that step `step` comes next; its data may be loaded from here on."""
         self._next = step
         if self._training is not None and self._window is None and self._chosen.has(step):
             self._open()
 
-    @_never_raises
+    @guarded("begin_step")
     def begin_step(self, step: int) -> None:
         """Begin a step; a repeated call within the step (for each micro-batch) does nothing."""
         if self._window is not None and self._window.is_in_step:
@@ -121,7 +115,7 @@ class StepRecorder:
         if self._window is not None:
             self._window.begin_step(step)
 
-    @_never_raises
+    @guarded("end_step")
     def end_step(self, *, pause: bool = False) -> None:
         """End the step after the optimizer has stepped. `pause`: an evaluation comes before the next step."""
         step, self._next = self._next, self._next + 1
@@ -132,22 +126,22 @@ class StepRecorder:
         if not pause:
             self.expect(step + 1)
 
-    @_never_raises
+    @guarded("pause")
     def pause(self) -> None:
         """Close the window because something other than a step begins; within a step it does nothing."""
         if self._window is not None and not self._window.is_in_step:
             self._close()
 
-    @_never_raises
+    @guarded("resume")
     def resume(self) -> None:
         """Expect the next step, after a pause."""
         self.expect(self._next)
 
-    @_never_raises
+    @guarded(_LAST)
     def end_training(self, *, raised: bool = False) -> None:
         """End the training and write the open window; `raised` if an error ended the training."""
         self._close()
-        if self._training is not None and not (raised or self._recorded or self._warned):
+        if self._training is not None and not (raised or self._recorded or self._has_warned):
             self._warn(
                 f"No memory was recorded: the training ran {self._ran()}, and steps= selects none of "
                 "them.\n  fix: choose other steps; step 0 is the first step of the whole training."
@@ -190,27 +184,21 @@ class StepRecorder:
         )
 
     def _close(self) -> None:
-        window, self._window = self._window, None
+        window = self._window
         if window is not None:
             self._recorded = self._recorded or bool(window.steps)
             window.close()
+            self._window = None
 
-    def _give_up(self, error: Exception) -> None:
-        logger = instance_logger(self._log_level)
-        logger.debug("recording steps failed", exc_info=error)
-        self._warn(
-            f"Recording memory failed ({type(error).__name__}: {error}). The training continues "
-            "without it.\n  fix: set the logger tb_memplugin to DEBUG to get the traceback, and "
-            "report it."
-        )
-        self._training = None
-        try:
-            self._close()
-        except Exception as second:
-            logger.debug("stopping the profiler failed too", exc_info=second)
+    def fail(self, where: str, error: BaseException) -> None:
+        """Drop the open window because of an error. The next one is recorded."""
+        window, self._window = self._window, None
+        if where == _LAST:
+            self._training = self._handler = None
+        self._has_warned = True
+        self._guard.end(where, error, *([] if window is None else [window.discard]))
 
     def _warn(self, message: str) -> None:
         """Log a warning, once per message."""
-        if message not in self._warned:
-            self._warned.add(message)
-            instance_logger(self._log_level).warning("%s", message)
+        self._has_warned = True
+        self._guard.warn(message)

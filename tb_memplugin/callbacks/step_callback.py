@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from tb_memplugin.callbacks.recorder import StepRecorder
 from tb_memplugin.callbacks.steps import Steps
@@ -46,6 +47,14 @@ class StepCallback:
             log_level=log_level,
         )
         self._listen()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._listen()
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Drop the open window because of an error."""
+        self._recorder.fail(where, error)
 
     def _listen(self) -> None:
         """Hook into the library for what it has no callback event for; does nothing by default."""

@@ -16,6 +16,7 @@ import torch
 
 from tb_memplugin.callbacks.recorder import Training
 from tb_memplugin.callbacks.step_callback import StepCallback
+from tb_memplugin.sources.guard import UNOWNED, guarded
 
 try:
     import transformers
@@ -41,7 +42,8 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
     def _listen(self) -> None:
         _LISTENING.add(self)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_train_begin")
+    def on_train_begin(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the model and the optimizer from the Trainer."""
         _LISTENING.add(self)
         optimizer = _unwrapped(kwargs.get("optimizer"))
@@ -54,33 +56,40 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
         if not getattr(args, "eval_on_start", False):
             self._recorder.expect(state.global_step)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_step_begin")
+    def on_step_begin(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin a step, at its first micro-batch."""
         self._recorder.begin_step(state.global_step)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_step_end")
+    def on_step_end(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the step: the optimizer has stepped and the gradients are freed."""
         self._recorder.end_step(pause=_is_interrupted(control))
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_epoch_end")
+    def on_epoch_end(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pause if an evaluation or a checkpoint follows the epoch."""
         if _is_interrupted(control):
             self._recorder.pause()
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_prediction_step")
+    def on_prediction_step(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pause at a prediction that no other event announced."""
         self._recorder.pause()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_evaluate")
+    def on_evaluate(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Resume after an evaluation, unless a checkpoint follows."""
         if not _is_interrupted(control):
             self._recorder.resume()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_save")
+    def on_save(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Resume after a checkpoint is written."""
         self._recorder.resume()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    @guarded("on_train_end")
+    def on_train_end(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the open window, and give the Trainer's methods back."""
         self._recorder.end_training()
         _LISTENING.remove(self)
@@ -176,8 +185,7 @@ def _telling_errors(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(self, *args, **kwargs)
         except BaseException:
-            for callback in _ours(self):
-                callback.training_raised()
+            _tell(self, MemoryTraceCallback.training_raised)
             raise
 
     return telling
@@ -186,8 +194,7 @@ def _telling_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def _telling_begins(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(evaluate)
     def telling(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for callback in _ours(self):
-            callback.evaluation_begins()
+        _tell(self, MemoryTraceCallback.evaluation_begins)
         return evaluate(self, *args, **kwargs)
 
     return telling
@@ -203,5 +210,11 @@ _METHODS = {
 _LISTENING = _Listening()
 
 
-def _ours(trainer: Any) -> list[MemoryTraceCallback]:
-    return [one for one in trainer.callback_handler.callbacks if isinstance(one, MemoryTraceCallback)]
+def _tell(trainer: Any, what: Callable[[MemoryTraceCallback], None]) -> None:
+    """Call a method of each of a Trainer's callbacks that is ours."""
+    try:
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, MemoryTraceCallback):
+                what(callback)
+    except BaseException as error:
+        UNOWNED.end("Trainer", error)

@@ -6,6 +6,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tb_memplugin.handler import Handler
+from tb_memplugin.sources.guard import call_all
 
 _STEP = "ProfilerStep#{}"
 """The name by which torch.profiler marks its steps."""
@@ -34,6 +35,7 @@ class ProfiledWindow:
             on_trace_ready=self._hand_over,
         )
         self._profile.start()
+        self._is_on = True
 
     @property
     def is_in_step(self) -> bool:
@@ -56,7 +58,17 @@ class ProfiledWindow:
     def close(self) -> None:
         """Stop the profiler and pass its profile to the handler."""
         self.end_step()
-        self._profile.stop()
+        self._stop()
+
+    def discard(self) -> None:
+        """Stop the profiler without a record."""
+        self.steps.clear()
+        call_all(self.end_step, self._stop)
+
+    def _stop(self) -> None:
+        if self._is_on:
+            self._is_on = False
+            self._profile.stop()
 
     def _hand_over(self, prof: profile) -> None:
         if self.steps:

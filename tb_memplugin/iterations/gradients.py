@@ -8,7 +8,6 @@ to it, and the node keeps it in `weight.grad` before the thread runs another ope
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch import nn
 
 from tb_memplugin.iterations.recording import IterationRecording
 from tb_memplugin.iterations.weights import divided, stretches
+from tb_memplugin.sources.guard import UNOWNED, Guard
 from tb_memplugin.sources.storage_lifetimes import Block, Buffer
 
 
@@ -44,17 +44,17 @@ class NewGradients:
     Args:
         weights: the weights by name; held weakly.
         recording: the recording of the iteration.
-        logger: where to log errors.
+        guard: ends errors.
 
     Attributes:
         bytes: the bytes of the last gradient of each weight that backward made, by name.
     """
 
     def __init__(
-        self, weights: Mapping[str, nn.Parameter], recording: IterationRecording, logger: logging.Logger
+        self, weights: Mapping[str, nn.Parameter], recording: IterationRecording, guard: Guard = UNOWNED
     ) -> None:
         self.bytes: dict[str, int] = {}
-        self._recording, self._logger = recording, logger
+        self._recording, self._guard = recording, guard
         self._names = {id(weight): (weakref.ref(weight), name) for name, weight in weights.items()}
         self._pending: dict[int, _Pending] = {}
 
@@ -80,8 +80,8 @@ class NewGradients:
     def _safely(self, look: Callable[[], None]) -> None:
         try:
             look()
-        except Exception as error:  # an error of ours must not stop the training
-            self._logger.debug("noting a gradient failed", exc_info=error)
+        except BaseException as error:
+            self._guard.end("a gradient", error)
 
     def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
         for weight in chain.from_iterable(group["params"] for group in optimizer.param_groups):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -26,12 +25,14 @@ from tb_memplugin.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
 from tb_memplugin.iterations.figures import IterationMemory, iteration_memory
 from tb_memplugin.iterations.watch import Call, IterationWatch, Seen, compiled_modules
 from tb_memplugin.logs import instance_logger
+from tb_memplugin.sources.guard import Guard, call_all, guarded
 from tb_memplugin.sources.module_calls import ModuleCalls
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Step
 
 SOURCE = "IterationReport"
 _KEPT = 1_000
+_LOST = "An iteration is not reported"
 
 
 class IterationReport:
@@ -93,8 +94,8 @@ class IterationReport:
         self._writer = RunWriter(os.fspath(logdir), worker) if logdir is not None else None
         self._kept: deque[IterationMemory] = deque(maxlen=_KEPT)
         self._lock = threading.RLock()
-        self._slot = _Slot(self._logger)
-        self._warned: set[str] = set()
+        self._guard = Guard(_LOST, self._logger)
+        self._slot = _Slot(self._guard)
         self._told: set[str] = set()
         self._is_closed = False
         self.epoch, self.iteration, self.step = 1, 0, 0
@@ -106,6 +107,7 @@ class IterationReport:
         """The last reported iterations, oldest first, at most 1,000."""
         return list(self._kept)
 
+    @guarded("IterationReport.record_stats")
     def record_stats(self) -> IterationMemory | None:
         """End an iteration and return its figures, None if it is not reported. Never raises."""
         with self._lock:
@@ -120,6 +122,7 @@ class IterationReport:
             self._watch_next()
             return memory
 
+    @guarded("IterationReport.epoch_end")
     def epoch_end(self) -> None:
         """End an epoch: iterations restart at 1. What ran since the last `record_stats()` is not reported."""
         with self._lock:
@@ -131,6 +134,7 @@ class IterationReport:
             if self.print_period == 1:
                 self._safely(self._wait_for_the_model)
 
+    @guarded("IterationReport.close")
     def close(self) -> None:
         """Stop watching and close the files. Safe to call twice."""
         with self._lock:
@@ -146,6 +150,13 @@ class IterationReport:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Do not report the running iteration, because of an error. The next one is watched."""
+        undo = [self._slot.clear]
+        if isinstance(error, Exception) and not self._is_closed:
+            undo.append(self._watch_next)
+        self._guard.end(where, error, *undo)
 
     def _watch_next(self) -> None:
         if not (self.iteration + 1) % self.print_period:
@@ -208,11 +219,12 @@ class IterationReport:
             self._logger.debug("an iteration's report failed", exc_info=error)
             self._warn(*_failure(error))
             return None
+        except BaseException:
+            call_all(self._slot.clear)
+            raise
 
     def _warn(self, kind: str, message: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            self._logger.warning("%s", message)
+        self._guard.warn(message, once=kind)
 
 
 class _Slot:
@@ -221,8 +233,8 @@ class _Slot:
     It is cleared when its report is garbage-collected.
     """
 
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self._watch: IterationWatch | None = None
         self._began = 0.0
         self._calls = ModuleCalls()
@@ -236,7 +248,7 @@ class _Slot:
     ) -> None:
         """Begin to watch an iteration."""
         self.clear()
-        watch, self._began = IterationWatch(logger=self._logger), perf_counter()
+        watch, self._began = IterationWatch(guard=self._guard), perf_counter()
         if model is not None:
             watch.begin(model, optimizers, call)
         self._watch = watch
@@ -250,17 +262,12 @@ class _Slot:
             whole = reference()
             if whole is None:
                 return
-            try:
-                alive = [one for one in (reference() for reference in optimizers) if one is not None]
-                self.watch(whole, alive, (module, (given, named)))
-            except Exception as error:  # an error of ours must not stop the training
-                self.clear()
-                self._logger.debug("an iteration's watch failed", exc_info=error)
-                self._logger.warning("Cannot start watching an iteration (%s).", error)
+            alive = [one for one in (reference() for reference in optimizers) if one is not None]
+            self.watch(whole, alive, (module, (given, named)))
 
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                self._calls.watch(module, called, _ignore)
+                self._calls.watch(module, called, _ignore, self._fail)
 
     def take(
         self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]
@@ -268,14 +275,19 @@ class _Slot:
         """End the watch and return when it began (`perf_counter`) and what it saw."""
         watch, self._watch = self._watch, None
         assert watch is not None
-        return self._began, watch.end(model, optimizers)
+        try:
+            return self._began, watch.end(model, optimizers)
+        except BaseException:
+            call_all(watch.cancel)
+            raise
 
     def clear(self) -> None:
         """Cancel the watch, and stop waiting for one."""
-        self._calls.stop()
         watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.cancel()
+        call_all(self._calls.stop, *([] if watch is None else [watch.cancel]))
+
+    def _fail(self, where: str, error: BaseException) -> None:
+        self._guard.end(where, error, self.clear)
 
 
 def _ignore(*_: object) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.iterations.gradients import NewGradients
 from tb_memplugin.iterations.recording import IterationRecording
 from tb_memplugin.iterations.weights import named_weights
-from tb_memplugin.logs import instance_logger
+from tb_memplugin.sources.guard import UNOWNED, Guard, call_all
 from tb_memplugin.sources.module_calls import ModuleCalls
 from tb_memplugin.sources.modules import is_compiled
 from tb_memplugin.sources.steps.counters import Counters, Reading
@@ -59,11 +59,11 @@ class IterationWatch:
 
     Args:
         counters: returns the counters of devices; None means those of torch's allocators.
-        logger: where to log errors of the watch; None means the package's logger.
+        guard: ends errors of the watch.
     """
 
-    def __init__(self, counters: CountersOf | None = None, logger: logging.Logger | None = None) -> None:
-        self._logger = logger or instance_logger()
+    def __init__(self, counters: CountersOf | None = None, guard: Guard = UNOWNED) -> None:
+        self._guard = guard
         self._counters_of = counters or _torch_counters
         self._counters: list[Counters] = []
         self._recording: IterationRecording | None = None
@@ -86,18 +86,17 @@ class IterationWatch:
                     "measured."
                 )
                 return
-            recording = IterationRecording(kind, _MOST_EVENTS)
+            recording = self._recording = IterationRecording(kind, _MOST_EVENTS, self._guard)
             recording.start({"": model}, optimizers)
-            self._recording = recording
             _WATCHING.add(self)
             weights = {
                 name: weight
                 for name, (weight, _) in named_weights(model).items()
                 if weight.requires_grad and weight.is_leaf
             }
-            self._gradients = recording.layers.results = NewGradients(weights, recording, self._logger)
+            self._gradients = recording.layers.results = NewGradients(weights, recording, self._guard)
             if not isinstance(model, torch.jit.ScriptModule):  # which does not accept Python hooks
-                self._calls.watch(model, self._noting_inputs(), lambda *_: None)
+                self._calls.watch(model, self._noting_inputs(), lambda *_: None, self._guard.end)
             if call is not None:
                 recording.is_inside(call[0])
                 if call[0] is model:
@@ -108,29 +107,27 @@ class IterationWatch:
 
     def end(self, model: nn.Module | None, optimizers: Optimizers) -> Seen:
         """End the watch and return what it saw."""
-        recording, self._recording = self._recording, None
         gradients: dict[str, int] = {}
         try:
             readings = tuple(one.read() for one in self._counters)
             if self._gradients is not None:
                 self._gradients.settle()
                 gradients = self._gradients.bytes
-        finally:
-            self._let_go()
-            models = {} if model is None else {"": model}
+            for step in self._undo():
+                step()
+            recording, models = self._recording, {} if model is None else {"": model}
             trace = recording.stop(models, optimizers).trace if recording is not None else None
+            self._recording = None
+        except BaseException:
+            self.cancel()
+            raise
         notes = (*self._notes, *(trace.notes if trace is not None else ()))
         return Seen(self._devices, readings, trace, gradients, notes)
 
     def cancel(self) -> None:
         """End the watch and discard what it saw."""
         recording, self._recording = self._recording, None
-        self._let_go()
-        if recording is not None:
-            try:
-                recording.stop({}, [])
-            except Exception as error:  # an error of ours must not stop the training
-                self._logger.debug("ending a watch failed", exc_info=error)
+        call_all(*self._undo(), *([] if recording is None else [recording.abandon]))
 
     def leave_fork(self) -> None:
         """Stop watching in a forked process (a data loader's worker), where nobody reads the result."""
@@ -139,15 +136,16 @@ class IterationWatch:
         while isinstance(top := _get_current_dispatch_mode(), StorageMode):
             top.leave()
 
-    def _let_go(self) -> None:
-        _WATCHING.discard(self)
-        self._calls.stop()
+    def _undo(self) -> list[Callable[[], object]]:
+        """Return functions that remove all but the recording. Each may be called twice."""
+        counters = [one.close for one in self._counters]
+        discard = partial(_WATCHING.discard, self)
+        return [discard, self._calls.stop, self._forget_gradients, *counters, self._counters.clear]
+
+    def _forget_gradients(self) -> None:
         if self._gradients is not None:
             self._gradients.forget()
             self._gradients = None
-        for one in self._counters:
-            one.close()
-        self._counters.clear()
 
     def _count(self) -> None:
         """Open the counters of the devices and reset their peaks."""
@@ -160,14 +158,11 @@ class IterationWatch:
             self._notes.append(f"The cached memory is not known. {error.what}")
 
     def _noting_inputs(self) -> Callable[..., None]:
-        recording, logger = self._recording, self._logger
+        recording = self._recording
 
         def note(_: nn.Module, given: Any, named: Any) -> None:
-            try:
-                if recording is not None:
-                    recording.tell_inputs((given, named))
-            except Exception as error:  # an error of ours must not stop the training
-                logger.debug("noting inputs failed", exc_info=error)
+            if recording is not None:
+                recording.tell_inputs((given, named))
 
         return note
 

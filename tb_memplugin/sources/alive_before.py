@@ -11,8 +11,8 @@ from torch import nn
 
 from tb_memplugin.sources.storages_alive import (
     get_grad,
-    get_grad_fn,
-    get_is_leaf,
+    is_leaf,
+    node_of,
     others_may_run,
     storages_alive,
     storages_behind,
@@ -68,13 +68,13 @@ def _described() -> list[_Described]:
     with torch._C.DisableTorchFunctionSubclass():
         tensors = tensors_alive()
         parameters = [one for one in tensors if issubclass(type(one), nn.Parameter)]
-        leaves = [one for one in tensors if get_is_leaf(one)]
+        leaves = [one for one in tensors if is_leaf(one)]
         gradients = [one for one in map(get_grad, leaves) if one is not None]
-        nodes = [get_grad_fn(one) for one in tensors if not get_is_leaf(one)]
+        nodes = [node for one in tensors if (node := node_of(one)) is not None]
         found += _storages_of(parameters, Category.PARAMETER)
         found += _storages_of(gradients, Category.GRADIENT)
         found += _saved_in(nodes)
-        found += _storages_of((one for one in tensors if not get_is_leaf(one)), Category.ACTIVATION)
+        found += _storages_of((one for one in tensors if not is_leaf(one)), Category.ACTIVATION)
         found += _storages_of(tensors, Category.UNKNOWN)
     return found
 

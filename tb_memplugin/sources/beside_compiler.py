@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from typing import Any, Protocol
 
 from tb_memplugin.sources.beside_dynamo import skipped_by_dynamo
+from tb_memplugin.sources.guard import UNOWNED, call_all
 
 
 class Patch(Protocol):
@@ -45,16 +47,20 @@ def add(patch: Patch) -> None:
     with lock:
         if patch not in _patches:
             _patches.append(patch)
-        _set(patch)
-        look()
+        try:
+            _set(patch)
+            look()
+        except BaseException:
+            call_all(partial(remove, patch))
+            raise
 
 
 def remove(patch: Patch) -> None:
     """Take a patch off for good. Safe to call twice."""
     with lock:
+        patch.take_off()
         if patch in _patches:
             _patches.remove(patch)
-            patch.take_off()
             look()
 
 
@@ -96,27 +102,39 @@ def _set_all() -> None:
 
 
 def _before_tracing(*_: object) -> None:
-    global _is_tracing
-    with lock:
-        _is_tracing = True
-        _set_all()
+    _set_tracing(is_tracing=True)
 
 
 def _after_tracing(*_: object) -> None:
+    _set_tracing(is_tracing=False)
+
+
+def _set_tracing(*, is_tracing: bool) -> None:
     global _is_tracing
-    with lock:
-        _is_tracing = False
-        _set_all()
+    try:
+        with lock:
+            _is_tracing = is_tracing
+            _set_all()
+    except BaseException as error:
+        _fail(error)
+
+
+def _fail(error: BaseException) -> None:
+    """Take all patches off, after an error beside the compiler."""
+    UNOWNED.end("torch.compile", error, *(patch.take_off for patch in tuple(_patches)))
 
 
 def _enter_compiled(callback: Any) -> Any:
     """Stand in for torch's function that begins (with a callback) and ends (without) compiled code."""
-    with lock:
-        if callback:
-            _in_compiled.add(threading.get_ident())
-        else:
-            _in_compiled.discard(threading.get_ident())
-        _set_all()
+    try:
+        with lock:
+            if callback:
+                _in_compiled.add(threading.get_ident())
+            else:
+                _in_compiled.discard(threading.get_ident())
+            _set_all()
+    except BaseException as error:
+        _fail(error)
     return _original_entry(callback)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -19,14 +20,15 @@ from torch import nn
 
 from tb_memplugin.sources import beside_compiler
 from tb_memplugin.sources.beside_dynamo import skipped_by_dynamo
+from tb_memplugin.sources.guard import UNOWNED, Failed, call_all
 
 Entered = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object]
-"""Called with a module and the arguments of its call, before the call. Must not raise."""
+"""Called with a module and the arguments of its call, before the call."""
 
 Left = Callable[[nn.Module, tuple[Any, ...], Any], object]
-"""Called with a module, its positional arguments and its result, None if the call raised. Must not raise."""
+"""Called with a module, its positional arguments and its result, None if the call raised."""
 
-_Watchers = tuple[tuple[Entered, Left], ...]
+_Watchers = tuple[tuple[Entered, Left, "ModuleCalls"], ...]
 
 _SLOT = "_compiled_call_impl"
 _of_module: dict[int, _Watchers] = {}
@@ -46,23 +48,47 @@ def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
     If a profile records stacks, each call here, of C functions too, is an event in the user's own profile.
     """
-    if not beside_compiler.is_known:  # it may have been loaded since the watch began
-        beside_compiler.look()
-    version, watchers = _version, _of_module.get(id(module)) or _others(module)
     call: Callable[..., Any] = module._call_impl
-    if _slot is not _run:
-        call = compiled_call(module) or call
-    for entered, _ in watchers:
-        entered(module, args, kwargs)
+    version, watchers = _version, _NOBODY
+    try:
+        if not beside_compiler.is_known:  # it may have been loaded since the watch began
+            beside_compiler.look()
+        version, watchers = _version, _of_module.get(id(module)) or _others(module)
+        if _slot is not _run:
+            call = compiled_call(module) or call
+    except BaseException as error:
+        _fail_all(error)
+    for entered, _, owner in watchers:
+        try:
+            entered(module, args, kwargs)
+        except BaseException as error:
+            owner.fail(error)
     result = None
     try:
         result = call(*args, **kwargs)
     finally:
         if version != _version:  # who began to watch within the call is told of its end
-            watchers = _of_module.get(id(module)) or _others(module)
-        for _, left in watchers[::-1]:
-            left(module, args, result)
+            try:
+                watchers = _of_module.get(id(module)) or _others(module)
+            except BaseException as error:
+                watchers = _NOBODY
+                _fail_all(error)
+        for _, left, owner in watchers[::-1]:
+            try:
+                left(module, args, result)
+            except BaseException as error:
+                owner.fail(error)
     return result
+
+
+_NOBODY: _Watchers = ()
+
+
+def _fail_all(error: BaseException) -> None:
+    """End every watch: this module itself failed."""
+    call_all(*(partial(one.fail, error) for one in list(_open)))
+    if not isinstance(error, Exception):
+        raise error
 
 
 class _Slot:
@@ -108,17 +134,25 @@ class ModuleCalls:
     """
 
     def __init__(self) -> None:
-        self._watched: dict[int, tuple[weakref.ref[nn.Module], tuple[Entered, Left], int]] = {}
-        self._all: tuple[Entered, Left] | None = None
+        self._watched: dict[int, tuple[weakref.ref[nn.Module], tuple[Entered, Left, ModuleCalls], int]] = {}
+        self._all: tuple[Entered, Left, ModuleCalls] | None = None
+        self._failed: Failed | None = None
 
-    def watch(self, module: nn.Module, entered: Entered, left: Left) -> None:
-        """Call two functions around every call of a module, within those of earlier watchers."""
+    def watch(self, module: nn.Module, entered: Entered, left: Left, failed: Failed = UNOWNED.end) -> None:
+        """Call two functions around every call of a module, within those of earlier watchers.
+
+        What they raise does not reach the call: it stops this object, and `failed` is called.
+        """
         key, replicas = id(module), id(module.__dict__.get("_forward_hooks"))
-        functions = entered, left
+        functions = entered, left, self
 
         def gone(_: object) -> None:
-            self._drop(key)
+            try:
+                self._drop(key)
+            except BaseException as error:
+                self.fail(error)
 
+        self._failed = failed
         with beside_compiler.lock:
             if not self.is_watching(module):
                 self._watched[key] = weakref.ref(module, gone), functions, replicas
@@ -126,11 +160,12 @@ class ModuleCalls:
                 _of_replica[replicas] = (*_of_replica.get(replicas, ()), functions)
                 self._begin(compiled=compiled_call(module) is not None, guarded=_is_inlined_by_call(module))
 
-    def watch_all(self, entered: Entered, left: Left) -> None:
-        """Call two functions around every call of any module."""
+    def watch_all(self, entered: Entered, left: Left, failed: Failed = UNOWNED.end) -> None:
+        """Call two functions around every call of any module, as `watch` does."""
         global _of_all
+        self._failed = failed
         with beside_compiler.lock:
-            self._all = entered, left
+            self._all = entered, left, self
             _of_all = (*_of_all, self._all)
             for key, watchers in _of_module.items():
                 _of_module[key] = (*watchers, self._all)
@@ -160,6 +195,16 @@ class ModuleCalls:
                 _open.remove(self)
                 _patch.guarded = _patch.guarded and bool(_open)
                 _changed(None if not _open else _slot)
+            self._failed = None  # it may hold who holds this
+
+    def fail(self, error: BaseException) -> None:
+        """End the watch because one of its functions raised."""
+        failed = self._failed
+        call_all(self.stop)
+        if failed is not None:
+            failed("a module's call", error)
+        elif not isinstance(error, Exception):
+            raise error
 
     def _begin(self, *, compiled: bool, guarded: bool) -> None:
         _patch.guarded = _patch.guarded or guarded
@@ -177,7 +222,7 @@ class ModuleCalls:
                 _changed(_slot)
 
 
-def _remove(watchers: dict[int, _Watchers], key: int, functions: tuple[Entered, Left]) -> None:
+def _remove(watchers: dict[int, _Watchers], key: int, functions: tuple[Entered, Left, ModuleCalls]) -> None:
     kept = tuple(one for one in watchers.get(key, ()) if one is not functions)
     if kept:
         watchers[key] = kept
@@ -189,7 +234,11 @@ def _changed(slot: Any) -> None:
     global _slot, _version
     _slot, _version = slot, _version + 1
     if slot is None:
-        beside_compiler.remove(_patch)
+        try:
+            beside_compiler.remove(_patch)
+        except BaseException:
+            call_all(_patch.take_off)
+            raise
     else:
         beside_compiler.add(_patch)
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
+from tb_memplugin.sources.guard import UNOWNED, Failed
 from tb_memplugin.sources.module_calls import Entered, Left, ModuleCalls, compiled_call
 from tb_memplugin.trace import Module
 
@@ -124,7 +125,7 @@ Crossing = tuple[int, int, int, int]
 
 
 class SeesOuterCalls(Protocol):
-    """Is told of the calls that are within no other on their thread. Must not raise."""
+    """Is told of the calls that are within no other on their thread."""
 
     def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Receive the module and the arguments of a call that begins."""
@@ -150,6 +151,7 @@ class ModuleRecorder:
         self._scripted = scripted
         self._outer_calls: SeesOuterCalls | None = None
         self._outer_result: OuterResult | None = None
+        self._failed: Failed | None = None
         self._module_calls = ModuleCalls()
         self.log: list[Crossing] = []
         """The logged crossings, in time order for each thread."""
@@ -160,15 +162,18 @@ class ModuleRecorder:
         names: ModuleNames,
         outer_calls: SeesOuterCalls | None = None,
         outer_result: OuterResult | None = None,
+        failed: Failed = UNOWNED.end,
     ) -> None:
         """Watch every module of the models whose calls Python makes.
 
         Args:
             models, names: the models, and the names of their modules.
             outer_calls: is told of each call that is within no other on its thread.
-            outer_result: is called at the end of each such call on another thread. Must not raise.
+            outer_result: is called at the end of each such call on another thread.
+            failed: is called when recording a call raised, which stops the watch.
         """
-        self.log, self._outer_calls, self._outer_result = [], outer_calls, outer_result
+        self.log, self._failed = [], failed
+        self._outer_calls, self._outer_result = outer_calls, outer_result
         self._depth = _Depth()
         self._depth.is_first = True
         for model in models.values():
@@ -177,7 +182,7 @@ class ModuleRecorder:
     def stop(self) -> None:
         """Stop watching. Safe to call at any time, and twice."""
         self._module_calls.stop()
-        self._outer_calls = self._outer_result = None  # they may hold who holds this
+        self._outer_calls = self._outer_result = self._failed = None  # they may hold who holds this
 
     def is_watching(self, module: nn.Module) -> bool:
         """Whether this recorder logs the calls of the module."""
@@ -185,13 +190,14 @@ class ModuleRecorder:
 
     def watch(self, module: nn.Module, names: ModuleNames) -> None:
         """Watch a module and those below it, where they have a name and are not watched yet."""
-        pending = [module]
+        pending, failed = [module], self._failed
+        assert failed is not None
         while pending:
             module = pending.pop()
             row, scripted = names.row_of.get(id(module)), isinstance(module, torch.jit.ScriptModule)
             if row is None or self.is_watching(module) or (scripted and not self._scripted):
                 continue
-            self._module_calls.watch(module, *self._functions(row))
+            self._module_calls.watch(module, *self._functions(row), failed)
             if not scripted and not is_compiled(module):
                 pending.extend(module.children())
 

@@ -15,6 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tb_memplugin.sources import beside_compiler
 from tb_memplugin.sources.beside_dynamo import skipped_by_dynamo
+from tb_memplugin.sources.guard import call_all
 
 Hook = Callable[..., None]
 """A function that is called with the optimizer, and the positional and keyword arguments of its step."""
@@ -45,19 +46,17 @@ class _HooksPatch:
         self._hooks, self._handles = (before, after), list[Any]()
 
     def put_on(self) -> None:
-        if self._handles:
+        if self in _on:
             return
         if not _on and _original is not None:
             _module.chain = _at_once
         _on.append(self)
         before, after = self._hooks
-        self._handles = [
-            torch_optimizer.register_optimizer_step_pre_hook(before),
-            torch_optimizer.register_optimizer_step_post_hook(after),
-        ]
+        self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
+        self._handles.append(torch_optimizer.register_optimizer_step_post_hook(after))
 
     def take_off(self) -> None:
-        if not self._handles:
+        if self not in _on:
             return
         for handle in self._handles:
             handle.remove()
@@ -82,7 +81,11 @@ class StepHooks:
 
     def remove(self) -> None:
         """Remove the hooks. Safe to call twice."""
-        beside_compiler.remove(self._patch)
+        try:
+            beside_compiler.remove(self._patch)
+        except BaseException:
+            call_all(self._patch.take_off)
+            raise
 
 
 for _function in (_HooksPatch.put_on, _HooksPatch.take_off):

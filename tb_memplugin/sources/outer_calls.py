@@ -36,11 +36,10 @@ class OuterCalls:
     Args:
         names: the modules of the models.
         see: is called with the tensors' storages, on the thread of the call.
-        failed: is told of errors; nothing is raised.
     """
 
-    def __init__(self, names: ModuleNames, see: See, failed: Callable[[Exception], object]) -> None:
-        self._names, self._see, self._failed = names, see, failed
+    def __init__(self, names: ModuleNames, see: See) -> None:
+        self._names, self._see = names, see
         self._here = _Given()
 
     def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -49,36 +48,28 @@ class OuterCalls:
         here.references = []
         if torch._C._get_tracing_state() is not None:
             return
-        try:
-            row = self._names.row_of.get(id(module), -1)
-            here.label = INPUT_OF + (self._names.modules[row].name if row >= 0 else type(module).__name__)
-            given = list(tensors_in((args, kwargs)))
-            here.versions = versions_of(given)
-            here.references = list(map(weakref.ref, given))
-            self._tell(given, here.versions, ends_call=False)
-        except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
-            self._failed(error)
+        row = self._names.row_of.get(id(module), -1)
+        here.label = INPUT_OF + (self._names.modules[row].name if row >= 0 else type(module).__name__)
+        given = list(tensors_in((args, kwargs)))
+        here.versions = versions_of(given)
+        here.references = list(map(weakref.ref, given))
+        self._tell(given, here.versions, ends_call=False)
 
     def left(self) -> None:
         """Note the tensors that the call which ends has written to."""
         here = self._here
         given, here.references = here.references, []
-        try:
-            alive = [
-                (tensor, version)
-                for tensor, version in zip(map(_referent, given), here.versions, strict=False)
-                if tensor is not None
-            ]
-            now = versions_of([tensor for tensor, _ in alive])
-            written = [
-                (tensor, after)
-                for (tensor, before), after in zip(alive, now, strict=True)
-                if after > before >= 0
-            ]
-            if written:
-                self._tell([one for one, _ in written], [after for _, after in written], ends_call=True)
-        except Exception as error:  # noqa: BLE001  # see entered
-            self._failed(error)
+        alive = [
+            (tensor, version)
+            for tensor, version in zip(map(_referent, given), here.versions, strict=False)
+            if tensor is not None
+        ]
+        now = versions_of([tensor for tensor, _ in alive])
+        written = [
+            (tensor, after) for (tensor, before), after in zip(alive, now, strict=True) if after > before >= 0
+        ]
+        if written:
+            self._tell([one for one, _ in written], [after for _, after in written], ends_call=True)
 
     def _tell(self, tensors: Sequence[torch.Tensor], versions: Sequence[int], *, ends_call: bool) -> None:
         kept: list[torch.UntypedStorage] = []

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from torch.autograd import profiler as _profiler_module
+
+from tb_memplugin.sources.guard import Guard, call_all
 
 _torch: Any = _profiler_module
 _START, _STOP = "_run_on_profiler_start", "_run_on_profiler_stop"
 _lock = threading.RLock()
+_guard = Guard("The memory of this window may not be recorded")
 
 
 class Listener(Protocol):
-    """Who hears of windows. Neither method may raise."""
+    """Who hears of windows."""
 
     def start(self) -> None:
         """Hear that a window is about to begin on this thread."""
@@ -68,8 +72,7 @@ def _restore() -> None:
 
 def _started() -> None:
     originals = _originals
-    for listener in list(_listeners):
-        listener.start()
+    call_all(*(partial(_call, listener, "start") for listener in list(_listeners)))
     if originals is not None:
         originals[0]()
 
@@ -77,5 +80,11 @@ def _started() -> None:
 def _stopped() -> None:
     if _originals is not None:
         _originals[1]()
-    for listener in list(_listeners):
-        listener.stop()
+    call_all(*(partial(_call, listener, "stop") for listener in list(_listeners)))
+
+
+def _call(listener: Listener, method: Literal["start", "stop"]) -> None:
+    try:
+        getattr(listener, method)()
+    except BaseException as error:
+        _guard.end(f"the {method} of a profiler", error)

@@ -152,8 +152,28 @@ def _look(
 
 def _gradients(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
     tensors, same = tee(tensors)
-    gradients, filled = tee(map(get_grad, compress(tensors, map(get_is_leaf, same))))
+    gradients, filled = tee(map(get_grad, compress(tensors, map(is_leaf, same))))
     return compress(gradients, map(partial(is_not, None), filled))
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no node of autograd. It is False for a view that torch refuses to differentiate.
+
+    That is a view made without gradients whose base was then changed in place with them: asked for its node,
+    torch raises an error.
+    """
+    try:
+        return bool(get_is_leaf(tensor))
+    except RuntimeError:
+        return False
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """Return the node of autograd that made a tensor; None for a leaf, and for views as in `is_leaf`."""
+    try:
+        return get_grad_fn(tensor)
+    except RuntimeError:
+        return None
 
 
 def _storages_of(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:

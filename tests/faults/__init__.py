@@ -1,0 +1,1 @@
+"""What fails in a recording does not reach the training."""

@@ -98,7 +98,7 @@ def monitor_steps(program: Program) -> None:
             monitor.step()
             if number % EACH == EACH - 1:
                 monitor.flush()
-                program.after_write(() if monitor._stream._warned else range(number + 1))
+                program.after_write(() if monitor._guard._logged else range(number + 1))
         monitor.close()
 
 

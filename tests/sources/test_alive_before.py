@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.alive_before import Alive, alive_now
+from tb_memplugin.sources.storages_alive import storages_alive
 from tb_memplugin.sources.variables import variable_names
 from tb_memplugin.trace import Category
 
@@ -199,3 +200,14 @@ def test_nothing_is_kept_alive():
     keep(None)
     del tensor
     assert reference() is None
+
+
+def test_a_view_that_torch_refuses_to_differentiate_does_not_end_the_search():
+    base = torch.ones(300, requires_grad=True).clone()
+    with torch.no_grad():
+        view = base.view(3, 100)
+    base.mul_(2)
+    with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+        view.grad_fn  # noqa: B018  # what a search must not ask for
+    assert base.untyped_storage().data_ptr() in {one.storage.data_ptr() for one in alive_now()}
+    assert base.untyped_storage().data_ptr() in {one.data_ptr() for one in storages_alive()}

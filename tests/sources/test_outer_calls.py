@@ -40,11 +40,13 @@ class Watch:
         self.seen: list[Sighting] = []
         self.matched: list[int] = []
         self.kept: list[torch.UntypedStorage] = []
-        self.errors: list[Exception] = []
+        self.errors: list[BaseException] = []
         names = ModuleNames.of({"": module})
         self.recorder = ModuleRecorder()
-        outer_calls = OuterCalls(names, self._see, self.errors.append)
-        self.recorder.start({"": module}, names, outer_calls)
+        outer_calls = OuterCalls(names, self._see)
+        self.recorder.start(
+            {"": module}, names, outer_calls, failed=lambda _, error: self.errors.append(error)
+        )
 
     def _see(self, seen, kept):
         self.seen += seen

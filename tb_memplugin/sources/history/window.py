@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import time_ns
 
 import torch
 from torch import nn
 
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
+from tb_memplugin.sources.guard import UNOWNED, Failed, Guard, call_all, guarded
 from tb_memplugin.sources.history.recording import SWITCH, Allocator, HistorySwitch, Snapshot, since
 from tb_memplugin.sources.module_calls import ModuleCalls
 from tb_memplugin.sources.modules import clean_name, is_compiled
@@ -30,6 +32,7 @@ class HistoryWindowRecorder(WindowRecorder):
         models, optimizers: as for `WindowRecorder`.
         allocators: the allocators whose history is recorded.
         switch: turns the histories on and off.
+        guard: as for `WindowRecorder`.
     """
 
     def __init__(
@@ -40,8 +43,9 @@ class HistoryWindowRecorder(WindowRecorder):
         switch: HistorySwitch = SWITCH,
         *,
         finds_all: bool = True,
+        guard: Guard | None = None,
     ) -> None:
-        super().__init__(models, optimizers, finds_all=finds_all)
+        super().__init__(models, optimizers, finds_all=finds_all, guard=guard)
         self._allocators = tuple(allocators)
         self._switch = switch
         self._using: list[tuple[Allocator, bool]] = []
@@ -49,8 +53,9 @@ class HistoryWindowRecorder(WindowRecorder):
         self._began_ns = 0
         self._snapshots: list[tuple[str, Snapshot]] = []
 
+    @guarded("the start of a window")
     def start(self) -> None:
-        """Turn the histories on, then begin the window, so that its first event is in them. Never raises."""
+        """Turn the histories on, then begin the window, so that its first event is in them."""
         self._snapshots = []
         self._end_histories()
         self._began_ns = time_ns()
@@ -59,8 +64,9 @@ class HistoryWindowRecorder(WindowRecorder):
         if self._window is not None:
             self._window.problems += problems
 
+    @guarded("the end of a window")
     def stop(self) -> None:
-        """End the window, then take snapshots of the histories. Never raises."""
+        """End the window, then take snapshots of the histories."""
         self._marks.stop()
         super().stop()
         for allocator, is_fresh in self._using:
@@ -69,8 +75,8 @@ class HistoryWindowRecorder(WindowRecorder):
                 self._snapshots.append(
                     (allocator.device_type, taken if is_fresh else since(taken, self._began_ns))
                 )
-            except Exception as error:  # the training goes on, whatever happens to us
-                self._failed(f"taking the history of {allocator.device_type}", error)
+            except Exception as error:
+                self._note(f"taking the history of {allocator.device_type}", error)
         self._end_histories()
 
     def take_snapshots(self) -> list[tuple[str, Snapshot]]:
@@ -87,8 +93,8 @@ class HistoryWindowRecorder(WindowRecorder):
             )
         try:
             self._using.append((allocator, self._switch.on(allocator, max_entries=MOST_ENTRIES)))
-            self._marks.start(allocator, self._alive_models())
-        except Exception as error:  # see stop
+            self._marks.start(allocator, self._alive_models(), self.fail)
+        except Exception as error:
             logger.debug("switching the allocator's history on failed", exc_info=error)
             return (
                 f"The allocator's history of {allocator.device_type} could not be recorded "
@@ -102,8 +108,13 @@ class HistoryWindowRecorder(WindowRecorder):
             allocator, _ = self._using.pop()
             try:
                 self._switch.off(allocator)
-            except Exception as error:  # see stop
-                self._failed(f"switching the history of {allocator.device_type} off", error)
+            except Exception as error:
+                self._note(f"switching the history of {allocator.device_type} off", error)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """End the window and its histories because of an error."""
+        self._snapshots = []
+        call_all(self._marks.stop, self._end_histories, partial(super().fail, where, error))
 
 
 def window_recorder(
@@ -112,11 +123,12 @@ def window_recorder(
     allocators: Sequence[Allocator] = (),
     *,
     finds_all: bool = True,
+    guard: Guard | None = None,
 ) -> WindowRecorder:
     """Return a recorder of windows, which also records the histories of the given allocators."""
     if not allocators:
-        return WindowRecorder(models, optimizers, finds_all=finds_all)
-    return HistoryWindowRecorder(models, optimizers, allocators, finds_all=finds_all)
+        return WindowRecorder(models, optimizers, finds_all=finds_all, guard=guard)
+    return HistoryWindowRecorder(models, optimizers, allocators, finds_all=finds_all, guard=guard)
 
 
 class ModuleMarks:
@@ -130,8 +142,13 @@ class ModuleMarks:
         self._calls = ModuleCalls()
         self._before: dict[tuple[int, str], tuple[Callable[[str], None], list[str]]] = {}
 
-    def start(self, allocator: Allocator, models: Mapping[str, nn.Module]) -> None:
-        """Watch every module that runs as Python code; do nothing if marks are not supported."""
+    def start(
+        self, allocator: Allocator, models: Mapping[str, nn.Module], failed: Failed = UNOWNED.end
+    ) -> None:
+        """Watch every module that runs as Python code; do nothing if marks are not supported.
+
+        `failed` is called when setting a mark raised, which stops the watch.
+        """
         if allocator.set_mark is None or allocator.mark is None:
             return
         seen: set[int] = set()
@@ -144,7 +161,7 @@ class ModuleMarks:
                 if is_compiled(module):
                     closed.append(f"{name}." if name else "")
                 if not isinstance(module, torch.jit.ScriptModule):
-                    self._watch(module, MODULE_MARK + clean_name(name), allocator)
+                    self._watch(module, MODULE_MARK + clean_name(name), allocator, failed)
 
     def stop(self) -> None:
         """Stop watching and restore this thread's mark. Safe to call twice.
@@ -157,7 +174,7 @@ class ModuleMarks:
                 set_mark(before[0])
         self._before.clear()
 
-    def _watch(self, module: nn.Module, mark: str, allocator: Allocator) -> None:
+    def _watch(self, module: nn.Module, mark: str, allocator: Allocator, failed: Failed) -> None:
         set_mark, current = allocator.set_mark, allocator.mark
         assert set_mark is not None
         assert current is not None
@@ -173,4 +190,4 @@ class ModuleMarks:
             if stack:
                 set_mark(stack.pop())
 
-        self._calls.watch(module, not_compiled_alone(entered), not_compiled_alone(left))
+        self._calls.watch(module, not_compiled_alone(entered), not_compiled_alone(left), failed)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.sources.guard import UNOWNED, Guard, call_all
 from tb_memplugin.sources.lines.ledger import LineLedger
 from tb_memplugin.sources.lines.mode import LineMode, TakenStacks, line_mode
 from tb_memplugin.sources.lines.stacks import MOST_STACKS, NOT_KEPT
@@ -44,12 +45,13 @@ class StorageLines(StorageRecording):
     Args:
         device_type: the type of device, such as "cpu".
         max_events: how many entries to keep. Peaks and totals count all entries.
+        guard: ends errors.
     """
 
-    def __init__(self, device_type: str, max_events: int) -> None:
-        super().__init__(device_type, max_events)
+    def __init__(self, device_type: str, max_events: int, guard: Guard = UNOWNED) -> None:
+        super().__init__(device_type, max_events, guard)
         self._taken = TakenStacks()
-        self._threads = ThreadWatch(self._enter_thread)
+        self._threads = ThreadWatch(self._enter_thread, guard.end)
         self._entered: list[LineMode] = []
         self._unmet = 0
 
@@ -57,11 +59,26 @@ class StorageLines(StorageRecording):
         """Record the start state and begin recording."""
         self._unmet = threading.active_count() - 1
         super().start({}, [])
-        self._lines.begin()
-        self._threads.start()
+        try:
+            self._lines.begin()
+            self._threads.start()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Remove all that is ours, without a result."""
+        call_all(self._threads.stop, *(mode.leave for mode in self._entered), super().abandon)
 
     def end(self) -> RecordedLines:
         """End the recording and return its result."""
+        try:
+            return self._end()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _end(self) -> RecordedLines:
         self._threads.stop()
         self._lines.stack_of_now.clear()
         result = super().stop({}, [])

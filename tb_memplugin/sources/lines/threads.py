@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from tb_memplugin.sources.guard import UNOWNED, Failed
 from tb_memplugin.sources.module_calls import ModuleCalls
-
-logger = logging.getLogger("tb_memplugin")
 
 Hook = Callable[[FrameType, Any, Any], object]
 """A function for `threading.setprofile`."""
@@ -26,10 +24,11 @@ class ThreadWatch:
 
     Args:
         met: the function, called on each newly detected thread.
+        failed: is called with errors of it.
     """
 
-    def __init__(self, met: Callable[[], None]) -> None:
-        self._met = met
+    def __init__(self, met: Callable[[], None], failed: Failed = UNOWNED.end) -> None:
+        self._met, self._failed = met, failed
         self._on = True
         self._known = threading.local()
         self._known.met = True
@@ -43,7 +42,7 @@ class ThreadWatch:
         self._profile = self._first_call
         threading.setprofile(self._profile)
         if threading.active_count() > 1:  # only if needed: it costs time and appears in stacks
-            self._calls.watch_all(self._meet, lambda *_: None)
+            self._calls.watch_all(self._meet, lambda *_: None, self._failed)
 
     def stop(self) -> None:
         """Stop detecting threads."""
@@ -71,5 +70,5 @@ class ThreadWatch:
         self._known.met = True
         try:
             self._met()
-        except Exception as error:  # the training goes on, whatever happens to us
-            logger.debug("watching a thread failed", exc_info=error)
+        except BaseException as error:
+            self._failed("a new thread", error)

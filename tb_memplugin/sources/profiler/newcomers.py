@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 from torch.nn.modules.module import (
@@ -11,6 +9,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from tb_memplugin.sources.guard import Failed
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 
 
@@ -24,12 +23,10 @@ class Newcomers:
     Args:
         names: the models' modules and the owners of their tensors; new ones are added.
         modules: the recorder of module calls, which watches new modules.
-        failed: is told when and why something could not be named; nothing is raised.
+        failed: is told when and why something could not be named, perhaps by an error of a module's own.
     """
 
-    def __init__(
-        self, names: ModuleNames, modules: ModuleRecorder, failed: Callable[[str, Exception], None]
-    ) -> None:
+    def __init__(self, names: ModuleNames, modules: ModuleRecorder, failed: Failed) -> None:
         self._names, self._modules, self._failed = names, modules, failed
         self._handles = [
             register_module_module_registration_hook(self._got_module),
@@ -43,19 +40,24 @@ class Newcomers:
         self._handles.clear()
 
     def _got_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
-        if torch.compiler.is_dynamo_compiling() or module is None or not self._modules.is_watching(parent):
-            return
         try:
-            for tensor, owner in self._names.add(self._below(parent, name), module):
-                self._names.owner_of[id(tensor)] = owner
-            self._modules.watch(module, self._names)
-        except Exception as error:  # noqa: BLE001  # the training goes on, whatever happens to us
+            if module is not None and self._watches(parent):
+                for tensor, owner in self._names.add(self._below(parent, name), module):
+                    self._names.owner_of[id(tensor)] = owner
+                self._modules.watch(module, self._names)
+        except BaseException as error:
             self._failed("adding a module", error)
 
     def _got_parameter(self, parent: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        if not torch.compiler.is_dynamo_compiling() and self._modules.is_watching(parent):
-            owner = self._names.row_of[id(parent)], self._below(parent, name)
-            self._names.owner_of[id(parameter)] = owner
+        try:
+            if self._watches(parent):
+                owner = self._names.row_of[id(parent)], self._below(parent, name)
+                self._names.owner_of[id(parameter)] = owner
+        except BaseException as error:
+            self._failed("adding a parameter", error)
+
+    def _watches(self, parent: nn.Module) -> bool:
+        return not torch.compiler.is_dynamo_compiling() and self._modules.is_watching(parent)
 
     def _below(self, parent: nn.Module, name: str) -> str:
         key = self._names.modules[self._names.row_of[id(parent)]].key

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from inspect import signature
 from itertools import chain
 from time import time_ns
@@ -24,6 +23,7 @@ from torch import nn
 
 from tb_memplugin.sources.alive_before import ALIVE_BEFORE, alive_now
 from tb_memplugin.sources.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
+from tb_memplugin.sources.guard import Guard, guarded
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.optimizer_hooks import StepHooks
 from tb_memplugin.sources.outer_calls import OuterCalls
@@ -50,6 +50,9 @@ from tb_memplugin.trace.tables import UInt64
 
 logger = logging.getLogger("tb_memplugin")
 
+
+LOST = "The memory of this window is not recorded"
+"""What an error costs."""
 
 LONGEST_SEARCH_NS = 1_000_000_000
 """If the search for what is alive takes longer, later windows do without: training waits for it."""
@@ -134,6 +137,7 @@ class WindowRecorder:
             and own parameters of the models are found without being passed.
         finds_all: whether a window's start state has everything that Python can reach, or only what the
             models and optimizers hold.
+        guard: ends the errors of this recorder. The window in which one is raised is not recorded.
     """
 
     def __init__(
@@ -142,7 +146,10 @@ class WindowRecorder:
         optimizers: Sequence[torch.optim.Optimizer],
         *,
         finds_all: bool = True,
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard or Guard(LOST)
+        self._is_lost = False
         self._finds_all, self._carried = finds_all, CarriedBlocks()
         self._search_ns = self._search_bytes = 0
         self._models = {name: weakref.ref(model) for name, model in models.items()}
@@ -161,43 +168,45 @@ class WindowRecorder:
         self._before: set[tuple[str, int]] = set()  # (device name, address) of the start state
         self._entered: dict[int, set[tuple[str, int]]] = {}  # by thread, of what its outer call was given
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last window was dropped because of an error, which waits in the guard."""
+        return self._is_lost
+
+    @guarded("the start of a window")
     def start(self) -> None:
-        """Begin a window: record the start state and add hooks. Never raises."""
+        """Begin a window: record the start state and add hooks."""
         self._release()
+        self._is_lost = False
         models = self._alive_models()
         self._window = window = Window(time_ns(), threading.get_ident(), ModuleNames())
-        try:
-            window.names = ModuleNames.of(models)
-            window.has_models = bool(models)
-            self._missing(models)
-            self._take_start(models)
-            outer_calls = OuterCalls(window.names, self._saw_inputs, partial(self._failed, "a module's call"))
-            self._modules.start(models, window.names, outer_calls, self._outer_result)
-            window.crossings = self._modules.log
-            self._handles = [
-                StepHooks(self._before_step, self._after_step),
-                Newcomers(window.names, self._modules, self._failed),
-            ]
-            window.levels_at_start = allocator_levels()
-            window.blocks = allocator_blocks()
-            if is_counting():
-                self._counting = begin_window()
-                window.blocks += self._counting.blocks()
-            if window.blocks:
-                window.buckets = bucket_sizes(models, window.names)
-            elif self._finds_all:
-                window.buckets = buckets_alive(models, window.names)
-            self._drop_dead(window)
-            if not reports_to_profiler():
-                window.problems.append(
-                    f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
-                    "torch.profiler: the curve of a CUDA device has only the parameters, buffers, gradients "
-                    "and optimizer state from the window's start. Use torch's own allocator (without "
-                    "backend: in PYTORCH_ALLOC_CONF), or MemoryTracer or MemoryMonitor. Its own counter is "
-                    f"at {_counted_on_cuda(window):,} bytes when this window begins."
-                )
-        except Exception as error:  # the training goes on, whatever happens to us
-            self._failed("start", error)
+        window.names = ModuleNames.of(models)
+        window.has_models = bool(models)
+        self._missing(models)
+        self._take_start(models)
+        outer_calls = OuterCalls(window.names, self._saw_inputs)
+        self._modules.start(models, window.names, outer_calls, self._outer_result, self.fail)
+        window.crossings = self._modules.log
+        self._handles.append(StepHooks(self._before_step, self._after_step))
+        self._handles.append(Newcomers(window.names, self._modules, self._cannot_name))
+        window.levels_at_start = allocator_levels()
+        window.blocks = allocator_blocks()
+        if is_counting():
+            self._counting = begin_window()
+            window.blocks += self._counting.blocks()
+        if window.blocks:
+            window.buckets = bucket_sizes(models, window.names)
+        elif self._finds_all:
+            window.buckets = buckets_alive(models, window.names)
+        self._drop_dead(window)
+        if not reports_to_profiler():
+            window.problems.append(
+                f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
+                "torch.profiler: the curve of a CUDA device has only the parameters, buffers, gradients "
+                "and optimizer state from the window's start. Use torch's own allocator (without "
+                "backend: in PYTORCH_ALLOC_CONF), or MemoryTracer or MemoryMonitor. Its own counter is "
+                f"at {_counted_on_cuda(window):,} bytes when this window begins."
+            )
 
     def _drop_dead(self, window: Window) -> None:
         """Count nothing for what was freed since it was found: the profiler has not begun yet."""
@@ -206,41 +215,58 @@ class WindowRecorder:
             window.start[row] = replace(window.start[row], bytes=0, category=Category.UNKNOWN)
             self._deaths.pop(row, None)
 
+    @guarded("the end of a window")
     def stop(self) -> None:
-        """End the window: remove all hooks and record what is alive. Never raises."""
+        """End the window: remove all hooks and record what is alive."""
         window = self._window
-        try:
-            if window is not None and self._counting is not None:
-                window.counted = self._counting.stop()
-            if window is not None:
-                window.levels_at_stop = allocator_levels()
-            self._modules.stop()
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
-            if window is not None and not window.stop_ns:
-                window.stop_ns = time_ns()
+        if window is not None and self._counting is not None:
+            window.counted = self._counting.stop()
+        if window is not None:
+            window.levels_at_stop = allocator_levels()
+        self._unhook()
+        if window is not None and not window.stop_ns:
+            window.stop_ns = time_ns()
+            try:
                 self._take_end(window)
-        except Exception as error:  # see start
-            self._failed("stop", error)
-        self._forget()
+            except Exception as error:
+                self._note("the end of a window", error)
+        self._release()
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """End the window because of an error, without a record of it.
+
+        The error is logged when the window would have been written. Handlers that are no longer used hear of
+        windows until they are collected as garbage, and have nothing to say.
+        """
+        self._window, self._is_lost = None, True
+        self._guard.end(where, error, *self._undo(), later=True)
 
     def take(self) -> Window | None:
         """Return the finished window and forget it; None if none was finished since the last call."""
         window, self._window = self._window, None
         return window if window is not None and window.stop_ns else None
 
-    def _release(self) -> None:
+    def _unhook(self) -> None:
         self._modules.stop()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._forget()
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
+
+    def _release(self) -> None:
+        for step in self._undo():
+            step()
+
+    def _undo(self) -> list[Callable[[], object]]:
+        """Return functions that remove what there is during a window. Each may be called twice."""
+        handles = [handle.remove for handle in self._handles]
+        return [self._modules.stop, *handles, self._handles.clear, self._end_counting, self._forget]
+
+    def _end_counting(self) -> None:
+        counting, self._counting = self._counting, None
+        if counting is not None:
+            counting.close()
 
     def _forget(self) -> None:
-        if self._counting is not None:
-            self._counting.close()
-            self._counting = None
         self._held = None
         for kept in (self._optimizers_held, self._seen, self._deaths):
             kept.clear()
@@ -347,8 +373,8 @@ class WindowRecorder:
             self._round.add(id(optimizer))
             self._meet(optimizer, window)
             self._seen.append(held.look(optimizer) + in_models)
-        except Exception as error:  # see start
-            self._failed("optimizer step", error)
+        except BaseException as error:
+            self.fail("the start of an optimizer's step", error)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
@@ -359,8 +385,8 @@ class WindowRecorder:
             if began:
                 window.optimizer_steps.append(OptimizerStep(began.pop(), ended, held.stepped(optimizer)))
             self._seen.append(held.look_at_state(optimizer))
-        except Exception as error:  # see start
-            self._failed("optimizer step", error)
+        except BaseException as error:
+            self.fail("the end of an optimizer's step", error)
 
     def _saw_inputs(self, seen: list[Sighting], _: object) -> None:
         if self._window is not None:
@@ -372,15 +398,12 @@ class WindowRecorder:
         """Count what a module returned on another thread, which the profiler may not see."""
         if (window := self._window) is None or torch.compiler.is_dynamo_compiling():
             return
-        try:
-            thread = threading.get_ident()
-            self._before = self._before or {(one.device, one.address) for one in window.start}
-            known = self._before | self._entered.pop(thread, set())
-            found = sight((one, Category.UNKNOWN, -1, "") for one in tensors_in(result))
-            size = sum(one.bytes for one in found if (one.device, one.address) not in known)
-            window.results[thread] = window.results.get(thread, 0) + size
-        except Exception as error:  # see start
-            self._failed("a module's call", error)
+        thread = threading.get_ident()
+        self._before = self._before or {(one.device, one.address) for one in window.start}
+        known = self._before | self._entered.pop(thread, set())
+        found = sight((one, Category.UNKNOWN, -1, "") for one in tensors_in(result))
+        size = sum(one.bytes for one in found if (one.device, one.address) not in known)
+        window.results[thread] = window.results.get(thread, 0) + size
 
     def _held_by(self, optimizer: torch.optim.Optimizer, window: Window) -> HeldByOptimizer:
         known = self._optimizers_held.get(id(optimizer))
@@ -422,7 +445,15 @@ class WindowRecorder:
                 "are in later ones. Pass optimizer=... to include them in the first window."
             )
 
-    def _failed(self, moment: str, error: Exception) -> None:
+    def _cannot_name(self, where: str, error: BaseException) -> None:
+        """Note that something put into a model has no name. The window goes on without."""
+        if isinstance(error, Exception):
+            self._note(where, error)
+        else:
+            self.fail(where, error)
+
+    def _note(self, moment: str, error: Exception) -> None:
+        """Note what a window lacks, because of an error that leaves the rest of it right."""
         logger.debug("recording failed at %s", moment, exc_info=error)
         if self._window is not None:
             self._window.open_problems.append(

@@ -138,6 +138,7 @@ class StepRecording:
         self._ended: dict[str, _Ended] = {}
         self._names: set[str] = set()
         self._rows: deque[MonitoredStep] = deque()
+        self._skipped = 0
         self.dropped = 0
         self.last: MonitoredStep | None = None
         self._first = self._last = [NOTHING for _ in self.counters]
@@ -172,7 +173,7 @@ class StepRecording:
             before = self.last.step if self.last is not None else -1
             rows = zip(self.counters, self._first, self._last, strict=True)
             self.last = MonitoredStep(
-                step=before + 1 if number is None else number,
+                step=before + 1 + self._skipped if number is None else number,
                 duration_ns=now - self._begin_ns,
                 devices=tuple(
                     _device_step(counters, first, last, self._highs, row)
@@ -185,7 +186,16 @@ class StepRecording:
                 self._rows.popleft()
                 self.dropped += 1
             self._begin_ns, self._first, self._highs, self._ended = now, self._last, Highs(self._last), {}
+            self._skipped = 0
             return self.last
+
+    def skip_step(self) -> None:
+        """End a step without figures. Its phases are forgotten, and its number is not used again."""
+        with self._lock:
+            self._skipped += 1
+            self._phases.clear()
+            self._ended = {}
+            self.begin()
 
     def begin(self) -> None:
         """Begin the first step now; earlier peaks are not counted."""
@@ -198,6 +208,11 @@ class StepRecording:
         with self._lock:
             rows, self._rows = list(self._rows), deque()
             return rows
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step has ended that was not taken."""
+        return bool(self._rows)
 
     def put_back(self, rows: Sequence[MonitoredStep]) -> None:
         """Keep steps that could not be written for the next `take`."""

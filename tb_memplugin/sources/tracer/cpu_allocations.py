@@ -67,6 +67,11 @@ class AllocatorLog:
         if readers and readers[-1] is reader:
             readers.pop()
 
+    def abandon(self, reader: deque[Reported]) -> None:
+        """End a `begin` whose `end` failed, without reports."""
+        self._disable()
+        self._readers[:] = [one for one in self._readers if one is not reader]
+
     def stop(self) -> None:
         """Stop reporting, and pass the reports on to the readers."""
         now = time_ns()

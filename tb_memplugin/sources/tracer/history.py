@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.sources.categories import WORKSPACE_BYTES
+from tb_memplugin.sources.guard import UNOWNED, Guard, call_all
 from tb_memplugin.sources.history.recording import (
     SWITCH,
     Allocator,
@@ -60,6 +61,7 @@ class HistoryRecording:
         max_events: how many entries the history keeps; older ones are overwritten.
         with_fragmentation: if False, fragmentation is reported as 0.
         allocator, levels, switch: used instead of those of torch.
+        guard: ends errors.
     """
 
     def __init__(
@@ -71,14 +73,18 @@ class HistoryRecording:
         allocator: Allocator | None = None,
         levels: Levels | None = None,
         switch: HistorySwitch = SWITCH,
+        guard: Guard = UNOWNED,
     ) -> None:
+        self._guard = guard
         self._allocator = allocator or next(one for one in allocators() if one.device_type == device.type)
         self._device, self._max_events = device, max_events
         self._with_fragmentation, self._switch = with_fragmentation, switch
         self._levels = levels or self._counters
         self._phases: deque[tuple[int, str, bool]] = deque(maxlen=max_events)
         self._steps: deque[tuple[int, int]] = deque(maxlen=max_events)
-        self._crowded = False
+        self._crowded = self._is_on = False
+        self._hooks = LayerClock(max_events, self._allocator)
+        self._step_hooks: StepHooks | None = None
 
     def start(self, models: Mapping[str, nn.Module], _: Sequence[torch.optim.Optimizer]) -> None:
         """Turn on the history and add hooks. Optimizers are not needed: stacks in the history show them.
@@ -95,16 +101,14 @@ class HistoryRecording:
         self._number = self._device.index if ":" in str(self._device) else self._allocator.current_device()
         self._names = ModuleNames.of(models)
         self._is_fresh = self._switch.on(self._allocator, max_entries=self._max_events)
+        self._is_on = True
         self._start_ns = self._step_ns = time_ns()
         self._peak_before, self._requests_before = self._levels()[1], self._requests()
-        self._hooks = LayerClock(self._max_events, self._allocator)
-        self._step_hooks = StepHooks(self._before_step, self._after_step)
         try:
-            self._hooks.start(models, self._names)
+            self._step_hooks = StepHooks(self._before_step, self._after_step)
+            self._hooks.start(models, self._names, failed=self._guard.end)
         except BaseException:
-            self._hooks.stop()
-            self._step_hooks.remove()
-            self._switch.off(self._allocator)
+            self.abandon()
             raise
         self._join()
 
@@ -114,13 +118,14 @@ class HistoryRecording:
         """End the recording and return its result from the allocator's history."""
         stop_ns = time_ns()
         _OPEN.pop(self, None)
-        self._hooks.stop()
-        self._step_hooks.remove()
         try:
+            self._hooks.stop()
+            if self._step_hooks is not None:
+                self._step_hooks.remove()
             peak, requests = self._levels()[1], self._requests() - self._requests_before
             taken = self._allocator.snapshot()
         finally:
-            self._switch.off(self._allocator)
+            self.abandon()
         trace = trace_from_snapshot(
             taken if self._is_fresh else since(taken, self._start_ns), "MemoryTracer", self._device.type
         )
@@ -153,6 +158,17 @@ class HistoryRecording:
                 shared=self._hooks.shared,
             ),
         )
+
+    def abandon(self) -> None:
+        """Remove all that is ours, without a result. Does nothing if nothing is left."""
+        _OPEN.pop(self, None)
+        hooks = [] if self._step_hooks is None else [self._step_hooks.remove]
+        call_all(self._hooks.stop, *hooks, self._turn_off)
+
+    def _turn_off(self) -> None:
+        if self._is_on:
+            self._is_on = False
+            self._switch.off(self._allocator)
 
     def begin_phase(self, name: str) -> NamedPhase:
         """Begin a phase that the user named."""

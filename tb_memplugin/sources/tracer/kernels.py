@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
+from tb_memplugin.sources.guard import UNOWNED, Failed, call_all
 from tb_memplugin.sources.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.sources.tracer.cpu_allocations import AllocatorLog, Reported, allocator_log
 from tb_memplugin.sources.tracer.saved_numbers import SavedNumbers, numbers_in
@@ -21,6 +23,7 @@ from tb_memplugin.trace import Category, Phase
 
 _Tensor, _Parameter, _strided = torch.Tensor, torch.nn.Parameter, torch.strided
 _TEMPORARY = Category.TEMPORARY
+_WHERE = "the allocator's reports of an operator"
 _NEVER = 1 << 62
 
 
@@ -108,9 +111,13 @@ class KernelMemory:
         ledger: the ledger to write to.
         unseen: counts what is not reported or not identified.
         numbers: the thread's numbers that autograd may have saved.
+        failed: is called with errors of ours; those of operators are raised.
     """
 
-    def __init__(self, ledger: Ledger, unseen: Unseen, numbers: SavedNumbers) -> None:
+    def __init__(
+        self, ledger: Ledger, unseen: Unseen, numbers: SavedNumbers, failed: Failed = UNOWNED.end
+    ) -> None:
+        self._failed = failed
         self._ledger, self._unseen, self._numbers = ledger, unseen, numbers
         self._on_cpu = ledger.device_type == "cpu"
         self._log: AllocatorLog | None = allocator_log() if self._on_cpu else None
@@ -121,21 +128,34 @@ class KernelMemory:
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Call an operator while the allocator reports."""
-        if _is_quiet(operator, args):
+        is_quiet, log = True, None
+        try:
+            is_quiet = _is_quiet(operator, args)
+            if not is_quiet:
+                log = self._log
+                if self._on_cpu and (log is None or not log.begin(self.reports)):
+                    self._unseen.operators += 1
+                    self._is_unseen = True
+        except BaseException as error:
+            self._failed(_WHERE, error)
+        if is_quiet:
             return operator(*args, **kwargs) if kwargs else operator(*args)
-        log = self._log
-        if self._on_cpu and (log is None or not log.begin(self.reports)):
-            self._unseen.operators += 1
-            self._is_unseen = True
         try:
             out = operator(*args, **kwargs) if kwargs else operator(*args)
         finally:
             if log is not None:
-                log.end(self.reports)
-        if len(self.reports) > 2:  # a number is allocated and freed besides the result
-            self._number_bytes = numbers_in(operator, args)
-            if self._number_bytes:
-                self._numbers.wait_for(out)
+                try:
+                    log.end(self.reports)
+                except BaseException as error:
+                    call_all(partial(log.abandon, self.reports))
+                    self._failed(_WHERE, error)
+        try:
+            if len(self.reports) > 2:  # a number is allocated and freed besides the result
+                self._number_bytes = numbers_in(operator, args)
+                if self._number_bytes:
+                    self._numbers.wait_for(out)
+        except BaseException as error:
+            self._failed(_WHERE, error)
         return out
 
     def bury(self) -> None:

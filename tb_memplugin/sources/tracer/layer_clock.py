@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
+from tb_memplugin.sources.guard import UNOWNED, Failed
 from tb_memplugin.sources.history.recording import Allocator
 from tb_memplugin.sources.module_calls import Entered, Left
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder, OuterResult, SeesOuterCalls
@@ -79,13 +80,14 @@ class LayerClock(ModuleRecorder):
         names: ModuleNames,
         outer_calls: SeesOuterCalls | None = None,
         outer_result: OuterResult | None = None,
+        failed: Failed = UNOWNED.end,
     ) -> None:
         """Watch every module of the models that runs as Python code."""
         self._keys = [module.key for module in names.modules]
         rows = range(NO_LAYER, len(self._keys))
         self._reached = {row: self._reaching(row, marks=False) for row in rows}
         self._reached_marking = {row: self._reaching(row, marks=True) for row in rows}
-        super().start(models, names, outer_calls, outer_result)
+        super().start(models, names, outer_calls, outer_result, failed)
         self._backward.start()
         self.unseen = len(names.modules) - len(
             {names.row_of[module] for module in self._module_calls.watched}
@@ -203,17 +205,29 @@ class LayerClock(ModuleRecorder):
         is_marked = self._autograd.marking(None if row < 0 else self._keys[row]) if marks else lambda: False
 
         def reached(_: object) -> None:
-            if self._on:
+            if not self._on:
+                return
+            try:
                 task = current_task()
                 if getattr(here, "task", None) != task:
                     here.task = task
                     torch.autograd.Variable._execution_engine.queue_callback(self._done)
                 note((time_ns(), row, True, -thread() if is_marked() else BY_AUTOGRAD))
+            except BaseException as error:
+                self._fail(error)
 
         return not_compiled_alone(reached)
 
     def _done(self) -> None:
         """Record that a backward has ended."""
-        self._autograd.end()
-        if self._on:
-            self.crossings.append((time_ns(), NO_LAYER, True, BY_AUTOGRAD))
+        try:
+            self._autograd.end()
+            if self._on:
+                self.crossings.append((time_ns(), NO_LAYER, True, BY_AUTOGRAD))
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Record nothing more, because of an error in a backward."""
+        self._on = False
+        (self._failed or UNOWNED.end)("the backward of a layer", error)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import time_ns
 from typing import Any, Protocol
@@ -16,14 +14,13 @@ import torch
 from torch import nn
 
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo
+from tb_memplugin.sources.guard import UNOWNED, Guard
 from tb_memplugin.sources.module_calls import Entered, Left
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.tracer.kernels import Counted, Unseen
 from tb_memplugin.sources.tracer.saved_numbers import SavedNumbers
 from tb_memplugin.trace import Phase
-
-logger = logging.getLogger("tb_memplugin")
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 _MOST_BOUNDARIES = 400_000
@@ -95,21 +92,27 @@ class Layers:
     unseen: Unseen = field(default_factory=Unseen)
     threads: dict[int, ThreadLayers] = field(default_factory=dict)
     results: Results | None = None
+    guard: Guard = UNOWNED
 
     @classmethod
-    def of(cls, ledger: Ledger, names: ModuleNames) -> Layers:
+    def of(cls, ledger: Ledger, names: ModuleNames, guard: Guard = UNOWNED) -> Layers:
         """Return layers that have not run. They keep at most as many stretches per phase as the ledger."""
         figures = [LayerFigures() for _ in names.modules]
         forward, backward, optimizer, making = (
             deque[Stretch](maxlen=ledger.entries.maxlen) for _ in range(4)
         )
-        return cls(ledger, names, figures, forward, backward, optimizer, making)
+        return cls(ledger, names, figures, forward, backward, optimizer, making, guard=guard)
 
-    def failed(self, error: Exception) -> None:
-        """Stop tracing after an internal error, and add a note to the trace."""
+    def failed(self, where: str, error: BaseException) -> None:
+        """Stop tracing after an error of ours, and add a note to the trace.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: the error is one.
+        """
         if self.on:
             self.on = False
             self.problems.append(f"Tracing stopped early ({type(error).__name__}: {error})")
+        self.guard.end(where, error)
 
     def here(self) -> ThreadLayers:
         """Return the layers of the calling thread."""
@@ -347,14 +350,6 @@ class LayerCalls(ModuleRecorder):
 
     def _functions(self, row: int) -> tuple[Entered, Left]:
         return (
-            hidden_from_dynamo(lambda *call: self._record(self.entered, row, *call)),
-            hidden_from_dynamo(lambda *call: self._record(self.left, row, *call)),
+            hidden_from_dynamo(lambda *call: self.entered(row, *call) if self._layers.on else None),
+            hidden_from_dynamo(lambda *call: self.left(row, *call) if self._layers.on else None),
         )
-
-    def _record(self, crossed: Callable[..., None], *call: Any) -> None:
-        if self._layers.on:
-            try:
-                crossed(*call)
-            except Exception as error:  # the training goes on, whatever happens to us
-                logger.debug("entering or leaving a layer failed", exc_info=error)
-                self._layers.failed(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ _BACKWARD, _OTHER = Phase.BACKWARD, Phase.OTHER
 _CALLERS = frozenset((KernelMemory.run.__code__.co_filename, torch._ops.__file__))
 """Files whose functions only pass on the arguments of an operator."""
 
-logger = logging.getLogger("tb_memplugin")
+_WHERE = "an operator"
 
 
 def _called(call: Callable[[], Any]) -> Any:
@@ -78,7 +77,8 @@ class StorageMode(TorchDispatchMode):
         self._without_operator = False
         self._on_cpu = layers.ledger.device_type == "cpu"
         self._here: ThreadLayers = layers.here()
-        self._kernels = KernelMemory(layers.ledger, layers.unseen, self._here.numbers)
+        self._kernels = KernelMemory(layers.ledger, layers.unseen, self._here.numbers, layers.failed)
+        self._is_entered = False
         self._effects = ModeEffects(layers, self._here)
 
     @classmethod
@@ -95,13 +95,19 @@ class StorageMode(TorchDispatchMode):
     ) -> Any:
         """Run the operator, then record what it allocated."""
         if not self._layers.on:
-            _drop_soon()
+            try:
+                _drop_soon()
+            except BaseException as error:
+                self._layers.failed(_WHERE, error)
             return func(*args, **kwargs) if kwargs else func(*args)
         here, ledger, kernels = self._here, self._ledger, self._kernels
-        self._effects.settle()
-        if ledger.deaths or here.numbers.waiting:
-            with ledger.lock:
-                here.settle()
+        try:
+            self._effects.settle()
+            if ledger.deaths or here.numbers.waiting:
+                with ledger.lock:
+                    here.settle()
+        except BaseException as error:
+            self._layers.failed(_WHERE, error)
         began, out = time_ns(), None
         try:
             out = kernels.run(func, args, kwargs)
@@ -114,9 +120,8 @@ class StorageMode(TorchDispatchMode):
                 with ledger.lock:
                     self._effects.args = args
                     self._note(out, func, began)
-            except Exception as error:  # the training goes on, whatever happens to us
-                logger.debug("noting an operator failed", exc_info=error)
-                self._layers.failed(error)
+            except BaseException as error:
+                self._layers.failed(_WHERE, error)
             self._effects.args = ()
         return out
 
@@ -144,8 +149,11 @@ class StorageMode(TorchDispatchMode):
         """Make a call in which torch disables modes, and record what it allocates and frees."""
         if not self._layers.on:
             return call()
-        with self._ledger.lock:
-            self._here.settle()
+        try:
+            with self._ledger.lock:
+                self._here.settle()
+        except BaseException as error:
+            self._layers.failed(_WHERE, error)
         began = time_ns()
         try:
             return self._kernels.run(_called, (call,), None)
@@ -153,9 +161,8 @@ class StorageMode(TorchDispatchMode):
             try:
                 with self._ledger.lock:
                     self._note(None, None, began)
-            except Exception as error:  # see __torch_dispatch__
-                logger.debug("noting a hidden call failed", exc_info=error)
-                self._layers.failed(error)
+            except BaseException as error:
+                self._layers.failed(_WHERE, error)
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         here, ledger, kernels = self._here, self._ledger, self._kernels
@@ -226,6 +233,7 @@ class StorageMode(TorchDispatchMode):
         """Turn the mode on for this thread."""
         _drop_ended()
         FLAGS.up()
+        self._is_entered = True
         dispatch._push_mode(self)
 
     def leave(self) -> None:
@@ -242,7 +250,9 @@ class StorageMode(TorchDispatchMode):
         for mode in reversed(above):
             dispatch._push_mode(mode)
         _drop_ended()
-        FLAGS.down()
+        if self._is_entered:
+            FLAGS.down()
+            self._is_entered = False
         self._effects.settle()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import time_ns
 from typing import Any
 
@@ -19,6 +19,7 @@ from tb_memplugin.sources import profiler_windows
 from tb_memplugin.sources.alive_before import ALIVE_BEFORE, alive_now
 from tb_memplugin.sources.beside_dynamo import UncompiledHere
 from tb_memplugin.sources.exact_cpu import CountedWindow, begin_window, is_counting
+from tb_memplugin.sources.guard import UNOWNED, Guard, call_all
 from tb_memplugin.sources.modules import ModuleNames, is_compiled
 from tb_memplugin.sources.optimizer_hooks import StepHooks
 from tb_memplugin.sources.outer_calls import OuterCalls
@@ -49,8 +50,6 @@ from tb_memplugin.sources.tracer.without_operator import listen, stop_listening
 from tb_memplugin.sources.weight_copies import fqns, held_copies
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 
-logger = logging.getLogger("tb_memplugin")
-
 Named = tuple[torch.Tensor, Category, int, str]
 
 
@@ -60,12 +59,14 @@ class StorageRecording:
     Args:
         device_type: the type of device, such as "cpu".
         max_events: how many entries to keep.
+        guard: ends errors.
     """
 
     names_others = True
     """Whether parameters and results that the models do not hold have their category in the start state."""
 
-    def __init__(self, device_type: str, max_events: int) -> None:
+    def __init__(self, device_type: str, max_events: int, guard: Guard = UNOWNED) -> None:
+        self._guard = guard
         self._device_type, self._max_events = device_type, max_events
         self._handles: list[StepHooks] = []
         self._steps_aside = StepsAside()
@@ -85,7 +86,7 @@ class StorageRecording:
         _refuse_compiled(models)
         self._uncompiled = UncompiledHere()
         ledger = self._open_ledger()
-        self.layers = Layers.of(ledger, ModuleNames.of(models))
+        self.layers = Layers.of(ledger, ModuleNames.of(models), self._guard)
         most = self._max_events
         self.recorded = Recorded(self.layers, time_ns(), marks=deque(maxlen=most), seen=deque(maxlen=most))
         self._thread = threading.get_ident()
@@ -102,17 +103,27 @@ class StorageRecording:
         self.recorded.start_ns = ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
         self._layer_calls = LayerCalls(self.layers, self._watch, self._unwatch)
         try:
-            self._layer_calls.start(models, names, OuterCalls(names, self._saw_inputs, self.layers.failed))
+            outer_calls = OuterCalls(names, self._saw_inputs)
+            self._layer_calls.start(models, names, outer_calls, failed=self.layers.failed)
             self._handles = [StepHooks(self._before_step, self._after_step)]
             listen(self)
             profiler_windows.listen(self._steps_aside)
             self._main = self._mode()
             self._main.enter()
         except BaseException:
-            if self._counting is not None:
-                self._counting.close()
-            self._unhook()
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """Remove all that is ours, without a result."""
+        self.layers.on = False
+        mode = getattr(self, "_main", None)
+        call_all(
+            *([] if mode is None else [mode.leave]),
+            *self._undo(),
+            *([] if self._counting is None else [self._counting.close]),
+            self.recorded.ledger.blocks.clear,
+        )
 
     def _take_in_others(self, models: Mapping[str, nn.Module]) -> None:
         """Add to the start state what else is alive."""
@@ -147,6 +158,15 @@ class StorageRecording:
         self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> TracerResult:
         """End the recording and return its result. May be called on another thread than `start`."""
+        try:
+            return self._stop(models, optimizers)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _stop(
+        self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> TracerResult:
         self.layers.on = False
         self._main.leave()
         self._unhook()
@@ -235,17 +255,27 @@ class StorageRecording:
             self.phases.append(phase)
 
     def _unhook(self) -> None:
-        stop_listening(self)
-        profiler_windows.stop_listening(self._steps_aside)
-        self._layer_calls.stop()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._uncompiled.forget()
+        for step in self._undo():
+            step()
+
+    def _undo(self) -> list[Callable[[], object]]:
+        """Return functions that remove what is ours except for modes. Each may be called twice."""
+        return [
+            partial(stop_listening, self),
+            partial(profiler_windows.stop_listening, self._steps_aside),
+            self._layer_calls.stop,
+            *(handle.remove for handle in self._handles),
+            self._handles.clear,
+            self._uncompiled.forget,
+        ]
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Make a call that torch hides from modes, and record what it allocates."""
-        mode = next(modes_here(self.layers), None)
+        mode = None
+        try:
+            mode = next(modes_here(self.layers), None)
+        except BaseException as error:
+            self.layers.failed("a call without an operator", error)
         return call() if mode is None else mode.make_hidden_call(call)
 
     def see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
@@ -253,9 +283,8 @@ class StorageRecording:
         try:
             for mode in modes_here(self.layers):
                 mode.see(what)
-        except Exception as error:  # see _before_step
-            logger.debug("noting what no operator made failed", exc_info=error)
-            self.layers.failed(error)
+        except BaseException as error:
+            self.layers.failed("what no operator made", error)
 
     def _saw_inputs(self, seen: list[Sighting], storages_seen: list[torch.UntypedStorage]) -> None:
         """Note what enters an outermost module call on this thread, or was written to by it."""
@@ -301,9 +330,8 @@ class StorageRecording:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         try:
             self._name(gradients(optimizer, self.layers.names))
-        except Exception as error:  # the training goes on, whatever happens to us
-            logger.debug("naming gradients failed", exc_info=error)
-            self.layers.failed(error)
+        except BaseException as error:
+            self.layers.failed("the start of an optimizer's step", error)
         self.layers.in_optimizer += 1
         self._step_ns = time_ns()
 
@@ -313,9 +341,8 @@ class StorageRecording:
         self.layers.optimizer.append((self._step_ns, time_ns()))
         try:
             self._name(optimizer_storages(optimizer, self.layers.names))
-        except Exception as error:  # see _before_step
-            logger.debug("naming optimizer state failed", exc_info=error)
-            self.layers.failed(error)
+        except BaseException as error:
+            self.layers.failed("the end of an optimizer's step", error)
 
     def _notes(self) -> Iterator[str]:
         ledger = self.recorded.ledger

@@ -6,7 +6,6 @@ backward begins. That takes about two microseconds per node.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.sources.beside_dynamo import not_compiled_alone
-
-logger = logging.getLogger(__name__)
+from tb_memplugin.sources.guard import UNOWNED
 
 _NAME = "_engine_run_backward"
 _ENGINE: Callable[..., Any] | None = getattr(torch.autograd.graph, _NAME, None)
@@ -89,8 +87,8 @@ def _run(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     for one in tuple(_open):
         try:
             one.begins(run, roots)
-        except Exception as error:  # the training goes on, whatever happens to us
-            logger.debug("telling nodes their layers failed", exc_info=error)
+        except BaseException as error:
+            UNOWNED.end("the beginning of a backward", error)
     _running.append(run)
     try:
         return _ENGINE(roots, *args, **kwargs)

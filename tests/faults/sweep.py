@@ -1,0 +1,307 @@
+"""Run a recorded training with an error in each function of ours, and compare it with a plain one."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import profiler as autograd_profiler
+from torch.nn.modules import module as torch_modules
+from torch.optim import optimizer as torch_optimizers
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from tests.faults.injection import calls_seen, raising
+
+ERRORS: tuple[type[BaseException], ...] = (ValueError, MemoryError, KeyboardInterrupt)
+ROW = ("bytes", "category", "module", "phase")
+
+BOUNDARY = ("sources/guard.py",)
+"""Where what is raised is caught. An error within them has nobody who could catch it."""
+
+
+class Training:
+    """A tiny training with fixed numbers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        x, y = torch.randn(4, 8), torch.randn(4, 4)
+        self.optimizer.zero_grad()
+        loss = ((self.model(x) - y) ** 2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+    def outcome(self) -> str:
+        """Losses, weights and the state of the random generator, as a hash."""
+        digest = hashlib.sha256(repr(self.losses).encode())
+        for tensor in (*self.model.parameters(), torch.get_rng_state()):
+            digest.update(tensor.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+
+class Session(ABC):
+    """A recorder beside a training. What it recorded is in `windows`, one entry for each recorded window."""
+
+    boundary: Sequence[str] = ()
+    """Functions that torch or Python calls, and that begin with the `try` that catches all that they call."""
+
+    unobserved: Sequence[str] = ()
+    """Functions whose error Python itself reports, since they run in a weak reference or a finalizer."""
+
+    second_warning: Sequence[str] = ()
+    """Functions whose error has a consequence of its own that is logged, too."""
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        self.folder, self.training = folder, training
+        self.windows: list[Any] = []
+
+    @abstractmethod
+    def window(self) -> None:
+        """Record one step of the training."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the recording."""
+
+
+@dataclass
+class Messages(logging.Handler):
+    """What the package logs as warnings, and what Python reports of errors that nobody can catch."""
+
+    texts: list[str] = field(default_factory=list)
+    unraised: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    __hash__ = logging.Handler.__hash__
+
+
+@contextmanager
+def messages() -> Iterator[Messages]:
+    """Collect messages instead of showing them."""
+    logger, seen = logging.getLogger("tb_memplugin"), Messages()
+    hooks = sys.unraisablehook, threading.excepthook
+    sys.unraisablehook = lambda one: seen.unraised.append(repr(one.exc_value))
+    threading.excepthook = lambda one: seen.unraised.append(repr(one.exc_value))
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(seen)
+    try:
+        yield seen
+    finally:
+        logger.removeHandler(seen)
+        logger.propagate = propagate
+        sys.unraisablehook, threading.excepthook = hooks
+
+
+_NAMESPACES: tuple[Any, ...] = (
+    torch,
+    torch.autograd,
+    torch.autograd.graph,
+    torch.random,
+    torch._tensor_str,
+    autograd_profiler,
+    torch_modules,
+    torch_optimizers,
+    nn.Module,
+    torch.Tensor,
+    torch.UntypedStorage,
+    torch.optim.Optimizer,
+)
+
+
+def process_state(training: Training) -> dict[str, Any]:
+    """What a recorder may change and must give back: torch's functions and hooks, modes, threads."""
+    state: dict[str, Any] = {}
+    for number, namespace in enumerate(_NAMESPACES):
+        for name, value in list(vars(namespace).items()):
+            if name.startswith("_global_") and hasattr(value, "__len__"):
+                state[f"{number}.{name}"] = len(value)
+            elif callable(value) or name == "_compiled_call_impl":
+                state[f"{number}.{name}"] = id(value)
+    modules, parameters = list(training.model.modules()), list(training.model.parameters())
+    return state | {
+        "hooks of modules": sum(len(v) for m in modules for k, v in vars(m).items() if k.endswith("_hooks")),
+        "hooks of tensors": sum(len(p._backward_hooks or {}) for p in parameters),
+        "hooks of gradients": [
+            len(getattr(p, "_post_accumulate_grad_hooks", None) or {}) for p in parameters
+        ],
+        "modes": len(_get_current_dispatch_mode_stack()) + len(_get_current_function_mode_stack()),
+        "threads": sorted(one.name for one in threading.enumerate()),
+        "profile functions": [sys.getprofile(), threading.getprofile()],
+        "profiler": torch._C._autograd._profiler_enabled(),
+        "gc callbacks": len(gc.callbacks),
+    }
+
+
+@dataclass
+class Run:
+    """A training of three steps; the second and the third are windows, the second perhaps with an error."""
+
+    outcome: str
+    windows: list[Any]
+    warnings: list[str]
+    unraised: list[str]
+    left: dict[str, Any]
+    fired: bool
+    raised: BaseException | None
+
+
+@contextmanager
+def few_objects() -> Iterator[None]:
+    """Hide what is there from searches through the program's objects, which are then short."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+NewSession = Callable[[Path, Training], Session]
+
+
+def run(session: NewSession, folder: Path, function: str = "", error: BaseException | None = None) -> Run:
+    """Train with a recorder. An error is raised at the first call of a function in the first window."""
+    training = Training()
+    training.step()
+    before, raised, fired = process_state(training), None, False
+    with messages() as seen:
+        recorder = session(folder, training)
+        if error is None:
+            recorder.window()
+        else:
+            with raising(function, error) as injection:
+                try:
+                    recorder.window()
+                except BaseException as caught:  # noqa: BLE001  # reported
+                    raised = caught.with_traceback(None)  # which holds frames, and they the recorder
+            fired = injection.fired
+        try:
+            recorder.window()
+            recorder.close()
+        except BaseException as caught:  # noqa: BLE001  # reported
+            raised = raised or caught
+        windows = recorder.windows
+        del recorder
+        left = _difference(before, process_state(training))
+        if left:
+            gc.collect()
+            left = _difference(before, process_state(training))
+    return Run(training.outcome(), windows, seen.texts, seen.unraised, left, fired, raised)
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    return {key: (before.get(key), value) for key, value in after.items() if before.get(key) != value}
+
+
+def plain() -> str:
+    """The outcome of the same training without a recorder."""
+    training = Training()
+    for _ in range(3):
+        training.step()
+    return training.outcome()
+
+
+def functions_called(session: NewSession, folder: Path) -> list[str]:
+    """The functions of ours that a window calls, without those that catch, and those within others."""
+    training, counts = Training(), Counter[str]()
+    training.step()
+    with messages():
+        recorder = session(folder, training)
+        with calls_seen(counts):
+            recorder.window()
+        recorder.window()
+        recorder.close()
+    return sorted(name for name in counts if not name.startswith(BOUNDARY) and "<" not in name)
+
+
+PARTS = 4
+MOST_FUNCTIONS = 10_000
+
+
+def sweep(
+    session: type[Session], folder: Path, part: int = 0, parts: int = 1, *, every_error: bool = False
+) -> tuple[int, list[str]]:
+    """Raise in each function of a part of them. Return how many errors were raised, and what was wrong then.
+
+    Each function gets one of the errors, in turn, or every one.
+    """
+    run(session, folder / "first")  # loads what is loaded once
+    with few_objects():
+        return _sweep(session, folder, range(part, MOST_FUNCTIONS, parts), every_error=every_error)
+
+
+def _sweep(
+    session: type[Session], folder: Path, chosen: range, *, every_error: bool
+) -> tuple[int, list[str]]:
+    healthy, expected = run(session, folder / "healthy"), plain()
+    assert healthy.outcome == expected
+    assert (healthy.warnings, healthy.left, len(healthy.windows)) == ([], {}, 2)
+    fired, problems = 0, []
+    for number, function in enumerate(functions_called(session, folder / "seen")):
+        if number not in chosen or _plain_name(function) in session.boundary:
+            continue
+        for kind in ERRORS if every_error else (ERRORS[number % len(ERRORS)],):
+            error = kind("injected")
+            one = run(session, folder / f"{number} {kind.__name__}", function, error)
+            fired += one.fired
+            if _plain_name(function) in session.unobserved:
+                one.unraised.clear()
+            if _plain_name(function) in session.second_warning:
+                del one.warnings[1:2]
+            wrong = _problems(one, error, healthy, expected) if one.fired else ""
+            if wrong:
+                problems.append(f"{kind.__name__} in {function}: {wrong}")
+    return fired, problems
+
+
+def _plain_name(function: str) -> str:
+    """`sources/guard.py:end` of `sources/guard.py:57:end`."""
+    path, _, name = function.split(":", 2)
+    return f"{path}:{name}"
+
+
+def _problems(one: Run, error: BaseException, healthy: Run, expected: str) -> str:
+    wrong = []
+    ends = not isinstance(error, Exception)
+    if one.raised is not None and one.raised is not error:
+        wrong.append(f"later {one.raised!r}")
+    if one.raised is error and not ends:
+        wrong.append("ended the training")
+    if one.raised is None and one.outcome != expected:
+        wrong.append("the training differs")
+    if one.left:
+        wrong.append(f"left {one.left}")
+    if len(one.warnings) > 1:
+        wrong.append(f"many warnings {one.warnings}")
+    if not ends and len(one.windows) < 2 and not one.warnings:
+        wrong.append("no warning")
+    if one.unraised:
+        wrong.append(f"unraised {one.unraised}")
+    if not one.windows:
+        wrong.append("the next window is not recorded")
+    elif one.windows[-1] != healthy.windows[-1]:
+        wrong.append("the next window differs")
+    return "; ".join(wrong)

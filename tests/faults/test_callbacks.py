@@ -1,0 +1,54 @@
+"""No error of the callbacks' recorder reaches the training of a library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tb_memplugin.callbacks.recorder import StepRecorder
+from tb_memplugin.callbacks.recorder import Training as LibraryTraining
+from tests.faults.sweep import Session, Training, sweep
+from tests.faults.test_handler import WRITTEN, HandlerSession, prepare
+
+
+class RecorderSession(Session):
+    """A recorder of every other step, as the callbacks for transformers and Lightning have one."""
+
+    boundary = HandlerSession.boundary
+    unobserved = HandlerSession.unobserved
+    second_warning = HandlerSession.second_warning
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        super().__init__(folder, training)
+        self.number = 0
+        self.recorder = StepRecorder([0, 2, 4, 6], worker_name="w")
+        what = LibraryTraining(lambda: str(folder), training.model, [training.optimizer])
+        self.recorder.begin_training(what, 0)
+
+    def window(self) -> None:
+        before = len(WRITTEN)
+        self.recorder.begin_step(self.number)
+        try:
+            self.training.step()
+        finally:
+            self.recorder.end_step()
+            self.number += 2
+            self.recorder.expect(self.number)
+            self.windows += WRITTEN[before:]
+
+    def close(self) -> None:
+        self.recorder.end_training(raised=True)
+        del self.recorder
+
+
+@pytest.fixture(autouse=True)
+def traces_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(monkeypatch)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_an_error_in_any_function_costs_at_most_that_window(tmp_path, part):
+    fired, problems = sweep(RecorderSession, tmp_path, part, parts=16)
+    assert problems == []
+    assert fired > 10

@@ -1,0 +1,66 @@
+"""No error of an iteration report or of the callbacks' recorder reaches the training."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from tb_memplugin import IterationReport
+from tests.faults.sweep import Session, Training, sweep
+
+
+class ReportSession(Session):
+    """A report of every iteration. What it returns is compared, without times."""
+
+    boundary = (
+        "sources/module_calls.py:_run",
+        "sources/module_calls.py:__get__",
+        "sources/optimizer_hooks.py:__call__",
+        "sources/beside_compiler.py:_enter_compiled",
+        "sources/beside_compiler.py:_set_tracing",
+        "sources/tracer/mode.py:__torch_dispatch__",
+        "sources/tracer/mode.py:_should_skip_dynamo",
+        "sources/tracer/kernels.py:run",
+        "sources/tracer/recording.py:_before_step",
+        "sources/tracer/recording.py:_after_step",
+        "sources/tracer/recording.py:see_made",
+        "sources/tracer/without_operator.py:_get_rng_state",
+        "sources/tracer/without_operator.py:_report",
+        "iterations/watch.py:note",
+    )
+    second_warning = (  # the folder stays claimed, another one is used
+        "store/worker_folder.py:__init__",
+        "store/writer.py:_use",
+    )
+    unobserved = (
+        "sources/storage_lifetimes.py:died",
+        "sources/profiler_windows.py:_restore",
+        "iterations/report.py:clear",
+    )
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        super().__init__(folder, training)
+        console = Console(file=io.StringIO())
+        self.report = IterationReport(
+            training.model, optimizer=training.optimizer, console=console, csv=folder / "csv", logdir=folder
+        )
+
+    def window(self) -> None:
+        try:
+            self.training.step()
+        finally:
+            memory = self.report.record_stats()
+        if memory is not None and memory.iteration > 0:
+            self.windows.append([(one.name, one.bytes, one.gradient_bytes) for one in memory.weights])
+
+    def close(self) -> None:
+        self.report.close()
+        del self.report
+
+
+def test_an_error_in_any_function_costs_at_most_that_iteration(tmp_path):
+    fired, problems = sweep(ReportSession, tmp_path)
+    assert problems == []
+    assert fired > 100

@@ -1,0 +1,41 @@
+"""No error of the monitor reaches the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tb_memplugin import MemoryMonitor
+from tests.faults.sweep import Session, Training, sweep
+
+
+class MonitorSession(Session):
+    """A monitor that writes every step when it has ended. What it returns of a step is compared."""
+
+    boundary = ()
+    second_warning = (
+        "store/worker_folder.py:__init__",
+        "store/writer.py:_use",
+    )  # the folder stays claimed, another one is used
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        super().__init__(folder, training)
+        self.monitor = MemoryMonitor(folder, "w", flush_seconds=1000)
+        self.monitor.step()
+
+    def window(self) -> None:
+        with self.monitor.phase("training"):
+            self.training.step()
+        step = self.monitor.step()
+        self.monitor.flush()
+        if step is not None:
+            names = tuple(phase.name for phase in step.phases)
+            self.windows.append((names, tuple(one.device for one in step.devices)))
+
+    def close(self) -> None:
+        self.monitor.close()
+
+
+def test_an_error_in_any_function_costs_at_most_that_step(tmp_path):
+    fired, problems = sweep(MonitorSession, tmp_path, every_error=True)
+    assert problems == []
+    assert fired > 100

@@ -1,0 +1,61 @@
+"""No error of `record_on_oom` replaces the out-of-memory error, or is raised without one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tb_memplugin.oom import OomRecorder
+from tb_memplugin.sources.history.recording import HistorySwitch
+from tests.allocators import StandIn
+from tests.faults.sweep import Session, Training, sweep
+
+
+class OomSession(Session):
+    """A recorder on a stand-in for a GPU, on which memory runs out in each window."""
+
+    boundary = ("oom.py:_struck",)
+    second_warning = (  # the folder stays claimed, another one is used
+        "store/worker_folder.py:__init__",
+        "store/writer.py:_use",
+    )
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        super().__init__(folder, training)
+        self.gpu, self.recorder = StandIn(), OomRecorder(str(folder), "w")
+        self.recorder.begin([self.gpu.as_allocator()], switch=HistorySwitch())
+
+    def window(self) -> None:
+        before = len(self.recorder.dumps)
+        self.training.step()
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 900 bytes"):
+            self.gpu.ask(900)
+        if len(self.recorder.dumps) > before:
+            self.windows.append(self.gpu.recording)
+
+    def close(self) -> None:
+        self.recorder.close()
+        assert not self.gpu.recording
+
+
+@pytest.fixture(autouse=True)
+def without_the_place_of_files() -> Iterator[None]:
+    """Without the message that says where the files are, which is a warning, too."""
+    logger = logging.getLogger("tb_memplugin")
+
+    def is_of_an_error(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Memory ran out on %s: what filled it was written")
+
+    logger.addFilter(is_of_an_error)
+    yield
+    logger.removeFilter(is_of_an_error)
+
+
+def test_an_error_in_any_function_leaves_the_out_of_memory_error_as_it_is(tmp_path):
+    fired, problems = sweep(OomSession, tmp_path)
+    assert problems == []
+    assert fired > 50

@@ -1,0 +1,113 @@
+"""No error of a tracer reaches the code that it traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tb_memplugin import LineTracer, MemoryTracer
+from tb_memplugin.trace import Kind, MemoryTrace
+from tests.faults.sweep import PARTS, Session, Training, sweep
+
+
+def allocations(trace: MemoryTrace) -> list[tuple[int, int]]:
+    """(bytes, phase) of every allocation."""
+    born = trace.events.kind == Kind.ALLOC
+    return list(zip(trace.events.bytes[born].tolist(), trace.events.phase[born].tolist(), strict=True))
+
+
+_ENTRIES = (
+    "sources/module_calls.py:_run",
+    "sources/module_calls.py:__get__",
+    "sources/optimizer_hooks.py:__call__",
+    "sources/beside_compiler.py:_enter_compiled",
+    "sources/beside_compiler.py:_set_tracing",
+    "sources/tracer/mode.py:__torch_dispatch__",
+    "sources/tracer/mode.py:_should_skip_dynamo",
+    "sources/tracer/mode.py:make_hidden_call",
+    "sources/tracer/kernels.py:run",
+    "sources/tracer/recording.py:_before_step",
+    "sources/tracer/recording.py:_after_step",
+    "sources/tracer/recording.py:around",
+    "sources/tracer/recording.py:see_made",
+    "sources/tracer/without_operator.py:_get_rng_state",
+    "sources/tracer/without_operator.py:_resize",
+    "sources/tracer/without_operator.py:_report",
+)
+"""What torch calls, each of which has the `try` within it."""
+
+_DEATHS = ("sources/storage_lifetimes.py:died", "sources/profiler_windows.py:_restore")
+
+
+class TracerSession(Session):
+    """A tracer with a phase, and a block for each window."""
+
+    boundary = (
+        *_ENTRIES,
+        "tracer.py:trace",  # the user's call
+        "tracer.py:track_phase",
+        "tracer.py:__init__",  # of what `trace` returns
+        "tracer.py:__enter__",
+        "tracer.py:__exit__",
+        "tracer.py:_begin",
+        "tracer.py:_end",
+        "arguments.py:checked_model",
+        "arguments.py:checked_optimizers",
+    )
+    unobserved = _DEATHS
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        super().__init__(folder, training)
+        self.tracer = MemoryTracer()
+
+    def window(self) -> None:
+        tracer = self.tracer
+        with tracer.trace(self.training.model, self.training.optimizer), tracer.track_phase("step"):
+            self.training.step()
+        if tracer._result is not None:
+            self.windows.append(allocations(tracer._result.trace))
+
+    def close(self) -> None:
+        pass
+
+
+class LineSession(Session):
+    """A line tracer for each window."""
+
+    boundary = (
+        *_ENTRIES,
+        "line_tracer.py:__enter__",
+        "line_tracer.py:__exit__",
+        "line_tracer.py:start_tracing",
+        "line_tracer.py:stop_tracing",
+    )
+    unobserved = _DEATHS
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        super().__init__(folder, training)
+        self.tracer = LineTracer()
+
+    def window(self) -> None:
+        tracer = self.tracer
+        with tracer:
+            self.training.step()
+        if tracer._recorded is not None:
+            self.windows.append(allocations(tracer._recorded.trace))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_an_error_in_any_function_of_memory_tracer_costs_at_most_that_block(tmp_path, part):
+    fired, problems = sweep(TracerSession, tmp_path, part, PARTS)
+    assert problems == []
+    assert fired > 20
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_an_error_in_any_function_of_line_tracer_costs_at_most_that_block(tmp_path, part):
+    fired, problems = sweep(LineSession, tmp_path, part, PARTS)
+    assert problems == []
+    assert fired > 20
