@@ -267,7 +267,7 @@ class _MemoryTraceHandler:
             self._written(trace, self._recorder)
         except BaseException as error:
             self._guard.end("after a window", error, loss="This window is recorded, but what followed failed")
-        for problem in window.problems:
+        for problem in (*window.problems, *window.open_problems):
             self._guard.warn(problem)
 
     def _written(self, trace: MemoryTrace, recorder: WindowRecorder) -> None:
