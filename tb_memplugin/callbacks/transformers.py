@@ -91,8 +91,8 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
     @guarded("on_train_end")
     def on_train_end(self, /, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the open window, and give the Trainer's methods back."""
-        self._recorder.end_training()
         _LISTENING.remove(self)
+        self._recorder.end_training()
 
     def evaluation_begins(self) -> None:
         """Pause because `Trainer.evaluate` was called, by the Trainer or by other code."""
@@ -100,8 +100,8 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
 
     def training_raised(self) -> None:
         """Write the open window and stop the profiler, because the training raised."""
-        self._recorder.end_training(raised=True)
         _LISTENING.remove(self)
+        self._recorder.end_training(raised=True)
 
 
 def logging_folder(args: Any) -> str:
@@ -200,13 +200,10 @@ def _telling_begins(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     return telling
 
 
-_METHODS = {
-    "train": _telling_errors,
-    "_run_epoch"
-    if hasattr(transformers.Trainer, "_run_epoch")
-    else "training_step": _telling_errors,  # v5, v4
-    "evaluate": _telling_begins,
-}
+_EPOCH = "_run_epoch" if hasattr(transformers.Trainer, "_run_epoch") else "training_step"
+"""A method that `train` calls for each epoch in version 5, and for each step in version 4."""
+
+_METHODS = {"train": _telling_errors, _EPOCH: _telling_errors, "evaluate": _telling_begins}
 _LISTENING = _Listening()
 
 
