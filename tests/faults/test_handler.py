@@ -83,10 +83,3 @@ def test_an_error_in_any_function_costs_at_most_that_window(tmp_path, part):
     fired, problems = sweep(HandlerSession, tmp_path, part, PARTS)
     assert problems == []
     assert fired > 100
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_error_in_any_function_costs_at_most_that_window(tmp_path, part):
-    _, problems = sweep(HandlerSession, tmp_path, part, PARTS, every_error=True)
-    assert problems == []
