@@ -20,7 +20,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         prepare(patch)
         fired, problems = sweep(HandlerSession, Path(folder), 0, 1, every_error=True)
-    sys.stdout.write("\n".join([f"{fired:,} errors raised, {len(problems)} problems.", *map(str, problems), ""]))
+    lines = [f"{fired:,} errors raised, {len(problems)} problems.", *problems, ""]
+    sys.stdout.write("\n".join(lines))
     return int(bool(problems))
 
 
