@@ -28,11 +28,6 @@ class IterationRecording(StorageRecording):
     def _take_in_unseen(self) -> None:
         """Do not search: the start state of the next reported iteration counts it."""
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        super()._before_step(optimizer)
-        if self.layers.results is not None:
-            self.layers.results.before_step(optimizer)
-
     def tell_gradient(self, weight: torch.Tensor, name: str) -> None:
         """Name the storage of a weight's gradient."""
         if self.layers.on and weight.grad is not None:

@@ -330,6 +330,8 @@ class StorageRecording:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         try:
             self._name(gradients(optimizer, self.layers.names))
+            if self.layers.results is not None:
+                self.layers.results.before_step(optimizer)
         except BaseException as error:
             self.layers.failed("the start of an optimizer's step", error)
         self.layers.in_optimizer += 1
