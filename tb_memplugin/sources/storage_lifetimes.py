@@ -203,6 +203,7 @@ class Ledger:
         """Record the allocation of a storage that was not known before."""
         block = self._block(storage, size, row)
         self._begin(block, made_by, row, phase, recomputing, now)
+        self.blocks[block.key] = block  # last, so that a failure before leaves no half of one
         return block
 
     def taken(
@@ -268,9 +269,9 @@ class Ledger:
         """Add memory whose storage is not known to the start state."""
         buffer = self._buffer(size, row, self._device_named(self.device_type))
         buffer.key = -1 - buffer.address  # no storage's
-        self.blocks[buffer.key] = buffer
         buffer.category, buffer.label = category, label
         self._count_as_before(buffer)
+        self.blocks[buffer.key] = buffer
         self._expected.setdefault(size, []).append(buffer)
 
     def expected(self, storage: torch.UntypedStorage) -> Buffer | None:
@@ -304,6 +305,7 @@ class Ledger:
             elif block is None:
                 block = self._block(storage, storage.nbytes(), -1)
                 self._count_as_before(block)
+                self.blocks[block.key] = block
             blocks.append(block)
         return blocks
 
@@ -328,7 +330,6 @@ class Ledger:
         block.key, block.address, block.bytes = storage._cdata, storage.data_ptr(), size
         block.category, block.label, block.module = _UNKNOWN, "", row
         block.device, block.stack = self._device_row(storage), -1
-        self.blocks[block.key] = block
         return block
 
     def _grow(self, block: Block | Buffer) -> None:
