@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -156,8 +157,8 @@ def test_training_is_bit_for_bit_the_same(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(weights, our_weights, strict=True))
 
 
-def test_outside_profiled_steps_no_hook_is_there(tmp_path, model):
-    gc.collect()  # handlers of earlier tests
+def test_outside_profiled_steps_no_hook_is_there(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(profiler_windows, "_listeners", weakref.WeakSet())  # those of other tests have hooks
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     handler = memory_trace_handler(tmp_path, model=model, optimizer=optimizer)
     seen: list[tuple[bool, bool, int]] = []
