@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from tb_memplugin.analysis.allocator import Levels, knows_segments, levels
 from tb_memplugin.analysis.layout import Placement
 from tb_memplugin.analysis.pending import pending_since
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.session import Opened
-from tb_memplugin.server.window_cache import WindowCache
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
-
-_CACHE = WindowCache(4)
-"""One result per device and window: a user views one and compares it with another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,9 @@ def replay_of(opened: Opened) -> Replay:
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    return _CACHE.get(opened.trace, opened.device, lambda: _replay(opened.trace, opened.device))
+    return RESULTS.of_window(
+        opened.trace, ("replay", opened.device), lambda: _replay(opened.trace, opened.device)
+    )
 
 
 def _replay(trace: MemoryTrace, device: int) -> Replay:
