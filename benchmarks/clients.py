@@ -53,9 +53,9 @@ def measure(seconds: float = SECONDS) -> list[Figure]:
     with recorded() as server:
         asyncio.run(_each_route_once(server))
         before = memory_of(server)
-        alone = asyncio.run(load(server, 1, seconds / 3, pause=0))
-        people = asyncio.run(load(server, CLIENTS, seconds, pause=PAUSE_SECONDS))
-        without_pause = asyncio.run(load(server, CLIENTS, seconds, pause=0))
+        alone = asyncio.run(load(server, 1, seconds / 3, pause=0, seed="one"))
+        people = asyncio.run(load(server, CLIENTS, seconds, pause=PAUSE_SECONDS, seed="people"))
+        without_pause = asyncio.run(load(server, CLIENTS, seconds, pause=0, seed="without pause"))
         time.sleep(IDLE_SECONDS)
         after = memory_of(server)
         beside = asyncio.run(_beside_rules(server, seconds))
@@ -160,12 +160,12 @@ _ASKS: dict[str, tuple[float, Callable[[random.Random], Query]]] = {
 """How often of 100 requests a route is asked for, and its parameters."""
 
 
-async def load(server: TensorBoard, clients: int, seconds: float, *, pause: float) -> Answers:
-    """Let clients ask for some time."""
+async def load(server: TensorBoard, clients: int, seconds: float, *, pause: float, seed: str) -> Answers:
+    """Let clients ask for some time; other seeds ask for other zooms and moments."""
     answers, end = Answers(), time.monotonic() + seconds
 
     async def client(number: int) -> None:
-        choose = random.Random(number)
+        choose = random.Random(f"{seed} {number}")
         for route, query in requests(choose):
             await asyncio.sleep(pause * choose.uniform(0.5, 1.5))
             if time.monotonic() > end:

@@ -110,8 +110,10 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tu
     moments = at[order]
     # A block counts at every moment with born < moment <= freed: add it at the first, subtract it after
     # the last.
-    enter = np.searchsorted(moments, born, side="right")
-    leave = np.searchsorted(moments, freed, side="right")
+    first, last = int(moments[0]), int(moments[-1])
+    up_to = np.append(0, np.cumsum(np.bincount(moments - first)))  # from event first - 1 to last: the moments
+    enter = up_to[np.clip(born, first - 1, last) - first + 1]
+    leave = up_to[np.clip(freed, first - 1, last) - first + 1]
     drawn = enter < leave
     width = len(moments) + 1
     delta = sums(part[drawn] * width + enter[drawn], size[drawn], len(names) * width)

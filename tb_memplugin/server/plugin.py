@@ -81,8 +81,12 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
         return respond
 
     def _export(self, request: wrappers.Request) -> wrappers.Response:
-        with self._turns.turn(_client(request), "/export", lambda: _has_gone(request)):
-            return export.respond(self._session, request)
+        return self._turns.run(
+            _client(request),
+            "/export",
+            lambda: _has_gone(request),
+            lambda: export.respond(self._session, request),
+        )
 
 
 def _client(request: wrappers.Request) -> str:
