@@ -58,16 +58,25 @@ def measure(seconds: float = SECONDS) -> list[Figure]:
         without_pause = asyncio.run(load(server, CLIENTS, seconds, pause=0, seed="without pause"))
         time.sleep(IDLE_SECONDS)
         after = memory_of(server)
+        again = asyncio.run(load(server, 1, seconds / 3, pause=0, seed="again"))
         beside = asyncio.run(_beside_rules(server, seconds))
         time.sleep(IDLE_SECONDS)
         left = searches_of(server)
-    show({"one": alone, "people": people, "without pause": without_pause, "beside rules": beside})
+    people_and_all = {"one": alone, "people": people, "without pause": without_pause}
+    show({**people_and_all, "one again": again, "beside rules": beside})
     errors = len(people.errors) + len(without_pause.errors) + len(beside.errors)
     p50 = _milliseconds(alone)
     return [
         Figure("50 people, 1M events: p50", "ms", [_milliseconds(people)], 10, [p50], "one client"),
         Figure("50 without pause: p50", "ms", [_milliseconds(without_pause)], 10, [p50], "one client"),
-        Figure("beside 20 with endless rules: p50", "ms", [_milliseconds(beside)], 3, [p50], "alone"),
+        Figure(
+            "beside 20 with endless rules: p50",
+            "ms",
+            [_milliseconds(beside)],
+            3,
+            [_milliseconds(again)],
+            "without",
+        ),
         Figure("all these requests: errors", "", [errors], 0),
         Figure("memory after 50 clients", "MiB", [after / MIB], 1.2, [before / MIB], "before"),
         Figure("searches left behind", "", [left], 0),
@@ -216,18 +225,11 @@ async def _beside_rules(server: TensorBoard, seconds: float) -> Answers:
     end = time.monotonic() + seconds
 
     async def bad(number: int) -> None:
-        query = {
-            "run": "run",
-            "worker": "w0",
-            "step": 0,
-            "device": "cuda:0",
-            "rules": f"{number}{ENDLESS_RULE}",
-        }
         while time.monotonic() < end:
-            await ask(server, Answers(), "rule_table", query)
+            await ask(server, Answers(), "rule_table", STEP | {"rules": f"{number}{ENDLESS_RULE}"})
 
     others = asyncio.gather(*map(bad, range(RULE_CLIENTS)))
-    answers, choose = Answers(), random.Random(1)
+    answers, choose = Answers(), random.Random("beside")
     for route, query in requests(choose):
         if time.monotonic() > end:
             break

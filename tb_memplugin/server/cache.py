@@ -125,7 +125,7 @@ class Cache:
                     total -= other.bytes
 
 
-RESULTS = Cache(128 * MIB)
+RESULTS = Cache(32 * MIB)
 """What routes compute from windows: it lasts at most as long as the window is in memory."""
 
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from tb_memplugin.analysis.allocator import Levels, knows_segments, levels
 from tb_memplugin.analysis.layout import Placement
 from tb_memplugin.analysis.pending import pending_since
-from tb_memplugin.server.cache import RESULTS
+from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.session import Opened
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
+
+_REPLAYS = Cache(256 * MIB)
+"""About 80 bytes per event, one result for each device and window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ def replay_of(opened: Opened) -> Replay:
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    return RESULTS.of_window(
+    return _REPLAYS.of_window(
         opened.trace, ("replay", opened.device), lambda: _replay(opened.trace, opened.device)
     )
 

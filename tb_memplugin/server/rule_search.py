@@ -37,7 +37,7 @@ import json, re, sys
 try:
     import os, resource
     resource.setrlimit(resource.RLIMIT_CPU, ({2 * SECONDS:.0f}, {2 * SECONDS:.0f}))
-    os.nice(10)
+    os.nice(19)
 except (ImportError, ValueError, OSError):
     pass  # Windows, or a lower limit already
 asked = json.load(sys.stdin)
