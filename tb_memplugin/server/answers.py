@@ -64,7 +64,8 @@ class Answers:
             self._kept.forget(key, before)
 
         def compute() -> _Kept:
-            return self._turns.run(client, route, is_gone, lambda: self._computed(answer, request))
+            with self._turns.turn(client, route, is_gone):
+                return self._computed(answer, request)
 
         result = self._kept.get(key, compute)
         if route in CHANGING:

@@ -20,6 +20,9 @@ from tb_memplugin.store.paths import PLUGIN_NAME
 SUMMARY_BYTES = 32 * MIB
 """The most bytes of all cached summaries; they are kept because asking TensorBoard's data server is slow."""
 
+MOST_EXPERIMENTS = 8
+"""How many experiments are kept. TensorBoard has one, but it takes any name for it: /experiment/NAME/."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -70,7 +73,11 @@ class Catalog:
             return last[1]
         contents = self._list(ctx, experiment)
         if last is None or last[0] != contents:
-            last = self._listings[experiment] = contents, self._sorted(contents)
+            last = contents, self._sorted(contents)
+            self._listings.pop(experiment, None)
+            self._listings[experiment] = last
+            for oldest in list(self._listings)[:-MOST_EXPERIMENTS]:
+                self._listings.pop(oldest, None)
         return last[1]
 
     def find(

@@ -18,6 +18,7 @@ from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFile
 from tb_memplugin.server import static_files
 from tb_memplugin.server.answers import Answer, Answers
 from tb_memplugin.server.catalog import Catalog
+from tb_memplugin.server.freed_memory import give_back_large_arrays
 from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.routes import ROUTES, export
 from tb_memplugin.server.selection import Request
@@ -42,6 +43,7 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
 
     def __init__(self, context: base_plugin.TBContext) -> None:
         super().__init__(context)
+        give_back_large_arrays()
         logdir = context.logdir or ""
         data = context.data_provider
         self._catalog = Catalog(data)
@@ -81,12 +83,8 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
         return respond
 
     def _export(self, request: wrappers.Request) -> wrappers.Response:
-        return self._turns.run(
-            _client(request),
-            "/export",
-            lambda: _has_gone(request),
-            lambda: export.respond(self._session, request),
-        )
+        with self._turns.turn(_client(request), "/export", lambda: _has_gone(request)):
+            return export.respond(self._session, request)
 
 
 def _client(request: wrappers.Request) -> str:

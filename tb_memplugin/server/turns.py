@@ -10,11 +10,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import Any, TypeVar
 
 MOST = max(2, min(4, os.cpu_count() or 1))
 """How many requests compute at the same time; one less of them are slow."""
@@ -28,8 +25,6 @@ LOOK_SECONDS = 0.25
 _OF_LAST = 0.3
 """The weight of the last request in the mean of a route's CPU seconds."""
 
-Result = TypeVar("Result")
-
 
 class ClientGoneError(Exception):
     """The client has closed its connection before its request had a turn."""
@@ -40,36 +35,6 @@ class _Ticket:
     client: str
     is_slow: bool
     granted: threading.Event = field(default_factory=threading.Event)
-
-
-class _Workers:
-    """Threads that compute. A new one starts if all others wait for something.
-
-    The threads in which requests arrive come and go, and with glibc each that needs much memory leaves some
-    behind (its arena). So these few compute for all.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-
-    def run(self, compute: Callable[[], Result]) -> Result:
-        """Return the result of a function that one of the threads calls."""
-        future: Future[Result] = Future()
-        self._jobs.put((future, compute))
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._serve, name="tb_memplugin", daemon=True).start()
-        return future.result()
-
-    def _serve(self) -> None:
-        while True:
-            future, compute = self._jobs.get()
-            try:
-                future.set_result(compute())
-            except BaseException as error:  # noqa: BLE001  # it is raised in the thread of the request
-                future.set_exception(error)
-            del future, compute  # so that no result is kept until the next
-            self._idle.release()
 
 
 _own = threading.local()
@@ -85,40 +50,32 @@ class Turns:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._workers = _Workers()
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, list[_Ticket]] = OrderedDict()
         self._running: set[_Ticket] = set()
         self._seconds: dict[str, float] = {}
 
-    def run(
-        self, client: str, route: str, is_gone: Callable[[], bool], compute: Callable[[], Result]
-    ) -> Result:
-        """Wait for a turn, and return what is computed in it.
+    @contextmanager
+    def turn(self, client: str, route: str, is_gone: Callable[[], bool]) -> Iterator[None]:
+        """Wait for a turn, and keep it until the end of the block.
 
         Args:
             client: who asks: those with many requests wait for those with few.
             route: what kind of request it is; its earlier requests say whether it is slow.
             is_gone: whether nobody waits for the answer any more.
-            compute: computes the answer.
 
         Raises:
             ClientGoneError: `is_gone` before the turn came.
         """
         ticket = _Ticket(client, self._seconds.get(route, 0.0) > SLOW_SECONDS)
         self.wait(ticket, is_gone)
-        try:
-            return self._workers.run(lambda: self._timed(ticket, route, compute))
-        finally:
-            self.end(ticket)
-
-    def _timed(self, ticket: _Ticket, route: str, compute: Callable[[], Result]) -> Result:
         _own.turn, begin = (self, ticket), time.thread_time()
         try:
-            return compute()
+            yield
         finally:
             _own.turn, mean = None, self._seconds.get(route, 0.0)
             self._seconds[route] = mean + _OF_LAST * (time.thread_time() - begin - mean)
+            self.end(ticket)
 
     def wait(self, ticket: _Ticket, is_gone: Callable[[], bool]) -> None:
         """Wait for a turn; raise ClientGoneError if the client goes before it comes."""

@@ -14,9 +14,12 @@ from tests.server.conftest import BIGGER
 
 def counted(monkeypatch, module, name):
     calls, function = [], getattr(module, name)
-    monkeypatch.setattr(
-        module, name, lambda *arguments, **named: calls.append(1) or function(*arguments, **named)
-    )
+
+    def count(*arguments, **named):
+        calls.append(arguments)
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(module, name, count)
     return calls
 
 
