@@ -10,6 +10,7 @@ does: then the server is always busy, and answer times show what a request costs
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -43,6 +44,8 @@ class Answers:
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+    """What TensorBoard's process computed meanwhile."""
 
     def all(self) -> list[float]:
         return [second for seconds in self.seconds.values() for second in seconds]
@@ -171,7 +174,7 @@ _ASKS: dict[str, tuple[float, Callable[[random.Random], Query]]] = {
 
 async def load(server: TensorBoard, clients: int, seconds: float, *, pause: float, seed: str) -> Answers:
     """Let clients ask for some time; other seeds ask for other zooms and moments."""
-    answers, end = Answers(), time.monotonic() + seconds
+    answers, end, begin = Answers(), time.monotonic() + seconds, cpu_of(server)
 
     async def client(number: int) -> None:
         choose = random.Random(f"{seed} {number}")
@@ -182,6 +185,7 @@ async def load(server: TensorBoard, clients: int, seconds: float, *, pause: floa
             await ask(server, answers, route, query)
 
     await asyncio.gather(*map(client, range(clients)))
+    answers.cpu_seconds = cpu_of(server) - begin
     return answers
 
 
@@ -228,6 +232,7 @@ async def _beside_rules(server: TensorBoard, seconds: float) -> Answers:
         while time.monotonic() < end:
             await ask(server, Answers(), "rule_table", STEP | {"rules": f"{number}{ENDLESS_RULE}"})
 
+    begin = cpu_of(server)
     others = asyncio.gather(*map(bad, range(RULE_CLIENTS)))
     answers, choose = Answers(), random.Random("beside")
     for route, query in requests(choose):
@@ -236,6 +241,7 @@ async def _beside_rules(server: TensorBoard, seconds: float) -> Answers:
         if route != "rule_table":
             await ask(server, answers, route, query)
     await others
+    answers.cpu_seconds = cpu_of(server) - begin
     return answers
 
 
@@ -243,6 +249,12 @@ def memory_of(server: TensorBoard) -> int:
     """Return the resident bytes of TensorBoard's process."""
     lines = Path(f"/proc/{server.pid}/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+
+def cpu_of(server: TensorBoard) -> float:
+    """Return the CPU seconds that TensorBoard's process has used (man 5 proc)."""
+    fields = Path(f"/proc/{server.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def searches_of(server: TensorBoard) -> int:
@@ -266,6 +278,8 @@ def show(measured: dict[str, Answers]) -> None:
             *(_spread(answers.seconds.get(route, [])).rjust(22) for answers in measured.values()),
         )
     print("all".ljust(24), *(_spread(answers.all()).rjust(22) for answers in measured.values()))
+    costs = (1e3 * answers.cpu_seconds / max(1, len(answers.all())) for answers in measured.values())
+    print("CPU ms per request".ljust(24), *(f"{cost:.1f}".rjust(22) for cost in costs))
     for name, answers in measured.items():
         print(*(f"{name}: {error}" for error in answers.errors[:5]), sep="\n", end="")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tb_memplugin.analysis.allocator import Levels, knows_segments, levels
+from tb_memplugin.analysis.fragmentation import Ratio, unused_levels
 from tb_memplugin.analysis.layout import Placement
 from tb_memplugin.analysis.pending import pending_since
 from tb_memplugin.server.cache import MIB, Cache
@@ -21,6 +22,7 @@ class Replay:
     """One device of a window. `pending_since` is the result of `analysis.pending.pending_since`."""
 
     levels: Levels
+    unused: Ratio | None
     placement: Placement
     pending_since: Int64
     knows_segments: bool
@@ -38,8 +40,10 @@ def replay_of(opened: Opened) -> Replay:
 
 
 def _replay(trace: MemoryTrace, device: int) -> Replay:
+    memory = levels(trace, device)
     return Replay(
-        levels(trace, device),
+        memory,
+        unused_levels(memory),
         Placement(trace, device),
         pending_since(trace, device),
         knows_segments(trace, device),
