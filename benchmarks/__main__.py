@@ -25,6 +25,7 @@ SUBJECTS = (
     "loop",
     "disk",
     "server",
+    "clients",
     "snapshot",
     "tracer",
     "lines",

@@ -100,22 +100,27 @@ def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, 
 def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tuple[str, ...], Int64]:
     """Return the live bytes of each key at each index into `live`."""
     blocks = trace.allocations
-    near = np.flatnonzero((blocks.device == device) & (blocks.born < at.max()) & (blocks.freed >= at.min()))
-    born, freed, size = blocks.born[near], blocks.freed[near], blocks.bytes[near]
-    part, names = codes(trace, by, near)
-    top = int(at[np.argmax(trace.live(device)[at])])
-    part, names = _folded(part, names, np.where((born < top) & (freed >= top), size, 0), by)
-    stacks = np.zeros((len(names), len(at)), np.int64)
     order = np.argsort(at, kind="stable")
     moments = at[order]
     # A block counts at every moment with born < moment <= freed: add it at the first, subtract it after
     # the last.
-    enter = np.searchsorted(moments, born, side="right")
-    leave = np.searchsorted(moments, freed, side="right")
+    first, last = int(moments[0]), int(moments[-1])
+    early = slice(0, int(np.searchsorted(blocks.born, last)))
+    near = np.flatnonzero((blocks.freed[early] >= first) & (blocks.device[early] == device))
+    up_to = np.append(0, np.cumsum(np.bincount(moments - first)))  # from event first - 1 to last: the moments
+    enter = up_to[np.maximum(blocks.born[near] - first, -1) + 1]
+    leave = up_to[np.minimum(blocks.freed[near], last) - first + 1]
     drawn = enter < leave
+    near, enter, leave = near[drawn], enter[drawn], leave[drawn]
+    size = blocks.bytes[near]
+    part, names = codes(trace, by, near)
+    top = int(at[np.argmax(trace.live(device)[at])])
+    at_top = (blocks.born[near] < top) & (blocks.freed[near] >= top)
+    part, names = _folded(part, names, np.where(at_top, size, 0), by)
+    stacks = np.zeros((len(names), len(at)), np.int64)
     width = len(moments) + 1
-    delta = sums(part[drawn] * width + enter[drawn], size[drawn], len(names) * width)
-    delta -= sums(part[drawn] * width + leave[drawn], size[drawn], len(names) * width)
+    delta = sums(part * width + enter, size, len(names) * width)
+    delta -= sums(part * width + leave, size, len(names) * width)
     stacks[:, order] = np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1]
     keeps_all = by == "module" or isinstance(by, ModuleGroups)
     used = np.arange(len(names)) if keeps_all else np.flatnonzero(stacks.any(axis=1))

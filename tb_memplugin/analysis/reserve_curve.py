@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tb_memplugin.analysis.allocator import Levels
 from tb_memplugin.analysis.columns import Cuts, extremes, highest
-from tb_memplugin.analysis.fragmentation import Ratio, highest_unused, sampled_events, unused_levels
+from tb_memplugin.analysis.fragmentation import Ratio, highest_unused, sampled_events
 from tb_memplugin.analysis.layout import Placement
 from tb_memplugin.trace.tables import Int64
 
@@ -27,22 +27,22 @@ class ReserveCurve:
     unused: Ratio | None
 
 
-def reserve_curve(memory: Levels, cuts: Cuts) -> ReserveCurve:
+def reserve_curve(memory: Levels, unused: Ratio | None, cuts: Cuts) -> ReserveCurve:
     """Reduce a device's levels to columns that keep the highest and lowest of each.
 
     Args:
         memory: the result of `levels`.
+        unused: the result of `unused_levels` for it.
         cuts: the result of `time_cuts` or `event_cuts`.
     """
     low, high, at = extremes(memory.active, cuts)
     pending = memory.pending[at]
-    ratio = unused_levels(memory)
     return ReserveCurve(
         low=low,
         allocated=high - pending,
         pending=pending,
         reserved=None if memory.reserved is None else highest(memory.reserved, cuts),
-        unused=None if ratio is None else highest_unused(ratio, cuts),
+        unused=None if unused is None else highest_unused(unused, cuts),
     )
 
 

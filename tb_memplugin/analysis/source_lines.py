@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +102,7 @@ def _chosen(stack: Iterable[str], ranks: dict[str, int], rank_of: Callable[[str]
     return best
 
 
+@lru_cache(maxsize=16_384)
 def frame_rank(text: str) -> int:
     """Return the rank of a frame: 0 user code, 1 other Python, 2 C++, 3 C++ in which every stack ends."""
     if is_user_code(text):

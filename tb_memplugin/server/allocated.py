@@ -11,15 +11,12 @@ import numpy as np
 
 from tb_memplugin.analysis.stacks import StackRow, stacks_of
 from tb_memplugin.analysis.steps import step_stats
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.moments import requested_event
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
 from tb_memplugin.server.shapes import Json
-from tb_memplugin.server.window_cache import WindowCache
 from tb_memplugin.trace.tables import Rows
-
-CACHE = WindowCache(24)
-"""Results are cached while a user moves through moments; each moment has two tables and three trees."""
 
 Result = TypeVar("Result")
 
@@ -35,7 +32,8 @@ class Allocated:
     def cached(self, name: str, compute: Callable[[], Result]) -> Result:
         """Return something computed from these allocations, cached under a name."""
         opened = self.opened
-        return CACHE.get(opened.trace, (opened.device, opened.step, opened.whole, self.event, name), compute)
+        key = ("allocated", opened.device, opened.step, opened.whole, self.event, name)
+        return RESULTS.of_window(opened.trace, key, compute)
 
     def rows(self) -> Rows:
         """Return the rows of `trace.allocations`."""
@@ -79,5 +77,5 @@ def _peak_event(opened: Opened) -> int:
     if opened.whole:
         first, end = opened.events()
         return first - 1 + int(np.argmax(trace.live(device)[first : end + 1]))
-    stats = CACHE.get(trace, ("steps", device), partial(step_stats, trace, device))
+    stats = RESULTS.of_window(trace, ("steps", device), partial(step_stats, trace, device))
     return stats[opened.step].peak_event

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tensorboard.context import RequestContext
 from tensorboard.data import provider
@@ -14,12 +12,16 @@ from tensorboard.errors import PublicError
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import StepSummary
+from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.generations import superseded
 from tb_memplugin.store.paths import PLUGIN_NAME
 
-SUMMARIES_KEPT = 256
-"""How many summaries are cached, because asking TensorBoard's data server for one is slow."""
+SUMMARY_BYTES = 32 * MIB
+"""The most bytes of all cached summaries; they are kept because asking TensorBoard's data server is slow."""
+
+MOST_EXPERIMENTS = 8
+"""How many experiments are kept. TensorBoard has one, but it takes any name for it: /experiment/NAME/."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +48,37 @@ class Listing:
     problems: tuple[UnreadableFileError, ...] = ()
 
 
+Contents = dict[str, dict[str, bytes]]
+"""The metadata of each step, by folder and tag."""
+
+
 class Catalog:
     """Lists and reads recorded steps through TensorBoard's data provider, of any kind."""
 
     def __init__(self, data_provider: provider.DataProvider | None) -> None:
         self._provider = data_provider
-        self._lock = threading.Lock()
-        self._listings: dict[str, Listing] = {}
-        self._summaries: dict[tuple[str, str, str, str], StepSummary] = {}
+        self._listings: dict[str, tuple[Contents, Listing]] = {}
+        self._summaries = Cache(SUMMARY_BYTES)
         self._read: dict[bytes, StepMetadata] = {}
 
     def listing(self, ctx: RequestContext, experiment: str, *, fresh: bool = False) -> Listing:
         """Return all steps: those of the last query, or if `fresh` those of a new query to TensorBoard.
 
         A query to TensorBoard's data server takes about 40 ms, too long for every zoom. The route `runs`
-        makes a new query, and so does a request for an unknown step.
+        makes a new query, and so does a request for an unknown step. While nothing has changed, the listing
+        is the same object.
         """
-        listing = None if fresh else self._listings.get(experiment)
-        if listing is None:
-            listing = self._listings[experiment] = self._sorted(self._list(ctx, experiment))
-        return listing
+        last = self._listings.get(experiment)
+        if last is not None and not fresh:
+            return last[1]
+        contents = self._list(ctx, experiment)
+        if last is None or last[0] != contents:
+            last = contents, self._sorted(contents)
+            self._listings.pop(experiment, None)
+            self._listings[experiment] = last
+            for oldest in list(self._listings)[:-MOST_EXPERIMENTS]:
+                self._listings.pop(oldest, None)
+        return last[1]
 
     def find(
         self,
@@ -101,18 +114,14 @@ class Catalog:
             UnreadableFileError: the summary is damaged, or newer than this reader.
         """
         key = (experiment, entry.folder, entry.tag, entry.metadata.writer_id)
-        with self._lock:
-            summary = self._summaries.get(key)
-        if summary is None:
-            blob = self._blob(ctx, experiment, entry)
-            summary = read_summary(blob, f"{entry.folder}: {entry.tag}", entry.metadata)
-            with self._lock:
-                self._summaries[key] = summary
-                while len(self._summaries) > SUMMARIES_KEPT:
-                    del self._summaries[next(iter(self._summaries))]
-        return summary
 
-    def _sorted(self, contents: dict[str, dict[str, bytes]]) -> Listing:
+        def read() -> StepSummary:
+            blob = self._blob(ctx, experiment, entry)
+            return read_summary(blob, f"{entry.folder}: {entry.tag}", entry.metadata)
+
+        return self._summaries.get(key, read, bytes_of)
+
+    def _sorted(self, contents: Contents) -> Listing:
         """Sort the steps; metadata is parsed only once, because for 20,000 steps that takes a second."""
         known, self._read = self._read, {}
 
@@ -123,7 +132,7 @@ class Catalog:
 
         return _sorted(contents, metadata)
 
-    def _list(self, ctx: RequestContext, experiment: str) -> dict[str, dict[str, Any]]:
+    def _list(self, ctx: RequestContext, experiment: str) -> Contents:
         if self._provider is None:
             return {}
         listed = self._provider.list_blob_sequences(ctx, experiment_id=experiment, plugin_name=PLUGIN_NAME)
@@ -157,6 +166,11 @@ class Catalog:
         return blob
 
 
+def bytes_of(summary: StepSummary) -> int:
+    """Return about how many bytes a summary has in memory: twice those of its file."""
+    return 2 * int(summary.ByteSize())
+
+
 def run_and_worker(folder: str, worker: str) -> tuple[str, str]:
     """Return run and worker for the name of a TensorBoard run, whose last part is the worker's folder."""
     if folder in {"", "."}:
@@ -165,7 +179,7 @@ def run_and_worker(folder: str, worker: str) -> tuple[str, str]:
     return run or ".", worker
 
 
-def _sorted(contents: dict[str, dict[str, bytes]], read: Callable[[bytes, str], StepMetadata]) -> Listing:
+def _sorted(contents: Contents, read: Callable[[bytes, str], StepMetadata]) -> Listing:
     workers: dict[tuple[str, str], list[Entry]] = {}
     problems: list[UnreadableFileError] = []
     folders: dict[str, list[Entry]] = {}

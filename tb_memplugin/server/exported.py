@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.formats import write_as
+from tb_memplugin.server.turns import holding
 from tb_memplugin.trace import MemoryTrace
 
 MOST_WAITING = 2
@@ -55,7 +56,7 @@ class Exports:
         Raises:
             MemPluginError: the file cannot be written.
         """
-        with self._lock:
+        with holding(self._lock):
             return self._write(key, trace, title)
 
     def fetched(self, key: _Key, trace: MemoryTrace, title: str) -> tuple[Exported, BinaryIO]:
@@ -66,7 +67,7 @@ class Exports:
         Raises:
             MemPluginError: the file cannot be written.
         """
-        with self._lock:
+        with holding(self._lock):
             exported = self._write(key, trace, title)
             del self._waiting[key]
             stream = exported.path.open("rb")

@@ -9,13 +9,12 @@ import numpy as np
 from tb_memplugin.analysis.breakdown import By, Divided, Part, codes, sums
 from tb_memplugin.analysis.folded_parts import folded_parts
 from tb_memplugin.analysis.module_groups import ModuleGroups, module_groups
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
 from tb_memplugin.server.shapes import Json
-from tb_memplugin.server.window_cache import WindowCache
 
 MOST_OPENED = 20
-_CACHE = WindowCache(8)
 
 
 def divided(request: Request, opened: Opened, by: By) -> Divided:
@@ -45,7 +44,7 @@ _NO_ROWS = slice(0, 0)
 
 def _cached_groups(request: Request, opened: Opened) -> ModuleGroups:
     names = tuple(request.text("open", "").split("\n")[:MOST_OPENED])
-    return _CACHE.get(opened.trace, (opened.device, names), lambda: _groups(opened, names))
+    return RESULTS.of_window(opened.trace, ("groups", opened.device, names), lambda: _groups(opened, names))
 
 
 def _groups(opened: Opened, names: tuple[str, ...]) -> ModuleGroups:

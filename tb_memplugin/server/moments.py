@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
 from tb_memplugin.server.shapes import Json
@@ -33,9 +31,12 @@ def neighbors_shape(opened: Opened, event: int) -> Json:
 def _neighbors(opened: Opened, event: int) -> tuple[int | None, int | None]:
     """Return the indices of the device's events before and after an event."""
     device = opened.trace.events.device
-    before = np.flatnonzero(device[: max(event, 0)] == opened.device)[-1:]
-    after = np.flatnonzero(device[event + 1 :] == opened.device)[:1]
-    return (int(before[0]) if len(before) else None), (event + 1 + int(after[0]) if len(after) else None)
+    before = device[: max(event, 0)][::-1] == opened.device
+    after = device[event + 1 :] == opened.device
+    return (
+        len(before) - 1 - int(before.argmax()) if before.any() else None,
+        event + 1 + int(after.argmax()) if after.any() else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

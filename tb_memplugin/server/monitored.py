@@ -10,7 +10,7 @@ from tensorboard.data import provider
 
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
-from tb_memplugin.server.catalog import run_and_worker
+from tb_memplugin.server.catalog import MOST_EXPERIMENTS, run_and_worker
 from tb_memplugin.store.envelope import KEEP
 from tb_memplugin.store.paths import PLUGIN_NAME, STEPS_TAG
 from tb_memplugin.store.step_records import read_figures, read_series
@@ -68,7 +68,11 @@ class Monitored:
         runs = None if fresh else self._runs.get(experiment)
         if runs is None:
             with self._lock:
-                runs = self._runs[experiment] = self._query(ctx, experiment)
+                runs = self._query(ctx, experiment)
+                self._runs.pop(experiment, None)
+                self._runs[experiment] = runs
+                for oldest in list(self._runs)[:-MOST_EXPERIMENTS]:
+                    self._forget(oldest)
         return runs
 
     def find(self, ctx: RequestContext, experiment: str, run: str, worker: str) -> Series:
@@ -109,6 +113,11 @@ class Monitored:
         if stale:
             self._read_anew(ctx, experiment, stale, stamps)
         return _by_worker([self._read[experiment, folder] for folder in sorted(stamps)])
+
+    def _forget(self, experiment: str) -> None:
+        del self._runs[experiment]
+        for key in [key for key in self._read if key[0] == experiment]:
+            del self._read[key]
 
     def _is_read(self, experiment: str, folder: str, stamp: _Stamp) -> bool:
         known = self._read.get((experiment, folder))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import select
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -14,18 +16,23 @@ from werkzeug import wrappers
 
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.server import static_files
+from tb_memplugin.server.answers import Answer, Answers
 from tb_memplugin.server.catalog import Catalog
+from tb_memplugin.server.freed_memory import give_back_large_arrays
 from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.routes import ROUTES, export
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session, error_body
 from tb_memplugin.server.shapes import Json
+from tb_memplugin.server.turns import ClientGoneError, Turns
 from tb_memplugin.server.windows import Windows
 from tb_memplugin.store.paths import PLUGIN_NAME
 
 _log = logging.getLogger("tb_memplugin")
 
-Answer = Callable[[Session, Request], Json]
+CLIENT_GONE = 499
+"""A status that nobody sees, as other servers log it."""
+
 Respond = Callable[[wrappers.Request], wrappers.Response]
 
 
@@ -36,16 +43,19 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
 
     def __init__(self, context: base_plugin.TBContext) -> None:
         super().__init__(context)
+        give_back_large_arrays()
         logdir = context.logdir or ""
         data = context.data_provider
         self._catalog = Catalog(data)
         self._session = Session(self._catalog, Monitored(data), Windows(logdir), logdir)
+        self._turns = Turns()
+        self._answers = Answers(self._session, self._turns)
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Return the routes, each a WSGI application."""
-        apps = {route: _app(self._as_json(answer)) for route, answer in ROUTES.items()}
+        apps = {route: _app(self._as_json(route, answer)) for route, answer in ROUTES.items()}
         return apps | {
-            "/export": _app(lambda request: export.respond(self._session, request)),
+            "/export": _app(self._export),
             "/static/*": wrappers.Request.application(static_files.serve),
         }
 
@@ -61,8 +71,35 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
         """Return the name and the script of the tab."""
         return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")
 
-    def _as_json(self, answer: Answer) -> Respond:
-        return lambda request: _json(request, 200, answer(self._session, Request.of(request)))
+    def _as_json(self, route: str, answer: Answer) -> Respond:
+        def respond(request: wrappers.Request) -> wrappers.Response:
+            client, gone = _client(request), lambda: _has_gone(request)
+            body = self._answers.body(route, answer, Request.of(request), client, gone)
+            response: wrappers.Response = http_util.Respond(
+                request, body, "application/json", content_encoding="gzip"
+            )
+            return response
+
+        return respond
+
+    def _export(self, request: wrappers.Request) -> wrappers.Response:
+        with self._turns.turn(_client(request), "/export", lambda: _has_gone(request)):
+            return export.respond(self._session, request)
+
+
+def _client(request: wrappers.Request) -> str:
+    return request.remote_addr or ""
+
+
+def _has_gone(request: wrappers.Request) -> bool:
+    """Return whether the client has closed its connection, where TensorBoard's server shows it to us."""
+    connection = request.environ.get("werkzeug.socket")
+    if connection is None:
+        return False
+    try:
+        return bool(select.select([connection], [], [], 0)[0]) and not connection.recv(1, socket.MSG_PEEK)
+    except (OSError, ValueError):
+        return True
 
 
 def _app(respond: Respond) -> Any:
@@ -75,6 +112,8 @@ def _app(respond: Respond) -> Any:
             return _json(request, 405, error_body(refused))
         try:
             return respond(request)
+        except ClientGoneError:
+            return wrappers.Response(status=CLIENT_GONE)
         except Exception as error:  # noqa: BLE001  # every failure is reported to the client
             return _json(request, _status(error, request.path), error_body(error))
 

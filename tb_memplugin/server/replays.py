@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tb_memplugin.analysis.allocator import Levels, knows_segments, levels
+from tb_memplugin.analysis.fragmentation import Ratio, unused_levels
 from tb_memplugin.analysis.layout import Placement
 from tb_memplugin.analysis.pending import pending_since
+from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.session import Opened
-from tb_memplugin.server.window_cache import WindowCache
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
-_CACHE = WindowCache(4)
-"""One result per device and window: a user views one and compares it with another."""
+_REPLAYS = Cache(256 * MIB)
+"""About 80 bytes per event, one result for each device and window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Replay:
     """One device of a window. `pending_since` is the result of `analysis.pending.pending_since`."""
 
     levels: Levels
+    unused: Ratio | None
     placement: Placement
     pending_since: Int64
     knows_segments: bool
@@ -32,12 +34,16 @@ def replay_of(opened: Opened) -> Replay:
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    return _CACHE.get(opened.trace, opened.device, lambda: _replay(opened.trace, opened.device))
+    return _REPLAYS.of_window(
+        opened.trace, ("replay", opened.device), lambda: _replay(opened.trace, opened.device)
+    )
 
 
 def _replay(trace: MemoryTrace, device: int) -> Replay:
+    memory = levels(trace, device)
     return Replay(
-        levels(trace, device),
+        memory,
+        unused_levels(memory),
         Placement(trace, device),
         pending_since(trace, device),
         knows_segments(trace, device),

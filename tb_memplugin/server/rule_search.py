@@ -19,6 +19,7 @@ from tb_memplugin.analysis.breakdown import Part, sums
 from tb_memplugin.analysis.rules import UNKNOWN, Rules, read_rules
 from tb_memplugin.analysis.stacks import StackRow
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.server.turns import without_turn
 from tb_memplugin.trace.frames import distinct, lowest_in_stacks, read_frame
 
 MOST_RULES = 64
@@ -36,7 +37,7 @@ import json, re, sys
 try:
     import os, resource
     resource.setrlimit(resource.RLIMIT_CPU, ({2 * SECONDS:.0f}, {2 * SECONDS:.0f}))
-    os.nice(10)
+    os.nice(19)
 except (ImportError, ValueError, OSError):
     pass  # Windows, or a lower limit already
 asked = json.load(sys.stdin)
@@ -98,7 +99,7 @@ def _ranks(rules: Rules, texts: list[str]) -> dict[str, int]:
         "texts": [[frame.function, frame.file] for frame in frames],
     }
     try:
-        with _turn():
+        with without_turn(), _turn():
             done = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", _SEARCH],
                 input=json.dumps(search),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
-from tb_memplugin.server.catalog import Catalog, Entry
+from tb_memplugin.server.cache import Cache
+from tb_memplugin.server.catalog import SUMMARY_BYTES, Catalog, Entry, bytes_of
 from tb_memplugin.server.exported import Exports
 from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.selection import Request
@@ -19,8 +19,6 @@ from tb_memplugin.store.paths import readable
 from tb_memplugin.store.reader import unfolded
 from tb_memplugin.store.summary import step_span
 from tb_memplugin.trace import MemoryTrace
-
-_MOST_UNFOLDED = 16
 
 LONGEST_ERROR = 1_000
 """The most characters of each text of an error, which may repeat a parameter or a run's name."""
@@ -80,7 +78,7 @@ class Session:
         self.catalog, self.monitored = catalog, monitored
         self.windows, self.logdir = windows, logdir
         self.exports = Exports()
-        self._unfolded: OrderedDict[tuple[str, str, str], StepSummary] = OrderedDict()
+        self._unfolded = Cache(SUMMARY_BYTES)
 
     def unreadable_files(self) -> list[UnreadableFileError]:
         """Return errors of our files in the logdir, as found by a quick check or by earlier requests."""
@@ -127,16 +125,12 @@ class Session:
             return summary
         entry = chosen.entry
         key = (entry.folder, entry.tag, entry.metadata.writer_id)
-        full = self._unfolded.get(key)
-        if full is None:
-            try:
-                opened = self.opened(chosen)
-            except UnreadableFileError:
-                return summary
-            full = self._unfolded[key] = unfolded(opened.trace, entry.metadata)
-            while len(self._unfolded) > _MOST_UNFOLDED:
-                self._unfolded.popitem(last=False)
-        return full
+        try:
+            return self._unfolded.get(
+                key, lambda: unfolded(self.opened(chosen).trace, entry.metadata), bytes_of
+            )
+        except UnreadableFileError:
+            return summary
 
     def device_summary(self, request: Request, chosen: Chosen) -> tuple[StepSummary, DeviceSummary]:
         """Return the step's summary, and the device's part of it."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from tb_memplugin.analysis.columns import Cuts, event_cuts, time_cuts
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.selection import Request
@@ -32,8 +30,10 @@ class Stretch:
 def step_events(opened: Opened) -> tuple[int, int]:
     """Return the device's first and last event in the step or window, (-1, -1) if it has none."""
     first, end = opened.events()
-    own = np.flatnonzero(opened.trace.events.device[first:end] == opened.device)
-    return (first + int(own[0]), first + int(own[-1])) if len(own) else (-1, -1)
+    own = opened.trace.events.device[first:end] == opened.device
+    if not own.any():
+        return -1, -1
+    return first + int(own.argmax()), end - 1 - int(own[::-1].argmax())
 
 
 def stretch(request: Request, opened: Opened) -> Stretch:

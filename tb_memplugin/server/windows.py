@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.server.cache import Cache
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import SIDE_FOLDER
@@ -21,13 +22,10 @@ MOST_BYTES = 1 << 30
 DERIVED_BYTES = 160
 """Bytes per event that pairing and curves take in addition to the columns."""
 
-_Key = tuple[str, int, int]
+Read = tuple[str, int, int]
+"""A side file of which an answer depends: its path, size and time of change."""
 
-
-@dataclass
-class _Slot:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    trace: MemoryTrace | None = None
+_noted: ContextVar[set[Read] | None] = ContextVar("noted", default=None)
 
 
 class Windows:
@@ -39,10 +37,9 @@ class Windows:
     """
 
     def __init__(self, logdir: str, most_bytes: int = MOST_BYTES) -> None:
-        self._logdir, self._most = logdir, most_bytes
-        self._lock = threading.Lock()
-        self._slots: OrderedDict[_Key, _Slot] = OrderedDict()
-        self._refused: dict[str, tuple[_Key, UnreadableFileError]] = {}
+        self._logdir = logdir
+        self._kept = Cache(most_bytes)
+        self._refused: dict[str, tuple[Read, UnreadableFileError]] = {}
 
     def path(self, entry: Entry) -> str:
         """Return the path of a step's side file, which is always within the folder of its run.
@@ -86,7 +83,9 @@ class Windows:
     def present(self, entry: Entry) -> bool:
         """Return whether the side file exists, as far as is known; it may still be unreadable."""
         try:
-            return files.exists(self.path(entry))
+            path = self.path(entry)
+            _read(path)
+            return files.exists(path)
         except UnreadableFileError:
             return False
         except OSError:
@@ -99,43 +98,55 @@ class Windows:
             UnreadableFileError: its side file does not exist or cannot be read.
         """
         path = self.path(entry)
-        key = (path, *_stamp(path))
+        read = _read(path)
         refused = self._refused.get(path)
-        if refused and refused[0] == key and not files.is_remote(path):
+        if refused and refused[0] == read and not files.is_remote(path):
             raise refused[1]
-        with self._lock:
-            slot = self._slots.setdefault(key, _Slot())
-            self._slots.move_to_end(key)
-        with slot.lock:
-            if slot.trace is None:
-                try:
-                    slot.trace = load_window(path, entry.metadata.epoch_ns)
-                    _ = slot.trace.allocations  # compute it under the lock, so that waiting requests need not
-                except UnreadableFileError as error:
-                    with self._lock:
-                        self._slots.pop(key, None)
-                        self._refused[path] = (key, error)
-                    raise
-                self._refused.pop(path, None)
-                self._forget(key)
-            return slot.trace
+        try:
+            trace = self._kept.get(read, lambda: _loaded(path, entry.metadata.epoch_ns), _weight)
+        except UnreadableFileError as error:
+            self._refused[path] = (read, error)
+            raise
+        self._refused.pop(path, None)
+        return trace
 
     def problems(self) -> list[UnreadableFileError]:
         """Return the errors of side files that could not be read, while they and their runs stay."""
         return [
             error
-            for path, (key, error) in list(self._refused.items())
-            if key == (path, *_stamp(path)) and not _has_no_run(path)
+            for path, (read, error) in list(self._refused.items())
+            if read == (path, *_stamp(path)) and not _has_no_run(path)
         ]
 
-    def _forget(self, newest: _Key) -> None:
-        with self._lock:
-            total = 0
-            for key in reversed(list(self._slots)):
-                trace = self._slots[key].trace
-                total += _weight(trace) if trace is not None else 0
-                if total > self._most and key != newest and trace is not None:
-                    del self._slots[key]
+
+@contextmanager
+def noted_reads() -> Iterator[set[Read]]:
+    """Yield a set to which every side file that this thread reads or looks for is added."""
+    reads: set[Read] = set()
+    token = _noted.set(reads)
+    try:
+        yield reads
+    finally:
+        _noted.reset(token)
+
+
+def is_unchanged(read: Read) -> bool:
+    """Return whether a side file is still the same; False on remote file systems, which do not say."""
+    return not files.is_remote(read[0]) and read == (read[0], *_stamp(read[0]))
+
+
+def _read(path: str) -> Read:
+    read = (path, *_stamp(path))
+    reads = _noted.get()
+    if reads is not None:
+        reads.add(read)
+    return read
+
+
+def _loaded(path: str, epoch_ns: int) -> MemoryTrace:
+    trace = load_window(path, epoch_ns)
+    _ = trace.allocations  # compute it here, so that waiting requests need not
+    return trace
 
 
 def _has_no_run(path: str) -> bool:

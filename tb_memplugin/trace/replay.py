@@ -47,7 +47,8 @@ class Allocations:
 
     def alive_at(self, event: int, device: int) -> Rows:
         """Return the rows of the blocks on a device that are live after an event."""
-        return np.flatnonzero((self.born <= event) & (self.freed > event) & (self.device == device))
+        early = slice(0, int(np.searchsorted(self.born, event, side="right")))
+        return np.flatnonzero((self.freed[early] > event) & (self.device[early] == device))
 
 
 def match_frees(address: UInt64, device: UInt8, is_alloc: Bool) -> tuple[Rows, Rows, Bool]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.allocator import fragmentation, levels
-from tb_memplugin.analysis.columns import event_cuts, time_cuts
-from tb_memplugin.analysis.fragmentation import sampled_events
+from tb_memplugin.analysis.allocator import Levels, fragmentation, levels
+from tb_memplugin.analysis.columns import Cuts, event_cuts, time_cuts
+from tb_memplugin.analysis.fragmentation import sampled_events, unused_levels
 from tb_memplugin.analysis.layout import Placement
-from tb_memplugin.analysis.reserve_curve import reserve_curve, split_moments
+from tb_memplugin.analysis.reserve_curve import ReserveCurve, reserve_curve, split_moments
 from tb_memplugin.trace import MemoryTrace
 from tests.analysis.histories import K, M, allocator_trace
 from tests.traces import EPOCH, MICROSECOND
@@ -27,9 +27,13 @@ def history() -> MemoryTrace:
     )
 
 
+def drawn(memory: Levels, cuts: Cuts) -> ReserveCurve:
+    return reserve_curve(memory, unused_levels(memory), cuts)
+
+
 def test_one_column_an_event() -> None:
     trace = history()
-    got = reserve_curve(levels(trace, 0), event_cuts(trace, 0, 5, 5))
+    got = drawn(levels(trace, 0), event_cuts(trace, 0, 5, 5))
     assert got.low.tolist() == [0, K, 3 * K, K, K]
     assert (got.allocated + got.pending).tolist() == [K, 3 * K, 3 * K, 3 * K, K]
     assert got.pending.tolist() == [0, 0, 0, 2 * K, 0]  # the first of equal moments counts
@@ -47,7 +51,7 @@ def test_nothing_highest_or_lowest_is_lost(columns: int) -> None:
         event_cuts(trace, 0, 5, columns),
         time_cuts(trace, EPOCH - MICROSECOND, EPOCH + 6 * MICROSECOND, columns),
     ):
-        got = reserve_curve(now, cuts)
+        got = drawn(now, cuts)
         assert got.reserved is not None
         assert len(cuts) == columns + 1
         assert (got.allocated + got.pending).max() == now.active.max()
@@ -58,7 +62,7 @@ def test_nothing_highest_or_lowest_is_lost(columns: int) -> None:
 def test_an_event_is_drawn_from_its_index_to_the_next() -> None:
     trace = history()
     cuts = event_cuts(trace, 0, 5, 50)
-    got = reserve_curve(levels(trace, 0), cuts)
+    got = drawn(levels(trace, 0), cuts)
     active = got.allocated + got.pending
     assert active[1:10].tolist() == [K] * 9
     assert active[11:20].tolist() == [3 * K] * 9
@@ -67,7 +71,7 @@ def test_an_event_is_drawn_from_its_index_to_the_next() -> None:
 
 def test_without_a_reserve_there_is_none() -> None:
     trace = allocator_trace("alloc 16M 1K")
-    got = reserve_curve(levels(trace, 0), event_cuts(trace, 0, 1, 2))
+    got = drawn(levels(trace, 0), event_cuts(trace, 0, 1, 2))
     assert got.unused is None or bool(np.isnan(got.unused).all())
 
 

@@ -255,7 +255,7 @@ def test_searches_wait_for_each_other_and_one_that_waits_too_long_is_refused(mon
     RunWriter(str(tmp_path / "r"), "rank0").write(PROGRAM)
     tab = Tab(tmp_path)
     with ThreadPoolExecutor(12) as clients:
-        asked = [{**CHOSEN, "rules": "a=mlp"}] * 12
+        asked = [{**CHOSEN, "rules": f"{number}=mlp"} for number in range(12)]
         answers = list(clients.map(lambda rules: tab.answer("rule_table", "GET", **rules), asked))
     assert most == MOST_SEARCHES
     assert {status for status, _ in answers} == {200, 400}

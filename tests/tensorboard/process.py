@@ -21,9 +21,10 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """Where a server listens."""
+    """Where a server listens, and its process."""
 
     port: int
+    pid: int
 
     @property
     def url(self) -> str:
@@ -70,7 +71,7 @@ def tensorboard(logdir: Any, *arguments: str) -> Iterator[TensorBoard]:
         process = subprocess.Popen([*command, "--reload_interval", "1", *arguments], stdout=log, stderr=log)
         try:
             _wait_until_it_listens(process, port, log)
-            yield TensorBoard(port)
+            yield TensorBoard(port, process.pid)
         finally:
             process.terminate()
             try:

@@ -6,16 +6,13 @@ import functools
 from collections.abc import Sequence
 
 from tb_memplugin.analysis.advice import Evidence, Finding, Where, advice
-from tb_memplugin.analysis.growth_across import MOST_WINDOWS, WindowLevel, spread, window_levels
+from tb_memplugin.analysis.growth_across import WindowLevel, spread, window_levels
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import Json
-from tb_memplugin.server.window_cache import WindowCache
-
-_ADVICE = WindowCache(16)
-_LEVELS = WindowCache(8 * MOST_WINDOWS)
 
 _OF_A_FINDING = (
     "kind",
@@ -38,8 +35,8 @@ def answer(session: Session, request: Request) -> Json:
     opened = session.opened(chosen)
     trace, name = opened.trace, opened.trace.devices[opened.device].name
     windows = _windows(session, request, chosen.entry)
-    key = (opened.device, *(entry.metadata.side_file for entry in windows))
-    judged = _ADVICE.get(trace, key, lambda: advice(trace, name, lambda: _levels(session, windows)))
+    key = ("advice", opened.device, *(entry.metadata.side_file for entry in windows))
+    judged = RESULTS.of_window(trace, key, lambda: advice(trace, name, lambda: _levels(session, windows)))
     return {
         "steps": [step.number for step in trace.steps],
         "findings": [_finding(finding) for finding in judged.findings],
@@ -65,7 +62,7 @@ def _levels(session: Session, windows: Sequence[Entry]) -> list[WindowLevel]:
             trace = session.windows.load(entry)
         except UnreadableFileError:
             continue  # the route `runs` lists it as unreadable
-        levels += _LEVELS.get(trace, "levels", functools.partial(window_levels, trace))
+        levels += RESULTS.of_window(trace, "levels", functools.partial(window_levels, trace))
     return levels
 
 

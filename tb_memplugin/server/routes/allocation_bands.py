@@ -6,19 +6,17 @@ import numpy as np
 
 from tb_memplugin.analysis.bands import Bands, bands, divided_rest
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Divided
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.grouping import divided
 from tb_memplugin.server.keys import keys_of
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json
 from tb_memplugin.server.stretch import step_events, stretch
-from tb_memplugin.server.window_cache import WindowCache
 
 DEFAULT_COLUMNS, DEFAULT_BANDS, MOST_BANDS = 1_000, 1_000, 4_000
 SHOWN_KEYS = 10
 """How many keys get a color of their own, besides categories and groups."""
-
-_CACHE = WindowCache(8)
 
 
 def answer(session: Session, request: Request) -> Json:
@@ -29,8 +27,10 @@ def answer(session: Session, request: Request) -> Json:
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     most = request.number("most", DEFAULT_BANDS, 1, MOST_BANDS)
     trace, device = opened.trace, opened.device
-    drawn = _CACHE.get(
-        trace, (device, part, columns, most), lambda: bands(trace, device, part.cuts(opened, columns), most)
+    drawn = RESULTS.of_window(
+        trace,
+        ("bands", device, part, columns, most),
+        lambda: bands(trace, device, part.cuts(opened, columns), most),
     )
     first_event, last_event = step_events(opened)
     return {

@@ -11,18 +11,16 @@ from tb_memplugin.analysis.lives import alive_between, found, in_order, versions
 from tb_memplugin.analysis.moment import live_allocation
 from tb_memplugin.analysis.segments import pool_name, stream_name
 from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.frames import LONGEST, FrameTable, kind_of_line, lines_at
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Json, allocation_shape
 from tb_memplugin.server.stretch import stretch
-from tb_memplugin.server.window_cache import WindowCache
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64, Rows
 
 MOST_ROWS, DEFAULT_ROWS = 500, 200
-_CACHE = WindowCache(12)
-"""A cache of lists of rows (8 bytes per row), one for each stretch, search and order."""
 
 
 def answer(session: Session, request: Request) -> Json:
@@ -32,9 +30,10 @@ def answer(session: Session, request: Request) -> Json:
     edges = stretch(request, opened).cuts(opened, 1)
     inside = (int(edges[0]), int(edges[-1]))
     text, sort = request.text("find", "").strip()[:LONGEST], request.text("sort", "bytes")
-    alive = _CACHE.get(trace, (device, inside), lambda: alive_between(trace, device, *inside))
-    matching = _CACHE.get(trace, (device, inside, text), lambda: found(trace, alive, text, _versions(trace)))
-    rows = _CACHE.get(trace, (device, inside, text, sort), lambda: in_order(trace, matching, sort))
+    key = ("allocations", device, inside)
+    alive = RESULTS.of_window(trace, key, lambda: alive_between(trace, device, *inside))
+    matching = RESULTS.of_window(trace, (*key, text), lambda: found(trace, alive, text, _versions(trace)))
+    rows = RESULTS.of_window(trace, (*key, text, sort), lambda: in_order(trace, matching, sort))
     first = request.number("first", 0, 0)
     page = rows[first : first + request.number("count", DEFAULT_ROWS, 1, MOST_ROWS)]
     return {
@@ -74,7 +73,7 @@ def answer_one(session: Session, request: Request) -> Json:
 
 
 def _versions(trace: MemoryTrace) -> Int64:
-    return _CACHE.get(trace, "versions", partial(versions, trace))
+    return RESULTS.of_window(trace, "versions", partial(versions, trace))
 
 
 def _listed(opened: Opened, rows: Rows) -> list[Json]:

@@ -6,9 +6,7 @@ import math
 
 import numpy as np
 
-from tb_memplugin.analysis.allocator import Levels
 from tb_memplugin.analysis.columns import Cuts
-from tb_memplugin.analysis.fragmentation import unused_levels
 from tb_memplugin.analysis.oom import failed_requests
 from tb_memplugin.analysis.reserve_curve import ReserveCurve, reserve_curve, split_moments
 from tb_memplugin.server.replays import Replay, replay_of
@@ -33,9 +31,9 @@ def answer(session: Session, request: Request) -> Json:
         "t0": part.t0,
         "t1": part.t1,
         "px": columns,
-        **_columns_shape(reserve_curve(replay.levels, cuts)),
+        **_columns_shape(reserve_curve(replay.levels, replay.unused, cuts)),
         "split": _split_shape(opened, replay, cuts),
-        **_marks_shape(opened, replay.levels),
+        **_marks_shape(opened, replay),
         "ooms": ooms_shape(opened),
         "knows_segments": replay.knows_segments,
     }
@@ -59,10 +57,10 @@ def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[list[float]
     return [[event, opened.time_ns(event), ratio] for event, ratio in moments]
 
 
-def _marks_shape(opened: Opened, memory: Levels) -> Json:
+def _marks_shape(opened: Opened, replay: Replay) -> Json:
     """Return the highest moments of the step or window, including the state at its beginning."""
     first, end = opened.events()
-    ratio = unused_levels(memory)
+    memory, ratio = replay.levels, replay.unused
     first_event, last_event = step_events(opened)
 
     def mark(level: Int64) -> Json:

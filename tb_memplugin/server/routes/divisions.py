@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tb_memplugin.analysis.informative import informative
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.server.allocated import CACHE
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import Json
@@ -17,4 +17,4 @@ def answer(session: Session, request: Request) -> Json:
     except UnreadableFileError:
         return {"divisions": ("category",)}
     trace, device = opened.trace, opened.device
-    return {"divisions": CACHE.get(trace, ("divisions", device), lambda: informative(trace, device))}
+    return {"divisions": RESULTS.of_window(trace, ("divisions", device), lambda: informative(trace, device))}

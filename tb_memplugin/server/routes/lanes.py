@@ -7,17 +7,15 @@ import numpy as np
 from tb_memplugin.analysis.lanes import lanes, over_events
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import summary_pb2
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Chosen, Session
 from tb_memplugin.server.shapes import Json
 from tb_memplugin.server.stretch import Stretch, requested_axis, stretch, stretch_within
-from tb_memplugin.server.window_cache import WindowCache
 from tb_memplugin.trace import MemoryTrace, Module, Phase, Spans, Step
 
 DEFAULT_COLUMNS = 1_000
 Ran = tuple[tuple[Step, ...], Spans, Spans]
-
-_CACHE = WindowCache(4)
 
 
 def answer(session: Session, request: Request) -> Json:
@@ -63,7 +61,7 @@ def answer(session: Session, request: Request) -> Json:
 def _ran(trace: MemoryTrace, part: Stretch) -> Ran:
     if part.over == "time":
         return trace.steps, trace.phases, trace.calls
-    return _CACHE.get(trace, "over events", lambda: over_events(trace))
+    return RESULTS.of_window(trace, "over events", lambda: over_events(trace))
 
 
 def _shape(spans: Spans, names: list[str], epoch_ns: int) -> list[Json]:

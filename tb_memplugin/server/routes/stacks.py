@@ -7,7 +7,8 @@ from typing import get_args
 
 from tb_memplugin.analysis.flame import Flame, Frames, flame, label_of
 from tb_memplugin.analysis.stacks import StackRow
-from tb_memplugin.server.allocated import CACHE, allocated
+from tb_memplugin.server.allocated import allocated
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.frames import Finder, FrameTable
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
@@ -52,7 +53,7 @@ def found_shape(rows: Sequence[StackRow], finder: Finder) -> Json | None:
 def knows_stacks(opened: Opened) -> bool:
     """Return whether any allocation of the device has a stack."""
     blocks, device = opened.trace.allocations, opened.device
-    return CACHE.get(
+    return RESULTS.of_window(
         opened.trace,
         ("knows stacks", device),
         lambda: bool((blocks.stack[blocks.device == device] >= 0).any()),

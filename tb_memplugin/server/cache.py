@@ -1,0 +1,155 @@
+"""A cache with a bound in bytes: results are computed once, also for requests side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import numpy as np
+
+from tb_memplugin.server.turns import holding
+from tb_memplugin.trace import MemoryTrace
+
+MIB = 1 << 20
+_SAMPLES = 50
+"""Of how many elements of a long sequence the size is measured."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False)
+class _Slot:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_computed: bool = False
+    result: object = None
+    bytes: int = 0
+    window: weakref.ref[MemoryTrace] | None = None
+
+
+class Cache:
+    """Keeps results by key. If they have too many bytes together, the least recently used go.
+
+    The last result is kept whatever its size.
+
+    Args:
+        most_bytes: how many bytes they may have together.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
+
+    def get(
+        self, key: Hashable, compute: Callable[[], Result], weigh: Callable[[Result], int] | None = None
+    ) -> Result:
+        """Return the result of a key, or compute it. A failure is not kept.
+
+        Requests for the same result that come at the same time wait until the first of them has computed it.
+
+        Args:
+            key: what the result is of.
+            compute: computes it.
+            weigh: returns its bytes, `size_of` by default.
+        """
+        return self._get(key, None, compute, weigh or size_of)
+
+    def of_window(self, window: MemoryTrace, key: Hashable, compute: Callable[[], Result]) -> Result:
+        """Return `get`, for a result that is dropped with a window; the cache keeps no window in memory."""
+        return self._get((id(window), key), window, compute, size_of)
+
+    def kept(self, key: Hashable) -> object:
+        """Return the result of a key if it is kept, else None."""
+        slot = self._slots.get(key)
+        return slot.result if slot is not None else None
+
+    def forget(self, key: Hashable, result: object) -> None:
+        """Drop the result of a key, unless another one is kept by now."""
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is not None and slot.is_computed and slot.result is result:
+                del self._slots[key]
+
+    def bytes(self) -> int:
+        """Return how many bytes all results have together."""
+        return sum(slot.bytes for slot in list(self._slots.values()))
+
+    def _get(
+        self,
+        key: Hashable,
+        window: MemoryTrace | None,
+        compute: Callable[[], Result],
+        weigh: Callable[[Result], int],
+    ) -> Result:
+        slot = self._slot(key, window)
+        with holding(slot.lock):
+            if not slot.is_computed:
+                self._compute(key, slot, compute, weigh)
+            return cast(Result, slot.result)
+
+    def _slot(self, key: Hashable, window: MemoryTrace | None) -> _Slot:
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is None or (slot.window is not None and slot.window() is not window):
+                slot = self._slots[key] = _Slot()
+                if window is not None:  # no lock: it is called at any time, also in this thread
+                    slot.window = weakref.ref(window, lambda _: self._slots.pop(key, None))
+            self._slots.move_to_end(key)
+            return slot
+
+    def _compute(
+        self, key: Hashable, slot: _Slot, compute: Callable[[], Result], weigh: Callable[[Result], int]
+    ) -> None:
+        try:
+            result = slot.result = compute()
+        except BaseException:
+            with self._lock:
+                if self._slots.get(key) is slot:
+                    del self._slots[key]
+            raise
+        slot.bytes, slot.is_computed = weigh(result), True
+        with self._lock:
+            if slot.window is None or slot.window() is not None:
+                self._slots[key] = slot
+            total = 0
+            for each, other in reversed(list(self._slots.items())):
+                total += other.bytes
+                if total > self.most_bytes and other.is_computed and other is not slot:
+                    del self._slots[each]
+                    total -= other.bytes
+
+
+RESULTS = Cache(32 * MIB)
+"""What routes compute from windows: it lasts at most as long as the window is in memory."""
+
+
+def size_of(value: object) -> int:
+    """Return about how many bytes a result has: arrays exactly, long sequences from a sample."""
+    match value:
+        case np.ndarray():
+            return value.nbytes
+        case MemoryTrace():
+            return 0  # it is counted among the windows
+        case dict():
+            return sys.getsizeof(value) + _sum(list(value)) + _sum(list(value.values()))
+        case list() | tuple() | set() | frozenset():
+            return sys.getsizeof(value) + _sum(list(value))
+        case _ if dataclasses.is_dataclass(value):
+            fields = (getattr(value, each.name) for each in dataclasses.fields(value))
+            return sys.getsizeof(value) + _sum(list(fields))
+        case _ if hasattr(value, "__dict__"):
+            return sys.getsizeof(value) + _sum(list(vars(value).values()))
+    return sys.getsizeof(value, 64)
+
+
+def _sum(values: Sequence[object]) -> int:
+    step = max(1, len(values) // _SAMPLES)
+    sampled: Iterable[object] = values[::step]
+    sizes = [size_of(value) for value in sampled]
+    return sum(sizes) * len(values) // max(1, len(sizes))

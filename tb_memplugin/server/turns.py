@@ -1,0 +1,148 @@
+"""Turns: few requests compute at a time, clients take turns, and quick requests do not wait for slow ones.
+
+More of them at once would not be faster, because Python runs one thread at a time, but each needs memory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+MOST = max(2, min(4, os.cpu_count() or 1))
+"""How many requests compute at the same time; one less of them are slow."""
+
+SLOW_SECONDS = 0.1
+"""From how many CPU seconds on a route is slow."""
+
+LOOK_SECONDS = 0.25
+"""How often a request that waits looks whether its client is still there."""
+
+_OF_LAST = 0.3
+"""The weight of the last request in the mean of a route's CPU seconds."""
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection before its request had a turn."""
+
+
+@dataclass(eq=False)
+class _Ticket:
+    client: str
+    is_slow: bool
+    granted: threading.Event = field(default_factory=threading.Event)
+
+
+_own = threading.local()
+"""The turns and the ticket of the request that this thread handles."""
+
+
+class Turns:
+    """Grants turns to the clients that wait, one after another.
+
+    Args:
+        most: how many turns there are at a time.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str, list[_Ticket]] = OrderedDict()
+        self._running: set[_Ticket] = set()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def turn(self, client: str, route: str, is_gone: Callable[[], bool]) -> Iterator[None]:
+        """Wait for a turn, and keep it until the end of the block.
+
+        Args:
+            client: who asks: those with many requests wait for those with few.
+            route: what kind of request it is; its earlier requests say whether it is slow.
+            is_gone: whether nobody waits for the answer any more.
+
+        Raises:
+            ClientGoneError: `is_gone` before the turn came.
+        """
+        ticket = _Ticket(client, self._seconds.get(route, 0.0) > SLOW_SECONDS)
+        self.wait(ticket, is_gone)
+        _own.turn, begin = (self, ticket), time.thread_time()
+        try:
+            yield
+        finally:
+            _own.turn, mean = None, self._seconds.get(route, 0.0)
+            self._seconds[route] = mean + _OF_LAST * (time.thread_time() - begin - mean)
+            self.end(ticket)
+
+    def wait(self, ticket: _Ticket, is_gone: Callable[[], bool]) -> None:
+        """Wait for a turn; raise ClientGoneError if the client goes before it comes."""
+        with self._lock:
+            self._waiting.setdefault(ticket.client, []).append(ticket)
+            self._grant()
+        while not ticket.granted.wait(LOOK_SECONDS):
+            if is_gone():
+                break
+        else:
+            if not is_gone():
+                return
+        self.end(ticket)
+        raise ClientGoneError
+
+    def end(self, ticket: _Ticket) -> None:
+        """Give up a turn, or waiting for one."""
+        with self._lock:
+            self._running.discard(ticket)
+            if ticket in self._waiting.get(ticket.client, ()):
+                self._leave(ticket)
+            self._grant()
+
+    def _grant(self) -> None:
+        while (ticket := self._next()) is not None:
+            self._leave(ticket)
+            if ticket.client in self._waiting:
+                self._waiting.move_to_end(ticket.client)
+            self._running.add(ticket)
+            ticket.granted.set()
+
+    def _next(self) -> _Ticket | None:
+        if len(self._running) >= self._most:
+            return None
+        slow_may_run = sum(ticket.is_slow for ticket in self._running) < self._most - 1
+        waiting = (ticket for tickets in self._waiting.values() for ticket in tickets)
+        return next((ticket for ticket in waiting if slow_may_run or not ticket.is_slow), None)
+
+    def _leave(self, ticket: _Ticket) -> None:
+        self._waiting[ticket.client].remove(ticket)
+        if not self._waiting[ticket.client]:
+            del self._waiting[ticket.client]
+
+
+@contextmanager
+def without_turn() -> Iterator[None]:
+    """Let others have this request's turn while it waits for something, if it has one."""
+    turn = getattr(_own, "turn", None)
+    if turn is None:
+        yield
+        return
+    turns, ticket = turn
+    turns.end(ticket)
+    try:
+        yield
+    finally:
+        ticket.granted.clear()
+        turns.wait(ticket, lambda: False)
+
+
+@contextmanager
+def holding(lock: threading.Lock) -> Iterator[None]:
+    """Hold a lock; while it waits for the lock, this request has no turn."""
+    if not lock.acquire(blocking=False):
+        with without_turn():
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
