@@ -28,6 +28,9 @@ _NO_LINKS = {
 }
 """What file systems answer that have no hard links."""
 
+_NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What file systems answer that cannot flush."""
+
 
 def is_remote(path: str) -> bool:
     """Whether a path is a URL that needs fsspec."""
@@ -48,7 +51,7 @@ def join(path: str, *parts: str) -> str:
     return posixpath.join(path, *parts) if is_remote(path) else str(Path(path, *parts))
 
 
-def write_new(path: str, write: Callable[[BinaryIO], Result]) -> Result:
+def write_new(path: str, write: Callable[[BinaryIO], Result], *, flushed: bool = False) -> Result:
     """Create a file that readers see whole or not at all, and that replaces no other.
 
     A local file is written under a temporary name; then a hard link gives it its own name. Unlike a rename,
@@ -57,6 +60,8 @@ def write_new(path: str, write: Callable[[BinaryIO], Result]) -> Result:
     Args:
         path: the file; its folder must exist.
         write: a function that writes the content to the stream it receives.
+        flushed: wait until the disk has the content and then the name, so that this holds after a crash of
+            the machine, too.
 
     Returns:
         The result of `write`.
@@ -78,12 +83,49 @@ def write_new(path: str, write: Callable[[BinaryIO], Result]) -> Result:
     # Without the file's own name: TensorBoard takes whatever has "tfevents" in its name for an event file.
     temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
     try:
-        with io.BufferedWriter(_Descriptor(os.open(temporary, _NEW, 0o666))) as stream:
+        descriptor = os.open(temporary, _NEW, 0o666)
+        with io.BufferedWriter(_Descriptor(descriptor)) as stream:
             result = write(stream)
+            if flushed:
+                stream.flush()
+                _flush(descriptor)
         _link(temporary, path)
     finally:
         _discard(temporary)
+    if flushed:
+        flush_path(os.path.dirname(path))
     return result
+
+
+def flush_path(path: str) -> None:
+    """Wait until the disk has the content of a local file, or the names in a local folder.
+
+    Does nothing where the path was deleted, and where the file system cannot do that.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    try:
+        descriptor = os.open(path, (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | BINARY)
+    except (FileNotFoundError, PermissionError):  # Windows opens no folders
+        return
+    try:
+        _flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def folders_above(path: str) -> list[str]:
+    """Return the folders that contain a local path, the innermost first."""
+    return list(map(str, Path(path).parents))
+
+
+def _flush(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH:
+            raise
 
 
 def _discard(temporary: str) -> None:
@@ -190,7 +232,7 @@ def make_folder(path: str) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
-def claim(path: str, content: bytes) -> bool:
+def claim(path: str, content: bytes, *, flushed: bool = False) -> bool:
     """Create a file unless one exists. Return whether the file has this content.
 
     On local disks, exactly one of several processes that try at the same time succeeds, if their contents
@@ -200,7 +242,7 @@ def claim(path: str, content: bytes) -> bool:
         OSError: the file system failed. An existing file is not an error.
     """
     try:
-        write_new(path, lambda stream: stream.write(content))
+        write_new(path, lambda stream: stream.write(content), flushed=flushed)
     except FileExistsError:
         return read_begin(path, len(content) + 1) == content
     return True

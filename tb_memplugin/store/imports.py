@@ -57,20 +57,32 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace) 
     """
     try:
         place = _take_place(run_folder, worker, origin)
+        written = _write(place, trace)
     except OSError as error:
         raise MemPluginError(
             f"The import could not be written: {error.strerror or error}.",
             where=run_folder,
             fix="Free some disk space, or choose a folder that you can write to.",
         ) from error
-    try:
-        written = RunWriter.into(place.folder, place.worker, place.writer_id).write(trace)
-    except BaseException:
-        _delete(place.folder)
-        raise
     for folder in place.older:
         _delete(folder)
     return Import(written, bool(place.older))
+
+
+def _write(place: _Place, trace: MemoryTrace) -> WrittenWindow:
+    """Write the trace and wait until the disk has it, before it loses an older one.
+
+    Raises:
+        OSError, MemPluginError: the folder cannot be written. Nothing of it remains.
+    """
+    try:
+        written = RunWriter.into(place.folder, place.worker, place.writer_id).write(trace)
+        if not files.is_remote(place.folder):
+            files.flush_path(place.folder)  # again: a failure after the last file has its name is no error
+    except BaseException:
+        _delete(place.folder)
+        raise
+    return written
 
 
 def _take_place(run_folder: str, wanted: str, origin: str) -> _Place:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import pytest
 
+from tb_memplugin.store import disk_sync
+
 Kind = Literal[
     "refused", "answer lost", "half written", "short", "killed before", "killed after", "killed half"
 ]
@@ -48,6 +50,7 @@ class Fault:
         at: the number of the operation, from 1.
         lasts: the number of operations after it that are refused as well.
         only: a part of the paths on which operations fail; others are not counted.
+        operation: the only operation that fails, "" for all; others are not counted.
     """
 
     kind: Kind
@@ -55,6 +58,7 @@ class Fault:
     at: int = 0
     lasts: int = 0
     only: str = ""
+    operation: str = ""
 
 
 @dataclass
@@ -90,8 +94,16 @@ class FailingFiles:
         finally:
             self.fault = fault
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Take the places of the functions of `os`."""
+    def install(self, patch: pytest.MonkeyPatch, *, flushes: bool = False) -> None:
+        """Take the places of the functions of `os`.
+
+        Recordings flush files as soon as they are added, or never.
+        """
+        if flushes:
+            patch.setattr(disk_sync, "in_background", lambda run: run())
+        else:
+            patch.setattr(disk_sync.DiskSync, "start", lambda _: None)
+        patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(os, "open", self._opening(os.open))
         for name in BY_PATH:
             patch.setattr(os, name, self._by_path(name, getattr(os, name)))
@@ -142,6 +154,8 @@ class FailingFiles:
     ) -> Any:
         """Perform an operation, or not. `always`: it is performed even where it fails, as `close` is."""
         assert self.fault is not None
+        if self.fault.operation not in ("", name):
+            return real()
         self.operations.append(name)
         number, kind = len(self.operations), self.fault.kind
         if not self.fault.at <= number <= self.fault.at + self.fault.lasts:
