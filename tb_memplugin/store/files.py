@@ -7,18 +7,21 @@ import errno
 import io
 import os
 import posixpath
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.store.temporary import new_name
 
 ReadRange = Callable[[int, int], bytes]
 Result = TypeVar("Result")
 
 BINARY = getattr(os, "O_BINARY", 0)
 """A flag for `os.open` that Windows needs."""
+
+_left: set[str] = set()
+"""Temporary files of this process that could not be deleted."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
 _READ_AHEAD = 4 << 20
@@ -80,8 +83,9 @@ def write_new(path: str, write: Callable[[BinaryIO], Result], *, flushed: bool =
         with _as_os_errors(path):
             file_system.pipe_file(inner, content.getvalue())
         return result
-    # Without the file's own name: TensorBoard takes whatever has "tfevents" in its name for an event file.
-    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
+    for left in tuple(_left):
+        _discard(left)
+    temporary = os.path.join(os.path.dirname(path), new_name())
     try:
         descriptor = os.open(temporary, _NEW, 0o666)
         with io.BufferedWriter(_Descriptor(descriptor)) as stream:
@@ -129,10 +133,13 @@ def _flush(descriptor: int) -> None:
 
 
 def _discard(temporary: str) -> None:
-    """Delete a temporary file; after a failure once more, and then it stays."""
+    """Delete a temporary file; after a failure once more, and then before the next file is written."""
+    _left.add(temporary)
     for _ in range(2):
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            _left.discard(temporary)
             return
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.generations import generation, generation_folder
+from tb_memplugin.store.leftovers import clear_folder, clear_logdir
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, is_side_file_name
 from tb_memplugin.store.worker_folder import claim_folder, has_events
 from tb_memplugin.store.writer import RunWriter, WrittenWindow
@@ -66,6 +67,7 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace) 
         ) from error
     for folder in place.older:
         _delete(folder)
+    clear_logdir(run_folder)
     return Import(written, bool(place.older))
 
 
@@ -162,6 +164,8 @@ def _delete(folder: str) -> None:
     After a failure the rest stays, the claim above all: by it the next import of the file deletes them.
     """
     side = files.join(folder, SIDE_FOLDER)
+    if not files.is_remote(folder):
+        clear_folder(folder)
     with suppress(OSError):
         for place, ours in ((folder, lambda name: name.endswith(EVENT_FILE_END)), (side, is_side_file_name)):
             for name in filter(ours, files.names_in(place)):

@@ -15,6 +15,7 @@ from tb_memplugin.store import files
 from tb_memplugin.store.disk_sync import DiskSync
 from tb_memplugin.store.event_file import blob_value, scalar_value
 from tb_memplugin.store.growing_file import UnsettledError
+from tb_memplugin.store.leftovers import clear_logdir
 from tb_memplugin.store.paths import STEPS_END, STEPS_TAG, readable
 from tb_memplugin.store.records import record
 from tb_memplugin.store.step_records import VERSION, pack_figures
@@ -49,8 +50,9 @@ class StepsWriter:
         torch: str = "",
         failed: Callable[[OSError], object] = lambda _: None,
     ) -> None:
-        self._claimed = WriterFolder(files.absolute(os.fspath(logdir)), worker, STEPS_END)
-        self._disk = DiskSync(failed, FLUSH_SECONDS)
+        folder = files.absolute(os.fspath(logdir))
+        self._claimed = WriterFolder(folder, worker, STEPS_END)
+        self._disk = DiskSync(failed, FLUSH_SECONDS, lambda: clear_logdir(folder))
         self._epoch_ns, self._torch = epoch_ns, torch
         self._written = 0
         self._until_ns = epoch_ns

@@ -14,6 +14,7 @@ from tb_memplugin.store import files
 from tb_memplugin.store.event_file import first_record
 from tb_memplugin.store.growing_file import GrowingFile, NotOursError, PartFiles, UnsettledError
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, folder_name
+from tb_memplugin.store.temporary import this_process
 
 _log = logging.getLogger("tb_memplugin")
 
@@ -185,7 +186,8 @@ def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
     if has_events(folder):
         return False
     files.make_folder(files.join(folder, SIDE_FOLDER))
-    content = f"{writer_id}\n{origin}" if origin else writer_id
+    writer = f"{writer_id} {this_process()}"
+    content = f"{writer}\n{origin}" if origin else writer
     path = files.join(folder, SIDE_FOLDER, CLAIM)
     return files.claim(path, content.encode("utf-8", "surrogatepass"), flushed=bool(origin))
 

@@ -16,6 +16,7 @@ from tb_memplugin.store.blob import pack
 from tb_memplugin.store.disk_sync import DiskSync
 from tb_memplugin.store.event_file import step_record
 from tb_memplugin.store.growing_file import UnsettledError
+from tb_memplugin.store.leftovers import clear_logdir
 from tb_memplugin.store.outline import whole_summaries
 from tb_memplugin.store.paths import SIDE_FOLDER, side_file_name
 from tb_memplugin.store.summary import Window, WindowSummaries
@@ -65,7 +66,8 @@ class RunWriter:
         self._logdir = files.absolute(os.fspath(logdir))
         self._lock = threading.Lock()
         logdir = self._logdir
-        self._disk = DiskSync(lambda error: warn(str(_not_written(logdir, error))))
+        failed = lambda error: warn(str(_not_written(logdir, error)))  # noqa: E731
+        self._disk = DiskSync(failed, idle=lambda: clear_logdir(logdir))
         self._claimed = WriterFolder(self._logdir, worker)
         self._folder: WorkerFolder | None = None
         self._windows = 0
