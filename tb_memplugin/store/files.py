@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from tb_memplugin.descriptor_stream import DescriptorStream
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store.temporary import new_name
 
@@ -88,7 +89,7 @@ def write_new(path: str, write: Callable[[BinaryIO], Result], *, flushed: bool =
     temporary = os.path.join(os.path.dirname(path), new_name())
     try:
         descriptor = os.open(temporary, _NEW, 0o666)
-        with io.BufferedWriter(_Descriptor(descriptor)) as stream:
+        with io.BufferedWriter(DescriptorStream(descriptor)) as stream:
             result = write(stream)
             if flushed:
                 stream.flush()
@@ -141,24 +142,6 @@ def _discard(temporary: str) -> None:
                 os.unlink(temporary)
             _left.discard(temporary)
             return
-
-
-class _Descriptor(io.RawIOBase):
-    """An open file as an unbuffered stream that uses functions of `os` only, so that tests can fail them."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return os.write(self._descriptor, data)
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            os.close(self._descriptor)
 
 
 def _link(temporary: str, path: str) -> None:
