@@ -23,6 +23,8 @@ DERIVED_BYTES = 160
 
 _Key = tuple[str, int, int]
 
+_NO_STAMP = (-1, -1)
+
 
 @dataclass
 class _Slot:
@@ -114,7 +116,8 @@ class Windows:
                 except UnreadableFileError as error:
                     with self._lock:
                         self._slots.pop(key, None)
-                        self._refused[path] = (key, error)
+                        if _stays(error, key):
+                            self._refused[path] = (key, error)
                     raise
                 self._refused.pop(path, None)
                 self._forget(key)
@@ -138,9 +141,18 @@ class Windows:
                     del self._slots[key]
 
 
+def _stays(error: UnreadableFileError, key: _Key) -> bool:
+    """Whether an error lasts while the file does not change: of its content, or that it is absent."""
+    is_absent = isinstance(error.__cause__, FileNotFoundError) and key[1:] == _NO_STAMP
+    return is_absent or not isinstance(error.__cause__, OSError)
+
+
 def _has_no_run(path: str) -> bool:
     """Return whether the worker's folder of a local side file was deleted."""
-    return not files.is_remote(path) and not Path(path).parents[2].is_dir()
+    try:
+        return not files.is_remote(path) and not files.exists(str(Path(path).parents[2]))
+    except OSError:  # it is not known
+        return False
 
 
 def _weight(trace: MemoryTrace) -> int:
@@ -155,5 +167,5 @@ def _stamp(path: str) -> tuple[int, int]:
     try:
         status = Path(path).stat()
     except OSError:
-        return (-1, -1)
+        return _NO_STAMP
     return (status.st_size, status.st_mtime_ns)

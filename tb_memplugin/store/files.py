@@ -374,10 +374,15 @@ def _as_os_errors(path: str) -> Iterator[None]:
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
 
 
-def walk(path: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder under a path, itself first, with the sorted names of its files."""
+def walk(path: str, failed: Callable[[OSError], object] = lambda _: None) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder under a path, itself first, with the sorted names of its files.
+
+    Args:
+        path: a local path or an fsspec URL.
+        failed: called with the error of each local folder that cannot be listed, which names the folder.
+    """
     if not is_remote(path):
-        for folder, below, names in os.walk(path):
+        for folder, below, names in os.walk(path, onerror=failed):
             below.sort()
             yield folder, sorted(names)
         return

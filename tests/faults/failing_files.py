@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -94,6 +95,18 @@ class FailingFiles:
         finally:
             self.fault = fault
 
+    def install_reads(self, patch: pytest.MonkeyPatch) -> None:
+        """Let the streams of readers fail, too."""
+        real = Path.open
+
+        def opening(path: Path, mode: str = "r", *args: Any, **keywords: Any) -> Any:
+            if mode != "rb" or not self._is_below(path):
+                return real(path, mode, *args, **keywords)
+            opened = self._by_path("open", lambda path: real(path, "rb"))(str(path))
+            return FailingStream(opened, self)
+
+        patch.setattr(Path, "open", opening)
+
     def install(self, patch: pytest.MonkeyPatch, *, flushes: bool = False) -> None:
         """Take the places of the functions of `os`.
 
@@ -125,7 +138,11 @@ class FailingFiles:
         def call(*args: Any, **keywords: Any) -> Any:
             if self.fault is None or not self._is_below(args[0]) or self.fault.only not in str(args[0]):
                 return real(*args, **keywords)
-            return self._operation(name, lambda: real(*args, **keywords))
+            try:
+                return self._operation(name, lambda: real(*args, **keywords))
+            except OSError as error:
+                error.filename = args[0]
+                raise
 
         return call
 
@@ -143,6 +160,10 @@ class FailingFiles:
             return self._operation(name, lambda: real(descriptor, content), half)
 
         return call
+
+    def reading(self, name: str, real: Callable[[], Any]) -> Any:
+        """Perform an operation of a stream, or not."""
+        return real() if self.fault is None else self._operation(name, real, always=name == "close")
 
     def _operation(
         self,
@@ -174,9 +195,30 @@ class FailingFiles:
             result = (half or real)() if kind in ("half written", "short") else real()
         if kind == "short":
             return result
-        if name == "open" and result is not None:
+        if name == "open" and isinstance(result, int):
             os.close(result)
         raise OSError(self.fault.errno, os.strerror(self.fault.errno))
 
     def _is_below(self, path: Any) -> bool:
         return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.root)
+
+
+class FailingStream:
+    """A stream of a reader whose operations fail."""
+
+    def __init__(self, stream: Any, files: FailingFiles) -> None:
+        self._stream, self._files = stream, files
+
+    def read(self, *size: int) -> bytes:
+        content: bytes = self._files.reading("read", lambda: self._stream.read(*size))
+        return content
+
+    def seek(self, *place: int) -> int:
+        offset: int = self._files.reading("seek", lambda: self._stream.seek(*place))
+        return offset
+
+    def __enter__(self) -> FailingStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.reading("close", self._stream.close)
