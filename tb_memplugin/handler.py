@@ -261,7 +261,7 @@ class _MemoryTraceHandler:
         self._windows += 1
         if self._writer is None:
             worker = self._settings.worker_name or default_worker_name()
-            self._writer = RunWriter(self._dir_name, worker)
+            self._writer = RunWriter(self._dir_name, worker, self._guard.warn)
         self._writer.write(trace)
         try:
             self._written(trace, self._recorder)

@@ -306,7 +306,7 @@ class _Stream:
             self._thread.join()
         if self._recording.has_steps:  # the thread failed
             self.write(even_unused=True)
-        call_all(self._recording.close)
+        call_all(self._recording.close, *([self._writer.close] if self._writer is not None else []))
 
     def abandon(self) -> None:
         """Let the thread end. It may write until then."""
@@ -353,7 +353,7 @@ class _Stream:
     def _write(self, rows: Sequence[MonitoredStep]) -> None:
         if self._writer is None:
             worker = self._worker or default_worker_name()
-            self._writer = StepsWriter(self._logdir, worker, self._epoch_ns, torch.__version__)
+            self._writer = StepsWriter(self._logdir, worker, self._epoch_ns, torch.__version__, self._refuse)
         dropped = self._recording.dropped
         notes = [f"{dropped:,} steps could not be written and are missing."] if dropped else []
         self._writer.write(figures_of(rows, self._recording.counters, notes))

@@ -63,7 +63,8 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     yield from _check_neighbors(events)
     yield from _check_claims(names, events)
     errors = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
-    broken = {error.where: error for error in errors}  # a file that two checks name is told once
+    # A file that two checks name is told once.
+    broken = {error.where: error for error in errors if error.where not in closed}
     for error in broken.values():
         yield problem(f"{error.where}: {error.what}", error.fix)
     yield from _check_side_files(_side_files(recordings.steps, closed), broken)

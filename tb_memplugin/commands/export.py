@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -18,7 +19,7 @@ from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports import monitored_steps
 from tb_memplugin.exports.formats import FORMATS, write_as
-from tb_memplugin.exports.output import STDOUT
+from tb_memplugin.exports.output import STDOUT, cannot_write
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.trace.step_figures import WatchedSteps
 
@@ -113,12 +114,14 @@ def refuse_own_input(file: str, output: str) -> None:
     """Refuse to overwrite a recording with what is made from it.
 
     Raises:
-        MemPluginError: input and output are the same file.
+        MemPluginError: input and output are the same file, or the file system does not tell.
     """
     try:
         same = Path(output).samefile(file)
-    except (OSError, ValueError):  # one of them does not exist, or is no local file
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # one of them is no local file
         same = False
+    except OSError as error:
+        raise cannot_write(output, error) from error
     if same:
         raise MemPluginError(
             "The output would replace the recording itself.", where=output, fix="Give another file with -o."
@@ -127,8 +130,10 @@ def refuse_own_input(file: str, output: str) -> None:
 
 def report_written(file: str, output: str, format_: str, as_json: bool, notes: Sequence[str] = ()) -> None:
     """Print what was written, and notes about what the format cannot express; if it is stdout, to stderr."""
-    written, is_stdout = Path(output), output == STDOUT
-    size = written.stat().st_size if written.is_file() and not is_stdout else None
+    is_stdout, size = output == STDOUT, None
+    if not is_stdout:
+        with suppress(OSError):  # the file is written, whatever the file system says of it now
+            size = Path(output).stat().st_size if Path(output).is_file() else None
     if as_json:
         document = {"source": file, "format": format_, "path": output, "bytes": size, "notes": list(notes)}
         click.echo(json.dumps(document, indent=2), err=is_stdout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import secrets
 import stat
@@ -9,9 +11,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import BinaryIO
 
+from tb_memplugin.descriptor_stream import DescriptorStream
 from tb_memplugin.errors import MemPluginError
 
 WRITTEN_BY = f"tb_memplugin {version('tb-memplugin')}"
@@ -21,6 +23,8 @@ STDOUT = "-"
 """The path that stands for stdout, as in other programs; a file of this name is `./-`."""
 
 FIX = "Choose another file with -o: in an existing folder that you can write to, on a disk that has space."
+
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
 @contextmanager
@@ -38,39 +42,86 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     try:
-        special = _is_special(path)
+        target, is_special = _target(path)
+        if is_special:
+            with io.BufferedWriter(DescriptorStream(os.open(target, os.O_WRONLY | _BINARY))) as stream:
+                yield stream
+            return
+        folder = os.path.dirname(target)
+        part = os.path.join(folder, f".tb_memplugin-{os.getpid()}-{secrets.token_hex(4)}.part")
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+            with io.BufferedWriter(DescriptorStream(descriptor)) as stream:
+                yield stream
+                stream.flush()
+                _flush(
+                    descriptor
+                )  # else a crash of the machine could leave an empty file in place of the old
+            _replace(part, target)
+        finally:
+            _discard(part)
     except OSError as error:
-        raise _cannot_write(path, error) from error
-    target = Path(path if special else os.path.realpath(path))  # a pipe cannot be opened by its real path
-    part = target if special else target.parent / f".tb_memplugin-{os.getpid()}-{secrets.token_hex(4)}.part"
+        raise cannot_write(path, error) from error
+
+
+def _flush(descriptor: int) -> None:
+    """Wait until the disk has a file, where the file system can tell.
+
+    Raises:
+        OSError: the disk failed.
+    """
     try:
-        if target.is_dir():
-            raise IsADirectoryError(21, "it is a folder")
-        with part.open("wb") as stream:
-            yield stream
-        if not special:
-            part.replace(target)
+        os.fsync(descriptor)
     except OSError as error:
-        raise _cannot_write(path, error) from error
-    finally:
-        if not special:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
 
 
-def _cannot_write(path: str | os.PathLike[str], error: OSError) -> MemPluginError:
+def _replace(part: str, target: str) -> None:
+    try:
+        os.replace(part, target)
+    except OSError as error:
+        try:
+            os.lstat(part)
+        except FileNotFoundError:
+            return  # it was done, but the answer of the network file system was lost
+        except OSError:
+            raise error from None
+        raise
+
+
+def _discard(part: str) -> None:
+    """Delete a file if it is there; after a failure once more."""
+    for _ in range(2):
+        with suppress(OSError):
+            with suppress(FileNotFoundError):
+                os.unlink(part)
+            return
+
+
+def cannot_write(path: str | os.PathLike[str], error: OSError) -> MemPluginError:
+    """Return the error of an output file at a path that an error of the file system caused."""
     what = f"The file cannot be written: {error.strerror or error}."
     return MemPluginError(what, where=os.fspath(path), fix=FIX)
 
 
-def _is_special(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a pipe or a device, which no file may replace.
+def _target(path: str | os.PathLike[str]) -> tuple[str, bool]:
+    """Return the file behind links, and whether it is a pipe or a device, which no file may replace.
+
+    A pipe or a device is returned as it was given: a pipe cannot be opened by its real path.
 
     Raises:
-        OSError: the file system failed, so that it is not known.
+        OSError: the file system failed, so that it is not known; or it is a folder.
     """
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  # follows links, as opening does
+        mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+        target = os.path.realpath(path)
+        if os.path.isdir(target):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder") from None
+        return target, False
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    if not stat.S_ISREG(mode):
+        return os.fspath(path), True
+    return os.path.realpath(path, strict=True), False

@@ -25,6 +25,8 @@ DERIVED_BYTES = 160
 Read = tuple[str, int, int]
 """A side file of which an answer depends: its path, size and time of change."""
 
+_NO_STAMP, _NEVER_THE_SAME = (-1, -1), (-2, -2)
+
 _noted: ContextVar[set[Read] | None] = ContextVar("noted", default=None)
 
 
@@ -105,7 +107,10 @@ class Windows:
         try:
             trace = self._kept.get(read, lambda: _loaded(path, entry.metadata.epoch_ns), _weight)
         except UnreadableFileError as error:
-            self._refused[path] = (read, error)
+            if _stays(error, read):
+                self._refused[path] = (read, error)
+            else:
+                _note((path, *_NEVER_THE_SAME))  # no answer without this file is kept
             raise
         self._refused.pop(path, None)
         return trace
@@ -136,7 +141,10 @@ def is_unchanged(read: Read) -> bool:
 
 
 def _read(path: str) -> Read:
-    read = (path, *_stamp(path))
+    return _note((path, *_stamp(path)))
+
+
+def _note(read: Read) -> Read:
     reads = _noted.get()
     if reads is not None:
         reads.add(read)
@@ -149,9 +157,18 @@ def _loaded(path: str, epoch_ns: int) -> MemoryTrace:
     return trace
 
 
+def _stays(error: UnreadableFileError, read: Read) -> bool:
+    """Whether an error lasts while the file does not change: of its content, or that it is absent."""
+    is_absent = isinstance(error.__cause__, FileNotFoundError) and read[1:] == _NO_STAMP
+    return is_absent or not isinstance(error.__cause__, OSError)
+
+
 def _has_no_run(path: str) -> bool:
     """Return whether the worker's folder of a local side file was deleted."""
-    return not files.is_remote(path) and not Path(path).parents[2].is_dir()
+    try:
+        return not files.is_remote(path) and not files.exists(str(Path(path).parents[2]))
+    except OSError:  # it is not known
+        return False
 
 
 def _weight(trace: MemoryTrace) -> int:
@@ -166,5 +183,5 @@ def _stamp(path: str) -> tuple[int, int]:
     try:
         status = Path(path).stat()
     except OSError:
-        return (-1, -1)
+        return _NO_STAMP
     return (status.st_size, status.st_mtime_ns)

@@ -119,7 +119,10 @@ class EnvelopeReader:
     def _footer(self) -> Footer:
         head = self._read(0, HEAD.size)
         if len(head) < HEAD.size or head[:8] != HEAD_MAGIC:
-            what = "The file is empty." if not self._size else "This is not a tb_memplugin side file."
+            what = "This is not a tb_memplugin side file."
+            if not any(head):  # a file system may know a file's name and size, but not what was in it
+                state = "begins with zeros only" if head else "is empty"
+                what = f"The file {state}: the machine stopped before its content was on the disk."
             self._refuse(what)
         self._check_version(HEAD.unpack(head)[1])
         tail = self._read(max(self._size - TAIL.size, 0), TAIL.size)

@@ -7,18 +7,22 @@ import errno
 import io
 import os
 import posixpath
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from tb_memplugin.descriptor_stream import DescriptorStream
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.store.temporary import new_name
 
 ReadRange = Callable[[int, int], bytes]
 Result = TypeVar("Result")
 
 BINARY = getattr(os, "O_BINARY", 0)
 """A flag for `os.open` that Windows needs."""
+
+_left: set[str] = set()
+"""Temporary files of this process that could not be deleted."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
 _READ_AHEAD = 4 << 20
@@ -27,6 +31,9 @@ _NO_LINKS = {
     errno.EINVAL,  # FAT on Windows
 }
 """What file systems answer that have no hard links."""
+
+_NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What file systems answer that cannot flush."""
 
 
 def is_remote(path: str) -> bool:
@@ -48,7 +55,7 @@ def join(path: str, *parts: str) -> str:
     return posixpath.join(path, *parts) if is_remote(path) else str(Path(path, *parts))
 
 
-def write_new(path: str, write: Callable[[BinaryIO], Result]) -> Result:
+def write_new(path: str, write: Callable[[BinaryIO], Result], *, flushed: bool = False) -> Result:
     """Create a file that readers see whole or not at all, and that replaces no other.
 
     A local file is written under a temporary name; then a hard link gives it its own name. Unlike a rename,
@@ -57,6 +64,8 @@ def write_new(path: str, write: Callable[[BinaryIO], Result]) -> Result:
     Args:
         path: the file; its folder must exist.
         write: a function that writes the content to the stream it receives.
+        flushed: wait until the disk has the content and then the name, so that this holds after a crash of
+            the machine, too.
 
     Returns:
         The result of `write`.
@@ -75,41 +84,64 @@ def write_new(path: str, write: Callable[[BinaryIO], Result]) -> Result:
         with _as_os_errors(path):
             file_system.pipe_file(inner, content.getvalue())
         return result
-    # Without the file's own name: TensorBoard takes whatever has "tfevents" in its name for an event file.
-    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
+    for left in tuple(_left):
+        _discard(left)
+    temporary = os.path.join(os.path.dirname(path), new_name())
     try:
-        with io.BufferedWriter(_Descriptor(os.open(temporary, _NEW, 0o666))) as stream:
+        descriptor = os.open(temporary, _NEW, 0o666)
+        with io.BufferedWriter(DescriptorStream(descriptor)) as stream:
             result = write(stream)
+            if flushed:
+                stream.flush()
+                _flush(descriptor)
         _link(temporary, path)
     finally:
         _discard(temporary)
+    if flushed:
+        flush_path(os.path.dirname(path))
     return result
 
 
+def flush_path(path: str) -> None:
+    """Wait until the disk has the content of a local file, or the names in a local folder.
+
+    Does nothing where the path was deleted, and where the file system cannot do that.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    try:
+        descriptor = os.open(path, (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | BINARY)
+    except (FileNotFoundError, PermissionError):  # Windows opens no folders
+        return
+    try:
+        _flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def folders_above(path: str) -> list[str]:
+    """Return the folders that contain a local path, the innermost first."""
+    return list(map(str, Path(path).parents))
+
+
+def _flush(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH:
+            raise
+
+
 def _discard(temporary: str) -> None:
-    """Delete a temporary file; after a failure once more, and then it stays."""
+    """Delete a temporary file; after a failure once more, and then before the next file is written."""
+    _left.add(temporary)
     for _ in range(2):
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            _left.discard(temporary)
             return
-
-
-class _Descriptor(io.RawIOBase):
-    """An open file as an unbuffered stream that uses functions of `os` only, so that tests can fail them."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return os.write(self._descriptor, data)
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            os.close(self._descriptor)
 
 
 def _link(temporary: str, path: str) -> None:
@@ -190,7 +222,7 @@ def make_folder(path: str) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
-def claim(path: str, content: bytes) -> bool:
+def claim(path: str, content: bytes, *, flushed: bool = False) -> bool:
     """Create a file unless one exists. Return whether the file has this content.
 
     On local disks, exactly one of several processes that try at the same time succeeds, if their contents
@@ -200,7 +232,7 @@ def claim(path: str, content: bytes) -> bool:
         OSError: the file system failed. An existing file is not an error.
     """
     try:
-        write_new(path, lambda stream: stream.write(content))
+        write_new(path, lambda stream: stream.write(content), flushed=flushed)
     except FileExistsError:
         return read_begin(path, len(content) + 1) == content
     return True
@@ -342,10 +374,15 @@ def _as_os_errors(path: str) -> Iterator[None]:
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
 
 
-def walk(path: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder under a path, itself first, with the sorted names of its files."""
+def walk(path: str, failed: Callable[[OSError], object] = lambda _: None) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder under a path, itself first, with the sorted names of its files.
+
+    Args:
+        path: a local path or an fsspec URL.
+        failed: called with the error of each local folder that cannot be listed, which names the folder.
+    """
     if not is_remote(path):
-        for folder, below, names in os.walk(path):
+        for folder, below, names in os.walk(path, onerror=failed):
             below.sort()
             yield folder, sorted(names)
         return

@@ -31,12 +31,13 @@ class GrowingFile:
     Args:
         path: the file, in a folder that only this writer writes to.
         head: the bytes with which the file begins.
+        flushed: whether the first append waits for the disk, see `files.write_new`.
     """
 
-    def __init__(self, path: str, head: bytes) -> None:
+    def __init__(self, path: str, head: bytes, *, flushed: bool = False) -> None:
         self.path = path
         self.pending = b""
-        self._head = head
+        self._head, self._flushed = head, flushed
         self._end = 0
 
     def append(self, content: bytes) -> None:
@@ -111,7 +112,7 @@ class GrowingFile:
         self._is_written()
 
     def _create(self) -> None:
-        files.write_new(self.path, lambda stream: stream.write(self._added()))
+        files.write_new(self.path, lambda stream: stream.write(self._added()), flushed=self._flushed)
         self._is_written()
 
     def _added(self) -> bytes:

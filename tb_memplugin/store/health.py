@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,9 +35,10 @@ def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
     A file is unreadable if it is truncated, of another format, damaged, or newer than this reader. Of side
     files only heads and ends are read. What has not changed is not read again.
     """
-    errors = []
+    errors: list[UnreadableFileError] = []
     until = time.monotonic() + SUM_SECONDS
-    for number, (folder, names) in enumerate(files.walk(logdir)):
+    failed = lambda error: errors.extend(unlisted_folder(error))  # noqa: E731
+    for number, (folder, names) in enumerate(files.walk(logdir, failed)):
         if number == MOST_FOLDERS:
             break
         ours = folder.replace("\\", "/").endswith(SIDE_FOLDER)
@@ -46,6 +48,14 @@ def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
                 if error is not None:
                     errors.append(error)
     return tuple(errors)
+
+
+def unlisted_folder(error: OSError) -> Iterator[UnreadableFileError]:
+    """Yield the error of a folder that cannot be listed; nothing if it was deleted meanwhile."""
+    if not isinstance(error, FileNotFoundError):
+        what = f"The folder cannot be read: {error.strerror or error}."
+        fix = "Give this user permission to read it."
+        yield UnreadableFileError(what, where=str(error.filename or ""), fix=fix)
 
 
 def _is_event_file(folder: str, name: str) -> bool:
@@ -69,6 +79,8 @@ def _checked(path: Path, until: float) -> UnreadableFileError | None:
             if path.stat().st_size != status.st_size:
                 return None
         return error
+    except FileNotFoundError:  # deleted meanwhile
+        return None
     except OSError as error:
         what = f"The file cannot be read: {error.strerror or error}."
         return UnreadableFileError(

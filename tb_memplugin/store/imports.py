@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.generations import generation, generation_folder
+from tb_memplugin.store.leftovers import clear_folder, clear_logdir
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, is_side_file_name
 from tb_memplugin.store.worker_folder import claim_folder, has_events
 from tb_memplugin.store.writer import RunWriter, WrittenWindow
@@ -57,20 +58,33 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace) 
     """
     try:
         place = _take_place(run_folder, worker, origin)
+        written = _write(place, trace)
     except OSError as error:
         raise MemPluginError(
             f"The import could not be written: {error.strerror or error}.",
             where=run_folder,
             fix="Free some disk space, or choose a folder that you can write to.",
         ) from error
+    for folder in place.older:
+        _delete(folder)
+    clear_logdir(run_folder)
+    return Import(written, bool(place.older))
+
+
+def _write(place: _Place, trace: MemoryTrace) -> WrittenWindow:
+    """Write the trace and wait until the disk has it, before it loses an older one.
+
+    Raises:
+        OSError, MemPluginError: the folder cannot be written. Nothing of it remains.
+    """
     try:
         written = RunWriter.into(place.folder, place.worker, place.writer_id).write(trace)
+        if not files.is_remote(place.folder):
+            files.flush_path(place.folder)  # again: a failure after the last file has its name is no error
     except BaseException:
         _delete(place.folder)
         raise
-    for folder in place.older:
-        _delete(folder)
-    return Import(written, bool(place.older))
+    return written
 
 
 def _take_place(run_folder: str, wanted: str, origin: str) -> _Place:
@@ -150,6 +164,8 @@ def _delete(folder: str) -> None:
     After a failure the rest stays, the claim above all: by it the next import of the file deletes them.
     """
     side = files.join(folder, SIDE_FOLDER)
+    if not files.is_remote(folder):
+        clear_folder(folder)
     with suppress(OSError):
         for place, ours in ((folder, lambda name: name.endswith(EVENT_FILE_END)), (side, is_side_file_name)):
             for name in filter(ours, files.names_in(place)):

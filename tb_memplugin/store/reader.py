@@ -18,6 +18,7 @@ from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.envelope import KEEP, RERECORD
 from tb_memplugin.store.event_file import blobs_of
 from tb_memplugin.store.generations import superseded
+from tb_memplugin.store.health import unlisted_folder
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
 from tb_memplugin.store.records import records
 from tb_memplugin.store.step_records import read_figures, read_series
@@ -209,7 +210,8 @@ def read_recordings(path: str) -> Recordings:
     steps: list[RecordedStep] = []
     watched: dict[str, list[WatchedSteps]] = {}
     problems: list[UnreadableFileError] = []
-    for folder, names in files.walk(path):
+    failed = lambda error: problems.extend(unlisted_folder(error))  # noqa: E731
+    for folder, names in files.walk(path, failed):
         for name in names:
             if name.endswith(EVENT_FILE_END):
                 try:

@@ -70,6 +70,15 @@ def framed(read: Callable[[int, int], bytes], size: int) -> int:
     return max((end for _, end in _bodies(read, size)), default=0)
 
 
+def is_cut(read: Callable[[int, int], bytes], size: int, end: int) -> bool:
+    """Whether what follows the record that ends at an offset is at most the beginning of another."""
+    head = read(end, _HEAD.size)
+    if len(head) < _HEAD.size:
+        return True
+    length, checksum = _HEAD.unpack(head)
+    return masked(crc32c(head[:8])) == checksum and end + _HEAD.size + int(length) + 4 > size
+
+
 def _bodies(read: Callable[[int, int], bytes], size: int, end: int = 0) -> Iterator[tuple[int, int]]:
     """Yield where the data of each complete record begins and where it ends, from the record at `end` on."""
     while end + _HEAD.size + 4 <= size:

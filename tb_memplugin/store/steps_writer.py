@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
@@ -12,8 +12,10 @@ from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary
 
 from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
 from tb_memplugin.store import files
+from tb_memplugin.store.disk_sync import DiskSync
 from tb_memplugin.store.event_file import blob_value, scalar_value
 from tb_memplugin.store.growing_file import UnsettledError
+from tb_memplugin.store.leftovers import clear_logdir
 from tb_memplugin.store.paths import STEPS_END, STEPS_TAG, readable
 from tb_memplugin.store.records import record
 from tb_memplugin.store.step_records import VERSION, pack_figures
@@ -22,6 +24,9 @@ from tb_memplugin.trace.step_figures import DeviceFigures, StepFigures
 
 SCALARS_EACH = 1_000
 """The number of first steps that all get scalars: TensorBoard keeps this many random points per series."""
+
+FLUSH_SECONDS = 5.0
+"""The shortest time between two flushes to the disk, however often records are written."""
 
 
 class StepsWriter:
@@ -34,10 +39,20 @@ class StepsWriter:
         worker: the worker's name, any text.
         epoch_ns: when the first step began, epoch nanoseconds.
         torch: the version of torch.
+        failed: called with an error of the disk that came only after `write`, on another thread.
     """
 
-    def __init__(self, logdir: str, worker: str, epoch_ns: int, torch: str = "") -> None:
-        self._claimed = WriterFolder(files.absolute(os.fspath(logdir)), worker, STEPS_END)
+    def __init__(
+        self,
+        logdir: str,
+        worker: str,
+        epoch_ns: int,
+        torch: str = "",
+        failed: Callable[[OSError], object] = lambda _: None,
+    ) -> None:
+        folder = files.absolute(os.fspath(logdir))
+        self._claimed = WriterFolder(folder, worker, STEPS_END)
+        self._disk = DiskSync(failed, FLUSH_SECONDS, lambda: clear_logdir(folder))
         self._epoch_ns, self._torch = epoch_ns, torch
         self._written = 0
         self._until_ns = epoch_ns
@@ -64,6 +79,7 @@ class StepsWriter:
             self._count(figures)
             raise
         self._count(figures)
+        self._disk.add(path)
         return path
 
     def settle(self) -> None:
@@ -73,6 +89,11 @@ class StepsWriter:
             OSError: the folder cannot be written; it is still not known.
         """
         self._claimed.settle()
+
+    def close(self) -> None:
+        """Flush what was written to the disk, and wait for that some seconds at the most."""
+        self._disk.start()
+        self._disk.wait()
 
     def _count(self, figures: StepFigures) -> None:
         self._written += len(figures)

@@ -14,6 +14,7 @@ from tb_memplugin.store import files
 from tb_memplugin.store.event_file import first_record
 from tb_memplugin.store.growing_file import GrowingFile, NotOursError, PartFiles, UnsettledError
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, folder_name
+from tb_memplugin.store.temporary import this_process
 
 _log = logging.getLogger("tb_memplugin")
 
@@ -27,10 +28,11 @@ class WorkerFolder:
         path: a local path or an fsspec URL.
         worker: the worker's name, with a number appended if the folder of the plain name was taken.
         writer_id: unique per writer.
+        flushed: whether new files wait for the disk, see `files.write_new`.
     """
 
-    def __init__(self, path: str, worker: str, writer_id: str) -> None:
-        self.path, self.worker, self.writer_id = path, worker, writer_id
+    def __init__(self, path: str, worker: str, writer_id: str, *, flushed: bool = False) -> None:
+        self.path, self.worker, self.writer_id, self.flushed = path, worker, writer_id, flushed
         maker = f"{folder_name(socket.gethostname())}.{os.getpid()}"
         self._event_stem = f"events.out.tfevents.{int(time.time()):010d}.{maker}"
         self._part = 0
@@ -92,7 +94,7 @@ class WorkerFolder:
         self._events.settle()
 
     def _growing_file(self) -> GrowingFile:
-        return GrowingFile(self._event_file(self._part), first_record())
+        return GrowingFile(self._event_file(self._part), first_record(), flushed=self.flushed)
 
     def _event_file(self, part: int) -> str:
         return files.join(self.path, f"{self._event_stem}.{part:06d}{EVENT_FILE_END}")
@@ -176,7 +178,7 @@ def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
     Args:
         folder: a worker's folder. It need not exist.
         writer_id: an id that is unique per writer.
-        origin: the imported file, for an import.
+        origin: the imported file, for an import. The claim then waits for the disk.
 
     Raises:
         OSError: the folder cannot be created.
@@ -184,8 +186,10 @@ def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
     if has_events(folder):
         return False
     files.make_folder(files.join(folder, SIDE_FOLDER))
-    content = f"{writer_id}\n{origin}" if origin else writer_id
-    return files.claim(files.join(folder, SIDE_FOLDER, CLAIM), content.encode("utf-8", "surrogatepass"))
+    writer = f"{writer_id} {this_process()}"
+    content = f"{writer}\n{origin}" if origin else writer
+    path = files.join(folder, SIDE_FOLDER, CLAIM)
+    return files.claim(path, content.encode("utf-8", "surrogatepass"), flushed=bool(origin))
 
 
 def has_events(folder: str) -> bool:

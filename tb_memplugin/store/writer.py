@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -11,14 +13,18 @@ from typing import NoReturn
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
+from tb_memplugin.store.disk_sync import DiskSync
 from tb_memplugin.store.event_file import step_record
 from tb_memplugin.store.growing_file import UnsettledError
+from tb_memplugin.store.leftovers import clear_logdir
 from tb_memplugin.store.outline import whole_summaries
 from tb_memplugin.store.paths import SIDE_FOLDER, side_file_name
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.windows import write_window
 from tb_memplugin.store.worker_folder import WorkerFolder, WriterFolder
 from tb_memplugin.trace import MemoryTrace
+
+_log = logging.getLogger("tb_memplugin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +59,25 @@ class RunWriter:
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text; the folder's name is made safe from it.
+        warn: called with the message of an error of the disk that came only after `write`, on another thread.
     """
 
-    def __init__(self, logdir: str, worker: str) -> None:
+    def __init__(self, logdir: str, worker: str, warn: Callable[[str], object] = _log.warning) -> None:
         self._logdir = files.absolute(os.fspath(logdir))
         self._lock = threading.Lock()
+        logdir = self._logdir
+        failed = lambda error: warn(str(_not_written(logdir, error)))  # noqa: E731
+        self._disk = DiskSync(failed, idle=lambda: clear_logdir(logdir))
         self._claimed = WriterFolder(self._logdir, worker)
         self._folder: WorkerFolder | None = None
         self._windows = 0
 
     @classmethod
     def into(cls, folder: str, worker: str, writer_id: str) -> RunWriter:
-        """Return a writer for a folder that was claimed with `claim_folder`."""
+        """Return a writer for a folder that was claimed with `claim_folder`. It waits for the disk."""
         writer = cls(folder, worker)
-        writer._claimed = WriterFolder(folder, worker, claimed=WorkerFolder(folder, worker, writer_id))
+        claimed = WorkerFolder(folder, worker, writer_id, flushed=True)
+        writer._claimed = WriterFolder(folder, worker, claimed=claimed)
         return writer
 
     def write(self, trace: MemoryTrace) -> WrittenWindow:
@@ -107,16 +118,22 @@ class RunWriter:
         blobs += [pack(lambda _, row=row: summaries.outline(row)) for row in steps[summarized:]]  # type: ignore[misc]
         events = b"".join(map(step_record, metadata, blobs))
         side_file = files.join(folder.path, SIDE_FOLDER, window.side_file)
-        size = files.write_new(side_file, lambda stream: write_window(stream, trace))
+        size = files.write_new(side_file, lambda stream: write_window(stream, trace), flushed=folder.flushed)
         try:
+            if folder.flushed and not files.is_remote(side_file):
+                for above in files.folders_above(side_file):
+                    files.flush_path(above)  # before a step names the file
             event_file = folder.add_events(events)
         except UnsettledError:  # its steps may be readable, or become it: they need the side file
+            self._disk.add(side_file)
             raise
         except OSError:
             with suppress(OSError):
                 files.remove(side_file)
             raise
         self._windows += 1
+        if not folder.flushed:
+            self._disk.add(side_file, event_file)
         return WrittenWindow(
             folder=folder.path,
             worker=folder.worker,
@@ -129,8 +146,12 @@ class RunWriter:
         )
 
     def _refuse(self, error: OSError) -> NoReturn:
-        raise MemPluginError(
-            f"The memory profile could not be written: {error.strerror or error}.",
-            where=self._logdir,  # the same for every operation, so that one fault is logged once
-            fix="Free some disk space, or choose a folder that this process can write to.",
-        ) from error
+        raise _not_written(self._logdir, error) from error
+
+
+def _not_written(logdir: str, error: OSError) -> MemPluginError:
+    return MemPluginError(
+        f"The memory profile could not be written: {error.strerror or error}.",
+        where=logdir,  # the same for every operation, so that one fault is logged once
+        fix="Free some disk space, or choose a folder that this process can write to.",
+    )

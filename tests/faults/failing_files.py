@@ -10,9 +10,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+
+from tb_memplugin.store import disk_sync
 
 Kind = Literal[
     "refused", "answer lost", "half written", "short", "killed before", "killed after", "killed half"
@@ -48,6 +51,7 @@ class Fault:
         at: the number of the operation, from 1.
         lasts: the number of operations after it that are refused as well.
         only: a part of the paths on which operations fail; others are not counted.
+        operation: the only operation that fails, "" for all; others are not counted.
     """
 
     kind: Kind
@@ -55,6 +59,7 @@ class Fault:
     at: int = 0
     lasts: int = 0
     only: str = ""
+    operation: str = ""
 
 
 @dataclass
@@ -90,8 +95,28 @@ class FailingFiles:
         finally:
             self.fault = fault
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Take the places of the functions of `os`."""
+    def install_reads(self, patch: pytest.MonkeyPatch) -> None:
+        """Let the streams of readers fail, too."""
+        real = Path.open
+
+        def opening(path: Path, mode: str = "r", *args: Any, **keywords: Any) -> Any:
+            if mode != "rb" or not self._is_below(path):
+                return real(path, mode, *args, **keywords)
+            opened = self._by_path("open", lambda path: real(path, "rb"))(str(path))
+            return FailingStream(opened, self)
+
+        patch.setattr(Path, "open", opening)
+
+    def install(self, patch: pytest.MonkeyPatch, *, flushes: bool = False) -> None:
+        """Take the places of the functions of `os`.
+
+        Recordings flush files as soon as they are added, or never.
+        """
+        if flushes:
+            patch.setattr(disk_sync, "in_background", lambda run: run())
+        else:
+            patch.setattr(disk_sync.DiskSync, "start", lambda _: None)
+        patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(os, "open", self._opening(os.open))
         for name in BY_PATH:
             patch.setattr(os, name, self._by_path(name, getattr(os, name)))
@@ -113,7 +138,11 @@ class FailingFiles:
         def call(*args: Any, **keywords: Any) -> Any:
             if self.fault is None or not self._is_below(args[0]) or self.fault.only not in str(args[0]):
                 return real(*args, **keywords)
-            return self._operation(name, lambda: real(*args, **keywords))
+            try:
+                return self._operation(name, lambda: real(*args, **keywords))
+            except OSError as error:
+                error.filename = args[0]
+                raise
 
         return call
 
@@ -132,6 +161,10 @@ class FailingFiles:
 
         return call
 
+    def reading(self, name: str, real: Callable[[], Any]) -> Any:
+        """Perform an operation of a stream, or not."""
+        return real() if self.fault is None else self._operation(name, real, always=name == "close")
+
     def _operation(
         self,
         name: str,
@@ -142,6 +175,8 @@ class FailingFiles:
     ) -> Any:
         """Perform an operation, or not. `always`: it is performed even where it fails, as `close` is."""
         assert self.fault is not None
+        if self.fault.operation not in ("", name):
+            return real()
         self.operations.append(name)
         number, kind = len(self.operations), self.fault.kind
         if not self.fault.at <= number <= self.fault.at + self.fault.lasts:
@@ -160,9 +195,30 @@ class FailingFiles:
             result = (half or real)() if kind in ("half written", "short") else real()
         if kind == "short":
             return result
-        if name == "open" and result is not None:
+        if name == "open" and isinstance(result, int):
             os.close(result)
         raise OSError(self.fault.errno, os.strerror(self.fault.errno))
 
     def _is_below(self, path: Any) -> bool:
         return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.root)
+
+
+class FailingStream:
+    """A stream of a reader whose operations fail."""
+
+    def __init__(self, stream: Any, files: FailingFiles) -> None:
+        self._stream, self._files = stream, files
+
+    def read(self, *size: int) -> bytes:
+        content: bytes = self._files.reading("read", lambda: self._stream.read(*size))
+        return content
+
+    def seek(self, *place: int) -> int:
+        offset: int = self._files.reading("seek", lambda: self._stream.seek(*place))
+        return offset
+
+    def __enter__(self) -> FailingStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.reading("close", self._stream.close)

@@ -171,7 +171,14 @@ class Case:
 
 
 def each_case(
-    recorder: Recorder, files: FailingFiles, kind: Kind, error: str, *, lasts: int = 0, only: str = ""
+    recorder: Recorder,
+    files: FailingFiles,
+    kind: Kind,
+    error: str,
+    *,
+    lasts: int = 0,
+    only: str = "",
+    operation: str = "",
 ) -> Iterator[Case]:
     """Run a recorder anew for each of its operations, with a fault there.
 
@@ -196,7 +203,7 @@ def each_case(
             else:
                 safe |= set(written)
 
-        fault, messages = Fault(kind, getattr(errno, error), at, lasts, only), Messages()
+        fault, messages = Fault(kind, getattr(errno, error), at, lasts, only, operation), Messages()
         log.addHandler(messages)
         with files.failing(fault):
             program = Program(files.root, check)
@@ -204,7 +211,7 @@ def each_case(
             check(())
         log.removeHandler(messages)
         if not files.hit:
-            assert at > (8 if only else 30)
+            assert at > (5 if only or operation else 30)
             return
         yield Case(fault, files.operations[at - 1], program.warnings | messages.warnings)
 
@@ -384,3 +391,28 @@ def test_a_file_system_without_hard_links_is_as_safe(files, monkeypatch, name):
         missing = recorder.peaks.keys() - recorder.read(files.root)["rank0"].keys()
         assert len(missing) <= recorder.most_missing, case
         assert len(case.warnings) <= 1, case
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+@pytest.mark.parametrize(("operation", "lasts"), [("fsync", 0), ("fsync", FOREVER), ("", 0)])
+def test_where_the_disk_fails_all_is_written_and_there_is_one_warning(
+    tmp_path, monkeypatch, name, operation, lasts
+):
+    monkeypatch.setattr("tb_memplugin.store.steps_writer.FLUSH_SECONDS", 0.0)
+    files = FailingFiles(str(tmp_path / "logdir"))
+    files.install(monkeypatch, flushes=True)
+    recorder = RECORDERS[name]
+    for case in each_case(recorder, files, "refused", "EIO", lasts=lasts, operation=operation):
+        missing = recorder.peaks.keys() - recorder.read(files.root).get("rank0", {}).keys()
+        assert not missing or not operation, case
+        assert len(case.warnings) == 1 or not operation, case
+        assert len(case.warnings) <= 1, case
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+def test_a_file_system_that_cannot_flush_is_no_problem(tmp_path, monkeypatch, name):
+    files = FailingFiles(str(tmp_path / "logdir"))
+    files.install(monkeypatch, flushes=True)
+    for case in each_case(RECORDERS[name], files, "refused", "EINVAL", lasts=FOREVER, operation="fsync"):
+        assert case.warnings == set()
+        break

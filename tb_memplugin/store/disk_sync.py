@@ -1,0 +1,140 @@
+"""Flushes what was written to the disk (`fsync`), so that it outlives a crash of the whole machine.
+
+That takes some milliseconds, or seconds while a disk is busy. So no training waits for it: a thread of its
+own does it, which ends when nothing is left to flush.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from tb_memplugin.store import files
+
+THREAD = "tb_memplugin disk"
+"""The name of the thread."""
+
+LONGEST_WAIT_SECONDS = 5.0
+"""How long the end of a recording or of the process waits for the disk."""
+
+_log = logging.getLogger("tb_memplugin")
+
+
+class DiskSync:
+    """Flushes the files of one writer, in the order in which they were added. After a fork, it starts anew.
+
+    Args:
+        failed: called with the error of a flush, on the thread.
+        pause: seconds between the end of a flush and the begin of the next one. What is added before that is
+            flushed with what is added later, or at the end of the process.
+        idle: called once, on the thread, when the first files are flushed.
+    """
+
+    def __init__(
+        self,
+        failed: Callable[[OSError], object],
+        pause: float = 0.0,
+        idle: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._failed, self._pause, self._idle = failed, pause, idle
+        self._forget()
+        _open.add(self)
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._waiting: dict[str, None] = {}
+        self._named: set[str] = set()
+        self._known: set[str] = set()
+        self._is_running = False
+        self._not_before = 0.0
+
+    def add(self, *paths: str) -> None:
+        """Flush files soon, and the folders that contain their names, if they are local. Does not wait."""
+        if self._pid != os.getpid():
+            self._forget()
+        with self._changed:
+            for path in paths:
+                self._waiting.pop(path, None)
+                if not files.is_remote(path):
+                    self._waiting[path] = None
+        if time.monotonic() >= self._not_before:
+            self.start()
+
+    def start(self) -> None:
+        """Flush now what waits for the end of the pause."""
+        with self._changed:
+            if self._is_running or not self._waiting or self._pid != os.getpid():
+                return
+            self._is_running = True
+        try:
+            in_background(self._run)
+        except RuntimeError:  # no thread can be started, as at the end of the interpreter
+            self._run()
+
+    def wait(self, seconds: float = LONGEST_WAIT_SECONDS) -> None:
+        """Wait until all is flushed, some seconds at the most. Returns at once in a forked child."""
+        if self._pid == os.getpid():
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_running, seconds)
+
+    def _run(self) -> None:
+        try:
+            while paths := self._take():
+                self._flush(paths)
+        except BaseException as error:  # noqa: BLE001  # there is nobody above: this is a thread
+            _log.debug("flushing files failed", exc_info=error)
+            with self._changed:
+                self._is_running = False
+                self._changed.notify_all()
+
+    def _take(self) -> list[str]:
+        with self._changed:
+            paths, self._waiting = list(self._waiting), {}
+            self._is_running = bool(paths)
+            self._changed.notify_all()
+        return paths
+
+    def _flush(self, paths: list[str]) -> None:
+        for path in paths:
+            try:
+                self._flush_file(path)
+            except OSError as error:
+                self._failed(error)
+        self._not_before = time.monotonic() + self._pause
+        idle, self._idle = self._idle, lambda: None
+        idle()
+
+    def _flush_file(self, path: str) -> None:
+        """Flush a file; the first time also its folder, and those above it that were not flushed before."""
+        files.flush_path(path)
+        if path in self._named:
+            return
+        folder, *above = files.folders_above(path)
+        for one in (folder, *(each for each in above if each not in self._known)):
+            files.flush_path(one)
+            self._known.add(one)
+        self._named.add(path)
+
+
+def in_background(run: Callable[[], object]) -> None:
+    """Call a function on a thread that does not keep the process from ending."""
+    threading.Thread(target=run, name=THREAD, daemon=True).start()
+
+
+_open: weakref.WeakSet[DiskSync] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    """Flush what waits, and wait for it."""
+    until = time.monotonic() + LONGEST_WAIT_SECONDS
+    for sync in list(_open):
+        sync.start()
+    for sync in list(_open):
+        sync.wait(max(until - time.monotonic(), 0.0))

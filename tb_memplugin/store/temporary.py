@@ -1,0 +1,66 @@
+"""Names of temporary files, which tell the process that writes them, and whether that has ended."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+
+UNKNOWN_SECONDS = 7 * 24 * 3600
+"""The age from which a temporary file counts as left by a process of which nothing is known."""
+
+_NAME = re.compile(r"\.(?:([0-9a-f]{16}\.[0-9]{1,10})\.)?[0-9a-f]{16}\.tmp")
+_PROCESS = re.compile(r"([0-9a-f]{16})\.([0-9]{1,10})")
+_BOOT, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
+
+
+def new_name() -> str:
+    """Return a name for a temporary file of this process.
+
+    It has no part of the file's own name: TensorBoard takes what has "tfevents" in it for an event file.
+    """
+    return f".{this_process()}.{secrets.token_hex(8)}.tmp"
+
+
+def this_process() -> str:
+    """Return this boot and namespace of process ids, as 16 hexadecimal digits, and the process id."""
+    return f"{_machine() or '0' * 16}.{os.getpid()}"
+
+
+def has_ended(process: str) -> bool:
+    """Whether a process, by the text of `this_process`, is known to have ended."""
+    match = _PROCESS.fullmatch(process)
+    if match is None or match[1] != _machine():
+        return False
+    try:
+        os.kill(int(match[2]), 0)
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    return False
+
+
+def is_left(path: str, name: str) -> bool:
+    """Whether a file is a temporary one of ours that nobody will finish.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return False
+    if match[1] is not None and match[1].startswith(_machine() or "?"):
+        return has_ended(match[1])
+    return time.time() - Path(path).lstat().st_mtime > UNKNOWN_SECONDS
+
+
+def _machine() -> str:
+    """Return what distinguishes this boot and namespace of process ids, "" where the system does not tell."""
+    with suppress(OSError):
+        known = f"{Path(_BOOT).read_text('ascii')} {Path(_NAMESPACE).readlink()}"
+        return hashlib.sha256(known.encode()).hexdigest()[:16]
+    return ""
