@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from tb_memplugin import budget
 from tb_memplugin.errors import MemPluginError
 
 ReadRange = Callable[[int, int], bytes]
@@ -169,6 +170,7 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
                 raise io.UnsupportedOperation("it is a pipe")
             stream = stack.enter_context(Path(path).open("rb"))
         size = stream.seek(0, os.SEEK_END)
+        budget.open_file(path, size)
 
         def read(offset: int, count: int) -> bytes:
             stream.seek(offset)
