@@ -7,6 +7,7 @@ time and what it says. With `--untrusted` it reads them with `load(..., untruste
 from __future__ import annotations
 
 import gzip
+import io
 import pickle
 import struct
 import subprocess
@@ -15,6 +16,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tb_memplugin.proto.side_file_pb2 import Chunk, Column, DeviceInfo, Footer, Names, StepInfo
+from tb_memplugin.store.columns import BLOCK_ROWS
+from tb_memplugin.store.envelope import EnvelopeWriter
+from tb_memplugin.store.windows import DTYPES
 from tests.snapshots import block, entries, segment
 
 MB = 1_000_000
@@ -40,6 +45,29 @@ def wide_segment(keys: int, count: int) -> bytes:
     """Return a pickle whose host segments are one segment with very many keys, very often."""
     wide = {**segment(block(4096, 1)), **{str(key): 0 for key in range(keys)}}
     return pickle.dumps({"segments": [], "host_segments": [wide] * count}, protocol=4)
+
+
+def constant_columns(rows: int = 1 << 20) -> bytes:
+    """Return a side file whose columns all have as many rows as a small file may have, and no bytes."""
+    stream = io.BytesIO()
+    envelope = EnvelopeWriter(stream)
+    absent = {"operator", "module", "label", "stack", "forward", "stream", "pool", "context"}
+    columns = [
+        Column(
+            name=name,
+            rows=rows,
+            chunks=[
+                Chunk(rows=BLOCK_ROWS, base=(1 << 64) - 1 if name.partition(".")[2] in absent else 0)
+                for _ in range(rows // BLOCK_ROWS)
+            ],
+        )
+        for name in DTYPES
+    ]
+    names = Names(module_keys=[b"m"], module_parents=[-1], module_classes=[b"c"], annotation_names=[b"a"])
+    chunk = envelope.add(Chunk(), names.SerializeToString())
+    step, device = StepInfo(number=0, start_ns=0, end_ns=10), DeviceInfo(name=b"cuda:0")
+    envelope.finish(Footer(devices=[device], steps=[step], columns=columns, names=chunk))
+    return stream.getvalue()
 
 
 BOMBS: dict[str, Callable[[], bytes]] = {
@@ -80,6 +108,8 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "pickle of shared annotations": lambda: pickle.dumps(
         {"segments": [], "external_annotations": [MARK] * 1_500_000}, 4
     ),
+    "side file of constant columns": constant_columns,
+    "side file of more rows": lambda: constant_columns(1 << 22),
     "zip": lambda: b"PK\x03\x04" + b"\0" * 1000,
     "zstandard": lambda: b"\x28\xb5\x2f\xfd" + b"\0" * 1000,
 }

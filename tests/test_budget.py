@@ -80,6 +80,8 @@ QUICK = {
     "pickle of copied pinned segments": "more segments than 2,391,002 bytes can hold: they are shared",
     "pickle of shared blocks": "they are shared",
     "pickle of shared annotations": "they are shared",
+    "side file of constant columns": "read",
+    "side file of more rows": "claims 4194304 rows",
 }
 
 
