@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, BinaryIO
 
+from tb_memplugin.budget import out_of_memory
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.sources.collector import collector_at_rest
 from tb_memplugin.sources.content import (
@@ -52,6 +53,7 @@ def load(
     device_type: str = "cuda",
     limit_bytes: int | None = None,
     progress: Progress | None = None,
+    untrusted: bool = False,
 ) -> MemoryTrace:
     """Return the memory trace in a file or an object. Nothing in the file is executed.
 
@@ -66,12 +68,19 @@ def load(
         device_type: the device type of a snapshot or timeline ("cuda", "xpu", "cpu", …), which the file
             does not contain.
         limit_bytes: the largest size of the uncompressed content, in bytes. Default: the environment
-            variable TB_MEMPLUGIN_LIMIT_BYTES, else a quarter of this machine's memory, at least 2 GiB.
+            variable TB_MEMPLUGIN_LIMIT_BYTES, else a quarter of this machine's memory, at least 2 GiB, and
+            100 times a gzip file's size, at least 64 MiB.
         progress: called as `progress(done_bytes, total_bytes)` while a file is read.
+        untrusted: read in a new process that the system ends if it takes more memory or time than a file of
+            its size may: 1 GiB or 16 times the unpacked content, and 60 CPU seconds or 5 for each megabyte;
+            see `tb_memplugin.budget`. It takes about half a second longer, and reports no progress. Without
+            it, content that would fill the memory is refused where that can be counted, and nothing limits
+            the time.
 
     Raises:
         UnreadableFileError: the content has none of these formats, is truncated, damaged, newer than this
-            reader or larger than the limit, or is a pickle that would run code.
+            reader or larger than the limit, takes too much memory or time, or is a pickle that would run
+            code.
         MemPluginError: an argument is wrong.
         OSError: the file cannot be read.
 
@@ -86,21 +95,30 @@ def load(
     if isinstance(source, dict | list):
         return _trace_of(source, IN_MEMORY, device_type)
     name = os.fspath(source)
-    limit = content_limit(limit_bytes)
+    if untrusted:
+        from tb_memplugin.untrusted import load_apart
+
+        return load_apart(name, device_type=device_type, limit_bytes=limit_bytes)
+    content_limit(limit_bytes)
     if not files.is_remote(name) and files.is_folder(name):
         return _highest_window(name)
-    with files.open_ranges(name) as (read, size), collector_at_rest():
-        head = read(0, HEAD_BYTES)
-        if head.startswith(HEAD_MAGIC):
-            return read_window(read, size, name)
-        stream: Any = FileStream(read, size, progress)
-        if head.startswith(GZIP_MAGIC):
-            head = GzipStream(stream, name, limit).read(HEAD_BYTES)
-            stream.seek(0)
-            stream = GzipStream(stream, name, limit)
-        elif size > limit:
-            raise too_large(limit, name)
-        return _trace_in(stream, head, name, device_type)
+    try:
+        with files.open_ranges(name) as (read, size), collector_at_rest():
+            head = read(0, HEAD_BYTES)
+            if head.startswith(HEAD_MAGIC):
+                return read_window(read, size, name)
+            stream: Any = FileStream(read, size, progress)
+            is_packed = head.startswith(GZIP_MAGIC)
+            limit = content_limit(limit_bytes, size if is_packed else None)
+            if is_packed:
+                head = GzipStream(stream, name, limit).read(HEAD_BYTES)
+                stream.seek(0)
+                stream = GzipStream(stream, name, limit)
+            elif size > limit:
+                raise too_large(limit, name)
+            return _trace_in(stream, head, name, device_type)
+    except MemoryError as error:
+        raise out_of_memory(name) from error
 
 
 def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> MemoryTrace:

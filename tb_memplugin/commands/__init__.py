@@ -73,7 +73,10 @@ class LazyGroup(click.Group):
 
             _refuse(naming_files(error, ctx))
         except MemoryError:
-            _refuse_all("The command ran out of memory.", "Run it on a machine with more memory.")
+            from tb_memplugin.budget import out_of_memory
+            from tb_memplugin.commands.refusals import the_command
+
+            _refuse(out_of_memory(the_command(), "The command"))
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output is gone: click exits silently
                 raise

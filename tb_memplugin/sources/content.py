@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
+import numpy as np
+
+from tb_memplugin.budget import from_environment, memory_budget, open_content, out_of_memory, too_much_memory
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 
 Progress = Callable[[int, int], None]
@@ -23,6 +26,10 @@ READ_BYTES = 4 << 20
 MANY_MEMBERS, SMALL_MEMBER = 10_000, 1 << 10
 """A gzip file with more members than this, of fewer bytes each on average, is refused: it only takes time."""
 
+UNPACKED_OF_ANY_FILE, UNPACKED_PER_BYTE = 64 << 20, 100
+"""What a gzip file may unpack to unless a limit is set: any one, in bytes, and for each byte of a larger one.
+Strangers' recordings unpack to 4 to 46 times their size; gzip can make a thousand bytes of one."""
+
 LIMIT_VARIABLE = "TB_MEMPLUGIN_LIMIT_BYTES"
 SHARE_OF_MEMORY = 4
 """The default limit is the machine's memory divided by this: a loaded trace or snapshot needs about 4 to 10
@@ -32,30 +39,33 @@ SMALLEST_DEFAULT = 2 << 30
 
 DAMAGED_FIX = "Copy the file again, or export it again."
 
+MOST_PER_BYTE = 64
+"""More memory than a byte of JSON can take when it is parsed."""
+
 NO_JSON_NUMBER = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:inf|nan)(?=\s*[,}\]])", re.IGNORECASE)
 """Infinities and NaN as C++ writes them, which are not valid JSON."""
 
 
-def content_limit(limit_bytes: int | None) -> int:
+def content_limit(limit_bytes: int | None, packed_bytes: int | None = None) -> int:
     """Return the size limit of a file's content: the argument, the environment's, or a share of the memory.
+
+    Args:
+        limit_bytes: the argument; None: not given.
+        packed_bytes: the size of the file if it is compressed: without a limit from outside, its content is
+            also limited by `UNPACKED_PER_BYTE`.
 
     Raises:
         MemPluginError: the argument or the environment variable is not a positive number of bytes.
     """
-    if limit_bytes is not None:
-        if limit_bytes <= 0:
-            raise MemPluginError("limit_bytes must be above 0.", where="load", fix="Give a number of bytes.")
-        return limit_bytes
-    told = os.environ.get(LIMIT_VARIABLE)
-    if not told:
-        return max(_memory_bytes() // SHARE_OF_MEMORY, SMALLEST_DEFAULT)
-    if not (told.isascii() and told.isdigit() and 0 < len(told) < 20 and int(told)):
-        raise MemPluginError(
-            f"{LIMIT_VARIABLE} is {told[:80]!r}, which is not a number of bytes.",
-            where="the environment",
-            fix=f"Set it to a whole number: export {LIMIT_VARIABLE}=8000000000",
-        )
-    return int(told)
+    if limit_bytes is not None and limit_bytes <= 0:
+        raise MemPluginError("limit_bytes must be above 0.", where="load", fix="Give a number of bytes.")
+    limit = limit_bytes or from_environment(LIMIT_VARIABLE, "bytes")
+    if limit is not None:
+        return limit
+    most = max(_memory_bytes() // SHARE_OF_MEMORY, SMALLEST_DEFAULT)
+    if packed_bytes is None:
+        return most
+    return min(most, max(UNPACKED_OF_ANY_FILE, UNPACKED_PER_BYTE * packed_bytes))
 
 
 def _memory_bytes() -> int:
@@ -162,6 +172,7 @@ class GzipStream(io.RawIOBase):
         self._given += len(piece)
         if self._given > self._limit:
             raise too_large(self._limit, self._where)
+        open_content(self._given)
         return piece
 
     def _next_member(self) -> bool:
@@ -200,10 +211,12 @@ def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[str, ...]]:
     in an object, the last value counts, and a note gives the number of such keys.
 
     Raises:
-        UnreadableFileError: the content is not JSON, truncated, or nested too deeply.
+        UnreadableFileError: the content is not JSON, truncated, nested too deeply, or needs more memory than
+            its budget.
         OSError: reading the stream failed.
     """
     raw = stream.read()
+    _check_memory(raw, where)
     text = raw.decode(json.detect_encoding(raw), errors="replace")
     del raw
     try:
@@ -222,6 +235,34 @@ def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[str, ...]]:
         "missing."
     )
     return content, (absent, *notes)
+
+
+def _check_memory(raw: bytes, where: str) -> None:
+    """Refuse JSON whose objects would need more memory than its budget, judged by its punctuation.
+
+    Raises:
+        UnreadableFileError: the objects need more.
+    """
+    most = memory_budget(len(raw))
+    if len(raw) * MOST_PER_BYTE > most and _parsed_bytes(raw) > most:
+        raise too_much_memory(where, most, "The JSON")
+
+
+def _parsed_bytes(raw: bytes) -> int:
+    """Estimate the memory of parsed JSON, in bytes, by what CPython's objects take.
+
+    It is at least 0.7 times what a text takes that was made to take most. For strangers' files it is at most
+    12 times their size, of the 16 that they may take.
+    """
+    counts = np.zeros(256, np.int64)
+    data = np.frombuffer(raw, np.uint8)
+    for begin in range(0, len(data), PIECE_BYTES):
+        counts += np.bincount(data[begin : begin + PIECE_BYTES], minlength=256)
+    lists, dicts, pairs, commas, quotes = (int(counts[byte]) for byte in b'[{:,"')
+    texts = max(0, quotes // 2 - pairs)  # keys are counted as pairs
+    numbers = max(0, commas - texts)
+    width = 4 if counts[0xF0:].any() else 2 if counts[0xC4:].any() else 1  # bytes that each character takes
+    return width * len(raw) + 64 * lists + 120 * dicts + 90 * pairs + 9 * commas + 50 * texts + 30 * numbers
 
 
 def _parsed(text: str, where: str) -> tuple[object, tuple[str, ...]]:
@@ -243,11 +284,7 @@ def _parsed(text: str, where: str) -> tuple[object, tuple[str, ...]]:
             f"The JSON cannot be read: {reason}.", where=where, fix=DAMAGED_FIX
         ) from error
     except MemoryError as error:
-        raise UnreadableFileError(
-            "The JSON needs more memory than this machine has available.",
-            where=where,
-            fix="Load it on a machine with more memory.",
-        ) from error
+        raise out_of_memory(where, "The JSON") from error
     return content, _doubled(twice)
 
 

@@ -21,7 +21,7 @@ TAIL_MAGIC = b"TBMEMEND"
 HEAD = struct.Struct("<8sII")  # magic, version, zero
 TAIL = struct.Struct("<QIi8s")  # footer's length, its CRC-32, version, magic
 
-MOST_FOOTER = 64 << 20
+MOST_FOOTER = 16 << 20
 MOST_NAMES = 512 << 20
 """The largest sizes of the index and of the decompressed names, in bytes: more is damage or an attack."""
 

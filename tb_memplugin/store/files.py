@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from tb_memplugin import budget
 from tb_memplugin.descriptor_stream import DescriptorStream
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store.temporary import new_name
@@ -201,6 +202,7 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
                 raise io.UnsupportedOperation("it is a pipe")
             stream = stack.enter_context(Path(path).open("rb"))
         size = stream.seek(0, os.SEEK_END)
+        budget.open_file(path, size)
 
         def read(offset: int, count: int) -> bytes:
             stream.seek(offset)

@@ -21,7 +21,7 @@ _BLOCK = 1 << _BLOCK_LEVEL  # larger blocks are quicker, but building their tabl
 _SHORT = 56  # bytes below which the plain loop is quicker
 _ALL = 0xFFFFFFFF
 
-MOST_RECORD = 128 << 20
+MOST_RECORD = 16 << 20
 """The largest record that is read, in bytes: ours have at most a few megabytes."""
 
 

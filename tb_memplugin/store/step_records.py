@@ -20,7 +20,9 @@ Column = TypeVar("Column", Int64, Bool)
 
 VERSION = 1
 MOST_FIGURES_BYTES = 64 << 20
-"""The largest decompressed size of one record. A record that declares more is damaged or an attack."""
+FIGURES_OF_ANY_RECORD, FIGURES_PER_BYTE = 1 << 20, 100
+"""The largest decompressed size of one record: at all, of a small one, and per byte of it. More is damage or an
+attack."""
 
 _OPTIONAL = {
     "peak_reserved": "peak_reserved_bytes",
@@ -57,7 +59,8 @@ def read_figures(data: bytes, where: str = "") -> StepFigures:
     try:
         outer = pb.StepRecord.FromString(data)
         check_version(_WHAT, outer.version, VERSION, where)
-        if outer.raw_size > MOST_FIGURES_BYTES:
+        most = max(FIGURES_OF_ANY_RECORD, FIGURES_PER_BYTE * len(outer.figures))
+        if outer.raw_size > min(MOST_FIGURES_BYTES, most):
             raise ValueError("it claims to be too large")
         if zstandard.get_frame_parameters(outer.figures).content_size != outer.raw_size:
             raise ValueError("its size is wrong")

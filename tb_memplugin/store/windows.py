@@ -40,8 +40,8 @@ from tb_memplugin.trace.tables import ABSENT
 MOST_ROWS = 1 << 26
 """The largest number of rows of a table. A file that declares more is refused before memory is allocated."""
 
-ROWS_OF_ANY_FILE, ROWS_PER_BYTE = 1 << 22, 16
-NAMES_OF_ANY_FILE, NAMES_PER_BYTE = 16 << 20, 100
+ROWS_OF_ANY_FILE, ROWS_PER_BYTE = 1 << 20, 16
+NAMES_OF_ANY_FILE, NAMES_PER_BYTE = 4 << 20, 100
 """What a small file may unpack to: rows of a table and bytes of names, and how many more per byte of file."""
 
 FARTHEST_NS = (1 << 62) - 1

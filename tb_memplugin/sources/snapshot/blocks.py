@@ -86,7 +86,9 @@ def no_state(known: bool) -> FinalState:
     return replace(_columns(_Device(), Tables()), known=known)
 
 
-def final_states(segments: Sequence[dict[str, Any]], tables: Tables) -> dict[int, FinalState]:
+def final_states(
+    segments: Sequence[dict[str, Any]], tables: Tables, device: int | None = None
+) -> dict[int, FinalState]:
     """Return the final state of each device that has segments.
 
     In old versions blocks have no address: they follow one another in the segment without gaps. If there is
@@ -96,6 +98,7 @@ def final_states(segments: Sequence[dict[str, Any]], tables: Tables) -> dict[int
     Args:
         segments: as PyTorch writes them (schema: docstring of `torch.cuda.memory._snapshot`).
         tables: the tables to which the blocks' stacks, streams and pools are added.
+        device: the number of the device of all segments, if they do not contain it.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is missing or invalid.
@@ -105,7 +108,7 @@ def final_states(segments: Sequence[dict[str, Any]], tables: Tables) -> dict[int
         raise ValueError("segments share one list of blocks")
     devices: dict[int, _Device] = {}
     for segment in segments:
-        number = segment["device"]
+        number = segment["device"] if device is None else device
         if type(number) is not int or not 0 <= number < HIGHEST_DEVICE:
             told = number if type(number) is int and abs(number) < MOST_BYTES else type(number).__name__
             raise ValueError(f"the device of a segment is {told!r}")

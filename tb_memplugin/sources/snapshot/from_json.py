@@ -40,21 +40,35 @@ def check_not_shared(snapshot: object, where: str, content_bytes: int) -> object
         content_bytes: the uncompressed size of the file.
 
     Raises:
-        UnreadableFileError: devices share one trace, or there are more entries than fit into the file.
+        UnreadableFileError: devices or segments share one list, or there are more entries than fit into the
+            file.
     """
-    traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
-    long = (
-        [trace for trace in traces if isinstance(trace, list) and trace] if isinstance(traces, list) else []
-    )
-    if len(long) != len(set(map(id, long))):
-        raise UnreadableFileError("Devices of the snapshot share one trace.", where=where, fix=FIX)
-    if sum(map(len, long)) * SHORTEST_ENTRY > content_bytes + ROOM_BYTES:
-        raise UnreadableFileError(
-            f"The snapshot has more entries than {content_bytes:,} bytes can hold: they are shared.",
-            where=where,
-            fix=FIX,
-        )
+    for what, lists in _read_row_by_row(snapshot):
+        long = [rows for rows in lists if isinstance(rows, list) and rows]
+        if len(long) != len(set(map(id, long))):
+            raise UnreadableFileError(f"{what} of the snapshot are the same list.", where=where, fix=FIX)
+        if sum(map(len, long)) * SHORTEST_ENTRY > content_bytes + ROOM_BYTES:
+            raise UnreadableFileError(
+                f"The snapshot has more {what} than {content_bytes:,} bytes can hold: they are shared.",
+                where=where,
+                fix=FIX,
+            )
     return snapshot
+
+
+def _read_row_by_row(snapshot: object) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the lists whose rows are read into columns, with what their rows are."""
+    content = snapshot if isinstance(snapshot, dict) else {"segments": snapshot}
+    for key in ("device_traces", "host_traces"):
+        traces = content.get(key)
+        yield "traces", [traces]
+        yield "trace entries", traces if isinstance(traces, list) else []
+    for key in ("segments", "host_segments"):
+        segments = content.get(key)
+        known = [one for one in segments if isinstance(one, dict)] if isinstance(segments, list) else []
+        yield "segments", [segments]
+        yield "blocks", [segment.get("blocks") for segment in known]
+    yield "annotations", [content.get("external_annotations")]
 
 
 def _records(snapshot: object) -> Iterator[dict[str, Any]]:

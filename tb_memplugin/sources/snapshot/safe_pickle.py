@@ -6,13 +6,11 @@ import copyreg
 import io
 import os
 import pickle
-import re
-import sys
 from collections.abc import Callable
-from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from tb_memplugin.budget import free_bytes, memory_budget, out_of_memory, too_much_memory
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.sources.collector import collector_at_rest
 from tb_memplugin.sources.snapshot.pickle_reader import DAMAGED_FIX, PickleReader
@@ -27,17 +25,6 @@ REFUSED_FIX = (
 )
 GROWTH, HEADROOM_BYTES = 64, 256 << 20
 """The memory allowed per byte of a pickle, plus what any pickle may use; real ones use 10 bytes per byte."""
-
-_AVAILABLE = re.compile(r"^MemAvailable:\s+([0-9]{1,15}) kB$", re.MULTILINE)
-
-still_unpickling: ContextVar[Callable[[bool], None]] = ContextVar(
-    "still_unpickling", default=lambda _going_on: None
-)
-"""A function that is called with True before every megabyte that is read of a pickle, and with False at
-the end.
-
-A pickle may contain dictionary keys that take Python hours to look up, or that are so deeply nested that
-hashing them crashes the process. Only another process, which this function can inform, can stop that."""
 
 _DAMAGE = (
     pickle.UnpicklingError,
@@ -93,15 +80,9 @@ def read_pickle(source: BinaryIO | bytes, where: str) -> tuple[object, tuple[str
     except UnreadableFileError:
         raise
     except MemoryError as error:
-        raise UnreadableFileError(
-            "The pickle needs more memory than there is.",
-            where=where,
-            fix=f"{DAMAGED_FIX} If the file is complete, load it on a machine with more memory.",
-        ) from error
+        raise out_of_memory(where, "The pickle") from error
     except _DAMAGE as error:
         raise UnreadableFileError(_diagnosis(reader.position, error), where=where, fix=DAMAGED_FIX) from error
-    finally:
-        still_unpickling.get()(False)
 
 
 def _notes(reader: PickleReader) -> tuple[str, ...]:
@@ -146,11 +127,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _growth_watch(where: str) -> Callable[[int], None]:
     """Return a check of the process's memory growth against the bytes read so far and the free memory."""
-    before, most = _resident_bytes(), _free_bytes()
-    going_on = still_unpickling.get()
+    before, most = _resident_bytes(), free_bytes()
 
     def check(position: int) -> None:
-        going_on(True)
         grown = _resident_bytes() - before
         if grown > most:
             raise UnreadableFileError(
@@ -158,6 +137,8 @@ def _growth_watch(where: str) -> Callable[[int], None]:
                 where=where,
                 fix="Load it on a machine with more memory.",
             )
+        if grown > memory_budget(position):
+            raise too_much_memory(where, memory_budget(position), "The pickle")
         if grown > GROWTH * position + HEADROOM_BYTES:
             raise UnreadableFileError(
                 f"The pickle uses far too much memory: {grown:,} bytes after {position:,} of its own.",
@@ -166,15 +147,6 @@ def _growth_watch(where: str) -> Callable[[int], None]:
             )
 
     return check
-
-
-def _free_bytes() -> int:
-    """Return the free memory of the system in bytes; `sys.maxsize` if it is not known."""
-    try:
-        found = _AVAILABLE.search(Path("/proc/meminfo").read_text("ascii"))
-        return int(found[1]) << 10 if found else sys.maxsize
-    except (OSError, ValueError):
-        return sys.maxsize
 
 
 def _resident_bytes() -> int:

@@ -135,7 +135,7 @@ def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], table
         with damage_told("The parts of the pinned host memory", PINNED):
             nested = bool(traces) and isinstance(traces[0], list)
             entries = read_entries([entry for part in traces for entry in part] if nested else traces, tables)
-            final = final_states([{**segment, "device": 0} for segment in segments or []], tables)
+            final = final_states(segments or [], tables, device=0)
             state = final.get(0, no_state(known=segments is not None))
             devices.append(SnapshotDevice(len(devices), PINNED, entries, state))
     except UnreadableFileError as error:

@@ -1,0 +1,190 @@
+"""How much memory and time reading a file may take, and a process that cannot take more.
+
+The rule is in `memory_budget` and `seconds_budget`. Readers count what they create against it. A process that
+only reads files calls `confine`: then the system holds it to the rule, also in code that cannot count.
+
+Measured on strangers' recordings (14 snapshots, 4 Kineto traces, a timeline) on 2026-11-24: pickles of at
+least 0.9 MB took 5.6 to 9.8 times their size, JSON of at least 2 MB 4.1 to 6.0 times its unpacked size.
+Larger ones take less, because they repeat their stacks: 131 MB of pickle 3.4 times, 110 MB of JSON 4.1 times.
+Sixteen leaves room for others. Of files of at least 0.9 MB, none took more than 1 CPU second a megabyte, or
+0.12 of its unpacked content. gzip made them 4 to 46 times smaller.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tb_memplugin.errors import MemPluginError, UnreadableFileError
+
+if sys.platform != "win32":
+    import resource
+
+MEMORY_VARIABLE = "TB_MEMPLUGIN_LIMIT_MEMORY"
+SECONDS_VARIABLE = "TB_MEMPLUGIN_LIMIT_SECONDS"
+
+BYTES_OF_ANY_FILE, BYTES_PER_BYTE = 1 << 30, 16
+"""What reading any file may take, in bytes; and of a larger one, for each byte of its unpacked content."""
+
+SECONDS_OF_ANY_FILE, SECONDS_PER_MEGABYTE = 60, 5
+"""CPU seconds that reading any file may take; and of a larger one, for each megabyte on disk."""
+
+MEGABYTE = 1_000_000
+
+_AVAILABLE = re.compile(r"^MemAvailable:\s+([0-9]{1,15}) kB$", re.MULTILINE)
+_PRIVATE = re.compile(r"^VmData:\s+([0-9]{1,15}) kB$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class _Confined:
+    """A process that only reads files: its private bytes when it opened the last one, and its limits."""
+
+    tell: Callable[[str, int], None]
+    begin: int = 0
+    bytes: int = 0
+    seconds: int = 0
+
+
+_process: _Confined | None = None
+
+
+def memory_budget(content_bytes: int) -> int:
+    """Return how many bytes reading a content of this size may take: 1 GiB or 16 times its size.
+
+    Raises:
+        MemPluginError: the environment variable that sets another number is no number.
+    """
+    return from_environment(MEMORY_VARIABLE, "bytes") or max(
+        BYTES_OF_ANY_FILE, BYTES_PER_BYTE * content_bytes
+    )
+
+
+def seconds_budget(file_bytes: int) -> int:
+    """Return how many CPU seconds reading a file of this size may take: 60, or 5 for each of its megabytes.
+
+    Raises:
+        MemPluginError: the environment variable that sets another number is no number.
+    """
+    told = from_environment(SECONDS_VARIABLE, "seconds")
+    return told or max(SECONDS_OF_ANY_FILE, SECONDS_PER_MEGABYTE * (file_bytes // MEGABYTE))
+
+
+def from_environment(variable: str, unit: str) -> int | None:
+    """Return the whole number above 0 in an environment variable, None if it is not set.
+
+    Raises:
+        MemPluginError: it is set to something else.
+    """
+    told = os.environ.get(variable)
+    if not told:
+        return None
+    if not (told.isascii() and told.isdigit() and len(told) < 19 and int(told)):
+        raise MemPluginError(
+            f"{variable} is {told[:80]!r}, which is not a number of {unit}.",
+            where="the environment",
+            fix=f"Set it to a whole number: export {variable}={60 if unit == 'seconds' else 8000000000}",
+        )
+    return int(told)
+
+
+def confine(tell: Callable[[str, int], None]) -> None:
+    """Hold this process to the budget of each file that it opens from now on, until it ends.
+
+    Memory is limited on Linux (`RLIMIT_DATA`, which unlike `RLIMIT_AS` does not count what numpy and torch
+    reserve and never touch): an allocation beyond it raises MemoryError. CPU seconds are limited on Linux and
+    macOS (`RLIMIT_CPU`): the system ends a process that needs more with SIGXCPU, whatever it is in the midst
+    of. Neither is limited on Windows.
+
+    Args:
+        tell: called as `tell(path, seconds)` when a file is opened, with the CPU seconds that it may take.
+
+    Raises:
+        MemPluginError: an environment variable that sets a limit is no number.
+    """
+    global _process  # limits belong to the process
+    for budget in (memory_budget, seconds_budget):
+        budget(0)
+    _process = _Confined(tell)
+
+
+def open_file(path: str, size: int) -> None:
+    """In a confined process, allow what reading a file of this size may take, beyond what is taken."""
+    if _process is None or sys.platform == "win32":
+        return
+    _process.begin = _private_bytes()
+    seconds = seconds_budget(size)
+    _process.tell(path, seconds)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _process.seconds = max(_process.seconds, int(used.ru_utime + used.ru_stime) + 1 + seconds)
+    _limit(resource.RLIMIT_CPU, _process.seconds)
+    _limit(resource.RLIMIT_CORE, 0)
+    open_content(size)
+
+
+def open_content(size: int) -> None:
+    """In a confined process, allow the memory for a content of this size, which may exceed its file's."""
+    if _process is None or not sys.platform.startswith("linux"):
+        return
+    allowed = _process.begin + min(memory_budget(size), free_bytes())
+    if allowed > _process.bytes:
+        _process.bytes = allowed
+        _limit(resource.RLIMIT_DATA, allowed)
+
+
+def _limit(kind: int, most: int) -> None:
+    """Set a limit of this process, unless a lower one was set for it from outside."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def too_much_memory(where: str, budget: int, what: str = "The file") -> UnreadableFileError:
+    """Return the error for a file whose reading takes more than its budget of memory."""
+    return UnreadableFileError(
+        f"{what} takes more memory to read than a file of this size may: {budget:,} bytes.",
+        where=where,
+        fix=(
+            f"If you trust the file and this machine has the memory, set {MEMORY_VARIABLE} to more bytes. "
+            "Else ask the sender for the file that torch.cuda.memory._dump_snapshot() or the profiler wrote."
+        ),
+    )
+
+
+def out_of_memory(where: str, what: str = "The file") -> UnreadableFileError:
+    """Return the error for a MemoryError: of a confined process the budget is spent, else all memory."""
+    if _process is not None:
+        return too_much_memory(where, _process.bytes - _process.begin, what)
+    return UnreadableFileError(
+        f"{what} needs more memory than there is.", where=where, fix="Load it on a machine with more memory."
+    )
+
+
+def too_much_time(where: str, seconds: int) -> UnreadableFileError:
+    """Return the error for a file whose reading takes more than its budget of time."""
+    return UnreadableFileError(
+        f"The file takes far too long to read: it was not done after {seconds:,} seconds of computing. "
+        "It may have been made to cause this.",
+        where=where,
+        fix=f"If you trust the file, set {SECONDS_VARIABLE} to more seconds.",
+    )
+
+
+def free_bytes() -> int:
+    """Return the free memory of the system in bytes; `sys.maxsize` if it is not known."""
+    return _kilobytes("/proc/meminfo", _AVAILABLE, sys.maxsize >> 10) << 10
+
+
+def _private_bytes() -> int:
+    """Return the bytes of this process that RLIMIT_DATA counts."""
+    return _kilobytes("/proc/self/status", _PRIVATE, 0) << 10
+
+
+def _kilobytes(path: str, line: re.Pattern[str], unknown: int) -> int:
+    try:
+        read = line.search(Path(path).read_text("ascii", "replace"))
+        return int(read[1]) if read else unknown
+    except (OSError, ValueError):
+        return unknown
