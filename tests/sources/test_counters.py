@@ -58,7 +58,9 @@ def test_a_highest_value_that_the_program_reset_in_the_window_is_none():
 
 
 def test_a_device_without_counters_has_only_what_was_seen():
-    readings = counter_readings(Window(0, 0, ModuleNames()), events("cpu", (512, 512)), ("cpu",), {"cpu": 70}, 0)
+    readings = counter_readings(
+        Window(0, 0, ModuleNames()), events("cpu", (512, 512)), ("cpu",), {"cpu": 70}, 0
+    )
     assert [(one.counter, one.bytes, one.causes) for one in readings] == [
         (Counter.SEEN, None, ()),
         (Counter.SEEN, None, ((Cause.NOT_TRACED, 70),)),
@@ -114,5 +116,7 @@ def test_the_cpus_counter_in_a_kineto_trace_proves_nothing():
 
 def test_what_python_has_at_the_end_and_the_window_has_not_is_missing_there():
     """70 bytes were in use, 90 are alive at the end, perhaps the 70 among them: at least 90 are missing."""
-    readings = counter_readings(Window(0, 0, ModuleNames()), events("cpu", (512, 512)), ("cpu",), {"cpu": 70}, 90)
+    readings = counter_readings(
+        Window(0, 0, ModuleNames()), events("cpu", (512, 512)), ("cpu",), {"cpu": 70}, 90
+    )
     assert [one.causes for one in readings] == [(), ((Cause.NOT_TRACED, 70),), ((Cause.UNSEEN, 90),)]
