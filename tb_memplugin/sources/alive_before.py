@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tb_memplugin.sources.storages import allocated_by_torch
 from tb_memplugin.sources.storages_alive import (
     get_grad,
     is_leaf,
@@ -53,7 +54,7 @@ def alive_now() -> Iterator[Alive]:
     met: set[int] = set()
     for storage, category, label in _described() if alone else _not_described():
         key = storage._cdata
-        if key not in met and _is_torchs(storage):
+        if key not in met and allocated_by_torch(storage) and storage.nbytes():
             met.add(key)
             yield Alive(storage, memory_of(storage), category, names.get(key, "") or label)
 
@@ -88,16 +89,6 @@ def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterato
 def memory_of(storage: torch.UntypedStorage) -> str:
     """Return the name of the memory of a storage: its device, or "shared"."""
     return "shared" if storage.is_shared() and storage.device.type == "cpu" else str(storage.device)
-
-
-def _is_torchs(storage: torch.UntypedStorage) -> bool:
-    """Whether torch allocated the memory: not that of numpy arrays, files or functorch's wrappers."""
-    try:
-        return (
-            storage.data_ptr() != 0 and storage.nbytes() > 0 and (storage.resizable() or storage.is_shared())
-        )
-    except RuntimeError:
-        return False
 
 
 def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:

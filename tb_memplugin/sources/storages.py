@@ -6,6 +6,7 @@ Matched with the allocations of the trace, it identifies them exactly, even afte
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -65,6 +66,26 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
         return list(map(_version, tensors))
     except RuntimeError:
         return [-1 if torch.Tensor.is_inference(one) else _version(one) for one in tensors]
+
+
+_HEAD = ctypes.c_size_t * 7
+"""The first words of a `c10::StorageImpl`: its address, what frees it and the argument of that are among them
+(seen in torch 2.13; in 2.6, whose two counts of references may take two words, by its source)."""
+
+
+def allocated_by_torch(storage: torch.UntypedStorage) -> bool:
+    """Whether torch allocated the memory: not that of numpy arrays, of files or of functorch's wrappers.
+
+    Memory of others cannot be resized, but nor can torch's own after `Tensor.numpy()` and `torch.load`. These
+    differ in what frees them: torch's allocators get the address itself, others an object of their own.
+    """
+    try:
+        address = storage.data_ptr()
+    except RuntimeError:
+        return False
+    if not address or storage.resizable() or storage.is_shared():
+        return bool(address)
+    return list(_HEAD.from_address(storage._cdata)).count(address) == 2
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:

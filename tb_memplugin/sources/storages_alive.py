@@ -32,6 +32,7 @@ _layout, get_grad, get_is_leaf, _is_nested, get_grad_fn = (
 )
 """Getters of torch's own attributes: a subclass may have others of these names."""
 _untyped_storage: Any = _base.untyped_storage
+_module_of = type.__dict__["__module__"].__get__
 
 _Found = torch.UntypedStorage | weakref.ref[torch.Tensor]
 
@@ -136,7 +137,9 @@ def _classes() -> list[type]:
     pending: list[type] = [torch.Tensor]
     while pending:
         kind = pending.pop()
-        if kind in (torch.Tensor, nn.Parameter) or not str(kind.__module__).startswith("torch."):
+        module = _module_of(kind)  # read past its metaclass, which may be the program's
+        is_torchs = type(module) is str and module.startswith("torch.")
+        if kind is torch.Tensor or kind is nn.Parameter or not is_torchs:
             kinds[id(kind)] = kind
         pending += type.__subclasses__(kind)
     return list(kinds.values())

@@ -59,16 +59,21 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def isinstance_of(value: object, kind: type) -> bool:
     """Whether an object's class derives from another. `isinstance` also asks `__class__`, which may lie."""
-    return kind in _mro(type(value))
+    return _derives(type(value), kind)
+
+
+def _derives(kind: type, base: type) -> bool:
+    """Whether a class derives from another. `in` would ask metaclasses whether their classes are equal."""
+    return any(other is base for other in _mro(kind))
 
 
 def _may_hold(kind: type) -> bool:
-    if kind in _CONTAINERS or kind is SimpleNamespace:
+    if id(kind) in _CONTAINER_OF or kind is SimpleNamespace:
         return True
-    return bool(_flags(kind) & _HEAP_TYPE) and not any(own in _mro(kind) for own in _OTHERS_OWN)
+    return bool(_flags(kind) & _HEAP_TYPE) and not any(_derives(kind, own) for own in _OTHERS_OWN)
 
 
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_CONTAINER_OF = {id(kind): kind for kind in (dict, list, tuple, set, frozenset, deque)}
 
 
 def held_by(holder: Any, most: int) -> Iterator[tuple[Any, Any, bool]]:
@@ -82,8 +87,9 @@ def held_by(holder: Any, most: int) -> Iterator[tuple[Any, Any, bool]]:
         most: how many items of a container, and how many attributes, are looked at.
     """
     bases = _mro(type(holder))
-    for container in _CONTAINERS:
-        if container in bases:
+    for base in bases:
+        container = _CONTAINER_OF.get(id(base))
+        if container is not None:
             if container is dict:
                 pairs = tuple(islice(dict.items(holder), most))
             elif container in (set, frozenset):

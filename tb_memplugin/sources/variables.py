@@ -38,7 +38,11 @@ def variable_names() -> dict[int, str]:
     found: dict[int, str] = {}
     pending: deque[tuple[str, int, Any]] = deque()
     for space in _namespaces(sys._getframe(1)):
-        pending.extend((name, 0, value) for name, value in list(space.items()) if not name.startswith("__"))
+        pending.extend(
+            (name, 0, value)
+            for name, value in list(space.items())
+            if type(name) is str and not name.startswith("__")
+        )
     seen: set[int] = set()
     while pending and len(seen) < MOST_OBJECTS:
         name, depth, value = pending.popleft()
@@ -76,7 +80,8 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield (".name" or "[key]", object) of everything in a container or an instance."""
     is_module = issubclass(type(value), torch.nn.Module)
     for key, inner, is_attribute in held_by(value, MOST_ITEMS):
-        if is_module and is_attribute and key in ("_parameters", "_buffers", "_modules"):
+        is_table = is_attribute and key in ("_parameters", "_buffers", "_modules")
+        if is_module and is_table and issubclass(type(inner), dict):  # a scripted module has other tables
             yield from ((f".{name}", held) for name, held in list(dict.items(inner)))
         elif not is_attribute:
             yield (f"[{key!r}]" if type(key) in (str, int) else "[…]"), inner

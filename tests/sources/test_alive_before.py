@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -211,3 +212,48 @@ def test_a_view_that_torch_refuses_to_differentiate_does_not_end_the_search():
         view.grad_fn  # noqa: B018  # what a search must not ask for
     assert base.untyped_storage().data_ptr() in {one.storage.data_ptr() for one in alive_now()}
     assert base.untyped_storage().data_ptr() in {one.data_ptr() for one in storages_alive()}
+
+
+def test_memory_that_numpy_looks_at_and_memory_read_from_a_file_are_torchs_numpys_is_not():
+    shared, written = torch.randn(30), io.BytesIO()
+    torch.save(torch.randn(40), written)
+    written.seek(0)
+    loaded, numpys = torch.load(written), torch.from_numpy(np.zeros(50))
+    shared.numpy()
+    assert not any(one.untyped_storage().resizable() for one in (shared, loaded, numpys))
+    assert [of(one) is not None for one in (shared, loaded, numpys)] == [True, True, False]
+
+
+class Comparing(type):
+    """A class of classes that answers no question about them."""
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError
+
+    def __hash__(cls) -> int:
+        raise RuntimeError
+
+
+class Nameless(type(torch.Tensor)):  # type: ignore[misc]
+    def __getattribute__(cls, name: str) -> Any:
+        if name == "__module__":
+            raise RuntimeError
+        return super().__getattribute__(name)
+
+
+def test_classes_that_cannot_be_compared_or_named_hide_nothing():
+    holder = Comparing("Holder", (), {})()
+    holder.memory = torch.ones(10)
+    of_nameless: Any = torch.ones(20).as_subclass(Nameless("Nameless", (torch.Tensor,), {}))
+    keep([holder, of_nameless])
+    assert seen(holder.memory) == (Category.UNKNOWN, "kept[0].memory")
+    assert seen(of_nameless) == (Category.UNKNOWN, "kept[1]")
+
+
+def test_scripted_modules_and_variables_without_names_are_passed_over():
+    scripted = keep([torch.jit.script(nn.Linear(3, 3)), torch.ones(10)])
+    globals()[3] = None  # type: ignore[index]
+    try:
+        assert seen(scripted[1]) == (Category.UNKNOWN, "kept[1]")
+    finally:
+        del globals()[3]  # type: ignore[arg-type]

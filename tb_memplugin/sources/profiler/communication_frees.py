@@ -6,17 +6,18 @@ counted until its address is used again, or for ever.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
 from tb_memplugin.sources.profiler.attribution import Attribution
 from tb_memplugin.trace import Allocations, Events, Kind, events
-from tb_memplugin.trace.tables import Int64, UInt64
+from tb_memplugin.trace.tables import Int64
 
 
 def with_communication_frees(
-    bare: Events, blocks: Allocations, found: Attribution, cpu: int, alive: UInt64 | None
+    bare: Events, blocks: Allocations, found: Attribution, cpu: int, alive: Collection[int] | None
 ) -> tuple[Events, str]:
     """Return the events with a free for each such block, and a note on them, "" if there are none.
 
@@ -36,7 +37,7 @@ def with_communication_frees(
     kept = blocks.freed[rows] >= len(bare)
     lost = ~kept & (bare.kind[np.minimum(blocks.freed[rows], len(bare) - 1)] == Kind.ALLOC)
     if alive is not None:
-        lost |= kept & communicating & ~np.isin(blocks.address[rows], alive)
+        lost |= kept & communicating & ~np.isin(blocks.address[rows], np.fromiter(alive, np.uint64))
     if not lost.any():
         return bare, ""
     born_ns = bare.time_ns[blocks.born[rows]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from tb_memplugin.trace import Cause, Counter, CounterReading, Moment
 
 
 def counter_readings(
-    window: Window, memory: MemoryEvents, devices: Sequence[str], not_traced: Mapping[str, int]
+    window: Window, memory: MemoryEvents, devices: Sequence[str], not_traced: Mapping[str, int], unseen: int
 ) -> tuple[CounterReading, ...]:
     """Return the readings of each device's counter at the start, peak and end of a window.
 
@@ -22,6 +23,8 @@ def counter_readings(
         memory: the events of the window.
         devices: the names of all devices of the trace.
         not_traced: by device, the bytes of storages that were seen in use, but not allocated.
+        unseen: the CPU's bytes that are alive at the end, and that the window does not have. They may be in
+            `not_traced`, too.
     """
     readings: list[CounterReading] = []
     for device, name in enumerate(devices):
@@ -30,11 +33,15 @@ def counter_readings(
         elif counted := list(_of_allocator(device, name, window, memory)):
             readings += counted
         else:
-            causes = ((Cause.NOT_TRACED, not_traced[name]),) if not_traced.get(name) else ()
+            used, at_end = (
+                (Cause.NOT_TRACED, not_traced.get(name, 0)),
+                (Cause.UNSEEN, unseen * (name == "cpu")),
+            )
+            causes = {Moment.PEAK: used, Moment.END: max(used, at_end, key=itemgetter(1))}
             readings.append(CounterReading(device, Moment.START, Counter.SEEN))
             readings += (
-                CounterReading(device, moment, Counter.SEEN, causes=causes)
-                for moment in (Moment.PEAK, Moment.END)
+                CounterReading(device, moment, Counter.SEEN, causes=(cause,) if cause[1] else ())
+                for moment, cause in causes.items()
             )
     return tuple(readings)
 

@@ -34,6 +34,7 @@ from tb_memplugin.sources.ranges import annotations_of
 from tb_memplugin.sources.tables import Names
 from tb_memplugin.sources.weight_copies import fqns, held_copies
 from tb_memplugin.trace import (
+    Allocations,
     Annotations,
     Category,
     Device,
@@ -135,7 +136,13 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         calls=found.calls,
         annotations=annotations,
         annotation_names=annotation_names,
-        counters=counter_readings(window, memory, devices, _not_in_curve_bytes(window, matched)),
+        counters=counter_readings(
+            window,
+            memory,
+            devices,
+            _not_in_curve_bytes(window, matched),
+            _unseen_at_end(window, blocks, len(full), devices),
+        ),
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
     )
     blocks = attributed(blocks, full, start)
@@ -295,6 +302,19 @@ def _not_in_curve_bytes(
     for device, address in unknown.keys() - counted:
         sizes[device] += unknown[device, address]
     return sizes
+
+
+def _unseen_at_end(window: Window, blocks: Allocations, events: int, devices: Sequence[str]) -> int:
+    """Return at least how many of the CPU's bytes Python has at the end that no block of the trace is.
+
+    The buckets of gradients from before the window have no addresses there: they may be among these bytes.
+    """
+    if window.alive_at_end is None or "cpu" not in devices:
+        return 0
+    alive = blocks.alive_at(events - 1, devices.index("cpu"))
+    addresses = set(blocks.address[alive].tolist())
+    unseen = sum(size for address, size in window.alive_at_end.items() if address not in addresses)
+    return max(0, unseen - int(blocks.bytes[alive[blocks.address[alive] == 0]].sum()))
 
 
 def _open_problems(trace: MemoryTrace, window: Window, matched: Int64) -> Iterator[str]:

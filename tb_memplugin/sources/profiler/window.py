@@ -8,20 +8,20 @@ there are no hooks and no weak references to storages.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import chain
-from time import time_ns
+from time import thread_time_ns, time_ns
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from tb_memplugin.sources.alive_before import ALIVE_BEFORE, alive_now
+from tb_memplugin.sources.alive_before import ALIVE_BEFORE, alive_now, memory_of
 from tb_memplugin.sources.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.sources.guard import Guard, guarded
 from tb_memplugin.sources.modules import ModuleNames, ModuleRecorder
@@ -36,6 +36,7 @@ from tb_memplugin.sources.profiler_windows import can_listen, listen
 from tb_memplugin.sources.storages import (
     Purpose,
     Sighting,
+    allocated_by_torch,
     gradients,
     held_parameters,
     model_storages,
@@ -46,7 +47,6 @@ from tb_memplugin.sources.storages import (
 from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
 from tb_memplugin.sources.tensors_inside import tensors_in
 from tb_memplugin.trace import Category, Counter, MemoryTrace
-from tb_memplugin.trace.tables import UInt64
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -94,8 +94,9 @@ class Window:
         counted: the calls of the CPU's allocator, None where they are not counted.
         buckets: (module row, bytes) of the buckets of `DistributedDataParallel`: all where blocks are listed,
             else those alive at the start.
-        alive_at_end: the addresses of all storages that Python has at the end, searched where several
-            processes train on CPUs: threads of their communication free blocks, and no profiler sees it.
+        alive_at_end: by address, the bytes of all storages that Python has at the end; 0 of those that are
+            not of torch's CPU allocator. Searched where other threads allocate or free, unseen by profilers:
+            Python's, and those of communication where several processes train on CPUs.
         problems: what could not be recorded, as sentences with the bytes that this concerns.
         open_problems: the same where only the whole trace tells the bytes.
         results: by thread ident, the bytes that outer calls of modules returned there, without those on
@@ -119,7 +120,7 @@ class Window:
     levels_at_start: Levels = field(default_factory=dict)
     levels_at_stop: Levels = field(default_factory=dict)
     buckets: list[tuple[int, int]] = field(default_factory=list)
-    alive_at_end: UInt64 | None = None
+    alive_at_end: dict[int, int] | None = None
     stop_ns: int = 0
     has_models: bool = False
     problems: list[str] = field(default_factory=list)
@@ -307,9 +308,12 @@ class WindowRecorder:
             held.look_at_state(optimizer)
         window.start = sight(tensors, keep=kept)
         if self._finds_all and self._search_ns <= LONGEST_SEARCH_NS:
-            began, known = time_ns(), len(window.start)
-            self._find_others(window, kept)
-            self._search_ns = time_ns() - began
+            began, known = thread_time_ns(), len(window.start)
+            try:
+                self._find_others(window, kept)
+            except Exception as error:
+                self._note("the search for what is alive", error)
+            self._search_ns = thread_time_ns() - began
             self._search_bytes = sum(seen.bytes for seen in window.start[known:])
         elif self._finds_all:
             window.problems.append(
@@ -352,14 +356,20 @@ class WindowRecorder:
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
         self._seen.append([sight(tensors)])
-        on_cpu = any(seen.device == "cpu" and seen.category is Category.PARAMETER for seen in window.start)
-        if on_cpu and torch.distributed.is_available() and torch.distributed.is_initialized():
-            found = storages_alive(of_gradients=not others_may_run())
-            window.alive_at_end = np.fromiter((one.data_ptr() for one in found), np.uint64)
+        if self._others_allocate(window):
+            window.alive_at_end = _bytes_alive()
         alive = ((row, storage) for row, died in self._deaths.items() if (storage := died()) is not None)
         places = [(row, storage.data_ptr()) for row, storage in alive]
         window.moved = [(row, place) for row, place in places if place != window.start[row].address]
         window.sightings = list(chain.from_iterable(map(told_once, self._seen)))
+
+    def _others_allocate(self, window: Window) -> bool:
+        """Whether threads may have allocated or freed on the CPU, unseen, and all bytes are asked for."""
+        on_cpu = any(seen.device == "cpu" and seen.category is Category.PARAMETER for seen in window.start)
+        if on_cpu and torch.distributed.is_available() and torch.distributed.is_initialized():
+            return True
+        searches = self._finds_all and self._search_ns <= LONGEST_SEARCH_NS
+        return searches and window.counted is None and len(sys._current_frames()) > 1
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
@@ -474,6 +484,15 @@ def _counted_on_cuda(window: Window) -> int:
         for (name, counter), level in levels
         if name.startswith("cuda") and counter is Counter.ALLOCATED
     )
+
+
+def _bytes_alive() -> dict[int, int]:
+    """Return the storages that Python has: see `Window.alive_at_end`."""
+    found: dict[int, int] = {}
+    for storage in storages_alive(of_gradients=not others_may_run()):
+        address, is_torchs = storage.data_ptr(), memory_of(storage) == "cpu" and allocated_by_torch(storage)
+        found[address] = max(found.get(address, 0), storage.nbytes() if is_torchs else 0)
+    return found
 
 
 def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]:

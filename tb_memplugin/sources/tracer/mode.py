@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tb_memplugin.sources.beside_dynamo import hidden_from_dynamo, is_hidden
 from tb_memplugin.sources.storage_lifetimes import Ledger
-from tb_memplugin.sources.storages import storages
+from tb_memplugin.sources.storages import allocated_by_torch, storages
 from tb_memplugin.sources.tracer.kernels import KernelMemory, Made, Place
 from tb_memplugin.sources.tracer.layers import Layers, ThreadLayers
 from tb_memplugin.sources.tracer.mode_effects import ModeEffects
@@ -41,16 +41,6 @@ def _tensors(results: Any) -> Iterator[torch.Tensor]:
             yield one
         elif isinstance(one, list | tuple):
             yield from _tensors(one)
-
-
-def allocated_by_torch(storage: torch.UntypedStorage) -> bool:
-    """Return whether torch allocated the memory: not that of numpy arrays or of functorch's wrappers."""
-    if not storage.resizable() and not storage.is_shared():
-        return False
-    try:
-        return storage.data_ptr() != 0
-    except RuntimeError:
-        return False
 
 
 def _let_go(failed: TracebackType | None) -> None:

@@ -28,6 +28,7 @@ from tb_memplugin.sources.profiler.dtypes import dtypes_of
 from tb_memplugin.sources.storage_lifetimes import Happened, Ledger
 from tb_memplugin.sources.storages import (
     Sighting,
+    allocated_by_torch,
     gradients,
     held_parameters,
     model_storages,
@@ -37,7 +38,7 @@ from tb_memplugin.sources.storages import (
 from tb_memplugin.sources.storages_alive import others_may_run, storages_alive
 from tb_memplugin.sources.tracer.cpu_allocations import StepsAside
 from tb_memplugin.sources.tracer.layers import LayerCalls, Layers
-from tb_memplugin.sources.tracer.mode import StorageMode, allocated_by_torch, modes_here, storage_mode
+from tb_memplugin.sources.tracer.mode import StorageMode, modes_here, storage_mode
 from tb_memplugin.sources.tracer.results import (
     NamedPhase,
     PhaseMemoryStats,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import copy
 import ctypes
+import io
 import json
 import os
 import random
@@ -50,6 +51,25 @@ def data_set_in_tensors() -> Loop:
     def step(_: int) -> None:
         chosen = torch.randint(2000, (32,))
         train(optimizer, F.cross_entropy(model(rows[chosen]), labels[chosen]))
+
+    return model, optimizer, step
+
+
+def data_shared_with_numpy_and_from_a_file() -> Loop:
+    """torch lets nobody resize these storages, though they are its own."""
+    written = io.BytesIO()
+    torch.save({"rows": torch.randn(2000, 64), "labels": torch.randint(10, (2000,))}, written)
+    written.seek(0)
+    data, drawn, model = torch.load(written), torch.randn(1500, 64).numpy(), mlp()
+    del written
+    optimizer = torch.optim.Adam(model.parameters())
+    outputs: list[Any] = []
+
+    def step(_: int) -> None:
+        chosen = torch.randint(1500, (32,))
+        output = model(data["rows"][chosen] + torch.from_numpy(drawn)[chosen])
+        outputs.append(output.detach().numpy())
+        train(optimizer, F.cross_entropy(output, data["labels"][chosen]))
 
     return model, optimizer, step
 
@@ -172,6 +192,7 @@ def data_parallel() -> Loop:
 
 LOOPS = (
     data_set_in_tensors,
+    data_shared_with_numpy_and_from_a_file,
     replay_buffer,
     averaged_weights_and_validation,
     last_logits_stay,

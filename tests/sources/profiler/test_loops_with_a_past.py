@@ -7,13 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tb_memplugin import load, memory_trace_handler
+from tb_memplugin.analysis.account import account_line, accounts
 from tb_memplugin.sources.profiler import window as recording
+from tb_memplugin.trace import Cause, Moment
 from tests.sources.profiler import loops_with_a_past
 
 ORACLE = Path(__file__).parents[1] / "exact_cpu" / "oracle.c"
@@ -86,3 +90,30 @@ def test_a_search_that_takes_too_long_is_not_made_again_and_says_so(monkeypatch)
     assert seen[0] == (True, [])
     assert seen[1][0] is False
     assert "the search for the rest took" in seen[1][1][0]
+
+
+def test_a_search_that_fails_costs_the_search_and_not_the_window(monkeypatch):
+    def fails():
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(recording, "alive_now", fails)
+    recorder = recording.WindowRecorder({}, [])
+    recorder.start()
+    recorder.stop()
+    taken = recorder.take()
+    assert taken is not None
+    assert taken.open_problems == ["Recording at the search for what is alive failed (RuntimeError: no)."]
+
+
+def test_what_another_thread_left_alive_is_missing_at_the_end(tmp_path):
+    """A pool's thread makes 4,000 bytes in the window; 400 are the profiled thread's own."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        handler = memory_trace_handler(tmp_path, "worker")
+        with torch.profiler.profile(profile_memory=True, on_trace_ready=handler):
+            kept = [pool.submit(torch.ones, 1000).result(), torch.ones(100)]
+    trace = load(tmp_path)
+    (end,) = [one for one in accounts(trace, 0) if one.moment is Moment.END]
+    assert end.causes == ((Cause.UNSEEN, 4000),)
+    assert account_line(accounts(trace, 0)).level == "different"
+    del kept
