@@ -67,7 +67,7 @@ def _described() -> list[_Described]:
     """Return storages, what they are, and how they are known. No code of the program runs."""
     found: list[_Described] = []
     with torch._C.DisableTorchFunctionSubclass():
-        tensors = tensors_alive()
+        tensors, bare = tensors_alive()
         parameters = [one for one in tensors if issubclass(type(one), nn.Parameter)]
         leaves = [one for one in tensors if is_leaf(one)]
         gradients = [one for one in map(get_grad, leaves) if one is not None]
@@ -77,6 +77,7 @@ def _described() -> list[_Described]:
         found += _saved_in(nodes)
         found += _storages_of((one for one in tensors if not is_leaf(one)), Category.ACTIVATION)
         found += _storages_of(tensors, Category.UNKNOWN)
+        found += [(storage, Category.UNKNOWN, "") for storage in bare]
     return found
 
 

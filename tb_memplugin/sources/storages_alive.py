@@ -94,13 +94,17 @@ def storages_behind(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
         return
 
 
-def tensors_alive() -> list[torch.Tensor]:
-    """Return every tensor that Python's garbage collector knows. The caller must drop them soon.
+def tensors_alive() -> tuple[list[torch.Tensor], list[torch.UntypedStorage]]:
+    """Return every tensor, and every storage without one, that Python's garbage collector knows.
 
-    Must not be called while another thread may run backward (`others_may_run`).
+    The caller must drop the tensors soon. Must not be called while another thread may run backward
+    (`others_may_run`).
     """
+    kinds = _classes()
     with collector_at_rest():
-        return list(_tensors())
+        referrers = gc.get_referrers(*kinds, torch.UntypedStorage)
+        bare = [thing for thing in referrers if type(thing) is torch.UntypedStorage]
+        return list(_of(kinds, iter(referrers))), bare
 
 
 def others_may_run() -> bool:

@@ -110,6 +110,14 @@ def test_memory_that_torch_did_not_allocate_is_left_out():
     assert of(torch.frombuffer(bytearray(40), dtype=torch.uint8)) is None
 
 
+@pytest.mark.parametrize("kind", [torch.UntypedStorage, torch.ByteStorage])
+def test_a_storage_without_a_tensor_is_found(kind):
+    before = {alive.storage.data_ptr() for alive in alive_now()}
+    bare = kind(12_345)
+    (found,) = [alive for alive in alive_now() if alive.storage.data_ptr() not in before]
+    assert (found.storage.data_ptr(), found.storage.nbytes()) == (bare.data_ptr(), 12_345)
+
+
 def test_views_count_once_with_the_whole_storage():
     whole = torch.ones(100)
     part = whole[10:20]
