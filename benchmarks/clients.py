@@ -29,7 +29,7 @@ from tb_memplugin.trace import MemoryTrace
 from tests.tensorboard.process import TensorBoard, tensorboard
 
 CLIENTS, SECONDS, PAUSE_SECONDS = 50, 60.0, 1.0
-ENDLESS_RULE = "endless=(\\w+\\s?)+$#"
+ENDLESS_RULE = "endless=^((.|.)+)+#"
 RULE_CLIENTS = 20
 IDLE_SECONDS = 5.0
 MIB = 1 << 20

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tb_memplugin.server.cache import MIB, Cache
-from tb_memplugin.server.catalog import Listing
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import Json
@@ -30,7 +29,8 @@ class _Kept:
     """An answer in gzip format, and what it was computed from."""
 
     body: bytes
-    listing: Listing
+    listing: int
+    """The number of the listing. The listing itself may be large, and is not kept by what came from it."""
     reads: tuple[Read, ...]
 
 
@@ -77,8 +77,8 @@ class Answers:
         with noted_reads() as reads:
             shape = answer(self._session, request)
         text = json.dumps(shape, separators=(",", ":"))
-        return _Kept(gzip.compress(text.encode(), COMPRESSION, mtime=0), listing, tuple(reads))
+        return _Kept(gzip.compress(text.encode(), COMPRESSION, mtime=0), listing.number, tuple(reads))
 
     def _is_current(self, kept: _Kept, request: Request) -> bool:
         listing = self._session.catalog.listing(request.ctx, request.experiment)
-        return kept.listing is listing and all(map(is_unchanged, kept.reads))
+        return kept.listing == listing.number and all(map(is_unchanged, kept.reads))

@@ -17,6 +17,9 @@ from tb_memplugin.server.turns import holding
 from tb_memplugin.trace import MemoryTrace
 
 MIB = 1 << 20
+_SLOT_BYTES = 1_000
+"""About how many bytes the cache itself needs for a result."""
+
 _SAMPLES = 50
 """Of how many elements of a long sequence the size is measured."""
 
@@ -113,7 +116,7 @@ class Cache:
                 if self._slots.get(key) is slot:
                     del self._slots[key]
             raise
-        slot.bytes, slot.is_computed = weigh(result), True
+        slot.bytes, slot.is_computed = _SLOT_BYTES + size_of(key) + weigh(result), True
         with self._lock:
             if slot.window is None or slot.window() is not None:
                 self._slots[key] = slot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from tensorboard.context import RequestContext
 from tensorboard.data import provider
@@ -46,6 +47,8 @@ class Listing:
 
     workers: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
     problems: tuple[UnreadableFileError, ...] = ()
+    number: int = 0
+    """Another one for every change."""
 
 
 Contents = dict[str, dict[str, bytes]]
@@ -58,6 +61,7 @@ class Catalog:
     def __init__(self, data_provider: provider.DataProvider | None) -> None:
         self._provider = data_provider
         self._listings: dict[str, tuple[Contents, Listing]] = {}
+        self._numbers = count(1)
         self._summaries = Cache(SUMMARY_BYTES)
         self._read: dict[bytes, StepMetadata] = {}
 
@@ -73,7 +77,7 @@ class Catalog:
             return last[1]
         contents = self._list(ctx, experiment)
         if last is None or last[0] != contents:
-            last = contents, self._sorted(contents)
+            last = contents, replace(self._sorted(contents), number=next(self._numbers))
             self._listings.pop(experiment, None)
             self._listings[experiment] = last
             for oldest in list(self._listings)[:-MOST_EXPERIMENTS]:

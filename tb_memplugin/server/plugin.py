@@ -73,7 +73,7 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
 
     def _as_json(self, route: str, answer: Answer) -> Respond:
         def respond(request: wrappers.Request) -> wrappers.Response:
-            client, gone = _client(request), lambda: _has_gone(request)
+            client, gone = _client(request), lambda: has_gone(request)
             body = self._answers.body(route, answer, Request.of(request), client, gone)
             response: wrappers.Response = http_util.Respond(
                 request, body, "application/json", content_encoding="gzip"
@@ -83,7 +83,7 @@ class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard h
         return respond
 
     def _export(self, request: wrappers.Request) -> wrappers.Response:
-        with self._turns.turn(_client(request), "/export", lambda: _has_gone(request)):
+        with self._turns.turn(_client(request), "/export", lambda: has_gone(request)):
             return export.respond(self._session, request)
 
 
@@ -91,7 +91,7 @@ def _client(request: wrappers.Request) -> str:
     return request.remote_addr or ""
 
 
-def _has_gone(request: wrappers.Request) -> bool:
+def has_gone(request: wrappers.Request) -> bool:
     """Return whether the client has closed its connection, where TensorBoard's server shows it to us."""
     connection = request.environ.get("werkzeug.socket")
     if connection is None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from werkzeug import wrappers
+from werkzeug.test import Client
+
+from tb_memplugin.server.plugin import CLIENT_GONE, has_gone
 from tb_memplugin.server.routes import moment
 from tb_memplugin.server.windows import is_unchanged
 from tb_memplugin.store.writer import RunWriter
@@ -76,7 +81,7 @@ def test_runs_are_always_listed_anew(tab, logdir):
 def test_answers_stay_within_their_bound(tab, baseline):
     kept = tab.plugin._answers._kept
     kept.most_bytes = 20_000
-    for columns in range(1, 200):
+    for columns in range(1, 80):
         tab.get("curve", **baseline, px=columns)
     assert 0 < kept.bytes() <= 20_000
 
@@ -90,3 +95,28 @@ def test_failures_are_not_kept(tab, baseline):
 def test_answers_of_remote_files_are_not_kept(monkeypatch):
     monkeypatch.setattr("tb_memplugin.store.files.is_remote", lambda path: True)
     assert not is_unchanged((os.devnull, 0, 0))
+
+
+def test_a_client_that_has_closed_its_connection_is_noticed():
+    ours, theirs = socket.socketpair()
+    with ours:
+        request = wrappers.Request({"werkzeug.socket": ours})
+        assert not has_gone(request)
+        theirs.send(b"more to come")
+        assert not has_gone(request)
+        ours.recv(100)
+        theirs.close()
+        assert has_gone(request)
+    assert not has_gone(wrappers.Request({}))
+
+
+def test_what_a_client_that_has_gone_asked_for_is_not_computed(tab, baseline, monkeypatch):
+    calls = counted(monkeypatch, moment, "moment")
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        app = tab.plugin.get_plugin_apps()["/moment"]
+        query = {**baseline, "event": 2}
+        answer = Client(app).get("/", query_string=query, environ_overrides={"werkzeug.socket": ours})
+    assert answer.status_code == CLIENT_GONE
+    assert calls == []

@@ -34,13 +34,13 @@ def test_results_are_kept_by_window_and_by_key():
 
 
 def test_the_least_used_result_goes_first():
-    cache = Cache(2_000)
-    first, second = (cache.of_window(WINDOW, key, lambda: bytes(900)) for key in (1, 2))
+    cache = Cache(8_000)
+    first, second = (cache.of_window(WINDOW, key, lambda: bytes(2_000)) for key in (1, 2))
     assert cache.of_window(WINDOW, 1, lambda: b"") is first
-    cache.of_window(WINDOW, 3, lambda: bytes(900))
+    cache.of_window(WINDOW, 3, lambda: bytes(2_000))
     assert cache.of_window(WINDOW, 1, lambda: b"") is first
     assert cache.of_window(WINDOW, 2, lambda: b"") is not second
-    assert cache.bytes() <= 2_000
+    assert cache.bytes() <= 8_000
 
 
 def test_a_result_above_the_bound_is_kept_until_the_next():
@@ -98,3 +98,10 @@ def test_a_failure_is_not_kept():
     with pytest.raises(ZeroDivisionError):
         cache.of_window(WINDOW, "a", lambda: 1 // 0)
     assert cache.of_window(WINDOW, "a", lambda: 2) == 2
+
+
+def test_long_keys_count_too():
+    cache = Cache(100_000)
+    for number in range(100):
+        cache.get(f"{number} {'x' * 20_000}", lambda: b"")
+    assert 1 < len(cache._slots) < 5
