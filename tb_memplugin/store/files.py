@@ -195,6 +195,7 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
         stream: Any
         if is_remote(path):
             file_system, inner = _remote(path)
+            stack.enter_context(_as_os_errors(path))
             opened = file_system.open(inner, "rb", block_size=_READ_AHEAD, cache_type="readahead")
             stream = stack.enter_context(opened)
         else:
@@ -219,7 +220,8 @@ def make_folder(path: str) -> None:
     """
     if is_remote(path):
         file_system, inner = _remote(path)
-        file_system.makedirs(inner, exist_ok=True)
+        with _as_os_errors(path):
+            file_system.makedirs(inner, exist_ok=True)
     else:
         Path(path).mkdir(parents=True, exist_ok=True)
 
@@ -324,6 +326,8 @@ def _entries(path: str) -> tuple[list[str], list[str]]:
             with _as_os_errors(path):
                 entries = file_system.ls(inner, detail=True)
             for entry in entries:
+                if entry["name"].strip("/") == inner.strip("/"):
+                    continue  # some stores list the folder itself
                 name = posixpath.basename(entry["name"].rstrip("/"))
                 (folders if entry["type"] == "directory" else names).append(name)
         else:
@@ -337,7 +341,9 @@ def is_folder(path: str) -> bool:
     """Whether a path is a folder; False if that is not known, so that opening the path tells why."""
     if is_remote(path):
         file_system, inner = _remote(path)
-        return bool(file_system.isdir(inner))
+        with contextlib.suppress(OSError), _as_os_errors(path):
+            return bool(file_system.isdir(inner))
+        return False
     return os.path.isdir(path)
 
 
@@ -370,8 +376,12 @@ def _as_os_errors(path: str) -> Iterator[None]:
     """Raise the errors of a remote file system's client as OSError."""
     try:
         yield
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, FileExistsError, MemPluginError):
         raise
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
     except Exception as error:
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
 
@@ -381,16 +391,23 @@ def walk(path: str, failed: Callable[[OSError], object] = lambda _: None) -> Ite
 
     Args:
         path: a local path or an fsspec URL.
-        failed: called with the error of each local folder that cannot be listed, which names the folder.
+        failed: called with the error of each folder that cannot be listed, which names the folder.
     """
     if not is_remote(path):
         for folder, below, names in os.walk(path, onerror=failed):
             below.sort()
             yield folder, sorted(names)
         return
-    file_system, inner = _remote(path)
-    for folder, _, names in file_system.walk(inner):
-        yield file_system.unstrip_protocol(folder), sorted(names)
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            below, names = _entries(folder)
+        except OSError as error:
+            failed(OSError(error.errno, error.strerror, folder))
+            continue
+        yield folder, names
+        waiting += [join(folder, name) for name in reversed(below)]
 
 
 def _remote(path: str) -> tuple[Any, str]:

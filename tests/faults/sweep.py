@@ -246,6 +246,7 @@ def functions_called(session: NewSession, folder: Path) -> list[str]:
             recorder.window()
         recorder.window()
         recorder.close()
+    _wait_for_the_disk()
     return sorted(name for name in counts if not name.startswith(BOUNDARY) and "<" not in name)
 
 

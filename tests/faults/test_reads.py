@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,9 @@ def test_commands_read_the_other_runs_and_name_what_they_could_not_read(files, e
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("route", ["runs", "curve", "step"])
 def test_the_tab_shows_the_other_runs_and_after_the_fault_everything(files, route, error, lasts):
-    asked = {} if route == "runs" else {"run": "one", "worker": "rank0", "step": 0, "device": "cpu"}
+    asked: dict[str, Any] = (
+        {} if route == "runs" else {"run": "one", "worker": "rank0", "step": 0, "device": "cpu"}
+    )
     whole = Tab(files.root).get(route, **asked)
     at = 0
     while files.hit or not at:
