@@ -21,8 +21,7 @@ Column = TypeVar("Column", Int64, Bool)
 VERSION = 1
 MOST_FIGURES_BYTES = 64 << 20
 FIGURES_OF_ANY_RECORD, FIGURES_PER_BYTE = 1 << 20, 100
-"""The largest decompressed size of one record: at all, of a small one, and per byte of it. More is damage or an
-attack."""
+"""The largest decompressed size of a record: of any, of a small one, per byte of it. More is an attack."""
 
 _OPTIONAL = {
     "peak_reserved": "peak_reserved_bytes",
