@@ -250,6 +250,8 @@ class _WindowReader:
         ends = [edge for step in trace.steps for edge in (step.start_ns, step.end_ns)]
         if not -FARTHEST_NS <= min(ends) <= max(ends) <= FARTHEST_NS:
             self._refuse("A step is centuries away.")
+        if len({step.start_ns for step in trace.steps}) < len(trace.steps):
+            self._refuse("Two steps begin at the same moment.")
         for what, column, lowest, end in _limits(trace):
             if len(column) and (int(column.min()) < lowest or int(column.max()) >= end):
                 self._refuse(f"Column {what} points outside its table.")
