@@ -50,7 +50,7 @@ def annotations_of(
 
 
 def with_different_starts(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Return steps in their order, the first of those that begin together: which has an event is not known."""
+    """Return steps in their order; of those that begin together only the first."""
     first: dict[int, Step] = {}
     for step in steps:
         first.setdefault(step.start_ns, step)
