@@ -13,7 +13,7 @@ from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
 from tb_memplugin.server.catalog import MOST_EXPERIMENTS, run_and_worker
 from tb_memplugin.store.envelope import KEEP
 from tb_memplugin.store.paths import PLUGIN_NAME, STEPS_TAG
-from tb_memplugin.store.step_records import read_figures, read_series
+from tb_memplugin.store.step_records import SeriesReader, read_series
 from tb_memplugin.trace.step_figures import StepFigures, joined_before
 
 ALL = 1 << 24
@@ -144,11 +144,11 @@ def _read(
 ) -> _Read:
     """Return the series of a folder; records that cannot be read are left out and listed as problems."""
     where = f"{folder}: {STEPS_TAG}"
-    records, problems = dict(known), []
+    records, problems, series_reader = dict(known), [], SeriesReader(where)
     for datum in data:
         if datum.step not in records:
             try:
-                records[datum.step] = read_figures(bytes(datum.numpy.item()), where)
+                records[datum.step] = series_reader.read(bytes(datum.numpy.item()))
             except (UnreadableFileError, ValueError, TypeError) as error:
                 problems.append(_unreadable(error, where))
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tb_memplugin.sources.snapshot.annotations import event_before
 from tb_memplugin.sources.tables import Names
-from tb_memplugin.trace import Annotations, Events
+from tb_memplugin.trace import Annotations, Events, Step
 from tb_memplugin.trace.tables import Int64
 
 MOST_RANGES = 100_000
@@ -47,3 +47,11 @@ def annotations_of(
         event=event_before(time[order], device, range(devices), events),
     )
     return table, known.as_tuple()
+
+
+def with_different_starts(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Return steps in their order; of those that begin together only the first."""
+    first: dict[int, Step] = {}
+    for step in steps:
+        first.setdefault(step.start_ns, step)
+    return tuple(first.values())

@@ -21,7 +21,7 @@ from tb_memplugin.store.generations import superseded
 from tb_memplugin.store.health import unlisted_folder
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
 from tb_memplugin.store.records import records
-from tb_memplugin.store.step_records import read_figures, read_series
+from tb_memplugin.store.step_records import SeriesReader, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.summary import epoch_ns as epoch_of
 from tb_memplugin.store.windows import read_window
@@ -248,7 +248,7 @@ def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
         UnreadableFileError: a record cannot be read, or the file ends unexpectedly.
     """
     with files.open_ranges(path) as (read, size):
-        offset = 0
+        offset, series = 0, SeriesReader(path)
         for data, end in records(read, size):
             offset = end
             try:
@@ -257,7 +257,7 @@ def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
                 raise UnreadableFileError("A record is not an event.", where=path, fix=RERECORD) from error
             for tag, content, blob in blobs:
                 if tag == STEPS_TAG:
-                    yield WatchedSteps(folder, read_series(content, path).worker, read_figures(blob, path))
+                    yield WatchedSteps(folder, read_series(content, path).worker, series.read(blob))
                 else:
                     yield RecordedStep(folder, read_metadata(content, path), blob)
     if not size:

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from tb_memplugin.budget import open_content
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto import side_file_pb2
 from tb_memplugin.proto.side_file_pb2 import Chunk, Column, DeviceInfo, Footer, Names, Property, StepInfo
@@ -154,6 +155,7 @@ def read_window(read: ReadRange, size: int, name: str) -> MemoryTrace:
 class _WindowReader:
     def __init__(self, read: ReadRange, size: int, name: str) -> None:
         self._name, self._size = name, size
+        self._unpacked = 0
         self._envelope = EnvelopeReader(read, size, name)
         self._columns = {column.name: column for column in self._envelope.footer.columns}
 
@@ -223,6 +225,8 @@ class _WindowReader:
         if column.rows > most or column.rows != sum(chunk.rows for chunk in column.chunks):
             self._refuse(f"Column {name} claims {column.rows} rows.")
         dtype = DTYPES[name]
+        self._unpacked += column.rows * dtype.itemsize
+        open_content(self._unpacked)
         values = np.empty(column.rows, dtype)
         row = 0
         for chunk in column.chunks:
@@ -250,6 +254,8 @@ class _WindowReader:
         ends = [edge for step in trace.steps for edge in (step.start_ns, step.end_ns)]
         if not -FARTHEST_NS <= min(ends) <= max(ends) <= FARTHEST_NS:
             self._refuse("A step is centuries away.")
+        if len({step.start_ns for step in trace.steps}) < len(trace.steps):
+            self._refuse("Two steps begin at the same moment.")
         for what, column, lowest, end in _limits(trace):
             if len(column) and (int(column.min()) < lowest or int(column.max()) >= end):
                 self._refuse(f"Column {what} points outside its table.")

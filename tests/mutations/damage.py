@@ -8,22 +8,73 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
+NUMBERS = (0, -1, 1, 255, 1 << 31, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 64, -(1 << 63), 1e300, -0.5)
 WRONG: tuple[Any, ...] = (None, -1, "text", 1.5, [], {}, 1 << 70, True, b"bytes", float("nan"))
 
 
 def bytes_damaged(content: bytes, random: Random) -> bytes:
-    """Truncated, flipped, overwritten, doubled or with a hole."""
-    way, place = random.randrange(5), random.randrange(len(content))
+    """Truncated, flipped, overwritten, with a hole, with parts doubled or moved, or a length that lies."""
+    way, place = random.randrange(8), random.randrange(len(content) or 1)
+    end = place + random.randint(1, 20)
     if way == 0:
         return content[:place]
     if way == 1:
-        return content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
+        damaged = bytearray(content)
+        for _ in range(random.randint(1, 8)):
+            damaged[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        return bytes(damaged)
     if way == 2:
-        noise = random.randbytes(random.randint(1, 20))
-        return content[:place] + noise + content[place + len(noise) :]
+        return content[:place] + random.randbytes(end - place) + content[end:]
     if way == 3:
+        return content[:place] + content[end:]
+    if way == 4:
+        return content[:place] + random.randbytes(end - place) + content[place:]
+    if way == 5:
         return content[:place] + content[place // 2 :]
-    return content[:place] + content[place + random.randint(1, 20) :]
+    if way == 6:
+        cuts = sorted(random.randrange(len(content) + 1) for _ in range(3))
+        return (
+            content[: cuts[0]] + content[cuts[1] : cuts[2]] + content[cuts[0] : cuts[1]] + content[cuts[2] :]
+        )
+    width = random.choice((1, 2, 4, 8))
+    length = random.choice((0, 1, 1 << 7, 1 << 15, 1 << 31, (1 << 63) - 1)) & ((1 << 8 * width) - 1)
+    return content[:place] + length.to_bytes(width, "little") + content[place + width :]
+
+
+def tree_damaged(content: Any, random: Random) -> Any:
+    """One to three values anywhere in nested lists and dicts replaced, removed, doubled or swapped."""
+    damaged = deepcopy(content)
+    for _ in range(random.randint(1, 3)):
+        _damage_a_place(random.choice(_places(damaged)), random)
+    return damaged
+
+
+def _places(content: Any) -> list[tuple[Any, Any]]:
+    """Return each value in nested lists and dicts as what holds it, and its index or key."""
+    if not isinstance(content, dict | list):
+        return []
+    items = list(content.items() if isinstance(content, dict) else enumerate(content))
+    return [(content, key) for key, _ in items] + [
+        place for _, value in items for place in _places(value)
+    ] or [([content], 0)]
+
+
+def _damage_a_place(place: tuple[Any, Any], random: Random) -> None:
+    inside, key = place
+    way = random.randrange(5)
+    other = random.choice(list(inside) if isinstance(inside, dict) else range(len(inside)))
+    if way == 0:
+        inside[key] = random.choice(NUMBERS)
+    elif way == 1:
+        del inside[key]
+    elif way == 2:
+        inside[key], inside[other] = inside[other], inside[key]
+    elif way == 3 and isinstance(inside, list):
+        inside.insert(other, deepcopy(inside[key]))
+    elif way == 4 and type(inside[key]) is int:
+        inside[key] += random.choice((-1000, -1, 1, 1 << 40))
+    else:
+        inside[key] = deepcopy(random.choice(WRONG))
 
 
 def story_damaged(content: dict[str, Any], random: Random) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_steps_written_later_appear_and_nothing_is_read_twice(watched, writer, m
         seen.append(given)
         return read_figures(*given)
 
-    monkeypatch.setattr("tb_memplugin.server.monitored.read_figures", counted)
+    monkeypatch.setattr("tb_memplugin.store.step_records.read_figures", counted)
     assert worker_of(watched.get("runs"))["monitored"]["cpu"]["highest_step"] == 3
     watched.get("runs")
     assert len(seen) == 1

@@ -14,9 +14,10 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tb_memplugin.commands import main
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import step_figures_pb2 as pb
+from tb_memplugin.store import step_records
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.records import records
-from tb_memplugin.store.step_records import pack_figures, read_figures, read_series
+from tb_memplugin.store.step_records import SeriesReader, pack_figures, read_figures, read_series
 from tb_memplugin.store.steps_writer import SCALARS_EACH, StepsWriter
 from tb_memplugin.trace.step_figures import joined
 from tests.step_figures import figures, same_figures
@@ -47,6 +48,17 @@ def test_a_process_has_no_reserve_afterwards_either():
     back = read_figures(pack_figures(there))
     assert same_figures(back, there)
     assert back.devices[0].fragmentation is None
+
+
+def test_records_that_unpack_to_far_more_than_they_have_are_refused(monkeypatch):
+    data = pack_figures(figures(np.zeros(10_000)))
+    unpacked = pb.StepRecord.FromString(data).raw_size
+    assert unpacked > 40 * len(data)
+    monkeypatch.setattr(step_records, "FIGURES_OF_ANY_SERIES", 2 * unpacked)
+    series = SeriesReader("a")
+    assert [len(series.read(data)) for _ in range(2)] == [10_000, 10_000]
+    with pytest.raises(UnreadableFileError, match="far more than they have"):
+        [series.read(data) for _ in range(8)]
 
 
 def test_parts_join_and_a_phase_that_a_part_lacks_did_not_run_there():

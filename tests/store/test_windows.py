@@ -52,6 +52,7 @@ def read(content, name="window.mem"):
 
 TEXT = st.text(st.characters(), max_size=20)
 TIMES = st.integers(-(2**62) + 1, 2**62 - 1)
+STEPS = st.builds(Step, st.integers(-9, 9), TIMES, TIMES)
 CAUSES = st.lists(st.tuples(st.sampled_from(Cause), st.integers(-(2**62), 2**62)), max_size=2).map(tuple)
 READINGS = st.builds(
     CounterReading,
@@ -76,7 +77,7 @@ def traces(draw):
     stacks = tuple(map(tuple, draw(st.lists(st.lists(TEXT, max_size=3), max_size=3))))
     keys = draw(st.lists(TEXT, max_size=5))
     modules = tuple(Module(key, draw(st.integers(-1, row - 1)), draw(TEXT)) for row, key in enumerate(keys))
-    steps = draw(st.lists(st.builds(Step, st.integers(-9, 9), TIMES, TIMES), min_size=1, max_size=3))
+    steps = draw(st.lists(STEPS, min_size=1, max_size=3, unique_by=lambda step: step.start_ns))
     rows = draw(st.integers(0, 40))
     tables = {"operator": operators, "module": modules, "label": labels, "stack": stacks, "forward": stacks}
     tables |= {"stream": streams, "pool": pools, "context": contexts}
@@ -338,7 +339,11 @@ def test_events_with_impossible_numbers_are_refused(fields, message):
 
 @pytest.mark.parametrize(
     ("steps", "message"),
-    [([Step(1, 9, 10), Step(2, 8, 9)], "steps are not in time order"), ([Step(1, 0, 1 << 62)], "centuries")],
+    [
+        ([Step(1, 9, 10), Step(2, 8, 9)], "steps are not in time order"),
+        ([Step(1, 9, 10), Step(2, 9, 12)], "Two steps begin at the same moment"),
+        ([Step(1, 0, 1 << 62)], "centuries"),
+    ],
 )
 def test_steps_with_impossible_times_are_refused(steps, message):
     with pytest.raises(UnreadableFileError, match=message):

@@ -28,7 +28,7 @@ from tb_memplugin.sources.kineto.levels import (
 from tb_memplugin.sources.kineto.owners import Owned, owned
 from tb_memplugin.sources.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, read_ranges
 from tb_memplugin.sources.python_frames import note_on_cut
-from tb_memplugin.sources.ranges import annotations_of
+from tb_memplugin.sources.ranges import annotations_of, with_different_starts
 from tb_memplugin.trace import (
     Allocations,
     Category,
@@ -141,7 +141,7 @@ def _steps(ranges: Ranges) -> tuple[Step, ...]:
         if number.isascii() and number.isdigit() and len(number) <= LONGEST_STEP_NUMBER:
             step = Step(int(number), int(ranges.start_ns[row]), int(ranges.end_ns[row]))
             found.setdefault(step.number, step)
-    return tuple(found.values())
+    return with_different_starts(found.values())
 
 
 def _trace(

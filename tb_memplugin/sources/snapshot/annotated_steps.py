@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tb_memplugin.sources.ranges import with_different_starts
 from tb_memplugin.trace import Annotations, Step
 
 PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,18})\Z")
@@ -48,4 +49,4 @@ def steps_of(
         Step(row if again else key[0], start, ended.get(key, span[1]))
         for row, (key, start) in enumerate(begun.items())
     ]
-    return tuple(steps) or (Step(0, *span),), (RENUMBERED,) if again else ()
+    return with_different_starts(steps) or (Step(0, *span),), (RENUMBERED,) if again else ()

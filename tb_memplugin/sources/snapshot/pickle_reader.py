@@ -25,6 +25,10 @@ HARMLESS_INDEX = 1 << 20
 
 LONG_BINPUT, PUT, FRAME = b"r"[0], b"p"[0], 0x95
 INDEX_BYTES, LENGTH_BYTES = 4, 8
+BYTES_OPCODES = {b"B"[0]: INDEX_BYTES, 0x8E: LENGTH_BYTES, 0x96: LENGTH_BYTES}
+"""BINBYTES, BINBYTES8 and BYTEARRAY8, with the width of their lengths. The unpickler allocates what they
+claim before reading it. Lengths below 16 MiB are harmless."""
+
 LONGEST_FRAME = 1 << 32
 """Frames of this many bytes or more are refused; Python writes frames of 64 KiB."""
 
@@ -151,6 +155,8 @@ class PickleReader:
         elif opcode == FRAME and count == LENGTH_BYTES and len(data) == LENGTH_BYTES:
             self._check_frame(number)
             return bytes(LENGTH_BYTES)
+        elif BYTES_OPCODES.get(opcode) == count:
+            self._check_claim(number)
         return data
 
     def _across(self, count: int) -> bytes:
@@ -179,6 +185,11 @@ class PickleReader:
         left = self._left + len(self._chunk) - self._at
         if count < 0 or count > left > 0:
             self._refuse(f"The pickle claims {count:,} more bytes where {left:,} are left")
+
+    def _check_claim(self, length: int) -> None:
+        """Refuse a length for which memory is allocated before its bytes are read."""
+        if self._left is not None and length > self._left + len(self._chunk) - self._at:
+            self._refuse(f"The pickle claims {length:,} more bytes than are left")
 
     def _check_frame(self, length: int) -> None:
         self._check_length(length)
@@ -234,7 +245,17 @@ class _Scanner:
         for byte in range(LENGTH_BYTES, INDEX_BYTES, -1):
             frame = frame[data[frame + byte] == 0]
         at_end = np.arange(inner, len(data) - 1)
-        return np.sort(np.concatenate((put[index > bound], text, frame, at_end))) + 1
+        return (
+            np.sort(np.concatenate((put[index > bound], text, frame, *self._long(data, inner), at_end))) + 1
+        )
+
+    def _long(self, data: UInt8, count: int) -> list[Int64]:
+        """Return the places of opcodes that claim many bytes."""
+        found = [(self._find(data, count, opcode), width) for opcode, width in BYTES_OPCODES.items()]
+        return [
+            at[np.any([data[at + byte] for byte in range(INDEX_BYTES, width + 1)], axis=0)]
+            for at, width in found
+        ]
 
     def _find(self, data: UInt8, count: int, opcode: int) -> Int64:
         if len(self._hits) < count:
