@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.certificate.objects import bits, description
+from tests.flushing import wait_for_the_disk
 
 WATCHED = (
     "torch",
@@ -100,7 +101,11 @@ _SIZED = {dict, list, set, OrderedDict}
 
 
 def python_state() -> dict[str, Any]:
-    """Return threads, callbacks and hooks of Python, the random states, and the objects that are alive."""
+    """Return threads, callbacks and hooks of Python, the random states, and the objects that are alive.
+
+    The thread that flushes recordings may run a little longer than the recording: it is waited for.
+    """
+    wait_for_the_disk()
     gc.collect()
     alive = Counter(type(thing).__name__ for thing in gc.get_objects() if _counts(type(thing)))
     return {

@@ -23,8 +23,8 @@ from torch.optim import optimizer as torch_optimizers
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tb_memplugin.store import disk_sync
 from tests.faults.injection import calls_seen, raising
+from tests.flushing import wait_for_the_disk
 
 ERRORS: tuple[type[BaseException], ...] = (ValueError, MemoryError, KeyboardInterrupt)
 ROW = ("bytes", "category", "module", "phase")
@@ -209,19 +209,12 @@ def run(session: NewSession, folder: Path, function: str = "", error: BaseExcept
             raised = raised or caught
         windows = recorder.windows
         del recorder
-        _wait_for_the_disk()
+        wait_for_the_disk()
         left = _difference(before, process_state(training))
         if left:
             gc.collect()
             left = _difference(before, process_state(training))
     return Run(training.outcome(), windows, seen.texts, seen.unraised, left, fired, raised)
-
-
-def _wait_for_the_disk() -> None:
-    """Wait for the thread that flushes files: it ends by itself."""
-    for thread in threading.enumerate():
-        if thread.name == disk_sync.THREAD:
-            thread.join(disk_sync.LONGEST_WAIT_SECONDS)
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -246,7 +239,7 @@ def functions_called(session: NewSession, folder: Path) -> list[str]:
             recorder.window()
         recorder.window()
         recorder.close()
-    _wait_for_the_disk()
+    wait_for_the_disk()
     return sorted(name for name in counts if not name.startswith(BOUNDARY) and "<" not in name)
 
 
