@@ -86,12 +86,16 @@ class Windows:
         """Return whether the side file exists, as far as is known; it may still be unreadable."""
         try:
             path = self.path(entry)
-            _read(path)
-            return files.exists(path)
         except UnreadableFileError:
             return False
+        read = _read(path)
+        try:
+            is_present = files.exists(path)
         except OSError:
-            return True
+            is_present = True
+        if is_present == (read[1:] == _NO_STAMP):
+            _note((path, *_NEVER_THE_SAME))  # two answers of the file system: no answer of ours is kept
+        return is_present
 
     def load(self, entry: Entry) -> MemoryTrace:
         """Return the window to which a step belongs.

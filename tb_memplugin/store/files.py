@@ -338,12 +338,15 @@ def _entries(path: str) -> tuple[list[str], list[str]]:
 
 
 def is_folder(path: str) -> bool:
-    """Whether a path is a folder; False if that is not known, so that opening the path tells why."""
+    """Whether a path is a folder; False if that is not known of a local path: opening it tells why.
+
+    Raises:
+        OSError: a remote file system failed. Some of them report that as an absent file when it is opened.
+    """
     if is_remote(path):
         file_system, inner = _remote(path)
-        with contextlib.suppress(OSError), _as_os_errors(path):
+        with _as_os_errors(path):
             return bool(file_system.isdir(inner))
-        return False
     return os.path.isdir(path)
 
 
