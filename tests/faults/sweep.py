@@ -188,6 +188,7 @@ NewSession = Callable[[Path, Training], Session]
 
 def run(session: NewSession, folder: Path, function: str = "", error: BaseException | None = None) -> Run:
     """Train with a recorder. An error is raised at the first call of a function in the first window."""
+    gc.collect()  # what the last run left: a generator that ends later would be a call of its function
     training = Training()
     training.step()
     before, raised, fired = process_state(training), None, False
