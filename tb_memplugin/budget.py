@@ -3,11 +3,11 @@
 The rule is in `memory_budget` and `seconds_budget`. Readers count what they create against it. A process that
 only reads files calls `confine`: then the system holds it to the rule, also in code that cannot count.
 
-Measured on strangers' recordings (14 snapshots, 4 Kineto traces, a timeline) on 2026-11-24: pickles of at
-least 0.9 MB took 5.6 to 9.8 times their size, JSON of at least 2 MB 4.1 to 6.0 times its unpacked size.
-Larger ones take less, because they repeat their stacks: 131 MB of pickle 3.4 times, 110 MB of JSON 4.1 times.
-Sixteen leaves room for others. Of files of at least 0.9 MB, none took more than 1 CPU second a megabyte, or
-0.12 of its unpacked content. gzip made them 4 to 46 times smaller.
+Measured with `python -m tests.bombs FILE…` on strangers' recordings (14 snapshots, 4 Kineto traces, a
+timeline) on 2026-11-24: pickles of at least 0.9 MB took 5.6 to 9.8 times their size, JSON of at least 2 MB
+4.1 to 6.0 times its unpacked size. Larger ones take less, because they repeat their stacks: 131 MB of pickle
+3.4 times, 110 MB of JSON 4.1 times. Sixteen leaves room for others. Of files of at least 0.9 MB, none took
+more than 1 CPU second a megabyte, or 0.12 of its unpacked content. gzip made them 4 to 46 times smaller.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""An open file as a stream that uses functions of `os` only, so that tests can let each of them fail."""
+"""Writing to an open file with functions of `os` only, so that tests can let each of them fail."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from typing import Any
+
+_NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What file systems answer that cannot flush."""
 
 
 class DescriptorStream(io.RawIOBase):
@@ -30,3 +34,16 @@ class DescriptorStream(io.RawIOBase):
         if not self.closed:
             super().close()
             os.close(self._descriptor)
+
+
+def flush(descriptor: int) -> None:
+    """Wait until the disk has the content of an open file or folder, where the file system can do that.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH:
+            raise

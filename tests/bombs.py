@@ -1,6 +1,6 @@
-"""Small files that would fill the memory or take hours, each by another way: `python -m tests.bombs [NAME…]`.
+"""Small files that would fill the memory or take hours, each by another way.
 
-The command reads each in a child process and prints the peak of its memory above its start, its computing
+`python -m tests.bombs [NAME or FILE…]` reads each in a child process and prints the peak of its memory above its start, its computing
 time and what it says. With `--untrusted` it reads them with `load(..., untrusted=True)`.
 """
 
@@ -153,8 +153,9 @@ def main(arguments: list[str]) -> Iterator[str]:
     named = [name for name in arguments if not name.startswith("-")] or list(BOMBS)
     with tempfile.TemporaryDirectory() as folder:
         for name in named:
-            path = Path(folder, "bomb")
-            path.write_bytes(BOMBS[name]())
+            path = Path(folder, "bomb") if name in BOMBS else Path(name)
+            if name in BOMBS:
+                path.write_bytes(BOMBS[name]())
             grown, used, told = measured(path, options)
             yield f"{name:33}{path.stat().st_size / MB:8.3f} MB {grown / MB:8.0f} MB {used:6.1f} s  {told}\n"
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import BinaryIO
 
-from tb_memplugin.descriptor_stream import DescriptorStream
+from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
 
 WRITTEN_BY = f"tb_memplugin {version('tb-memplugin')}"
@@ -54,27 +54,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             with io.BufferedWriter(DescriptorStream(descriptor)) as stream:
                 yield stream
                 stream.flush()
-                _flush(
-                    descriptor
-                )  # else a crash of the machine could leave an empty file in place of the old
+                flush(descriptor)  # else a crash of the machine could leave an empty file in place of the old
             _replace(part, target)
         finally:
             _discard(part)
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-def _flush(descriptor: int) -> None:
-    """Wait until the disk has a file, where the file system can tell.
-
-    Raises:
-        OSError: the disk failed.
-    """
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
 
 
 def _replace(part: str, target: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tb_memplugin import budget
-from tb_memplugin.descriptor_stream import DescriptorStream
+from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store.temporary import new_name
 
@@ -32,9 +32,6 @@ _NO_LINKS = {
     errno.EINVAL,  # FAT on Windows
 }
 """What file systems answer that have no hard links."""
-
-_NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""What file systems answer that cannot flush."""
 
 
 def is_remote(path: str) -> bool:
@@ -94,7 +91,7 @@ def write_new(path: str, write: Callable[[BinaryIO], Result], *, flushed: bool =
             result = write(stream)
             if flushed:
                 stream.flush()
-                _flush(descriptor)
+                flush(descriptor)
         _link(temporary, path)
     finally:
         _discard(temporary)
@@ -116,7 +113,7 @@ def flush_path(path: str) -> None:
     except (FileNotFoundError, PermissionError):  # Windows opens no folders
         return
     try:
-        _flush(descriptor)
+        flush(descriptor)
     finally:
         os.close(descriptor)
 
@@ -124,14 +121,6 @@ def flush_path(path: str) -> None:
 def folders_above(path: str) -> list[str]:
     """Return the folders that contain a local path, the innermost first."""
     return list(map(str, Path(path).parents))
-
-
-def _flush(descriptor: int) -> None:
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FLUSH:
-            raise
 
 
 def _discard(temporary: str) -> None:

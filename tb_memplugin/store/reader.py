@@ -210,8 +210,7 @@ def read_recordings(path: str) -> Recordings:
     steps: list[RecordedStep] = []
     watched: dict[str, list[WatchedSteps]] = {}
     problems: list[UnreadableFileError] = []
-    failed = lambda error: problems.extend(unlisted_folder(error))  # noqa: E731
-    for folder, names in files.walk(path, failed):
+    for folder, names in files.walk(path, lambda error: problems.extend(unlisted_folder(error))):
         for name in names:
             if name.endswith(EVENT_FILE_END):
                 try:

@@ -66,8 +66,9 @@ class RunWriter:
         self._logdir = files.absolute(os.fspath(logdir))
         self._lock = threading.Lock()
         logdir = self._logdir
-        failed = lambda error: warn(str(_not_written(logdir, error)))  # noqa: E731
-        self._disk = DiskSync(failed, idle=lambda: clear_logdir(logdir))
+        self._disk = DiskSync(
+            lambda error: warn(str(_not_written(logdir, error))), idle=lambda: clear_logdir(logdir)
+        )
         self._claimed = WriterFolder(self._logdir, worker)
         self._folder: WorkerFolder | None = None
         self._windows = 0
