@@ -1,7 +1,8 @@
 """Small files that would fill the memory or take hours, each by another way.
 
-`python -m tests.bombs [NAME or FILE…]` reads each in a child process and prints the peak of its memory above its start, its computing
-time and what it says. With `--untrusted` it reads them with `load(..., untrusted=True)`.
+`python -m tests.bombs [NAME or FILE…]` reads each in a child process and prints the peak of its memory above
+its start, its computing time and what it says. With `--untrusted` it reads them with
+`load(..., untrusted=True)`.
 """
 
 from __future__ import annotations
