@@ -210,6 +210,8 @@ def run(session: NewSession, folder: Path, function: str = "", error: BaseExcept
             raised = raised or caught
         windows = recorder.windows
         del recorder
+        if error is not None:
+            error.__traceback__ = None  # its frames hold the recorder
         wait_for_the_disk()
         left = _difference(before, process_state(training))
         if left:
