@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tb_memplugin.sources.alive_before import Alive, alive_now
 from tb_memplugin.sources.storages_alive import storages_alive
@@ -191,13 +193,19 @@ def test_a_circle_of_containers_ends():
 
 
 def test_fake_and_meta_tensors_have_no_bytes():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode():
         fake = torch.ones(1000)
     meta = torch.ones(1000, device="meta")
     assert not any(alive.storage.nbytes() == 4000 and alive.device == "meta" for alive in alive_now())
     assert fake.shape == meta.shape
+
+
+def test_storages_of_fake_tensors_are_left_out_without_a_warning():
+    with FakeTensorMode():
+        fake = torch.empty(77_777).untyped_storage()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fake.nbytes() not in [alive.storage.nbytes() for alive in alive_now()]
 
 
 def test_nothing_is_kept_alive():
