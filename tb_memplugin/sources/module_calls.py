@@ -214,11 +214,12 @@ class ModuleCalls:
 
     def _drop(self, key: int) -> None:
         with beside_compiler.lock:
-            known = self._watched.pop(key, None)
+            known = self._watched.get(key)
             if known is not None:
                 _, functions, replicas = known
                 _remove(_of_module, key, functions)
                 _remove(_of_replica, replicas, functions)
+                self._watched.pop(key, None)  # last: after a failure, the next `stop` removes the rest
                 _changed(_slot)
 
 
