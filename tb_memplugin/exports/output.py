@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import BinaryIO
 
 from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.temporary import is_left, new_name
 
 WRITTEN_BY = f"tb_memplugin {version('tb-memplugin')}"
 """The name of the writer, for formats that record it."""
@@ -48,7 +48,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 yield stream
             return
         folder = os.path.dirname(target)
-        part = os.path.join(folder, f".tb_memplugin-{os.getpid()}-{secrets.token_hex(4)}.part")
+        _discard_leftovers(folder)
+        part = os.path.join(folder, new_name())
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
             with io.BufferedWriter(DescriptorStream(descriptor)) as stream:
@@ -73,6 +74,15 @@ def _replace(part: str, target: str) -> None:
         except OSError:
             raise error from None
         raise
+
+
+def _discard_leftovers(folder: str) -> None:
+    """Delete what killed exports left in a folder. Failures are ignored."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if is_left(path, name):
+                _discard(path)
 
 
 def _discard(part: str) -> None:

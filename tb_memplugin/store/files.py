@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 from tb_memplugin import budget
 from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.store.temporary import new_name
+from tb_memplugin.temporary import new_name
 
 ReadRange = Callable[[int, int], bytes]
 Result = TypeVar("Result")

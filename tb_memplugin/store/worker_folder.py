@@ -14,7 +14,7 @@ from tb_memplugin.store import files
 from tb_memplugin.store.event_file import first_record
 from tb_memplugin.store.growing_file import GrowingFile, NotOursError, PartFiles, UnsettledError
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, folder_name
-from tb_memplugin.store.temporary import this_process
+from tb_memplugin.temporary import this_process
 
 _log = logging.getLogger("tb_memplugin")
 

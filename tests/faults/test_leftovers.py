@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tb_memplugin.exports.output import replacing
 from tb_memplugin.store import disk_sync
 from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.leftovers import clear_logdir
 from tb_memplugin.store.reader import read_recordings
-from tb_memplugin.store.temporary import UNKNOWN_SECONDS, has_ended, new_name, this_process
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.temporary import UNKNOWN_SECONDS, has_ended, new_name, this_process
 from tests.faults.failing_files import KILLED, FailingFiles, Fault
 from tests.faults.test_faults import NEW, OLD, ORIGIN, RECORDERS, WINDOWS, Program, record_windows, run_killed
 
@@ -33,7 +34,7 @@ def flushed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ended_process() -> str:
     """The text of `this_process` in a process that has ended."""
-    code = "from tb_memplugin.store.temporary import this_process; print(this_process())"
+    code = "from tb_memplugin.temporary import this_process; print(this_process())"
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -86,6 +87,35 @@ def test_the_next_import_deletes_what_a_killed_one_left(tmp_path, monkeypatch):
         write_import(files.root, "w", ORIGIN, NEW)
         assert leftovers(files.root) == [], at
     assert left > 3
+
+
+def test_the_empty_folder_of_an_import_killed_before_its_claim_goes_after_a_week(tmp_path):
+    side = tmp_path / "w.v2/plugins/tb_memplugin"
+    side.mkdir(parents=True)
+    clear_logdir(str(tmp_path))
+    assert side.is_dir()  # its writer may be about to claim it
+    os.utime(side, (time.time() - UNKNOWN_SECONDS - 60,) * 2)
+    clear_logdir(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_export_deletes_what_a_killed_one_left(tmp_path):
+    code = """
+import os, sys
+from tb_memplugin.exports.output import replacing
+with replacing(sys.argv[1]) as stream:
+    stream.write(b"half")
+    stream.flush()
+    os._exit(9)
+"""
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
+    assert killed.returncode == 9
+    assert [path.name.endswith(".tmp") for path in tmp_path.iterdir()] == [True]
+    mine = tmp_path / ".mine.tmp"
+    mine.write_bytes(b"")
+    with replacing(tmp_path / "other") as stream:
+        stream.write(b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.tmp", "other"]
 
 
 def test_files_of_living_writers_and_of_others_stay(tmp_path):

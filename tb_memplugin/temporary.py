@@ -55,7 +55,16 @@ def is_left(path: str, name: str) -> bool:
         return False
     if match[1] is not None and match[1].startswith(_machine() or "?"):
         return has_ended(match[1])
-    return time.time() - Path(path).lstat().st_mtime > UNKNOWN_SECONDS
+    return age_seconds(path) > UNKNOWN_SECONDS
+
+
+def age_seconds(path: str) -> float:
+    """Return the seconds since a file or the names in a folder last changed.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    return time.time() - Path(path).lstat().st_mtime
 
 
 def _machine() -> str:
