@@ -60,7 +60,7 @@ endif
 # Tests drive browsers, servers and threads of other programs: what fails runs once more, and is listed as RERUN with
 # its first error. A test that needs it has a fault of its own, to be mended.
 test: lint $(cudnn) ## lint, then every test, those in a real browser included
-	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(bin)/python -m pytest --reruns 1 --rerun-show-tracebacks -raR --durations 30 $(ARGS)
+	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(bin)/python -m $(if $(ARGS),pytest,tests) --reruns 1 --rerun-show-tracebacks -raR --durations 30 $(ARGS)
 ifeq ($(ARGS),)
 	if command -v nvidia-smi > /dev/null; then $(MAKE) gpu; fi
 endif

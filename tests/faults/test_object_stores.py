@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
@@ -17,6 +17,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.reader import load_window, read_recordings
 from tests.faults.failing_files import FOREVER
+from tests.faults.failing_s3 import FailingS3, serving
 from tests.faults.test_faults import (
     NEW,
     NEW_STEPS,
@@ -49,6 +50,10 @@ ERRORS = {
 class FailingStore:
     """fsspec's store in memory, whose requests fail from one on: refused, or done without an answer."""
 
+    root = "memory://"
+    stride = 1
+    texts: ClassVar = {name: str(error).partition("] ")[2] for name, error in ERRORS.items()}
+
     count: int = 0
     hit: bool = False
     at: int = 0
@@ -63,8 +68,8 @@ class FailingStore:
             patch.setattr(system, name, self._failing(getattr(system, name)))
 
     @contextmanager
-    def failing(self, error: Exception, at: int, *, lasts: int, is_done: bool) -> Iterator[None]:
-        self.count, self.hit, self.error = 0, False, error
+    def failing(self, error: str, at: int, *, lasts: int, is_done: bool) -> Iterator[None]:
+        self.count, self.hit, self.error = 0, False, ERRORS[error]
         self.at, self.lasts, self.is_done = at, lasts, is_done
         try:
             yield
@@ -98,21 +103,26 @@ class FailingStore:
         return request
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> FailingStore:
-    store = FailingStore()
-    store.install(monkeypatch)
+@pytest.fixture(params=["memory", pytest.param("s3", marks=pytest.mark.slow)])
+def store(request, monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingStore | FailingS3]:
     monkeypatch.setattr("tb_memplugin.store.imports.FILL_SECONDS", 0.0)
-    return store
+    if request.param == "s3":
+        with serving(monkeypatch) as served:
+            yield served
+    else:
+        in_memory = FailingStore()
+        in_memory.install(monkeypatch)
+        yield in_memory
 
 
 @pytest.fixture
-def folders() -> Iterator[Callable[[], str]]:
+def folders(store: FailingStore | FailingS3) -> Iterator[Callable[[], str]]:
     """A function that returns a new folder in the store."""
-    root = f"memory://{uuid.uuid4().hex}"
+    root = f"{store.root}{uuid.uuid4().hex}"
     yield lambda: f"{root}/{uuid.uuid4().hex}"
-    if fsspec.filesystem("memory").exists(root):
-        fsspec.filesystem("memory").rm(root, recursive=True)
+    system, inner = fsspec.core.url_to_fs(root)
+    if system.exists(inner):
+        system.rm(inner, recursive=True)
 
 
 def read(logdir: str) -> dict[str, dict[int, int]]:
@@ -150,7 +160,7 @@ def read(logdir: str) -> dict[str, dict[int, int]]:
 def test_what_a_recorder_wrote_stays_and_it_goes_on(store, folders, name, error, is_done, lasts):
     recorder, log, at = RECORDERS[name], logging.getLogger("tb_memplugin"), 0
     while store.hit or not at:
-        at += 1
+        at += store.stride
         logdir, safe, messages = folders(), set[int](), Messages()
 
         def check(written: Sequence[int], logdir: str = logdir, safe: set[int] = safe) -> None:
@@ -164,7 +174,7 @@ def test_what_a_recorder_wrote_stays_and_it_goes_on(store, folders, name, error,
 
         log.addHandler(messages)
         program = Program(logdir, check)
-        with store.failing(ERRORS[error], at, lasts=lasts, is_done=is_done):
+        with store.failing(error, at, lasts=lasts, is_done=is_done):
             recorder.run(program)
             check(())
         log.removeHandler(messages)
@@ -180,11 +190,11 @@ def test_what_a_recorder_wrote_stays_and_it_goes_on(store, folders, name, error,
 def test_an_import_is_the_old_one_or_the_new_one_and_can_be_repeated(store, folders, error, is_done):
     at = 0
     while store.hit or not at:
-        at += 1
+        at += store.stride
         logdir = folders()
         write_import(logdir, "w", ORIGIN, OLD)
         expected = [NEW_STEPS]
-        with store.failing(ERRORS[error], at, lasts=0, is_done=is_done):
+        with store.failing(error, at, lasts=0, is_done=is_done):
             try:
                 write_import(logdir, "w", ORIGIN, NEW)
             except MemPluginError:
@@ -202,12 +212,12 @@ def test_a_reader_names_what_it_could_not_read_and_shows_everything_afterwards(s
     for run in ("one", "two"):
         RECORDERS["handler"].run(Program(f"{logdir}/{run}", lambda _: None))
     while store.hit or not at:
-        at += 1
-        with store.failing(ERRORS[error], at, lasts=0, is_done=False):
+        at += store.stride
+        with store.failing(error, at, lasts=0, is_done=False):
             try:
                 recordings = read_recordings(logdir)
                 assert recordings.problems or len(recordings.steps) == 12, at
             except MemPluginError as refusal:
-                assert str(ERRORS[error]).partition("] ")[2] in str(refusal)  # noqa: PT017
+                assert store.texts[error] in str(refusal)  # noqa: PT017
         assert len(read_recordings(logdir).steps) == 12
     assert at > 5
