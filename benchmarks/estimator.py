@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.figures import Figure
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.estimate import cuda_shim
+from tb_memplugin.estimate.run import cuda_shim
 
 ROUNDS, STEPS = 5, 2
 GOAL_RATIO, GOAL_GIB, PEAK_GIB, PEAK_SHARE = 1.5, 1.0, 62.756, 0.005

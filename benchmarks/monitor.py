@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.figures import Figure
 from tb_memplugin import MemoryMonitor
-from tb_memplugin.sources.steps.counters import AllocatorCounters, Counters
-from tb_memplugin.sources.steps.shared_peaks import SharedPeaks
+from tb_memplugin.record.steps.counters import AllocatorCounters, Counters
+from tb_memplugin.record.steps.shared_peaks import SharedPeaks
 from tests.counting_allocator import CountingAllocator, Handle
 
 ROUNDS, STEPS = 5, 400
@@ -55,7 +55,9 @@ def _share(microseconds: list[float]) -> list[float]:
 
 def _rounds(counters: Callable[..., list[Counters]] | None, **options: Any) -> list[float]:
     """Return the median microseconds of a step in each round; `counters` replaces the device's counters."""
-    swapped = patch("tb_memplugin.monitor.counters_of", counters) if counters is not None else nullcontext()
+    swapped = (
+        patch("tb_memplugin.record.monitor.counters_of", counters) if counters is not None else nullcontext()
+    )
     with swapped:
         return [_round(**options) for _ in range(ROUNDS)]
 

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trac
 from benchmarks.figures import Figure
 from benchmarks.workloads import PROGRAMS, Program
 from tb_memplugin import memory_trace_handler
-from tb_memplugin.sources.profiler.window import WindowRecorder
+from tb_memplugin.record.profiler.window import WindowRecorder
 
 ROUNDS = 9
 WORST = 1.5

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tb_memplugin.errors import MemPluginError
-    from tb_memplugin.estimate.estimator import MemoryEstimator
+    from tb_memplugin.estimate.answer.estimator import MemoryEstimator
     from tb_memplugin.estimate.gpu_spec import GpuSpec
     from tb_memplugin.estimate.ranks import estimate_ranks
-    from tb_memplugin.handler import combine_handlers, memory_trace_handler
-    from tb_memplugin.iterations import IterationReport
-    from tb_memplugin.line_tracer import LineTracer
     from tb_memplugin.loading import load
     from tb_memplugin.logs import configure_logging
-    from tb_memplugin.monitor import MemoryMonitor
-    from tb_memplugin.oom import record_on_oom
-    from tb_memplugin.tracer import MemoryTracer
+    from tb_memplugin.record.handler import combine_handlers, memory_trace_handler
+    from tb_memplugin.record.iterations import IterationReport
+    from tb_memplugin.record.line_tracer import LineTracer
+    from tb_memplugin.record.memory_tracer import MemoryTracer
+    from tb_memplugin.record.monitor import MemoryMonitor
+    from tb_memplugin.record.oom import record_on_oom
 
 __all__ = [
     "GpuSpec",
@@ -43,18 +43,18 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "GpuSpec": "tb_memplugin.estimate.gpu_spec",
-    "IterationReport": "tb_memplugin.iterations",
-    "LineTracer": "tb_memplugin.line_tracer",
+    "IterationReport": "tb_memplugin.record.iterations",
+    "LineTracer": "tb_memplugin.record.line_tracer",
     "MemPluginError": "tb_memplugin.errors",
-    "MemoryEstimator": "tb_memplugin.estimate.estimator",
-    "MemoryMonitor": "tb_memplugin.monitor",
-    "MemoryTracer": "tb_memplugin.tracer",
-    "combine_handlers": "tb_memplugin.handler",
+    "MemoryEstimator": "tb_memplugin.estimate.answer.estimator",
+    "MemoryMonitor": "tb_memplugin.record.monitor",
+    "MemoryTracer": "tb_memplugin.record.memory_tracer",
+    "combine_handlers": "tb_memplugin.record.handler",
     "configure_logging": "tb_memplugin.logs",
     "estimate_ranks": "tb_memplugin.estimate.ranks",
     "load": "tb_memplugin.loading",
-    "memory_trace_handler": "tb_memplugin.handler",
-    "record_on_oom": "tb_memplugin.oom",
+    "memory_trace_handler": "tb_memplugin.record.handler",
+    "record_on_oom": "tb_memplugin.record.oom",
 }
 
 
@@ -67,4 +67,4 @@ def __getattr__(name: str) -> Any:
 if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL"):
     import_module("tb_memplugin.logs").configure_from_environment()
 if os.environ.get("TB_MEMPLUGIN_EXACT_CPU", "0") not in ("", "0"):
-    import_module("tb_memplugin.exact_cpu").count_if_possible()
+    import_module("tb_memplugin.record.exact_cpu.at_start").count_if_possible()

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 from tb_memplugin.budget import out_of_memory
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
-from tb_memplugin.sources.collector import collector_at_rest
-from tb_memplugin.sources.content import (
+from tb_memplugin.read.collector import collector_at_rest
+from tb_memplugin.read.content import (
     GZIP_MAGIC,
     FileStream,
     GzipStream,
@@ -21,11 +21,11 @@ from tb_memplugin.sources.content import (
     read_json,
     too_large,
 )
-from tb_memplugin.sources.kineto.trace import trace_from_kineto
-from tb_memplugin.sources.snapshot.from_json import as_pickled, check_not_shared
-from tb_memplugin.sources.snapshot.safe_pickle import RefusedPickleError, read_pickle
-from tb_memplugin.sources.snapshot.trace import from_traces, is_snapshot, trace_from_snapshot
-from tb_memplugin.sources.timeline import is_timeline, trace_from_timeline
+from tb_memplugin.read.kineto.trace import trace_from_kineto
+from tb_memplugin.read.snapshot.from_json import as_pickled, check_not_shared
+from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError, read_pickle
+from tb_memplugin.read.snapshot.trace import from_traces, is_snapshot, trace_from_snapshot
+from tb_memplugin.read.timeline import is_timeline, trace_from_timeline
 from tb_memplugin.store import files
 from tb_memplugin.store.envelope import HEAD_MAGIC
 from tb_memplugin.store.windows import read_window

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from tb_memplugin.budget import confine, out_of_memory, seconds_budget, too_much_time
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
-from tb_memplugin.sources.snapshot.safe_pickle import RefusedPickleError
+from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError
 from tb_memplugin.store import files
 from tb_memplugin.store.windows import read_window, write_window
 from tb_memplugin.trace import MemoryTrace

@@ -18,71 +18,33 @@ LONGEST_FILE = 600
 # Which parts of the package each part may import. Every part may import `errors`.
 KNOWS = {
     "errors": set[str](),
-    "arguments": set[str](),
+    "logs": set[str](),
     "descriptor_stream": set[str](),
     "temporary": set[str](),
     "budget": set[str](),
     "proto": set[str](),
     "trace": set[str](),
     "analysis": {"trace"},
-    "sources": {"trace", "budget"},
-    "estimate": {"trace", "analysis", "sources", "store", "logs", "arguments"},
+    "simulator": {"trace", "analysis"},
+    "read": {"trace", "budget"},
     "store": {"trace", "analysis", "proto", "descriptor_stream", "temporary", "budget"},
     "exports": {"trace", "analysis", "descriptor_stream", "temporary"},
-    "loading": {"trace", "sources", "store", "budget", "untrusted"},
-    "untrusted": {"trace", "sources", "store", "budget"},
-    "logs": set[str](),
-    "exact_cpu": {"sources", "logs"},
-    "iterations": {"trace", "analysis", "sources", "store", "exports", "handler", "logs", "arguments"},
-    "handler": {"trace", "analysis", "sources", "store", "logs", "arguments", "exact_cpu"},
-    "monitor": {"trace", "sources", "store", "handler", "logs"},
-    "oom": {"trace", "sources", "store", "handler"},
-    "line_tracer": {"trace", "analysis", "sources", "store", "exports", "handler", "logs", "arguments"},
-    "tracer": {"trace", "analysis", "sources", "store", "exports", "handler", "logs", "arguments"},
-    "server": {"trace", "analysis", "sources", "store", "exports", "proto"},
+    "untrusted": {"trace", "read", "store", "budget"},
+    "loading": {"trace", "read", "store", "budget", "untrusted"},
+    "record": {"trace", "analysis", "read", "store", "exports", "logs"},
+    "callbacks": {"trace", "record", "logs"},
+    "estimate": {"trace", "analysis", "simulator", "read", "record", "store", "logs"},
+    "server": {"trace", "analysis", "simulator", "store", "exports", "proto"},
     "commands": {
-        *("trace", "analysis", "sources", "estimate", "store", "exports", "loading", "proto"),
+        *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),
         "budget",
     },
-    "callbacks": {"trace", "handler", "sources", "logs"},
-    "coming_from": {
-        *("trace", "analysis", "exports", "loading", "estimate", "logs"),
-        *("tracer", "iterations", "line_tracer"),
-    },
+    "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs"},
 }
-NUMPY_ALONE = ("trace", "analysis")
-# What watches a live training or runs a model in fake tensors; everything else reads what was recorded.
-MAY_IMPORT_TORCH = (
-    "arguments",
-    "callbacks",
-    "coming_from.memory_profiler",
-    "estimate",
-    "handler",
-    "iterations",
-    "line_tracer",
-    "monitor",
-    "oom",
-    "sources.alive_before",
-    "sources.beside_compiler",
-    "sources.beside_dynamo",
-    "sources.exact_cpu",
-    "sources.history",
-    "sources.lines",
-    "sources.module_calls",
-    "sources.modules",
-    "sources.optimizer_hooks",
-    "sources.outer_calls",
-    "sources.profiler",
-    "sources.profiler_windows",
-    "sources.steps.devices",
-    "sources.storage_lifetimes",
-    "sources.storages",
-    "sources.tensors_inside",
-    "sources.storages_alive",
-    "sources.tracer",
-    "sources.variables",
-    "tracer",
-)
+NUMPY_ALONE = ("trace", "analysis", "simulator")
+MAY_IMPORT_TORCH = ("record", "estimate", "callbacks", "coming_from.memory_profiler")
+"""What watches a live training or runs a model on fake tensors; everything else reads what was recorded."""
+
 VAGUE_NAMES = {"utils", "util", "helpers", "common", "manager", "misc"}
 
 

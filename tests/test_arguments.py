@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tb_memplugin import LineTracer, MemoryTracer, MemPluginError
-from tb_memplugin.arguments import checked_optimizers
+from tb_memplugin.record.arguments import checked_optimizers
 
 BOTH = pytest.mark.parametrize("tracer", [MemoryTracer, LineTracer])
 

@@ -15,8 +15,8 @@ import pytest
 
 from tb_memplugin import MemPluginError, budget, load
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.sources.content import _parsed, _parsed_bytes, content_limit
-from tb_memplugin.sources.snapshot.safe_pickle import RefusedPickleError
+from tb_memplugin.read.content import _parsed, _parsed_bytes, content_limit
+from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError
 from tb_memplugin.store.writer import RunWriter
 from tests.bombs import BOMBS, MB, measured
 from tests.commands.files import DATA, PROGRAM, real, step_snapshot, write

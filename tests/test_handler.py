@@ -20,7 +20,7 @@ from torch.optim import optimizer as optimizer_module
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
 from tb_memplugin import combine_handlers, memory_trace_handler
-from tb_memplugin.sources import module_calls, profiler_windows
+from tb_memplugin.record import module_calls, profiler_windows
 from tb_memplugin.store.reader import read_recordings
 from tests.training import CNN
 from tests.watched import is_watched

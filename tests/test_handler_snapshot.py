@@ -8,9 +8,9 @@ import logging
 import pytest
 import torch
 
-from tb_memplugin import handler as handler_module
 from tb_memplugin import memory_trace_handler
-from tb_memplugin.sources.history.merge import SOURCE
+from tb_memplugin.record import handler as handler_module
+from tb_memplugin.record.history.merge import SOURCE
 from tb_memplugin.store.reader import load_window
 from tests.allocators import StandIn
 from tests.test_handler import loop, notes_of, recorded_steps

@@ -9,8 +9,8 @@ import torch
 
 from tb_memplugin import LineTracer
 from tests.line_oracle import LineOracle
-from tests.sources.agreement import UNTUNED
-from tests.sources.tracer.truth import train_step
+from tests.record.agreement import UNTUNED
+from tests.record.tracer.truth import train_step
 from tests.training import MODELS
 
 ALL = {**MODELS, **UNTUNED}

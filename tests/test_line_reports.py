@@ -8,7 +8,7 @@ import json
 import torch
 from torch import nn
 
-import tb_memplugin.line_tracer as mem_tracer
+import tb_memplugin.record.line_tracer as mem_tracer
 from tb_memplugin.analysis.lines import line_table
 from tb_memplugin.store.reader import load_window
 from tests.traced_lines import line_of, made_now, nothing_is_left, traced, two_lines  # noqa: F401

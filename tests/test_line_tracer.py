@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tb_memplugin import LineTracer, MemPluginError
 from tb_memplugin.analysis.lines import line_table
-from tests.sources.agreement import UNTUNED
+from tests.record.agreement import UNTUNED
 from tests.traced_lines import line_of, made_now, nothing_is_left, traced, two_lines  # noqa: F401
 from tests.training import MODELS, reported_events
 

@@ -11,7 +11,7 @@ import pytest
 from tb_memplugin import MemPluginError, load
 from tb_memplugin.analysis.peak import peak
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.sources.snapshot.from_json import as_pickled
+from tb_memplugin.read.snapshot.from_json import as_pickled
 from tb_memplugin.store.writer import RunWriter
 from tests.snapshots import block, entries, segment, snapshot
 from tests.traces import trace

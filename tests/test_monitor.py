@@ -17,10 +17,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import tb_memplugin.monitor
+import tb_memplugin.record.monitor
 from tb_memplugin import MemoryMonitor, MemPluginError
-from tb_memplugin.sources.steps.counters import AllocatorCounters
-from tb_memplugin.sources.steps.shared_peaks import SharedPeaks
+from tb_memplugin.record.steps.counters import AllocatorCounters
+from tb_memplugin.record.steps.shared_peaks import SharedPeaks
 from tb_memplugin.store.step_records import read_figures
 from tb_memplugin.trace.step_figures import joined
 from tests import full_disk
@@ -60,7 +60,7 @@ def on_a_card(allocator, handle, monkeypatch):
     """As if the current device were one with counters."""
     peaks = SharedPeaks(allocator.doors)
     counters = lambda *_, **__: [AllocatorCounters(handle, lambda: peaks)]  # noqa: E731
-    monkeypatch.setattr(tb_memplugin.monitor, "counters_of", counters)
+    monkeypatch.setattr(tb_memplugin.record.monitor, "counters_of", counters)
 
 
 def train(monitor, steps=3):
@@ -185,7 +185,7 @@ def test_steps_wait_while_the_folder_cannot_be_written(tmp_path, caplog):
 
 @pytest.mark.usefixtures("on_a_card")
 def test_of_steps_that_waited_too_long_the_oldest_go_and_that_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("tb_memplugin.sources.steps.recording.MOST_WAITING", 10)
+    monkeypatch.setattr("tb_memplugin.record.steps.recording.MOST_WAITING", 10)
     with MemoryMonitor(tmp_path, "rank0", flush_seconds=600) as monitor:
         for _ in range(25):
             monitor.step()

@@ -24,7 +24,7 @@ from tb_memplugin.analysis.profile import profile_over_time
 from tb_memplugin.analysis.rules import Rules, read_rules
 from tb_memplugin.analysis.stacks import StackRow, stack_table
 from tb_memplugin.analysis.stages import stages
-from tb_memplugin.sources.snapshot.trace import load_snapshot
+from tb_memplugin.read.snapshot.trace import load_snapshot
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame
 

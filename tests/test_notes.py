@@ -18,18 +18,17 @@ import tb_memplugin
 PACKAGE = Path(tb_memplugin.__file__).parent
 
 WRITERS = (
-    "sources/**/*.py",
-    "iterations/*.py",
-    "handler.py",
+    "read/**/*.py",
+    "record/**/*.py",
     "loading.py",
-    "estimate/simulator/simulated_trace.py",
+    "simulator/simulated_trace.py",
     "trace/step_figures.py",
 )
 """The modules that write notes of recordings."""
 
 NO_WRITERS = {
     "store/windows.py": "reads back what was written",
-    "estimate/fake_trace.py": "an estimate records nothing",
+    "estimate/run/fake_trace.py": "an estimate records nothing",
 }
 
 BYTES = re.compile(r"\{[^}]*\} (\w+ )?bytes")

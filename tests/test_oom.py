@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import tb_memplugin
-from tb_memplugin.oom import OomRecorder, record_on_oom
-from tb_memplugin.sources.history.recording import HistorySwitch
-from tb_memplugin.sources.snapshot.safe_pickle import load_plain
-from tb_memplugin.sources.snapshot.trace import load_snapshot
+from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tb_memplugin.read.snapshot.trace import load_snapshot
+from tb_memplugin.record.history.recording import HistorySwitch
+from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.trace import Kind
 from tests.allocators import StandIn
-from tests.sources.snapshot.test_real import path_of, real
+from tests.read.snapshot.test_real import path_of, real
 
 
 @pytest.fixture

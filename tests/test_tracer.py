@@ -345,7 +345,7 @@ def test_compiled_code_works_again_after_a_block():
 
 
 def test_what_goes_wrong_on_our_side_is_a_note_and_the_training_goes_on(monkeypatch, caplog):
-    from tb_memplugin.sources.storage_lifetimes import Ledger
+    from tb_memplugin.record.storage_lifetimes import Ledger
 
     caplog.set_level(logging.DEBUG, logger="tb_memplugin")
     monkeypatch.setattr(Ledger, "born", lambda *_, **__: 1 // 0)
@@ -357,7 +357,7 @@ def test_what_goes_wrong_on_our_side_is_a_note_and_the_training_goes_on(monkeypa
 
 
 def test_an_end_that_fails_is_a_warning_and_the_training_goes_on(monkeypatch, caplog):
-    from tb_memplugin.sources.tracer import recording as source
+    from tb_memplugin.record.tracer import recording as source
 
     monkeypatch.setattr(source, "trace_from_ledger", lambda _: 1 // 0)
     model, tracer = mlp(), MemoryTracer()

@@ -15,7 +15,7 @@ import torch
 
 from tb_memplugin import MemoryTracer
 from tb_memplugin.coming_from import gpu_optimizer
-from tb_memplugin.tracer import LayerMemoryStats, MemoryEvent
+from tb_memplugin.record.memory_tracer import LayerMemoryStats, MemoryEvent
 from tests.test_tracer import mlp
 
 PAGE = Path(__file__).parents[2] / "shared" / "seeds" / "memory_tracer.md"

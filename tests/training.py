@@ -16,8 +16,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
-from tb_memplugin.sources.profiler.trace import trace_from_profile
-from tb_memplugin.sources.profiler.window import WindowRecorder, watch
+from tb_memplugin.record.profiler.trace import trace_from_profile
+from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.trace import MemoryTrace
 
 

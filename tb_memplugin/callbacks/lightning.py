@@ -10,7 +10,7 @@ from torch import nn
 
 from tb_memplugin.callbacks.recorder import Training
 from tb_memplugin.callbacks.step_callback import StepCallback
-from tb_memplugin.sources.guard import guarded
+from tb_memplugin.record.guard import guarded
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from tb_memplugin.callbacks.steps import ChosenSteps, Steps
 from tb_memplugin.callbacks.window import ProfiledWindow, is_profiling
-from tb_memplugin.handler import Handler, default_worker_name, memory_trace_handler
 from tb_memplugin.logs import instance_logger
-from tb_memplugin.sources.guard import Guard, guarded
+from tb_memplugin.record.guard import Guard, guarded
+from tb_memplugin.record.handler import Handler, default_worker_name, memory_trace_handler
 
 _LOST = "The memory of this window is not recorded"
 _LAST = "the end of the training"

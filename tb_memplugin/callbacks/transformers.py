@@ -16,7 +16,7 @@ import torch
 
 from tb_memplugin.callbacks.recorder import Training
 from tb_memplugin.callbacks.step_callback import StepCallback
-from tb_memplugin.sources.guard import UNOWNED, guarded
+from tb_memplugin.record.guard import UNOWNED, guarded
 
 try:
     import transformers

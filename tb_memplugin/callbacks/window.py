@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tb_memplugin.handler import Handler
-from tb_memplugin.sources.guard import call_all
+from tb_memplugin.record.guard import call_all
+from tb_memplugin.record.handler import Handler
 
 _STEP = "ProfilerStep#{}"
 """The name by which torch.profiler marks its steps."""

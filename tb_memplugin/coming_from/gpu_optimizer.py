@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from tb_memplugin import tracer
-from tb_memplugin.tracer import LayerMemoryStats, MemoryEvent
+from tb_memplugin.record import memory_tracer
+from tb_memplugin.record.memory_tracer import LayerMemoryStats, MemoryEvent
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
 
 
-class MemoryTracer(tracer.MemoryTracer):
+class MemoryTracer(memory_tracer.MemoryTracer):
     """Our `MemoryTracer`, whose exports have a parameter named `output_path`."""
 
     def export_flame_graph(self, output_path: str | os.PathLike[str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from tb_memplugin import logs
-from tb_memplugin.estimate.estimator import MemoryEstimator
+from tb_memplugin.estimate.answer.estimator import MemoryEstimator
 
 __all__ = ["MemoryTracer", "configure_logging", "get_logger"]
 

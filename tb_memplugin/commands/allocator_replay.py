@@ -19,11 +19,11 @@ from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
-from tb_memplugin.estimate.simulator.allocator_settings import records_settings
-from tb_memplugin.estimate.simulator.conf_text import not_followed
-from tb_memplugin.estimate.simulator.replay_run import Failure
 from tb_memplugin.exports import snapshot
 from tb_memplugin.exports.output import STDOUT
+from tb_memplugin.simulator.allocator_settings import records_settings
+from tb_memplugin.simulator.conf_text import not_followed
+from tb_memplugin.simulator.replay_run import Failure
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -129,11 +129,11 @@ def command(
     if capacity is not None:
         spec = spec.with_memory(read_size(capacity))
     try:
-        from tb_memplugin.estimate.hints import read_hints
+        from tb_memplugin.estimate.answer.hints import read_hints
+        from tb_memplugin.estimate.answer.step_estimate import StepEstimator
+        from tb_memplugin.estimate.answer.targets import read_target
+        from tb_memplugin.estimate.answer.workload import Workload
         from tb_memplugin.estimate.ranks.pipeline import Pipelining
-        from tb_memplugin.estimate.step_estimate import StepEstimator
-        from tb_memplugin.estimate.targets import read_target
-        from tb_memplugin.estimate.workload import Workload
     except ModuleNotFoundError as error:
         raise _without(error) from error
     with redirect_stdout(sys.stderr), doing() as tell:  # keep the target's output out of ours

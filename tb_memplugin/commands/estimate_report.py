@@ -11,9 +11,9 @@ import click
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, percent, printable, table
 
 if TYPE_CHECKING:
-    from tb_memplugin.estimate.changes import Change, Changes
-    from tb_memplugin.estimate.max_batch import MaxBatch
-    from tb_memplugin.estimate.step_estimate import StepEstimate
+    from tb_memplugin.estimate.answer.changes import Change, Changes
+    from tb_memplugin.estimate.answer.max_batch import MaxBatch
+    from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 
 JUST = "just"
 

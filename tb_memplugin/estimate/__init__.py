@@ -1,12 +1,12 @@
 """Estimate the memory of a run without a GPU: the model runs on fake tensors, the allocator is simulated.
 
-Start with `estimator.py`. `corrections/` corrects what fake tensors alone get wrong, `plugins/` adapts
-libraries, `simulator/` simulates the caching allocator and replays recordings through it, and `ranks/`
-estimates jobs of several ranks.
+`answer/` is what is asked and answered (start with `estimator.py` there), `run/` the run on fake tensors,
+`kernels/` what kernels allocate, `program/` what makes a program run, `libraries/` other libraries, and
+`ranks/` jobs of several ranks.
 """
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.simulator import (
+from tb_memplugin.simulator import (
     AllocatorSettings,
     CachingAllocator,
     DeviceMemory,

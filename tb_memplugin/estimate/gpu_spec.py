@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.sources.cublas import LARGE_WORKSPACE, WORKSPACE
+from tb_memplugin.read.cublas import LARGE_WORKSPACE, WORKSPACE
 
 MIB = 1 << 20
 

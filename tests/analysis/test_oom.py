@@ -6,7 +6,7 @@ import pytest
 
 from tb_memplugin.analysis.oom import new_segment_bytes, oom_report, oom_reports
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import OutOfMemory, Segments
 from tests.analysis.histories import M, allocator_trace
 from tests.snapshots import block, segment

@@ -19,7 +19,7 @@ from tests.browser.conftest import count_steps, watched
 from tests.browser.made_snapshot import K, made_snapshot
 from tests.browser.tab import assert_rounds, bytes_in, colors, exact
 from tests.browser.test_appearance import pictures  # noqa: F401  # a fixture
-from tests.sources.snapshot.test_real import path_of, real
+from tests.read.snapshot.test_real import path_of, real
 from tests.tensorboard.process import tensorboard
 from tests.traces import trace
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tb_memplugin.estimate.targets import read_target
+from tb_memplugin.estimate.answer.targets import read_target
 from tests.commands.files import refused, told
 from tests.commands.test_estimate import M, estimate, parts
 

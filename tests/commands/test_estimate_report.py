@@ -3,7 +3,7 @@
 import pytest
 
 from tb_memplugin.commands.estimate_report import fits_told
-from tb_memplugin.estimate.changes import Change
+from tb_memplugin.estimate.answer.changes import Change
 
 GIB = 1 << 30
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.estimate import cuda_shim
+from tb_memplugin.estimate.run import cuda_shim
 from tests.estimate.small_models import MODELS
 
 

@@ -8,8 +8,8 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import snapshot
 from tests.analysis.histories import allocator_trace
 from tests.commands.files import real, refused, run, stranger, told
-from tests.estimate.simulator.devices import M
-from tests.estimate.simulator.test_replay import STEP
+from tests.simulator.devices import M
+from tests.simulator.test_replay import STEP
 
 
 @pytest.fixture

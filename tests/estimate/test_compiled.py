@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.analysis.breakdown import Divided
 from tb_memplugin.analysis.moment import moment
-from tb_memplugin.estimate.inductor import wrapper_code
-from tb_memplugin.sources.cublas import keeps_workspaces
+from tb_memplugin.estimate.libraries.inductor import wrapper_code
+from tb_memplugin.read.cublas import keeps_workspaces
 from tests.estimate.fake_runs import KIB, MIB, allocations, estimated, sizes
 
 pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="seen with PyTorch 2.13")

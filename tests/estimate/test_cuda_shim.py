@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tb_memplugin import MemPluginError
-from tb_memplugin.estimate import cuda_shim
-from tb_memplugin.sources.compiling import CACHE_VARIABLE
+from tb_memplugin.estimate.run import cuda_shim
+from tb_memplugin.record.compiling import CACHE_VARIABLE
 
 needs_shim = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: nothing to stand in for")
 

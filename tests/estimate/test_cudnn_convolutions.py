@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from benchmarks.on_gpu.programs import LARGE, Program
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.estimate.corrections.convolutions import Layer, is_pytorchs_own
-from tb_memplugin.estimate.corrections.dense_views import View
-from tb_memplugin.estimate.cudnn.questions import VARIABLE, installed
-from tb_memplugin.sources.cublas import keeps_workspaces
+from tb_memplugin.estimate.kernels.convolutions import Layer, is_pytorchs_own
+from tb_memplugin.estimate.kernels.dense_views import View
+from tb_memplugin.estimate.libraries.cudnn.questions import VARIABLE, installed
+from tb_memplugin.read.cublas import keeps_workspaces
 from tests.estimate.fake_runs import estimated, sizes
 
 HALF = torch.float16
@@ -198,7 +198,10 @@ def test_pytorch_computes_some_depthwise_convolutions(
 
 
 def test_the_process_that_asks_does_not_import_torch() -> None:
-    code = "import sys, tb_memplugin.estimate.cudnn.answers as a; from tb_memplugin.estimate.cudnn import "
+    code = (
+        "import sys, tb_memplugin.estimate.libraries.cudnn.answers as a; "
+        "from tb_memplugin.estimate.libraries.cudnn import "
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"{code}convolution; print('torch' in sys.modules)"],
         capture_output=True,

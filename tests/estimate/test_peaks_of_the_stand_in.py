@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.on_gpu.programs import LARGE, Program
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.sources.cublas import keeps_workspaces
+from tb_memplugin.read.cublas import keeps_workspaces
 
 PEAKS = {
     Program("CNN", "fp32", "SGD"): (4_725_769_728, 4_861_198_336),

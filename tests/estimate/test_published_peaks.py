@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tb_memplugin.estimate import GpuSpec
-from tb_memplugin.estimate.estimation import Estimate
+from tb_memplugin.estimate.answer.estimation import Estimate
 from tb_memplugin.estimate.ranks import estimate_ranks
 from tests.estimate.nanotron_llama import Row, train
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.sources import cublas
+from tb_memplugin.read import cublas
 from tb_memplugin.trace import Kind
 
 

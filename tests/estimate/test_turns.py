@@ -11,7 +11,7 @@ from queue import Queue
 import pytest
 
 from tb_memplugin import MemoryEstimator, MemPluginError
-from tb_memplugin.estimate import turns
+from tb_memplugin.estimate.run import turns
 
 
 def estimate() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tb_memplugin.analysis.usage import read_allocation, usage
 from tb_memplugin.exports import csv as csv_export
-from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tests.snapshots import entries, snapshot
 from tests.traces import EPOCH, trace
 

@@ -11,7 +11,7 @@ import pytest
 
 from tb_memplugin import MemPluginError
 from tb_memplugin.exports.monitored_steps import COLUMNS, write_csv, write_json
-from tb_memplugin.sources.steps.recording import DeviceStep, MonitoredStep, PhaseStep
+from tb_memplugin.record.steps.recording import DeviceStep, MonitoredStep, PhaseStep
 from tb_memplugin.trace.step_figures import WatchedSteps
 from tests.step_figures import figures
 

@@ -86,7 +86,8 @@ class FailingS3:
             b"".join(answer)
         if self.error not in STATUSES:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-            return []
+            start_response("200 OK", [])
+            return [b""]
         status, body = STATUSES[self.error]
         start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
         return [body.encode()]

@@ -17,7 +17,7 @@ _PACKAGE = os.path.dirname(tb_memplugin.__file__) + os.sep  # noqa: PTH120
 
 
 def name_of(frame: FrameType) -> str:
-    """`sources/guard.py:57:end`: file, line and name of the function that a frame runs."""
+    """`record/guard.py:57:end`: file, line and name of the function that a frame runs."""
     code = frame.f_code
     return f"{code.co_filename[len(_PACKAGE) :]}:{code.co_firstlineno}:{code.co_name}"
 

@@ -29,7 +29,7 @@ from tests.flushing import wait_for_the_disk
 ERRORS: tuple[type[BaseException], ...] = (ValueError, MemoryError, KeyboardInterrupt)
 ROW = ("bytes", "category", "module", "phase")
 
-BOUNDARY = ("sources/guard.py",)
+BOUNDARY = ("record/guard.py",)
 """Where what is raised is caught. An error within them has nobody who could catch it."""
 
 THREADS = ("store/disk_sync.py:_run",)
@@ -287,7 +287,7 @@ def _sweep(
 
 
 def _plain_name(function: str) -> str:
-    """`sources/guard.py:end` of `sources/guard.py:57:end`."""
+    """`record/guard.py:end` of `record/guard.py:57:end`."""
     path, _, name = function.split(":", 2)
     return f"{path}:{name}"
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-import tb_memplugin.monitor
+import tb_memplugin.record.monitor
 from tb_memplugin import MemoryMonitor, MemPluginError
-from tb_memplugin.sources.steps.counters import AllocatorCounters
-from tb_memplugin.sources.steps.shared_peaks import SharedPeaks
+from tb_memplugin.record.guard import Guard
+from tb_memplugin.record.steps.counters import AllocatorCounters
+from tb_memplugin.record.steps.shared_peaks import SharedPeaks
 from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.reader import Recordings, read_recordings
 from tb_memplugin.store.windows import read_window
@@ -73,13 +74,16 @@ class Program:
 
 
 def record_windows(program: Program) -> None:
-    """A handler's windows. The handler logs each distinct error once."""
-    writer = RunWriter(program.logdir, "rank0")
+    """A handler's windows. As in the handler, a guard logs errors."""
+    writer, logger, messages = RunWriter(program.logdir, "rank0"), logging.Logger("handler"), Messages()
+    messages.warnings = program.warnings
+    logger.addHandler(messages)
+    guard = Guard("", logger)
     for window in WINDOWS:
         try:
             written = writer.write(window)
         except MemPluginError as error:
-            program.warnings.add(str(error))
+            guard.end("a window", error)
             program.after_write(())
         else:
             program.after_write(written.steps)
@@ -91,7 +95,7 @@ def monitor_steps(program: Program) -> None:
     peaks = SharedPeaks(allocator.doors)
     with pytest.MonkeyPatch.context() as patch:
         counters = lambda *_, **__: [AllocatorCounters(Handle(), lambda: peaks)]  # noqa: E731
-        patch.setattr(tb_memplugin.monitor, "counters_of", counters)
+        patch.setattr(tb_memplugin.record.monitor, "counters_of", counters)
         monitor = MemoryMonitor(program.logdir, "rank0", flush_seconds=600)
         for number in range(STEPS):
             allocator.briefly(100 + number)

@@ -17,23 +17,23 @@ class HandlerSession(Session):
     """A handler, and a profiler for each window."""
 
     boundary = (
-        "sources/beside_compiler.py:_enter_compiled",
-        "sources/beside_compiler.py:_set_tracing",
-        "sources/module_calls.py:_run",
-        "sources/module_calls.py:__get__",
-        "sources/optimizer_hooks.py:__call__",
-        "sources/profiler/window.py:_before_step",
-        "sources/profiler/window.py:_after_step",
-        "sources/profiler/newcomers.py:_got_module",
-        "sources/profiler/newcomers.py:_got_parameter",
-        "sources/profiler_windows.py:_started",
-        "sources/profiler_windows.py:_stopped",
+        "record/beside_compiler.py:_enter_compiled",
+        "record/beside_compiler.py:_set_tracing",
+        "record/module_calls.py:_run",
+        "record/module_calls.py:__get__",
+        "record/optimizer_hooks.py:__call__",
+        "record/profiler/window.py:_before_step",
+        "record/profiler/window.py:_after_step",
+        "record/profiler/newcomers.py:_got_module",
+        "record/profiler/newcomers.py:_got_parameter",
+        "record/profiler_windows.py:_started",
+        "record/profiler_windows.py:_stopped",
     )
     second_warning = (
         "store/worker_folder.py:__init__",
         "store/writer.py:_use",
     )  # the folder stays claimed, another one is used
-    unobserved = ("sources/profiler/window.py:freed",)
+    unobserved = ("record/profiler/window.py:freed",)
 
     def __init__(self, folder: Path, training: Training) -> None:
         super().__init__(folder, training)
@@ -75,7 +75,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
 
     WRITTEN.clear()
     monkeypatch.setattr(RunWriter, "write", writing)
-    monkeypatch.setattr("tb_memplugin.handler.say_where", lambda *_: None)
+    monkeypatch.setattr("tb_memplugin.record.handler.say_where", lambda *_: None)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

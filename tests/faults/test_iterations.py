@@ -15,19 +15,19 @@ class ReportSession(Session):
     """A report of every iteration. What it returns is compared, without times."""
 
     boundary = (
-        "sources/module_calls.py:_run",
-        "sources/module_calls.py:__get__",
-        "sources/optimizer_hooks.py:__call__",
-        "sources/beside_compiler.py:_enter_compiled",
-        "sources/beside_compiler.py:_set_tracing",
-        "sources/tracer/mode.py:__torch_dispatch__",
-        "sources/tracer/mode.py:_should_skip_dynamo",
-        "sources/tracer/kernels.py:run",
-        "sources/tracer/recording.py:_before_step",
-        "sources/tracer/recording.py:_after_step",
-        "sources/tracer/recording.py:see_made",
-        "sources/tracer/without_operator.py:_get_rng_state",
-        "sources/tracer/without_operator.py:_report",
+        "record/module_calls.py:_run",
+        "record/module_calls.py:__get__",
+        "record/optimizer_hooks.py:__call__",
+        "record/beside_compiler.py:_enter_compiled",
+        "record/beside_compiler.py:_set_tracing",
+        "record/tracer/mode.py:__torch_dispatch__",
+        "record/tracer/mode.py:_should_skip_dynamo",
+        "record/tracer/kernels.py:run",
+        "record/tracer/recording.py:_before_step",
+        "record/tracer/recording.py:_after_step",
+        "record/tracer/recording.py:see_made",
+        "record/tracer/without_operator.py:_get_rng_state",
+        "record/tracer/without_operator.py:_report",
         "iterations/watch.py:note",
     )
     second_warning = (  # the folder stays claimed, another one is used
@@ -35,8 +35,8 @@ class ReportSession(Session):
         "store/writer.py:_use",
     )
     unobserved = (
-        "sources/storage_lifetimes.py:died",
-        "sources/profiler_windows.py:_restore",
+        "record/storage_lifetimes.py:died",
+        "record/profiler_windows.py:_restore",
         "iterations/report.py:clear",
     )
 

@@ -18,26 +18,26 @@ def allocations(trace: MemoryTrace) -> list[int]:
 
 
 _ENTRIES = (
-    "sources/module_calls.py:_run",
-    "sources/module_calls.py:__get__",
-    "sources/optimizer_hooks.py:__call__",
-    "sources/beside_compiler.py:_enter_compiled",
-    "sources/beside_compiler.py:_set_tracing",
-    "sources/tracer/mode.py:__torch_dispatch__",
-    "sources/tracer/mode.py:_should_skip_dynamo",
-    "sources/tracer/mode.py:make_hidden_call",
-    "sources/tracer/kernels.py:run",
-    "sources/tracer/recording.py:_before_step",
-    "sources/tracer/recording.py:_after_step",
-    "sources/tracer/recording.py:around",
-    "sources/tracer/recording.py:see_made",
-    "sources/tracer/without_operator.py:_get_rng_state",
-    "sources/tracer/without_operator.py:_resize",
-    "sources/tracer/without_operator.py:_report",
+    "record/module_calls.py:_run",
+    "record/module_calls.py:__get__",
+    "record/optimizer_hooks.py:__call__",
+    "record/beside_compiler.py:_enter_compiled",
+    "record/beside_compiler.py:_set_tracing",
+    "record/tracer/mode.py:__torch_dispatch__",
+    "record/tracer/mode.py:_should_skip_dynamo",
+    "record/tracer/mode.py:make_hidden_call",
+    "record/tracer/kernels.py:run",
+    "record/tracer/recording.py:_before_step",
+    "record/tracer/recording.py:_after_step",
+    "record/tracer/recording.py:around",
+    "record/tracer/recording.py:see_made",
+    "record/tracer/without_operator.py:_get_rng_state",
+    "record/tracer/without_operator.py:_resize",
+    "record/tracer/without_operator.py:_report",
 )
 """What torch calls, each of which has the `try` within it."""
 
-_DEATHS = ("sources/storage_lifetimes.py:died", "sources/profiler_windows.py:_restore")
+_DEATHS = ("record/storage_lifetimes.py:died", "record/profiler_windows.py:_restore")
 
 
 class TracerSession(Session):

@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional
 
 from tb_memplugin import MemoryEstimator, MemPluginError
-from tb_memplugin.estimate.corrections.attention_kernels import Call, kernel
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.kernels.attention_kernels import Call, kernel
 from tests.gpu.test_operators import Figures, on_fake_tensors, on_the_gpu
 
 VARIABLE = "STANDIN_CUDNN_WORKSPACES"

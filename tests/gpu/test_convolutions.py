@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 
 from tb_memplugin import MemoryEstimator, MemPluginError
-from tb_memplugin.estimate.cudnn.questions import installed
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.libraries.cudnn.questions import installed
 from tests.gpu.test_operators import Figures, on_fake_tensors, on_the_gpu
 
 pytestmark = [

@@ -21,16 +21,16 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from tb_memplugin.analysis.breakdown import DIVISIONS
 from tb_memplugin.analysis.moment import moment
 from tb_memplugin.analysis.steps import step_stats
-from tb_memplugin.sources.categories import WORKSPACE_BYTES
-from tb_memplugin.sources.cublas import (
+from tb_memplugin.read.categories import WORKSPACE_BYTES
+from tb_memplugin.read.cublas import (
     LT_WORKSPACE,
     LtWorkspace,
     keeps_workspaces,
     lt_needs_cublas,
     lt_workspace,
 )
-from tb_memplugin.sources.profiler.trace import trace_from_profile
-from tb_memplugin.sources.profiler.window import WindowRecorder, watch
+from tb_memplugin.record.profiler.trace import trace_from_profile
+from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tests.gpu.training import train_step
@@ -203,7 +203,7 @@ def recorded(model, optimizer, steps, **options) -> MemoryTrace:
 
 @pytest.mark.parametrize("name", ["cnn", "transformer", "lstm"])
 def test_a_window_without_steps_has_what_is_freed_between_operators(name):
-    """The profiler's tree lacks it: tb_memplugin/sources/profiler/outside_tree.py."""
+    """The profiler's tree lacks it: tb_memplugin/record/profiler/outside_tree.py."""
     model = MODELS[name]().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     ends: list[int] = []

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tb_memplugin import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.sources.cublas import keeps_workspaces
+from tb_memplugin.read.cublas import keeps_workspaces
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tb_memplugin import MemoryMonitor
-from tb_memplugin.monitor import MonitoredStep
+from tb_memplugin.record.monitor import MonitoredStep
 from tests.training import MODELS
 
 pytestmark = [

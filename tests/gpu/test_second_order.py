@@ -1,6 +1,6 @@
 """On a GPU, a backward of a backward has the modules that it has on the CPU. Needs an NVIDIA GPU.
 
-On the CPU they are compared with autograd itself: tests/sources/profiler/test_second_order.py. On a GPU,
+On the CPU they are compared with autograd itself: tests/record/profiler/test_second_order.py. On a GPU,
 autograd's own thread makes the nodes of the second backward, and counts them by itself.
 """
 
@@ -15,11 +15,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from tb_memplugin.sources.profiler.trace import trace_from_profile
-from tb_memplugin.sources.profiler.window import WindowRecorder, watch
+from tb_memplugin.record.profiler.trace import trace_from_profile
+from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.trace import MemoryTrace, Phase
-from tests.sources.profiler.test_attribution import Twice
-from tests.sources.profiler.test_second_order import maml, penalty, product, slope_of, small, third
+from tests.record.profiler.test_attribution import Twice
+from tests.record.profiler.test_second_order import maml, penalty, product, slope_of, small, third
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,7 +100,7 @@ def test_an_ordinary_backward_asks_torch_for_no_threads(monkeypatch):
     def refuse(_):
         raise AssertionError
 
-    monkeypatch.setattr("tb_memplugin.sources.profiler.trace.forward_threads", refuse)
+    monkeypatch.setattr("tb_memplugin.record.profiler.trace.forward_threads", refuse)
     model = small().cuda()
     x = torch.randn(5, 20, device="cuda")
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tb_memplugin import memory_trace_handler, record_on_oom
-from tb_memplugin.sources.history.merge import SOURCE
+from tb_memplugin.record.history.merge import SOURCE
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.trace import Kind, Phase
 from tests.training import MODELS

@@ -12,9 +12,9 @@ from rich.console import Console
 from torch import nn
 
 from tb_memplugin import IterationReport
-from tb_memplugin.iterations import watch
-from tb_memplugin.iterations.gradients import size_of
-from tb_memplugin.iterations.weights import named_weights
+from tb_memplugin.record.iterations import watch
+from tb_memplugin.record.iterations.gradients import size_of
+from tb_memplugin.record.iterations.weights import named_weights
 from tb_memplugin.trace import Category
 
 Step = Callable[[nn.Module], object]

@@ -12,11 +12,11 @@ from rich.console import Console
 from torch import nn
 
 from tb_memplugin import IterationReport, MemPluginError
-from tb_memplugin.iterations.console import show, size
-from tb_memplugin.iterations.csv_files import ITERATION_COLUMNS, WEIGHT_COLUMNS, IterationCsv
-from tb_memplugin.iterations.figures import iteration_memory
-from tb_memplugin.iterations.watch import Seen
-from tb_memplugin.sources.steps.counters import Reading
+from tb_memplugin.record.iterations.console import show, size
+from tb_memplugin.record.iterations.csv_files import ITERATION_COLUMNS, WEIGHT_COLUMNS, IterationCsv
+from tb_memplugin.record.iterations.figures import iteration_memory
+from tb_memplugin.record.iterations.watch import Seen
+from tb_memplugin.record.steps.counters import Reading
 
 
 def quiet() -> Console:

@@ -13,11 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from tb_memplugin import IterationReport
 from tb_memplugin.analysis.breakdown import breakdown
-from tb_memplugin.sources.profiler.trace import trace_from_profile
-from tb_memplugin.sources.profiler.window import Window, WindowRecorder, watch
+from tb_memplugin.record.profiler.trace import trace_from_profile
+from tb_memplugin.record.profiler.window import Window, WindowRecorder, watch
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.trace import Category
-from tests.sources.tracer.truth import train_step
+from tests.record.tracer.truth import train_step
 from tests.training import MODELS
 
 CPU = 0

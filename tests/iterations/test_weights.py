@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tb_memplugin.iterations.weights import weights_of
+from tb_memplugin.record.iterations.weights import weights_of
 
 
 def sizes(model: nn.Module) -> dict[str, int]:

@@ -20,7 +20,7 @@ from tb_memplugin.analysis.breakdown import breakdown
 from tb_memplugin.analysis.peak import peak
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.loading import load
-from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.summary import Window, WindowSummaries

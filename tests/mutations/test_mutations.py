@@ -11,7 +11,7 @@ import pytest
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.loading import load
-from tb_memplugin.sources.snapshot.trace import trace_from_snapshot
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import MemoryTrace
 from tests.mutations.damage import story_damaged
 from tests.mutations.kinds import KINDS, sums_wrong

@@ -13,10 +13,10 @@ import tb_memplugin
 from tb_memplugin.server.replays import replay_of
 from tb_memplugin.server.session import Opened
 from tb_memplugin.store.writer import RunWriter
+from tests.read.snapshot.test_real import path_of, real
 from tests.server.conftest import BIGGER
 from tests.server.tab import Tab
 from tests.snapshots import block, entries, segment, snapshot
-from tests.sources.snapshot.test_real import path_of, real
 
 M = 1 << 20
 BASE = 16 * M

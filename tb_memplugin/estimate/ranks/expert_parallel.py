@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.hints import Hints, Question, answer
+from tb_memplugin.estimate.answer.hints import Hints, Question, answer
 from tb_memplugin.estimate.ranks.mesh import PIPELINE
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.corrections.works import Underway
-from tb_memplugin.estimate.patches import Patches
 from tb_memplugin.estimate.ranks.post import Post
+from tb_memplugin.estimate.ranks.works import Underway
+from tb_memplugin.estimate.run.patches import Patches
 
 OLDEST_TORCH = "2.13"
 """The fake process group, meshes and FSDP2 do not work together in 2.6; versions in between are untested."""

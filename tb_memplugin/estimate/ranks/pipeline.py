@@ -11,17 +11,7 @@ from torch import nn
 
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, divided_experts, shard_experts
-from tb_memplugin.estimate.ranks.mesh import PIPELINE
-from tb_memplugin.estimate.ranks.sharded_model import (
-    NOTE,
-    by_tensors,
-    fully_sharded,
-    in_data_parallel,
-    refuse_other_dimensions,
-)
-from tb_memplugin.estimate.ranks.stages import Fed, Stage, fed, stage_of
-from tb_memplugin.estimate.workload import (
+from tb_memplugin.estimate.answer.workload import (
     STEPS,
     Built,
     Ran,
@@ -34,11 +24,21 @@ from tb_memplugin.estimate.workload import (
     refuse_what_it_does_not_take,
     told_as_refusal,
 )
+from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, divided_experts, shard_experts
+from tb_memplugin.estimate.ranks.mesh import PIPELINE
+from tb_memplugin.estimate.ranks.sharded_model import (
+    NOTE,
+    by_tensors,
+    fully_sharded,
+    in_data_parallel,
+    refuse_other_dimensions,
+)
+from tb_memplugin.estimate.ranks.stages import Fed, Stage, fed, stage_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tb_memplugin.estimate.estimator import MemoryEstimator
+    from tb_memplugin.estimate.answer.estimator import MemoryEstimator
 
 SCHEDULES = {
     "1f1b": ("Schedule1F1B", 1),

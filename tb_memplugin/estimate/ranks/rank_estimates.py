@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.estimation import Estimate
-from tb_memplugin.estimate.estimator import WORKER, MemoryEstimator
+from tb_memplugin.estimate.answer.estimation import Estimate
+from tb_memplugin.estimate.answer.estimator import WORKER, MemoryEstimator
 from tb_memplugin.estimate.ranks.fake_group import fake_group
 from tb_memplugin.estimate.ranks.mesh import PIPELINE, Mesh, checked_mesh, parse_mesh
 from tb_memplugin.estimate.ranks.post import Post, Waiting

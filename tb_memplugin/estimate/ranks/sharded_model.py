@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.answer.repeated_blocks import repeated_blocks
+from tb_memplugin.estimate.answer.workload import OWN_CHECKPOINTING
 from tb_memplugin.estimate.ranks.expert_parallel import (
     EXPERTS,
     ORDER,
@@ -24,8 +26,6 @@ from tb_memplugin.estimate.ranks.expert_parallel import (
     has_tied_parameters,
     refusing_old_transformers,
 )
-from tb_memplugin.estimate.repeated_blocks import repeated_blocks
-from tb_memplugin.estimate.workload import OWN_CHECKPOINTING
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

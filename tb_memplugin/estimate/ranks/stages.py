@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.workload import Built, loss_of
+from tb_memplugin.estimate.answer.workload import Built, loss_of
 
 PARTS_OF_A_DECODER = {"embed_tokens", "layers", "norm"}
 """The module names that a config's `base_model_pp_plan` must have."""

@@ -19,9 +19,9 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from tb_memplugin.estimate.answer.workload import Built
 from tb_memplugin.estimate.ranks.sharded_model import by_tensors, in_data_parallel
 from tb_memplugin.estimate.ranks.stages import fed, stage_of
-from tb_memplugin.estimate.workload import Built
 
 ROWS, WIDTH, INSIDE, MICRO_BATCHES, STEPS = 4, 256, 320, 6, 2
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tb_memplugin.commands.estimate import command
-from tb_memplugin.estimate.hints import Question
+from tb_memplugin.estimate.answer.hints import Question
 from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
 from tests.estimate.ranks.experts import SENT, WIDTH, exchange, train_a_mixture
 from tests.estimate.ranks.real_ranks import differences, really, sizes

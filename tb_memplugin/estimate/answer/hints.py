@@ -1,0 +1,167 @@
+"""Hints: the user's answers for tensor values that only a real run knows."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from tb_memplugin.errors import MemPluginError
+
+_TORCH = str(Path(torch.__file__).parent)
+_THIS_PACKAGE = str(Path(__file__).parents[2])
+_BETWEEN = re.compile(
+    r"tb_memplugin[/\\]estimate[/\\]|torch[/\\](_subclasses|_ops|_tensor|overrides|utils[/\\]_)"
+)
+"""Files of the frames between the line that reads a value and the estimate."""
+
+KINDS = ("number", "truth", "share", "count")
+
+Hints = Mapping[str, Any] | Callable[["Question"], Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A program's question about a tensor's values, which fake tensors do not have.
+
+    Attributes:
+        kind: "number" (`.item()` of a float), "count" (of an integer), "truth" (of a boolean), or "share"
+            (how many elements a mask selects; the answer is a fraction of them, or their number if an int).
+        operator: the operator that reads the value.
+        shape, dtype: shape and dtype of the tensor.
+        file, line: the innermost frame of the program that is outside torch.
+    """
+
+    kind: str
+    operator: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """The file name and line, such as `train.py:42`."""
+        return f"{Path(self.file).name}:{self.line}"
+
+
+class Answers(dict[str, Any]):
+    """The user's hints by key. `used` are the keys that answered a question."""
+
+    def __init__(self, hints: Mapping[str, Any]) -> None:
+        super().__init__(hints)
+        self.used: set[str] = set()
+
+    def unused_lines(self) -> list[str]:
+        """Return the keys of lines, such as `train.py:42`, at which the program asked nothing."""
+        return [key for key in self if key not in KINDS and key not in self.used]
+
+
+def question(kind: str, operator: Any, tensor: torch.Tensor) -> Question:
+    """Return the question that the running program asks now."""
+    file, line = _program()
+    return Question(kind, str(operator), tuple(tensor.shape), tensor.dtype, file, line)
+
+
+def answer(hints: Hints, asked: Question) -> Any:
+    """Return the user's answer, None if there is none. A hint for the line goes before one for the kind."""
+    if hints is None:
+        return None
+    if callable(hints):
+        return hints(asked)
+    path = Path(asked.file).as_posix()
+    for key, value in hints.items():
+        name, _, line = key.rpartition(":")
+        if name and line == str(asked.line) and f"/{path}".endswith(f"/{name}"):
+            if isinstance(hints, Answers):
+                hints.used.add(key)
+            return value
+    return hints.get(asked.kind)
+
+
+def checked(hints: Any) -> Hints:
+    """Return the hints after a check of their form, a mapping as `Answers`.
+
+    Raises:
+        MemPluginError: they are not a mapping, a function or None; or a key matches no possible question.
+    """
+    if hints is None or callable(hints) or isinstance(hints, Answers):
+        return hints  # type: ignore[no-any-return]  # the user's function
+    if not isinstance(hints, Mapping):
+        raise MemPluginError(
+            f"hints is a {type(hints).__name__}.",
+            where="MemoryEstimator",
+            fix='Give a dict such as {"train.py:42": 3, "share": 0.15}, or a function of a Question.',
+        )
+    for key in hints:
+        if key not in KINDS and not str(key).rpartition(":")[2].isdigit():
+            raise MemPluginError(
+                f"The hint {str(key)[:80]!r} does not match any kind of question.",
+                where="hints",
+                fix=f'Use a line, "file.py:42", or one of {", ".join(KINDS)}.',
+            )
+    return Answers(hints)
+
+
+def read_hints(texts: Sequence[str]) -> dict[str, Any] | None:
+    """Parse hints from the command line: `train.py:42=7`, `share=0.15`, `truth=False`.
+
+    Raises:
+        MemPluginError: a text is not KEY=VALUE, or its key matches no possible question.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        try:
+            found[key] = _value(value)
+        except ValueError:
+            raise MemPluginError(
+                f"{text[:80]!r} is not a hint.",
+                where="--hint",
+                fix="Write train.py:42=7, share=0.15 or truth=False.",
+            ) from None
+    checked(found)
+    return found or None
+
+
+def _value(text: str) -> float:
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text) if text.lstrip("-").isdecimal() else float(text)
+
+
+def unanswered(asked: Question) -> MemPluginError:
+    """Return the error for a question that has no hint and that cannot be answered by a guess."""
+    what = "whether a condition holds" if asked.kind == "truth" else "a whole number"
+    how, example = (", True or False", "True") if asked.kind == "truth" else ("", "7")
+    return MemPluginError(
+        f"The program reads {what} from a tensor ({asked.operator} of shape {asked.shape}, "
+        f"{asked.dtype}), but fake tensors have no values.",
+        where=f"{asked.file}:{asked.line}",
+        fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}), or on the command line '
+        f"--hint {asked.place}={example}.",
+    )
+
+
+def asking_frame() -> FrameType:
+    """Return the frame of the line that reads a value now, in the program or in a library."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _BETWEEN.search(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _program() -> tuple[str, int]:
+    """Return the program's file and line; torch's own if no program called it, as in an optimizer's step."""
+    frame = asking = asking_frame()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    if frame.f_code.co_filename.startswith(_THIS_PACKAGE):
+        frame = asking
+    return frame.f_code.co_filename, frame.f_lineno

@@ -1,0 +1,243 @@
+"""Estimate one step of a target on a GPU. Each estimate builds and runs the target anew on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.answer.changes import (
+    MOST_GPUS,
+    SHARDED,
+    Candidate,
+    Change,
+    Changes,
+    candidates,
+    on_gpus,
+    together,
+)
+from tb_memplugin.estimate.answer.config_target import ConfigTarget
+from tb_memplugin.estimate.answer.estimator import MemoryEstimator
+from tb_memplugin.estimate.answer.max_batch import MaxBatch, Need, max_batch
+from tb_memplugin.estimate.answer.workload import Ran, Target, Workload, run
+from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
+from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, even_routing
+from tb_memplugin.estimate.ranks.mesh import PIPELINE, parse_mesh
+from tb_memplugin.estimate.ranks.pipeline import Pipelining, run_stage
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tb_memplugin.estimate.answer.estimation import Estimate
+    from tb_memplugin.estimate.gpu_spec import GpuSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """The estimate of a step; for several ranks, that of the worst rank.
+
+    `workload` is the one that was run; its optimizer is None if the target brought its own. `ranks` is None
+    for a single rank.
+    """
+
+    target: str
+    workload: Workload
+    gpu: GpuSpec
+    estimate: Estimate
+    notes: tuple[str, ...]
+    ranks: RankEstimates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimator:
+    """Estimates one target on one GPU, or on each GPU of a mesh such as `dp=8,tp=2`.
+
+    `conf` is the text of PYTORCH_CUDA_ALLOC_CONF; `hints` are those of hints.py; `ranks` are the ranks of the
+    mesh to run, None for its corners. `tell` is called with the options of each size and change before it is
+    estimated.
+    """
+
+    target: Target
+    gpu: GpuSpec
+    conf: str = ""
+    mesh: str | None = None
+    pipelining: Pipelining = field(default_factory=Pipelining)
+    hints: Mapping[str, Any] | None = None
+    ranks: tuple[int, ...] | None = None
+    tell: Callable[[str], object] = str
+
+    def step(self, workload: Workload, *, conf: str | None = None, logdir: str | None = None) -> StepEstimate:
+        """Estimate a step. `conf` overrides `self.conf`; the trace is written to `logdir` if that is given.
+
+        Raises:
+            MemPluginError: the target cannot be built or run at this size, or on a mesh.
+        """
+        self._refuse_a_pipeline_in_vain()
+        settings = self.conf if conf is None else conf
+        found = (
+            self._alone(workload, settings, logdir)
+            if self.mesh is None
+            else self._ranks(workload, settings, logdir)
+        )
+        return replace(found, estimate=replace(found.estimate, phases=_highest(found.estimate.phases)))
+
+    def _alone(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
+        with MemoryEstimator(device="cuda", gpu=self.gpu, conf=conf, hints=self.hints) as estimator:
+            ran = run(self.target, workload, estimator)
+        if logdir is not None:
+            estimator.save(logdir)
+        found = estimator.estimate()
+        return StepEstimate(self.target.name, ran.workload, self.gpu, found, (*ran.notes, *found.notes))
+
+    def _ranks(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
+        in_stages = PIPELINE in parse_mesh(self.mesh or "").names
+        if "mesh" not in self.target.takes and not in_stages:
+            raise MemPluginError(
+                f"{self.target.name} has no parameter named mesh, so it can only be divided into "
+                "pipeline stages.",
+                where="--mesh",
+                fix=(
+                    "Use --mesh pp=4 or pp=4,dp=2. Or give the function a parameter named mesh, and shard "
+                    "the model in it as your job does."
+                ),
+            )
+        divided = self._is_divided and in_stages
+        ran: list[Ran] = []
+
+        def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> None:
+            if divided:
+                ran.append(run_stage(self.target, workload, estimator, mesh, self.pipelining))
+            else:
+                ran.append(run(self.target, workload, estimator, mesh))
+
+        hints, routing = self._routing(workload)
+        ranks = estimate_ranks(build, self.mesh or "", self.ranks, gpu=self.gpu, conf=conf, hints=hints)
+        if logdir is not None:
+            ranks.save(logdir)
+        found = ranks.worst.estimate
+        notes = (*ran[0].notes, *routing, *found.notes)
+        return StepEstimate(self.target.name, ran[0].workload, self.gpu, found, notes, ranks)
+
+    def _routing(self, workload: Workload) -> tuple[Any, tuple[str, ...]]:
+        """Return hints and notes on how tokens are sent to ranks, where experts are divided over ranks."""
+        mesh = parse_mesh(self.mesh or "")
+        if not isinstance(self.target, ConfigTarget) or EXPERTS not in mesh.names:
+            return self.hints, ()
+        size, tensors = self.target.settled(workload), mesh.size("tp")
+        at_once = (size.batch or 1) // self._least_batch if workload.batch else 1
+        tokens = max(at_once, 1) * (size.seq or 1) / tensors
+        hints, told = even_routing(self.target.config, tokens, mesh.size(EXPERTS) * tensors, self.hints)
+        return hints, (told,)
+
+    def changes(self, base: StepEstimate) -> Changes:
+        """Estimate the changes that could lower the reserved memory of a step, the largest saving first.
+
+        If the step does not fit and no single change makes it fit, all changes together are added, and
+        sharding over the fewest GPUs (2, 4, 8, ...) on which a config's model would fit. Changes that save
+        nothing are left out. Changes that are impossible for this target are returned with the reason.
+        """
+        found: list[Change] = []
+        possible: list[Candidate] = []
+        impossible = []
+        for candidate in candidates(base.workload, self.conf, self.target.takes):
+            try:
+                found.append(self._saved_by(candidate, base))
+            except MemPluginError as error:
+                impossible.append((candidate.options, error.what))
+                continue
+            possible.append(candidate)
+        saving = sorted(
+            (change for change in found if change.saved_bytes > 0), key=lambda change: -change.saved_bytes
+        )
+        if base.estimate.fits is False and not any(change.fits for change in saving):
+            with suppress(MemPluginError):  # an impossible change is no advice
+                if len(possible) > 1:
+                    saving.append(self._saved_by(together(possible, base.workload), base))
+            with suppress(MemPluginError):
+                if self.mesh is None and isinstance(self.target, ConfigTarget):
+                    saving.append(self._sharded(base))
+        return Changes(tuple(saving), tuple(impossible))
+
+    def _saved_by(self, candidate: Candidate, base: StepEstimate) -> Change:
+        self.tell(candidate.options)
+        largest_shard = (0,)
+        alone = candidate.mesh is None
+        estimator = self if alone else replace(self, mesh=candidate.mesh, ranks=largest_shard)
+        other = estimator.step(candidate.workload, conf=candidate.conf).estimate
+        saved = base.estimate.peak_reserved_bytes - other.peak_reserved_bytes
+        return Change(candidate.what, candidate.options, saved, other.peak_reserved_bytes, other.fits)
+
+    def _sharded(self, base: StepEstimate) -> Change:
+        """Shard over enough GPUs for the sharded part to fit beside the rest, then over more if needed."""
+        sharded = sum(size for name, size in base.estimate.breakdown if name in SHARDED)
+        room, gpus = self.gpu.usable_bytes - (base.estimate.peak_reserved_bytes - sharded), 2
+        while gpus < MOST_GPUS and sharded > gpus * room:
+            gpus *= 2
+        while True:
+            change = self._saved_by(on_gpus(gpus, base.workload, self.conf), base)
+            if change.fits or gpus >= MOST_GPUS:
+                return change
+            gpus *= 2
+
+    def max_batch(self, base: StepEstimate) -> MaxBatch:
+        """Find the largest batch with which a step fits, all else being equal.
+
+        Raises:
+            MemPluginError: the target has no batch parameter.
+        """
+        self.refuse_without_batch()
+        known = {base.workload.batch: base.estimate}
+
+        def need_of(batch: int) -> Need:
+            self.tell(f"--batch {batch}")
+            found = known.get(batch) or self.step(replace(base.workload, batch=batch)).estimate
+            return Need(found.peak_reserved_bytes, bool(found.fits))
+
+        unit = self._least_batch
+        found = max_batch(lambda count: need_of(unit * count), self.gpu.usable_bytes)
+        return MaxBatch(unit * found.batch, tuple((unit * count, need) for count, need in found.needs))
+
+    def refuse_without_batch(self) -> None:
+        """Raise before anything runs if the largest batch of the target cannot be found.
+
+        Raises:
+            MemPluginError: the target has no batch parameter.
+        """
+        if "batch" not in self.target.takes:
+            raise MemPluginError(
+                f"{self.target.name} has no parameter named batch, so the largest batch cannot be found.",
+                where="--find-max-batch",
+                fix="Give the function a parameter named batch.",
+            )
+
+    @property
+    def _least_batch(self) -> int:
+        """The number of which every batch is a multiple: the micro-batches of a pipeline, 1 without one."""
+        mesh = parse_mesh(self.mesh) if self.mesh is not None else None
+        if mesh is None or PIPELINE not in mesh.names or not self._is_divided:
+            return 1
+        return self.pipelining.micro_batches_on(mesh.size(PIPELINE))
+
+    def _refuse_a_pipeline_in_vain(self) -> None:
+        """Raise if a schedule or micro-batches are given that would have no effect."""
+        mesh = parse_mesh(self.mesh) if self.mesh is not None else None
+        in_stages = mesh is not None and PIPELINE in mesh.names and self._is_divided
+        if self.pipelining != Pipelining() and not in_stages:
+            raise MemPluginError(
+                "--schedule and --micro-batches are for a pipeline, and none is divided here.",
+                where="--schedule" if self.pipelining.micro_batches is None else "--micro-batches",
+                fix="Add --mesh pp=4, or leave the option out.",
+            )
+
+    @property
+    def _is_divided(self) -> bool:
+        """Whether the estimator cuts pipeline stages out of the target; if not, the target does it."""
+        return isinstance(self.target, ConfigTarget) or "mesh" not in self.target.takes
+
+
+def _highest(phases: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Return the highest value of each phase over its repetitions, in order of first appearance."""
+    names = dict.fromkeys(name for name, _ in phases)
+    return tuple((name, max(peak for other, peak in phases if other == name)) for name in names)

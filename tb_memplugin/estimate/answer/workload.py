@@ -1,0 +1,366 @@
+"""Describe a step to estimate, its sizes and its optimizer, and run it inside an estimator."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.answer.repeated_blocks import checkpoint_blocks
+from tb_memplugin.estimate.program.named_errors import (
+    by_name,
+    mixes_devices,
+    mixes_types,
+    names_by_value,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tb_memplugin.estimate.answer.estimator import MemoryEstimator
+
+STEPS = 2
+"""Number of training steps to run: from the second on, backward runs beside the optimizer's state."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw": ("AdamW", {}),
+    "adamw-fused": ("AdamW", {"fused": True}),
+    "adam": ("Adam", {}),
+    "adam-fused": ("Adam", {"fused": True}),
+    "adafactor": ("Adafactor", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "sgd": ("SGD", {}),
+}
+"""Optimizers by name: the class in `torch.optim`, and the arguments that differ from its defaults."""
+
+OWN_CHECKPOINTING = {
+    "activation_checkpointing_enable": "activation_checkpointing_kwargs",
+    "gradient_checkpointing_enable": "gradient_checkpointing_kwargs",
+}
+"""Methods of transformers models that turn checkpointing on, the newest first, and their options argument."""
+
+_BY_HAND = "Call torch.utils.checkpoint in the model's forward, and leave the option out."
+
+_OWN = r"tb_memplugin[/\\]estimate[/\\]"
+INSIDE = (
+    re.compile(rf"{_OWN}|{re.escape(str(Path(torch.__file__).parent))}"),
+    re.compile(rf"{_OWN}|torch[/\\](_subclasses|_ops|_prims|utils[/\\]_)"),
+)
+"""Files to skip when looking for the line of the program that failed.
+
+The second pattern skips less of torch. It applies where the first one leaves no line.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The size and kind of a step. The target chooses values that are None.
+
+    `seq` is the number of tokens for each sample. `dtype` is that of parameters and floating-point inputs,
+    `autocast` the one of torch.autocast in forward; both are keys of `DTYPES`.
+    """
+
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str | None = None
+    autocast: str | None = None
+    optimizer: str | None = None
+    checkpointing: bool = False
+    inference: bool = False
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """`dtype` as a torch.dtype."""
+        return None if self.dtype is None else DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model on the estimated device, the arguments of its forward, and the target's own optimizer if any.
+
+    `is_part` is True if the whole model was built first and then divided, which no real rank does.
+    """
+
+    model: nn.Module
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: torch.optim.Optimizer | None = None
+    notes: tuple[str, ...] = ()
+    is_part: bool = False
+
+
+class Target(Protocol):
+    """Something that can be estimated: it builds a model and its inputs."""
+
+    @property
+    def name(self) -> str:
+        """The name for reports and errors."""
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """The options that it can follow, out of batch, seq and mesh."""
+
+    def settled(self, workload: Workload) -> Workload:
+        """Return the workload with the target's own values for sizes that are not given."""
+
+    def build(self, workload: Workload, mesh: DeviceMesh | None) -> Built:
+        """Build the model and its inputs, for one rank if there is a mesh.
+
+        It is called where tensors are fake and the estimated device is the default.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step that was run, with all sizes of `workload` filled in.
+
+    The workload's optimizer is None for inference and where the target brought its own.
+    """
+
+    workload: Workload
+    notes: tuple[str, ...]
+
+
+def run(
+    target: Target, workload: Workload, estimator: MemoryEstimator, mesh: DeviceMesh | None = None
+) -> Ran:
+    """Build a target inside an entered estimator, as one rank if there is a mesh, and run its steps.
+
+    Raises:
+        MemPluginError: the target has no parameter for a given size, cannot be built, or does not run on
+            fake tensors.
+    """
+    refuse_what_it_does_not_take(target, workload)
+    workload = target.settled(workload)
+    with told_as_refusal(target.name, "built"), torch.device("cuda"), default_dtype(workload.torch_dtype):
+        built = target.build(workload, mesh)
+        built.model.train(not workload.inference)
+        _refuse_one_elsewhere(built.model, target.name)
+        _refuse_another_type(built.model, workload)
+        if workload.checkpointing:
+            checkpoint_model(built.model)
+        if built.is_part:
+            estimator.forget_what_is_gone()
+    with told_as_refusal(target.name, "run"):
+        if workload.inference:
+            _infer(built, workload, estimator)
+            return Ran(replace(workload, optimizer=None), built.notes)
+        name, optimizer = optimizer_of(built, workload)
+        _train(built, optimizer, workload, estimator)
+    return Ran(replace(workload, optimizer=name), built.notes)
+
+
+def _infer(built: Built, workload: Workload, estimator: MemoryEstimator) -> None:
+    estimator.watch(built.model, None)
+    with torch.no_grad(), estimator.track_phase("forward"), autocast_of(workload):
+        built.model(*built.arguments, **built.keywords)
+    estimator.step()
+
+
+def _train(
+    built: Built, optimizer: torch.optim.Optimizer, workload: Workload, estimator: MemoryEstimator
+) -> None:
+    """Run the training steps. Outputs are freed once the loss is computed, as in most training loops."""
+    estimator.watch(built.model, optimizer)
+    scaler = torch.amp.GradScaler("cuda", enabled=workload.autocast == "fp16")
+    for _ in range(STEPS):
+        with estimator.track_phase("forward"), autocast_of(workload):
+            loss = loss_of(built.model(*built.arguments, **built.keywords))
+        with estimator.track_phase("backward"):
+            scaler.scale(loss).backward()
+        del loss
+        with estimator.track_phase("optimizer"):
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        estimator.step()
+
+
+def autocast_of(workload: Workload) -> torch.autocast:
+    """Return the autocast context for forward; it is disabled if no dtype is given."""
+    return torch.autocast("cuda", DTYPES.get(workload.autocast or ""), enabled=workload.autocast is not None)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """Return the loss: `output.loss` if there is one, else the sum of the first tensor that requires grad.
+
+    Raises:
+        MemPluginError: no tensor in the output depends on a parameter.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    for found in (loss, *tree_leaves(output)):
+        if isinstance(found, torch.Tensor) and found.requires_grad:
+            return found.sum() if found.dim() else found
+    raise MemPluginError(
+        f"Nothing in the model's output ({type(output).__name__}) has a gradient, so there is no loss.",
+        fix="Use a model whose output is a tensor or has a .loss; or add --inference.",
+    )
+
+
+def optimizer_of(built: Built, workload: Workload) -> tuple[str | None, torch.optim.Optimizer]:
+    """Return the name in `OPTIMIZERS`, None for the target's own, and the optimizer.
+
+    Raises:
+        MemPluginError: an optimizer is requested though the target returns its own, or no parameter requires
+            grad.
+    """
+    if built.optimizer is not None:
+        if workload.optimizer is not None:
+            raise MemPluginError(
+                f"The target returns its own optimizer, {type(built.optimizer).__name__}.",
+                where="--optimizer",
+                fix="Leave the option out, or return only (model, inputs).",
+            )
+        return None, built.optimizer
+    name = workload.optimizer or "adamw"
+    kind, options = OPTIMIZERS[name]
+    trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise MemPluginError("The model has no parameter to train.", fix="Use --inference.")
+    made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, kind)
+    return name, made(_groups(trained), lr=1e-3, **options)
+
+
+def _groups(trained: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    """Group parameters by type: torch's foreach and fused kernels do not mix sharded and whole ones."""
+    kinds = {type(parameter) for parameter in trained}
+    return [{"params": [one for one in trained if type(one) is kind]} for kind in sorted(kinds, key=str)]
+
+
+def checkpoint_model(model: nn.Module) -> None:
+    """Turn activation checkpointing on: by the model's own method, or else around each repeated block.
+
+    Raises:
+        MemPluginError: the model's method refuses, or the model has neither a method nor repeated blocks.
+    """
+    for name, keyword in OWN_CHECKPOINTING.items():
+        if callable(enable := getattr(model, name, None)):
+            try:
+                enable(**{keyword: {"use_reentrant": False}})
+            except ValueError as error:
+                raise MemPluginError(said_by(error), where="--checkpointing", fix=_BY_HAND) from error
+            return
+    if not checkpoint_blocks(model):
+        raise MemPluginError(
+            f"{type(model).__name__} has no list of equal blocks, and no checkpointing method of its own.",
+            where="--checkpointing",
+            fix=_BY_HAND,
+        )
+
+
+def refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
+    """Raise if an option would have no effect.
+
+    Raises:
+        MemPluginError: the target has no parameter for a size, inference does not use the option, or two
+            options exclude each other.
+    """
+    for name in ("optimizer", "checkpointing"):
+        if workload.inference and getattr(workload, name):
+            raise MemPluginError(
+                f"Inference does not use {name}, so nothing would change.",
+                where=f"--{name}",
+                fix="Leave out this option or --inference.",
+            )
+    if workload.autocast == "fp16" and workload.dtype == "fp16" and not workload.inference:
+        raise MemPluginError(
+            "A GradScaler, which fp16 autocast needs, does not take gradients in fp16.",
+            where="--autocast",
+            fix="Use --dtype fp32 with --autocast fp16: the parameters stay in fp32.",
+        )
+    for name in ("batch", "seq"):
+        if getattr(workload, name) is not None and name not in target.takes:
+            raise MemPluginError(
+                f"{target.name} has no parameter named {name}.",
+                where=f"--{name}",
+                fix=f"Leave the option out, or give the function a parameter named {name}.",
+            )
+
+
+def _refuse_one_elsewhere(model: nn.Module, name: str) -> None:
+    """Raise if no tensor of a model is on the estimated device: nothing of it would be counted."""
+    devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    if devices and "cuda" not in devices:
+        raise MemPluginError(
+            f"The model is on the device {', '.join(sorted(devices))}, so none of it uses memory of the GPU.",
+            where=name,
+            fix=(
+                "Create the model inside the function. Set no device there, or use the function's parameter "
+                "named device."
+            ),
+        )
+
+
+def _refuse_another_type(model: nn.Module, workload: Workload) -> None:
+    """Raise if a dtype is requested but the function creates its parameters in others."""
+    found = {one.dtype for one in model.parameters() if one.is_floating_point()}
+    if found and workload.torch_dtype is not None and workload.torch_dtype not in found:
+        raise MemPluginError(
+            f"No parameter of the model is {workload.dtype}: the function creates them as "
+            f"{', '.join(sorted(str(one).removeprefix('torch.') for one in found))}.",
+            where="--dtype",
+            fix="Leave the option out, or give the function a parameter named dtype.",
+        )
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Set torch's default dtype inside the context; None keeps it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def told_as_refusal(name: str, what: str) -> Iterator[None]:
+    """Convert any error of the target's code into a MemPluginError that names the line that raised it."""
+    try:
+        yield
+    except MemPluginError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error.__cause__, MemPluginError):  # our own error, wrapped by torch's pipelines
+            raise error.__cause__ from error
+        line = _line_of(error)
+        told = (by_name, mixes_types, mixes_devices, names_by_value)
+        known = next((found for one in told if (found := one(error)) is not None), None)
+        raise MemPluginError(
+            known.what
+            if known is not None
+            else f"The step could not be {what} on fake tensors: {type(error).__name__}: {said_by(error)}",
+            where=f"{name}, at {line.filename}:{line.lineno}",
+            fix=(known and known.fix)
+            or (
+                "If the model itself is correct, see docs/estimate.md for what fake tensors cannot do. A "
+                "function that returns (model, inputs) can leave that part out."
+            ),
+        ) from error
+
+
+def said_by(error: BaseException) -> str:
+    """Return the first line of an error's message that is not empty; "" if the message cannot be read."""
+    try:
+        return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]
+    except Exception:  # noqa: BLE001  # __str__ of another library's error
+        return ""
+
+
+def _line_of(error: BaseException) -> traceback.FrameSummary:
+    """Return the last line outside torch, or if there is none, the last outside torch's operator layers."""
+    lines = traceback.extract_tb(error.__traceback__)
+    outside = (line for inside in INSIDE for line in reversed(lines) if not inside.search(line.filename))
+    return next(outside, lines[-1])

@@ -1,0 +1,1 @@
+"""What kernels allocate beside their results."""

@@ -1,0 +1,300 @@
+"""LSTM, GRU and RNN as cuDNN computes them: PyTorch has no fake implementation of `_cudnn_rnn`.
+
+Its order of allocations is that of cudnn/RNN.cpp; `cudnn_recurrent` says how much cuDNN asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
+
+from tb_memplugin.estimate.kernels.cudnn_recurrent import (
+    GATES,
+    GRU,
+    LSTM,
+    RELU,
+    TANH,
+    RecurrentCall,
+    is_persistent,
+    reserve_bytes,
+    workspace_bytes,
+)
+from tb_memplugin.estimate.program.packed_sequences import values_of
+from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.fake_ledger import Block, Place
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.trace import Category
+
+aten = torch.ops.aten
+MODES = {"rnn_relu": RELU, "rnn_tanh": TANH, "lstm": LSTM, "gru": GRU}
+
+_NOTE = (
+    "LSTM, GRU and RNN: what cuDNN keeps for backward (its reserve) and its workspaces are counted as "
+    "cuDNN 9.20 sizes them."
+)
+_DEFAULT_CAPABILITY, _DEFAULT_PROCESSORS = (8, 0), 108
+"""Those of an A100, if no GPU was given."""
+
+
+class Recurrent(Correction):
+    """Sends recurrent layers to cuDNN's operators, and adds fake implementations for these."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Register the layers for CUDA tensors, and flatten weights as cuDNN requires."""
+        for name, kind in MODES.items():
+            patches.register(f"{name}.input", _through_cudnn(kind), "AutogradCUDA")
+            patches.register(f"{name}.data", _packed_through_cudnn(kind), "AutogradCUDA")
+        original = nn.RNNBase.flatten_parameters
+        patches.set(
+            nn.RNNBase,
+            "flatten_parameters",
+            lambda layer: _flatten(layer) if _on_cuda(layer) else original(layer),
+        )
+
+    def rules(self) -> dict[Any, Rule]:
+        """Return rules for cuDNN's operators."""
+        return {
+            aten._cudnn_rnn.default: self._forward,
+            aten._cudnn_rnn_backward.default: self._backward,
+            aten._thnn_fused_gru_cell.default: _gru_cell,
+            aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+        }
+
+    def _forward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        self.target.note(_NOTE)
+        data, weights, stride, _, hx, cx, kind, hidden, projected, _, batch_first, _, train, *_ = args
+        call = self._call(data, args[6:], forward=True)
+        place, row = mode.layers.place(), mode.ledger.device_row(data.device)
+        swaps = batch_first and not call.packed
+        with mode:
+            steps_first = data.transpose(0, 1) if swaps else data
+            flat = len({weight.untyped_storage()._cdata for weight in weights}) == 1
+            total = _buffer_elements(weights, stride, kind, hidden, projected)
+            shape = (*steps_first.shape[:-1], call.result * call.directions)
+            output = data.new_empty(shape)
+            results = (
+                output.transpose_(0, 1) if swaps else output,
+                torch.empty_like(hx),
+                torch.empty_like(cx) if cx is not None else data.new_empty(0),
+            )
+            reserve = data.new_empty(reserve_bytes(call) if train else 0, dtype=torch.uint8)
+            buffer = data.new_empty(0 if flat else total)
+        held = [_held(mode, func, _copied_bytes(steps_first), place, row)]
+        mode.see((*results, buffer), func)
+        held.append(_held(mode, func, workspace_bytes(call, train=train), place, row))
+        mode.see((reserve,), func)
+        _give_back(mode, held, place)
+        return *results, reserve, buffer
+
+    def _backward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        data, weights, stride, _, hx, cx, output, *gradients = args[:10]
+        kind, hidden, projected, _, batch_first = args[10:15]
+        call = self._call(data, args[10:19], forward=False)
+        place, row = mode.layers.place(), mode.ledger.device_row(data.device)
+        swaps = batch_first and not call.packed
+        with mode:
+            given = [
+                torch.empty_like(like) if one is None and like is not None else one
+                for one, like in zip(gradients, (output, hx, cx), strict=True)
+            ]
+            steps_first = data.transpose(0, 1) if swaps else data
+            gradient = given[0].transpose(0, 1) if swaps else given[0]
+            results = [torch.empty(steps_first.shape, dtype=data.dtype, device=data.device)]
+            results += [torch.empty_like(one) for one in (hx, cx) if one is not None]
+            total = data.new_empty(_buffer_elements(weights, stride, kind, hidden, projected))
+        mode.see(
+            [one for one, before in zip(given, gradients, strict=True) if before is None and one is not None],
+            func,
+        )
+        workspace = workspace_bytes(call, train=True)
+        held = [_held(mode, func, _copied_bytes(one), place, row) for one in (steps_first, gradient)]
+        mode.see(results, func)
+        _give_back(mode, [*held, _held(mode, func, workspace, place, row)], place)
+        pieces: list[Any] = [None] * len(weights)
+        if args[-1][3]:
+            with mode:
+                pieces = _gradients(total, weights, projected, stride)
+            held = [_held(mode, func, _copied_bytes(steps_first), place, row)]
+            mode.see((total,), func)
+            held.append(_held(mode, func, workspace, place, row))
+            mode.see(pieces, func)
+            _give_back(mode, held, place)
+        with mode:
+            first = results[0].transpose_(0, 1) if swaps else results[0]
+        return first, results[1], results[2] if cx is not None else None, pieces
+
+    def _call(self, data: torch.Tensor, settings: Sequence[Any], *, forward: bool) -> RecurrentCall:
+        """Return the call; `settings` are the operator's arguments from the mode on."""
+        kind, hidden, projected, layers, batch_first, dropout, train, both, batch_sizes = settings[:9]
+        packed = bool(batch_sizes)
+        steps, sequences = data.shape[:2] if not batch_first else (data.shape[1], data.shape[0])
+        gpu = self.target.gpu
+        call = RecurrentCall(
+            kind=kind,
+            directions=2 if both else 1,
+            features=data.shape[-1],
+            hidden=hidden,
+            projected=projected,
+            layers=layers,
+            drops=bool(train and dropout),
+            steps=len(batch_sizes) if packed else steps,
+            sequences=batch_sizes[0] if packed else sequences,
+            rows=data.shape[:-1].numel(),
+            packed=packed,
+            element_bytes=data.element_size(),
+            persistent=False,
+            capability=gpu.compute_capability if gpu is not None else _DEFAULT_CAPABILITY,
+        )
+        processors = gpu.processors if gpu is not None else _DEFAULT_PROCESSORS
+        half = data.dtype is torch.float16
+        return replace(call, persistent=is_persistent(call, processors, is_half=half, forward=forward))
+
+
+def _held(mode: CountingFakeMode, func: Any, size: int, place: Place, row: int) -> Block | None:
+    return mode.held(size, func, place, Category.TEMPORARY, row) if size else None
+
+
+def _give_back(mode: CountingFakeMode, blocks: Sequence[Block | None], place: Place) -> None:
+    for block in reversed(blocks):
+        if block is not None:
+            mode.ledger.give_back(block, place)
+
+
+def _copied_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a contiguous copy, 0 if the tensor is contiguous."""
+    return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
+
+
+def _buffer_elements(
+    weights: Sequence[torch.Tensor], stride: int, kind: int, hidden: int, projected: int
+) -> int:
+    """Return the elements of cuDNN's buffer of weights, in which each layer has biases, used or not."""
+    biases = 0 if _has_biases(stride, projected) else len(weights) // stride * 2 * GATES[kind] * hidden
+    return sum(weight.numel() for weight in weights) + biases
+
+
+def _has_biases(stride: int, projected: int) -> bool:
+    return stride >= 4 + bool(projected)
+
+
+def _gradients(
+    total: torch.Tensor, weights: Sequence[torch.Tensor], projected: int, stride: int
+) -> list[torch.Tensor]:
+    """Return the gradients of the weights: views of one buffer, or copies if layers have no biases."""
+    if _has_biases(stride, projected):
+        return _pieces(total, weights)
+    return [torch.empty_like(weight) for weight in weights]
+
+
+def _through_cudnn(kind: int) -> Any:
+    """Return the function for padded batches; its arguments are those of `torch.lstm`."""
+
+    def run(data: torch.Tensor, hx: Any, params: Any, *settings: Any) -> Any:
+        return _cudnn(kind, data, hx, params, [], *settings)
+
+    return run
+
+
+def _packed_through_cudnn(kind: int) -> Any:
+    """Return the function for packed sequences."""
+
+    def run(data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: Any, *settings: Any) -> Any:
+        return _cudnn(kind, data, hx, params, values_of(batch_sizes), *settings)
+
+    return run
+
+
+def _cudnn(
+    kind: int,
+    data: torch.Tensor,
+    hx: Any,
+    params: Sequence[torch.Tensor],
+    batch_sizes: list[int],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> Any:
+    states = list(hx) if kind == LSTM else [hx, None]
+    hidden, result = states[-1 if kind == LSTM else 0].shape[-1], states[0].shape[-1]
+    stride = len(params) // (num_layers * (2 if bidirectional else 1))
+    data, params, *states = _autocast(data, params, *states)
+    sizes = [hidden, result if result != hidden else 0, num_layers, batch_first]
+    with torch.autocast("cuda", enabled=False):  # done above; in a CUDA build it would run kernels
+        out = aten._cudnn_rnn(
+            *(data, params, stride, None, *states, kind, *sizes),
+            *(dropout, train, bidirectional, batch_sizes, None),
+        )
+    return out[: 3 if kind == LSTM else 2]
+
+
+def _autocast(
+    data: torch.Tensor, params: Sequence[torch.Tensor], *states: torch.Tensor | None
+) -> tuple[Any, ...]:
+    """Cast input, weights (into one buffer) and states to autocast's dtype.
+
+    Source: cast_reflatten in cudnn/RNN.cpp.
+    """
+    if not torch.is_autocast_enabled("cuda"):
+        return data, params, *states
+    dtype = torch.get_autocast_dtype("cuda")
+    flat = torch.cat([one.to(dtype).reshape(-1) for one in params])
+    cast = [one.to(dtype) if one is not None else None for one in states]
+    return data.to(dtype), _pieces(flat, params), *cast
+
+
+def _pieces(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return views of one buffer, one for each weight."""
+    pieces, start = [], 0
+    for weight in weights:
+        pieces.append(flat[start : start + weight.numel()].view(weight.shape))
+        start += weight.numel()
+    return pieces
+
+
+def _on_cuda(layer: nn.RNNBase) -> bool:
+    weights = layer._flat_weights
+    return all(isinstance(weight, torch.Tensor) and weight.is_cuda for weight in weights)
+
+
+def _flatten(layer: nn.RNNBase) -> None:
+    """Move all weights of a layer into one buffer, unless they are in one already."""
+    weights: Any = layer._flat_weights
+    if weights[0].dtype not in CUDNN_TENSOR_DTYPES:  # bfloat16: `flatten_parameters` does nothing
+        return
+    storages = {weight.untyped_storage()._cdata for weight in weights}
+    if len({id(weight) for weight in weights}) != len(weights) or len(storages) == 1:
+        return
+    with torch.no_grad():
+        stride = len(weights) // (layer.num_layers * (2 if layer.bidirectional else 1))
+        kind = MODES[layer.mode.lower()]
+        total = _buffer_elements(weights, stride, kind, layer.hidden_size, layer.proj_size)
+        flat = weights[0].new_empty(total)
+        for weight, piece in zip(weights, _pieces(flat, weights), strict=True):
+            weight.data = piece
+
+
+def _gru_cell(mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return the new state, and what backward reads: five vectors for each sequence (RNN.cu)."""
+    with mode:
+        hx = args[2]
+        kept = hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+        return torch.empty_like(hx, memory_format=torch.contiguous_format), kept
+
+
+def _gru_cell_backward(mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return the gradients of both products, the state and both biases."""
+    gradient, _, has_biases = args
+    with mode:
+        rows, hidden = gradient.shape
+        gates = [gradient.new_empty(rows, 3 * hidden) for _ in range(2)]
+        biases = [gradient.new_empty(3 * hidden) if has_biases else None for _ in range(2)]
+        return *gates, torch.empty_like(gradient, memory_format=torch.contiguous_format), *biases

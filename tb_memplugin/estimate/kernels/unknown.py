@@ -1,0 +1,88 @@
+"""Notes on kernels whose own memory is not known, added when a program runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
+from tb_memplugin.estimate.run.patches import Patches
+
+aten = torch.ops.aten
+
+_EFFICIENT = (
+    "scaled_dot_product_attention uses the memory-efficient kernel. The workspace of its backward is "
+    "not known and not counted."
+)
+_BATCH_NORM = (
+    "Batch normalization: what cuDNN keeps for backward (channels-last, half precision) is not known "
+    "and not counted."
+)
+_SELECTING = "The buffers of unique, nonzero and masked_select on a GPU are not known and not counted."
+_FOURIER = "Fourier transforms: cuFFT's workspaces are not known and not counted."
+_SOLVERS = (
+    "Factorizations and solvers of torch.linalg: the workspaces of cuSOLVER, cuBLAS and MAGMA are not known "
+    "and not counted."
+)
+_BILINEAR = "nn.Bilinear: the products of its inputs, which its kernel holds for a moment, are not counted."
+
+_MET: dict[str, tuple[Any, ...]] = {
+    _EFFICIENT: (aten._scaled_dot_product_efficient_attention_backward.default,),
+    _BATCH_NORM: (aten.cudnn_batch_norm.default,),
+    _SELECTING: (
+        aten._unique2.default,
+        aten.nonzero.default,
+        aten.masked_select.default,
+    ),
+    _BILINEAR: (aten._trilinear.default,),
+    _FOURIER: (aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default),
+    _SOLVERS: (
+        aten.linalg_cholesky_ex.default,
+        aten.cholesky_inverse.default,
+        aten.cholesky_solve.default,
+        aten._linalg_eigh.default,
+        aten.linalg_eig.default,
+        aten.linalg_inv_ex.default,
+        aten.linalg_lu_factor_ex.default,
+        aten.linalg_lu_solve.default,
+        aten._linalg_det.default,
+        aten._linalg_slogdet.default,
+        aten._linalg_solve_ex.default,
+        aten._linalg_svd.default,
+        aten.linalg_lstsq.default,
+        aten.linalg_qr.default,
+    ),
+}
+
+
+_ON_THE_CPU = (
+    "On the CPU, what kernels allocate beside their results is not known in advance and not counted: "
+    "buffers of oneDNN (convolutions, batch normalization, recurrent layers, matrix products in half "
+    "precision), and numbers of 4 and 8 bytes that torch makes tensors of. MemoryTracer counts them "
+    "in a real run."
+)
+
+
+class CpuKernels(Correction):
+    """Adds a note on what an estimate for the CPU leaves out."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Add the note to every estimate for the CPU."""
+        self.target.note(_ON_THE_CPU)
+
+
+class Unknown(Correction):
+    """Adds a note for each kind of kernel whose own memory is not known."""
+
+    def after(self) -> dict[Any, After]:
+        """Return a function for each operator that such kernels compute; it adds the note."""
+        return {operator: self._told(note) for note, operators in _MET.items() for operator in operators}
+
+    def _told(self, note: str) -> After:
+        def tell(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+            self.target.note(note)
+
+        return tell

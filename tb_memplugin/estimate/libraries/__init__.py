@@ -1,0 +1,1 @@
+"""Other libraries: cuDNN, Inductor, and plugins for what training libraries do."""

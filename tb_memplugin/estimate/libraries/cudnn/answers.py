@@ -1,0 +1,67 @@
+"""The process in which cuDNN is asked: `python -m tb_memplugin.estimate.libraries.cudnn.answers FD PATH`.
+
+It reads (description of the GPU, question) pairs from a connection and sends one `Answer` for each, until
+the connection is closed. The first answer comes without a question and has cuDNN's version.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from tb_memplugin.estimate.libraries.cudnn.library import CudnnError, Descriptors, Library
+from tb_memplugin.estimate.libraries.cudnn.plans import device_descriptor
+
+
+class Question(Protocol):
+    """What one can ask about: a frozen dataclass of plain values, in a module that does not import torch."""
+
+    def workspace_bytes(self, made: Descriptors, device: int) -> int:
+        """Return the bytes of the workspace on a device.
+
+        Raises:
+            CudnnError: cuDNN refuses.
+        """
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A number (bytes, or a version), or why there is none."""
+
+    number: int = 0
+    refusal: str = ""
+
+
+def answer(library: Library, description: str, question: Question) -> Answer:
+    """Return what cuDNN answers for a described GPU."""
+    try:
+        with Descriptors(library) as made:
+            return Answer(question.workspace_bytes(made, device_descriptor(made, description)))
+    except CudnnError as error:
+        return Answer(refusal=str(error))
+
+
+def main() -> None:
+    """Answer until the other side goes."""
+    connection, path = Connection(int(sys.argv[1])), sys.argv[2]
+    try:
+        library = Library(path)
+    except CudnnError as error:
+        connection.send(Answer(refusal=str(error)))
+        return
+    connection.send(Answer(library.version))
+    try:
+        while True:
+            connection.send(answer(library, *connection.recv()))
+    except (EOFError, OSError):
+        return
+
+
+if __name__ == "__main__":
+    from tb_memplugin.estimate.libraries.cudnn import (
+        answers,  # so that answers are pickled under their own name
+    )
+
+    answers.main()

@@ -1,0 +1,97 @@
+"""Describe a convolution to cuDNN as PyTorch's Conv_v8.cpp does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tb_memplugin.estimate.libraries.cudnn.header import (
+    CROSS_CORRELATION,
+    DataType,
+    Descriptor,
+    HeurMode,
+    NumericalNote,
+)
+from tb_memplugin.estimate.libraries.cudnn.library import Descriptors
+from tb_memplugin.estimate.libraries.cudnn.plans import first_workspace
+
+OPERATIONS = {
+    "forward": (Descriptor.OPERATION_CONVOLUTION_FORWARD, "FORWARD_", "W", "X", "Y"),
+    "input": (Descriptor.OPERATION_CONVOLUTION_BACKWARD_DATA, "BWD_DATA_", "W", "DX", "DY"),
+    "weight": (Descriptor.OPERATION_CONVOLUTION_BACKWARD_FILTER, "BWD_FILTER_", "DW", "X", "DY"),
+}
+"""What is computed (the result, or a gradient): the descriptor, and the names of its attributes."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as cuDNN sees it; strides count elements, the alignment bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    alignment: int = 16
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One call of cuDNN. The number of groups follows from the shapes of input and weight.
+
+    Attributes:
+        computes: a key of `OPERATIONS`.
+        dtype: the name of a `DataType`.
+        tf32: whether TensorFloat-32 is allowed (torch.backends.cudnn.allow_tf32).
+        deterministic: whether only deterministic kernels are (torch.backends.cudnn.deterministic).
+    """
+
+    computes: str
+    dtype: str
+    x: Operand
+    w: Operand
+    y: Operand
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    tf32: bool = True
+    deterministic: bool = False
+
+    def workspace_bytes(self, made: Descriptors, device: int) -> int:
+        """Return the bytes of its workspace on a device.
+
+        Raises:
+            CudnnError: cuDNN cannot compute it.
+        """
+        dtype = DataType[self.dtype]
+        computed = DataType.FLOAT if dtype in (DataType.HALF, DataType.BFLOAT16) else dtype
+        x, w, y = (
+            made.tensor(ord(name), one.shape, one.strides, dtype, one.alignment)
+            for name, one in (("x", self.x), ("w", self.w), ("y", self.y))
+        )
+        convolution = made.make(
+            Descriptor.CONVOLUTION,
+            CONVOLUTION_SPATIAL_DIMS=len(self.stride),
+            CONVOLUTION_COMP_TYPE=computed,
+            CONVOLUTION_CONV_MODE=CROSS_CORRELATION,
+            CONVOLUTION_PRE_PADDINGS=self.padding,
+            CONVOLUTION_POST_PADDINGS=self.padding,
+            CONVOLUTION_DILATIONS=self.dilation,
+            CONVOLUTION_FILTER_STRIDES=self.stride,
+        )
+        kind, prefix, *names = OPERATIONS[self.computes]
+        operands = dict(zip(names, (w, x, y), strict=True))
+        values = {"ALPHA": 1.0, "BETA": 0.0, "CONV_DESC": convolution, **operands}
+        operation = made.make(
+            kind, **{f"OPERATION_CONVOLUTION_{prefix}{name}": value for name, value in values.items()}
+        )
+        modes = (HeurMode.INSTANT, HeurMode.FALLBACK)
+        return first_workspace(made, device, [operation], modes, _unwanted(self))
+
+
+def _unwanted(asked: Convolution) -> frozenset[NumericalNote]:
+    """Return the notes of engines that PyTorch passes over (Conv_v8.cpp, filterEngineConfigs)."""
+    notes: set[NumericalNote] = set()
+    if asked.deterministic:
+        notes.add(NumericalNote.NONDETERMINISTIC)
+    if asked.dtype == "FLOAT" or not asked.tf32:
+        notes.add(NumericalNote.DOWN_CONVERT_INPUTS)
+    if asked.dtype == "FLOAT" and not asked.tf32:
+        notes.add(NumericalNote.TENSOR_CORE)
+    return frozenset(notes)

@@ -1,0 +1,170 @@
+"""Load cuDNN, and make the descriptors of its backend API.
+
+Imports no torch: this runs in a process of its own (`answers.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tb_memplugin.estimate.libraries.cudnn.header import ATTRIBUTES, C_TYPES, DataType, Descriptor
+
+FIRST_VERSION = 90800
+"""The first version that answers for a described device."""
+
+
+class CudnnError(Exception):
+    """cuDNN cannot be used, or refused what was asked. The message says why."""
+
+
+class Library:
+    """A loaded cuDNN.
+
+    Attributes:
+        version: as `cudnnGetVersion` returns it: 92000 is 9.20.0.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Load the library at a path.
+
+        Raises:
+            CudnnError: it cannot be loaded, is not cuDNN, or is too old.
+        """
+        try:
+            for compiler in _compilers(path):
+                ctypes.CDLL(str(compiler))
+            self.c = ctypes.CDLL(path)
+            self.c.cudnnGetVersion.restype = ctypes.c_size_t
+            self.version: int = self.c.cudnnGetVersion()
+        except (OSError, AttributeError) as error:
+            raise CudnnError(f"{path} is not a cuDNN that can be loaded: {error}") from error
+        if self.version < FIRST_VERSION:
+            raise CudnnError(f"cuDNN {version_name(self.version)} is older than 9.8")
+
+
+def _compilers(path: str) -> list[Path]:
+    """Return the part of NVRTC's wheel, beside that of cuDNN, that cuDNN does not find by itself.
+
+    cuDNN compiles some kernels, but only where a driver is. Without one, it leaves these kernels out.
+    """
+    return sorted(Path(path).parent.parent.parent.glob("*/lib/libnvrtc-builtins.so.*"))
+
+
+def version_name(version: int) -> str:
+    """Return a version as people write it: 92000 is 9.20.0."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+class Descriptors:
+    """Makes descriptors, and destroys them when its block ends.
+
+    Example:
+        with Descriptors(library) as made:
+            x = made.tensor(1, (8, 64, 56, 56), (200704, 3136, 56, 1), DataType.HALF, 16)
+            conv = made.make(Descriptor.CONVOLUTION, CONVOLUTION_SPATIAL_DIMS=2, ...)
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._c = library.c
+        self._made: list[ctypes.c_void_p] = []
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one in reversed(self._made):
+            self._c.cudnnBackendDestroyDescriptor(one)
+        self._made.clear()
+
+    def make(self, kind: Descriptor, **attributes: Any) -> int:
+        """Return a finalized descriptor.
+
+        Args:
+            kind: what it describes.
+            attributes: values by the names in `ATTRIBUTES`, each one value or a sequence. Descriptors are
+                what this method returned; CHAR is bytes.
+
+        Raises:
+            CudnnError: cuDNN refuses it.
+        """
+        one = self.empty(kind)
+        for name, value in attributes.items():
+            self._set(one, name, value)
+        self._check(self._c.cudnnBackendFinalize(ctypes.c_void_p(one)), f"finalize {kind.name}")
+        return one
+
+    def empty(self, kind: Descriptor) -> int:
+        """Return a descriptor without attributes, which is not finalized."""
+        made = ctypes.c_void_p()
+        self._check(self._c.cudnnBackendCreateDescriptor(int(kind), ctypes.byref(made)), f"make {kind.name}")
+        self._made.append(made)
+        return made.value or 0
+
+    def tensor(
+        self,
+        uid: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: DataType,
+        alignment: int,
+    ) -> int:
+        """Return the descriptor of a tensor; strides count elements, the alignment bytes."""
+        return self.make(
+            Descriptor.TENSOR,
+            TENSOR_UNIQUE_ID=uid,
+            TENSOR_DIMENSIONS=shape,
+            TENSOR_STRIDES=strides,
+            TENSOR_DATA_TYPE=dtype,
+            TENSOR_BYTE_ALIGNMENT=alignment,
+        )
+
+    def numbers(self, one: int, name: str, most: int = 1) -> list[int]:
+        """Return the numbers of an attribute, at most so many.
+
+        Raises:
+            CudnnError: cuDNN does not tell.
+        """
+        attribute, kind = ATTRIBUTES[name]
+        found, out = ctypes.c_int64(), (C_TYPES.get(kind, ctypes.c_int) * most)()
+        self._get(one, attribute, kind, most, found, out)
+        return list(out)[: found.value]
+
+    def descriptors(self, one: int, name: str, kind: Descriptor) -> list[int]:
+        """Return the descriptors of one kind that an attribute holds.
+
+        Raises:
+            CudnnError: cuDNN does not tell.
+        """
+        attribute, value = ATTRIBUTES[name]
+        found = ctypes.c_int64()
+        self._get(one, attribute, value, 0, found, None)
+        held = (ctypes.c_void_p * found.value)(*(self.empty(kind) for _ in range(found.value)))
+        self._get(one, attribute, value, len(held), found, held)
+        return [each or 0 for each in held][: found.value]
+
+    def _set(self, one: int, name: str, value: Any) -> None:
+        attribute, kind = ATTRIBUTES[name]
+        values = value if isinstance(value, (Sequence, bytes)) else (value,)
+        array = (C_TYPES.get(kind, ctypes.c_int) * len(values))(*values)
+        status = self._c.cudnnBackendSetAttribute(
+            ctypes.c_void_p(one), attribute, int(kind), ctypes.c_int64(len(values)), array
+        )
+        self._check(status, f"set {name}")
+
+    def _get(self, one: int, attribute: int, kind: int, most: int, found: ctypes.c_int64, out: Any) -> None:
+        status = self._c.cudnnBackendGetAttribute(
+            ctypes.c_void_p(one), attribute, int(kind), ctypes.c_int64(most), ctypes.byref(found), out
+        )
+        self._check(status, f"get attribute {attribute}")
+
+    def _check(self, status: int, what: str) -> None:
+        if status:
+            text = ctypes.create_string_buffer(500)
+            self._c.cudnnGetLastErrorString(text, ctypes.c_size_t(len(text)))
+            raise CudnnError(f"cuDNN does not {what}: status {status} {text.value.decode(errors='replace')}")

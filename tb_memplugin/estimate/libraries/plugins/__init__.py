@@ -1,0 +1,31 @@
+"""Plugins for libraries that need help to run on fake tensors: one in each file, all on by default."""
+
+from tb_memplugin.estimate.libraries.plugins.device_mesh import DeviceMeshes
+from tb_memplugin.estimate.libraries.plugins.distributed import Distributed
+from tb_memplugin.estimate.libraries.plugins.fully_sharded import FullySharded
+from tb_memplugin.estimate.libraries.plugins.megatron import Megatron
+from tb_memplugin.estimate.libraries.plugins.pipelining import Pipelining
+from tb_memplugin.estimate.libraries.plugins.plugin import Plugin, replaced
+from tb_memplugin.estimate.libraries.plugins.transformer_engine import TransformerEngine
+
+PLUGINS: list[Plugin] = [
+    Distributed(),
+    DeviceMeshes(),
+    FullySharded(),
+    Pipelining(),
+    Megatron(),
+    TransformerEngine(),
+]
+"""The plugins that every estimate uses. Append your own, or remove one, before the estimate begins."""
+
+__all__ = [
+    "PLUGINS",
+    "DeviceMeshes",
+    "Distributed",
+    "FullySharded",
+    "Megatron",
+    "Pipelining",
+    "Plugin",
+    "TransformerEngine",
+    "replaced",
+]

@@ -1,0 +1,1 @@
+"""What makes a program run on fake tensors."""

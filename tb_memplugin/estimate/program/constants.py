@@ -1,0 +1,82 @@
+"""Keep the values of small CPU tensors that a program creates from its own numbers.
+
+Examples are rates of stochastic depth (`torch.linspace(0, rate, layers).tolist()`), lengths, and tables of
+window sizes. Fake tensors lose the values, and models would be built differently.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+
+from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.run.patches import Patches
+
+MOST = 4096
+"""The most elements of a tensor that keeps its values; torch's limit is 1 (CONSTANT_NUMEL_LIMIT)."""
+
+_MAKERS = ("arange", "linspace", "logspace", "full", "ones", "zeros", "scalar_tensor", "eye")
+
+
+class Constants(Correction):
+    """Lets FakeTensorMode compute with small constant tensors, as it does with single numbers."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Raise torch's limit, and let `copy.deepcopy` copy the values too."""
+        if hasattr(fake_tensor, "CONSTANT_NUMEL_LIMIT"):
+            patches.set(fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST)
+
+        original: Any = torch.Tensor.__deepcopy__
+
+        def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
+            if not mode.is_on() or tensor.constant is None:
+                return original(tensor, memo)
+            if id(tensor) not in memo:
+                memo[id(tensor)] = _copied(mode, tensor, memo)
+            return memo[id(tensor)]
+
+        patches.set(FakeTensor, "__deepcopy__", deepcopy)
+
+    def rules(self) -> dict[Any, Rule]:
+        """Return a rule for every operator that creates a tensor from numbers."""
+        packets = [getattr(torch.ops.aten, name) for name in _MAKERS]
+        return {
+            getattr(packet, overload): _made
+            for packet in packets
+            for overload in packet.overloads()
+            if "out" not in overload.split("_")
+        }
+
+
+def constant(mode: CountingFakeMode, real: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor that keeps the values of a real one."""
+    return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
+
+
+def _copied(mode: CountingFakeMode, tensor: Any, memo: dict[int, Any]) -> Any:
+    """Return a tensor with the same values. PyTorch would copy the storage, and a fake one has no values."""
+    with no_dispatch():
+        real = tensor.constant.clone()
+    out: Any = constant(mode, real)
+    mode.see([out], torch.ops.aten.clone.default)
+    if isinstance(tensor, nn.Parameter):
+        out = nn.Parameter(out, tensor.requires_grad)
+    out.grad = copy.deepcopy(tensor.grad, memo)
+    return out
+
+
+def _made(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    out = mode.quietly(func, *args, **kwargs)
+    if out.fake_device.type != "cpu" or out.numel() > MOST or out.layout is not torch.strided:
+        return out
+    with no_dispatch():
+        real = func(*args, **kwargs)
+    return constant(mode, real)

@@ -1,0 +1,31 @@
+"""Let data loaders load real data: shuffling and datasets need values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.run.patches import Patches
+
+
+class DataLoading(Correction):
+    """Makes batches real CPU tensors. They become fake in the first operator that takes them."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Leave fake mode while a loader starts and while it fetches a batch."""
+        patches.set(DataLoader, "_get_iterator", _real(DataLoader._get_iterator))
+        patches.set(_BaseDataLoaderIter, "__next__", _real(_BaseDataLoaderIter.__next__))
+
+
+def _real(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return original(*args, **kwargs)
+
+    return run

@@ -1,0 +1,84 @@
+"""Count tensors that `torch.load` and safetensors read from files: no operator returns them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import _utils
+
+from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.run.patches import Patches
+
+_SET = torch.ops.aten.set_
+_LOADED = _SET.source_Storage_storage_offset
+
+
+class LoadedFiles(Correction):
+    """Records loaded tensors where they are put; safetensors gives fake tensors of the file's shapes."""
+
+    def rules(self) -> dict[Any, Rule]:
+        """Return rules for operators that take a storage."""
+        return {_LOADED: _not_cached, _SET.source_Storage: _not_cached}
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Wrap the function with which `torch.load` gives a fake tensor its device, and `safe_open`."""
+        restore: Any = getattr(_utils, "_restore_device_fake_mode", None)
+
+        def restored(tensor: torch.Tensor) -> Any:
+            loaded = restore(tensor)
+            if mode.is_on():
+                mode.settle(mode.layers.place())
+                mode.see([loaded], _LOADED)
+            return loaded
+
+        if restore is not None:  # PyTorch 2.7 and newer
+            patches.set(_utils, "_restore_device_fake_mode", restored)
+        library = sys.modules.get("safetensors.torch")
+        if library is not None:
+            original: Any = vars(library)["safe_open"]
+
+            def opened(filename: Any, framework: str = "pt", device: Any = "cpu", **more: Any) -> Any:
+                if not mode.is_on():
+                    return original(filename, framework=framework, device=device, **more)
+                return _FakeFile(original(filename, framework="np"), vars(library)["_TYPES"], device)
+
+            for module in (library, sys.modules["safetensors"]):
+                patches.set(module, "safe_open", opened)
+
+
+def _not_cached(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run without FakeTensorMode's cache, whose keys would keep the storage alive."""
+    enabled, mode.cache_enabled = mode.cache_enabled, False
+    try:
+        return mode.quietly(func, *args, **kwargs)
+    finally:
+        mode.cache_enabled = enabled
+
+
+class _FakeFile:
+    """An open safetensors file whose tensors are fake. The library reads into real memory of the device."""
+
+    def __init__(self, file: Any, types: dict[str, torch.dtype], device: Any) -> None:
+        self._file, self._types, self._device = file, types, device
+        self.keys: Callable[[], list[str]] = file.keys
+        self.metadata: Callable[[], dict[str, str] | None] = file.metadata
+
+    def __enter__(self) -> _FakeFile:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor of the file."""
+        told = self._file.get_slice(name)
+        return torch.empty(told.get_shape(), dtype=self._types[told.get_dtype()], device=self._device)
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """Return all tensors of the file."""
+        return {name: self.get_tensor(name) for name in self.keys()}

@@ -1,0 +1,100 @@
+"""`Module.to`, `.cuda` and `.half`: convert fake parameters in place, as PyTorch does with real ones.
+
+PyTorch would swap fake parameters for converted ones. It refuses to if anything holds a weak reference to
+them, as FakeTensorMode does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.fake_ledger import FakeLedger
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.run.patches import Patches
+
+Convert = Callable[[torch.Tensor], torch.Tensor]
+
+
+class ModuleMoves(Correction):
+    """Makes `Module._apply` assign to `.data`, as it does for real tensors."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Replace `torch.nn.Module._apply`."""
+        original: Any = nn.Module._apply
+
+        def apply(module: nn.Module, fn: Convert, recurse: bool = True) -> nn.Module:
+            if not mode.is_here:
+                elsewhere: nn.Module = original(module, fn, recurse)
+                return elsewhere
+            kinds = _kinds(module)
+            if {nn.Parameter, torch.Tensor} & kinds:
+                raise _refused(module)
+            if kinds - {FakeTensor}:  # DTensor and other wrappers
+                untouched: nn.Module = original(module, fn, recurse)
+                return untouched
+            if recurse:
+                for child in module.children():
+                    child._apply(fn)
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = _converted(parameter, fn, mode.ledger)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = fresh = fn(buffer)
+                    _same_purpose(buffer, fresh, mode.ledger)
+            return module
+
+        patches.set(nn.Module, "_apply", apply)
+
+
+def _kinds(module: nn.Module) -> set[type]:
+    """Return the types of a module's own parameters and buffers."""
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return {type(one) for one in tensors if one is not None}
+
+
+def _refused(module: nn.Module) -> MemPluginError:
+    """Return the error for a real model, whose parameters would become fake and lose their values."""
+    return MemPluginError(
+        "A model that was built before the estimate, or read with its weights, is moved or converted in it.",
+        where=type(module).__name__,
+        fix=(
+            "Build the model inside `with MemoryEstimator():`, where it uses no memory; in place of "
+            "from_pretrained of transformers, use from_config."
+        ),
+    )
+
+
+def _converted(parameter: Any, fn: Convert, ledger: FakeLedger) -> Any:
+    """Return the same parameter with converted memory, or a new one if it was on the device `meta`."""
+    with torch.no_grad():
+        fresh: Any = fn(parameter)
+        if not torch._has_compatible_shallow_copy_type(parameter, fresh):
+            return nn.Parameter(fresh, parameter.requires_grad)
+        _become(parameter, fresh, ledger)
+        if parameter.grad is not None:
+            gradient = parameter.grad
+            _become(gradient, fn(gradient), ledger)
+    return parameter
+
+
+def _become(tensor: Any, converted: Any, ledger: FakeLedger) -> None:
+    """Give a fake tensor the memory, values, dtype and device of another; it stays the same Python object."""
+    if converted is not tensor:
+        _same_purpose(tensor, converted, ledger)
+        tensor.data = converted
+        tensor.fake_device = converted.fake_device
+        tensor.constant = converted.constant
+
+
+def _same_purpose(old: torch.Tensor, new: torch.Tensor, ledger: FakeLedger) -> None:
+    before, after = ledger.block_of(old.untyped_storage()), ledger.block_of(new.untyped_storage())
+    if before is not None and after is not None:
+        after.category, after.label, after.module = before.category, before.label, before.module

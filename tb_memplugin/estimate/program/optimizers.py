@@ -1,0 +1,50 @@
+"""Make optimizers choose the same kernels for fake parameters as for real ones; they look at the type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+
+from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.run.patches import Patches
+
+_FUSED = ("adam", "adamw", "sgd", "adagrad")
+
+
+class ForeachByDefault(Correction):
+    """Lets optimizers use their foreach kernels for fake tensors.
+
+    On CUDA, the optimizers of torch.optim use these by default; they need a temporary as large as the
+    parameters. For FakeTensor they would not (torch/optim/optimizer.py, `_default_to_fused_or_foreach`).
+    """
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Add FakeTensor to the lists of supported types, of optimizers and of gradient clipping."""
+        for home in (optimizer, _foreach_utils):
+            types = [*home._foreach_supported_types, FakeTensor]
+            patches.set(home, "_foreach_supported_types", types)
+
+
+class FusedOptimizers(Correction):
+    """Makes fused kernels do nothing: they work in place without buffers.
+
+    Torch does not have a fake implementation for all of them.
+    """
+
+    def rules(self) -> dict[Any, Rule]:
+        """Return a rule for every fused kernel that this version of torch has."""
+        found: dict[Any, Rule] = {}
+        for name in _FUSED:
+            packet = getattr(torch.ops.aten, f"_fused_{name}_", None)
+            for overload in packet.overloads() if packet is not None else ():
+                found[getattr(packet, overload)] = _nothing
+        return found
+
+
+def _nothing(mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> None:
+    return None

@@ -1,0 +1,68 @@
+"""`f"{loss:.4f}"` and `.numpy()` of fake tensors; values are assumed as for `.item()` (values.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tb_memplugin.estimate.answer.hints import answer, question, unanswered
+from tb_memplugin.estimate.program.values import Asking
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.run.patches import Patches
+
+
+class Printing(Asking):
+    """Formats fake tensors, and converts them to numpy arrays."""
+
+    def rules(self) -> dict[Any, Any]:
+        """Return no rules: these are not operators."""
+        return {}
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Give fake tensors `__format__` and `numpy`, as plain tensors have them."""
+        patches.set(FakeTensor, "__format__", _formatted)
+        patches.set(FakeTensor, "numpy", lambda tensor, *, force=False: self._array(tensor, force=force))
+
+    def _array(self, tensor: torch.Tensor, *, force: bool) -> Any:
+        """Return an array filled with the hint's value, or with ones for floats.
+
+        Raises:
+            TypeError, RuntimeError: as for a real tensor on a device, or one that requires grad.
+            MemPluginError: the tensor holds integers or booleans, and there is no hint.
+        """
+        if not force:
+            _refuse_as_torch_does(tensor)
+        real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        asked = question(
+            "number" if real else "truth" if tensor.dtype is torch.bool else "count", "numpy", tensor
+        )
+        told = answer(self._hints, asked)
+        if told is None and not real:
+            raise unanswered(asked)
+        if told is None:
+            self.target.note(
+                f"The numbers of the array at {asked.place} are assumed to be 1.0; a hint can set them."
+            )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return np.full(tuple(tensor.shape), 1.0 if told is None else told, dtype=dtype)
+
+
+def _formatted(tensor: torch.Tensor, text: str) -> str:
+    if tensor.dim() == 0 and text:
+        return format(tensor.item(), text)
+    return object.__format__(tensor, text)
+
+
+def _refuse_as_torch_does(tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise TypeError(
+            f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
+            "to host memory first."
+        )
+    if tensor.requires_grad:
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )

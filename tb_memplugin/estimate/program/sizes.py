@@ -1,0 +1,91 @@
+"""Operators whose result sizes depend on values: `bincount`, `repeat_interleave`, and `unique` of rows.
+
+Hints give the sizes. Without one, `unique` keeps everything, an upper bound that is noted. The others have no
+bound: they raise an error that names the hint to write, as comparisons of whole tensors do (`equal`,
+`allclose`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tb_memplugin.estimate.answer.hints import answer, question, unanswered
+from tb_memplugin.estimate.program.values import Asking
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
+
+aten = torch.ops.aten
+
+
+class Sizes(Asking):
+    """Takes numbers of rows from the user's hints."""
+
+    def rules(self) -> dict[Any, Rule]:
+        """Return a rule for each operator."""
+        return {
+            aten.bincount.default: self._bincount,
+            aten.repeat_interleave.Tensor: self._repeat,
+            aten.unique_dim.default: self._unique_dim,
+            aten.unique_dim_consecutive.default: self._unique_dim,
+            aten.unique_consecutive.default: self._unique_consecutive,
+            aten.equal.default: self._same,
+            aten.allclose.default: self._same,
+        }
+
+    def _asked(self, kind: str, func: Any, tensor: torch.Tensor) -> Any:
+        """Return the value of the user's hint.
+
+        Raises:
+            MemPluginError: there is no hint.
+        """
+        asked = question(kind, func, tensor)
+        told = answer(self._hints, asked)
+        if told is None:
+            raise unanswered(asked)
+        return told
+
+    def _bincount(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        weights = args[1] if len(args) > 1 else kwargs.get("weights")
+        least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+        count = max(int(self._asked("count", func, args[0])), least)
+        dtype = torch.int64 if weights is None else weights.dtype
+        dtype = dtype if dtype in (torch.int64, torch.float32) else torch.float64
+        with mode:
+            return torch.empty(count, dtype=dtype, device=args[0].device)
+
+    def _repeat(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of `repeat_interleave`: indices of rows, each as often as it is repeated."""
+        told = kwargs.get("output_size")
+        count = told if told is not None else int(self._asked("count", func, args[0]))
+        with mode:
+            return torch.empty(count, dtype=args[0].dtype, device=args[0].device)
+
+    def _unique_dim(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        tensor, along = args[0], args[1]
+        rows = tensor.shape[along]
+        with mode:
+            count = self._selected(func, torch.empty(rows, dtype=tensor.dtype, device="meta"))
+            shape = list(tensor.shape)
+            shape[along] = count
+            longs = {"dtype": torch.int64, "device": tensor.device}
+            kept = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+            return kept, torch.empty(rows, **longs), torch.empty(count, **longs)
+
+    def _unique_consecutive(
+        self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        tensor, told = args[0], dict(zip(("return_inverse", "return_counts", "dim"), args[1:], strict=False))
+        told |= kwargs
+        if told.get("dim") is not None:
+            return self._unique_dim(mode, func, (tensor, told["dim"]), kwargs)
+        inverse, counts = told.get("return_inverse", False), told.get("return_counts", False)
+        return self._different(mode, func, tensor, inverse, counts)
+
+    def _same(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+        asked = question("truth", func, args[0])
+        told = answer(self._hints, asked)
+        if told is None and (told := self._passing(asked)) is None:
+            raise unanswered(asked)
+        return bool(told)

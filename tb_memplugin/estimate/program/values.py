@@ -1,0 +1,214 @@
+"""Operators that depend on values: `.item()`, `if tensor`, boolean masks, `nonzero` and `unique`.
+
+Hints give the values. Without one, a float is 1.0 and a mask selects everything, which is an upper bound;
+both are noted. Integers and booleans raise an error instead, since a wrong guess could change what the
+program does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.answer.hints import Hints, Question, answer, checked, question, unanswered
+from tb_memplugin.estimate.program.checks import passing
+from tb_memplugin.estimate.run.correction import Correction, Target
+from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
+
+aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+_ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
+"""Files that check whether a mask selects everything, in order to omit it (attention_masks.py)."""
+
+
+class Asking(Correction):
+    """Base class of corrections that take values from the user's hints.
+
+    Args:
+        target: what is estimated for.
+        hints: the user's hints; see hints.py.
+    """
+
+    def __init__(self, target: Target, hints: Any) -> None:
+        super().__init__(target)
+        self._hints: Hints = checked(hints)
+
+    def _selected(self, func: Any, mask: torch.Tensor) -> int:
+        """Return how many elements a mask selects: by a hint, or else all of them, with a note."""
+        asked = question("share", func, mask)
+        told = answer(self._hints, asked)
+        if told is None:
+            self.target.note(
+                f"How many elements {asked.place} selects depends on values: the maximum, all "
+                f"{mask.numel():,}, is assumed; a hint can set it."
+            )
+            return mask.numel()
+        return min(told, mask.numel()) if isinstance(told, int) else round(mask.numel() * told)
+
+    def _passing(self, asked: Question) -> bool | None:
+        """Return the truth with which a check of the program passes, with a note; None if it is no check."""
+        truth = passing()
+        if truth is not None:
+            self.target.note(
+                f"{asked.place} checks values: the check is assumed to pass, without an error and without "
+                "values that are not finite; a hint can change that."
+            )
+        return truth
+
+    def _different(
+        self, mode: CountingFakeMode, func: Any, tensor: torch.Tensor, inverse: bool, counts: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the results of `unique`: the unique elements, the index of each input element among them,
+        and the number of times that each occurs.
+        """
+        with mode:
+            count = self._selected(func, tensor)
+            longs: dict[str, Any] = {"dtype": torch.int64, "device": tensor.device}
+            return (
+                torch.empty(count, dtype=tensor.dtype, device=tensor.device),
+                torch.empty(tensor.shape if inverse else 0, **longs),
+                torch.empty(count if counts else 0, **longs),
+            )
+
+
+class Values(Asking):
+    """Answers questions about numbers, booleans, and the selections of masks."""
+
+    def rules(self) -> dict[Any, Rule]:
+        """Return rules for operators whose results or shapes depend on values."""
+        return {
+            aten._local_scalar_dense.default: self._scalar,
+            aten.nonzero.default: self._nonzero,
+            aten.masked_select.default: self._masked_select,
+            aten.index.Tensor: self._index,
+            aten._unique2.default: self._unique,
+        }
+
+    def after(self) -> dict[Any, After]:
+        """Return functions for operators that convert masks to indices, as derivatives of `x[mask]` do."""
+        packets = (aten.index_put, aten.index_put_, aten._index_put_impl_)
+        return {packet.default: _looked_up for packet in packets}
+
+    def _scalar(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        try:
+            return mode.quietly(func, *args, **kwargs)
+        except DataDependentOutputException:
+            pass
+        tensor = args[0]
+        real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        kind = "number" if real else "truth" if tensor.dtype is torch.bool else "count"
+        asked = question(kind, "item", tensor)
+        told = answer(self._hints, asked)
+        if told is not None:
+            return type_of(tensor.dtype)(told)
+        if kind == "truth" and Path(asked.file).as_posix().endswith(_ASKS_FOR_PADDING):
+            self.target.note(
+                f"transformers checks at {asked.place} whether nothing is padded or packed. This is "
+                "assumed, so it leaves the attention mask out; a hint can change that."
+            )
+            return True
+        if kind == "truth" and (checked_for := self._passing(asked)) is not None:
+            return checked_for
+        if _asked_by_lbfgs():
+            raise MemPluginError(
+                "torch.optim.LBFGS depends on values: when to stop, and how much of its history to keep.",
+                where=asked.place,
+                fix=(
+                    "Estimate with another optimizer, and add at most 2 * history_size times the parameters."
+                ),
+            )
+        if not real:
+            raise unanswered(asked)
+        self.target.note(
+            f"The number that {asked.place} reads from a tensor is assumed to be 1.0; a hint can set it."
+        )
+        return 1.0
+
+    def _nonzero(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        (tensor,) = args
+        with mode:
+            rows = torch.empty(
+                (tensor.dim(), self._selected(func, tensor)), dtype=torch.int64, device=tensor.device
+            )
+            return rows.t()
+
+    def _masked_select(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, mask = args
+        with mode:
+            shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+            count = self._selected(func, mask.expand(shape))
+            out = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
+        if tensor.fake_device.type == "cuda":  # IndexKernel.cpp: converts the mask to indices
+            _pass(mode, func, mode.layers.place(), tensor, [8 * count * len(shape)])
+        return out
+
+    def _index(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, indices = args
+        masks = [one for one in indices if one is not None and one.dtype in _MASKS]
+        if not masks:
+            return mode.quietly(func, tensor, indices)
+        found: list[Any] = []
+        looked_up = []
+        for one in indices:
+            if one is None or one.dtype not in _MASKS:
+                found.append(one)
+                continue
+            with mode:
+                count = self._selected(func, one)
+                rows = torch.empty((one.dim(), count), dtype=torch.int64, device=one.device)
+                found += [rows[axis] for axis in range(one.dim())]
+                looked_up.append(8 * count * one.dim())
+        _pass(mode, func, mode.layers.place(), tensor, looked_up)
+        return mode.quietly(func, tensor, found)
+
+    def _unique(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, *flags = args
+        inverse = kwargs.get("return_inverse", flags[1] if len(flags) > 1 else False)
+        counts = kwargs.get("return_counts", flags[2] if len(flags) > 2 else False)
+        return self._different(mode, func, tensor, inverse, counts)
+
+
+def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    """Record the indices to which a mask is converted: 8 bytes for each True and dimension (`nonzero`).
+
+    A single value for all of them is filled in without indices (index_put_, canDispatchToMaskedFill).
+    """
+    tensor, indices, values = args[:3]
+    masks = [one for one in indices if one is not None and one.dtype in _MASKS]
+    if not masks or (values.numel() == 1 and not (len(args) > 3 and args[3])):
+        return
+    covered, beside = 0, 1
+    for one in indices:
+        beside *= tensor.shape[covered] if one is None else 1
+        covered += one.dim() if one is not None and one.dtype in _MASKS else 1
+    for size in tensor.shape[covered:]:
+        beside *= size
+    count = values.numel() // max(beside, 1)
+    _pass(mode, func, place, tensor, [8 * count * one.dim() for one in masks])
+
+
+def _pass(mode: CountingFakeMode, func: Any, place: Place, tensor: Any, sizes: list[int]) -> None:
+    """Record a kernel's temporary buffers, if the tensor is on the estimated type of device."""
+    if tensor.fake_device.type == mode.ledger.device_type:
+        mode.passing(sizes, func, place, mode.ledger.device_row(tensor.fake_device))
+
+
+def _asked_by_lbfgs() -> bool:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not frame.f_code.co_filename.endswith("lbfgs.py"):
+        frame = frame.f_back
+    return frame.f_code.co_filename.endswith("lbfgs.py")
+
+
+def type_of(dtype: torch.dtype) -> Any:
+    """Return the Python type of a tensor's elements."""
+    if dtype is torch.bool:
+        return bool
+    return complex if dtype.is_complex else float if dtype.is_floating_point else int

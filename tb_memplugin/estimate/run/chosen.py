@@ -1,0 +1,119 @@
+"""Choose the corrections for a target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tb_memplugin.estimate.kernels.attention import Attention
+from tb_memplugin.estimate.kernels.composed_kernels import ComposedKernels
+from tb_memplugin.estimate.kernels.convolutions import Convolutions
+from tb_memplugin.estimate.kernels.fused_kernels import FusedKernels
+from tb_memplugin.estimate.kernels.grouped_products import GroupedProducts
+from tb_memplugin.estimate.kernels.image_copies import ImageCopies
+from tb_memplugin.estimate.kernels.kernel_buffers import (
+    ContiguousCopies,
+    KernelBuffers,
+    OtherTypes,
+    SafeSoftmax,
+)
+from tb_memplugin.estimate.kernels.linear import BiasInPlace
+from tb_memplugin.estimate.kernels.loss_derivatives import LossDerivatives
+from tb_memplugin.estimate.kernels.masks_in_place import MasksInPlace
+from tb_memplugin.estimate.kernels.matrix_copies import MatrixCopies
+from tb_memplugin.estimate.kernels.normalizations import Normalizations
+from tb_memplugin.estimate.kernels.one_hot import OneHot
+from tb_memplugin.estimate.kernels.product_derivatives import ProductDerivatives
+from tb_memplugin.estimate.kernels.promotions import Promotions
+from tb_memplugin.estimate.kernels.recurrent import Recurrent
+from tb_memplugin.estimate.kernels.reductions import Reductions
+from tb_memplugin.estimate.kernels.resized_results import ResizedResults
+from tb_memplugin.estimate.kernels.result_strides import ResultStrides
+from tb_memplugin.estimate.kernels.same_dtypes import SameDtypes
+from tb_memplugin.estimate.kernels.sorting import Sorting
+from tb_memplugin.estimate.kernels.unknown import CpuKernels, Unknown
+from tb_memplugin.estimate.kernels.workspaces import Workspaces
+from tb_memplugin.estimate.libraries.applied import Libraries
+from tb_memplugin.estimate.program.attention_masks import AttentionMasks
+from tb_memplugin.estimate.program.compiled import Compiled
+from tb_memplugin.estimate.program.constants import Constants
+from tb_memplugin.estimate.program.data_loading import DataLoading
+from tb_memplugin.estimate.program.devices import Devices
+from tb_memplugin.estimate.program.initialisers import Initialisers
+from tb_memplugin.estimate.program.loaded_files import LoadedFiles
+from tb_memplugin.estimate.program.loss_scaling import LossScaling
+from tb_memplugin.estimate.program.module_moves import ModuleMoves
+from tb_memplugin.estimate.program.optimizers import ForeachByDefault, FusedOptimizers
+from tb_memplugin.estimate.program.packed_sequences import PackedSequences
+from tb_memplugin.estimate.program.printing import Printing
+from tb_memplugin.estimate.program.random_states import RandomStates
+from tb_memplugin.estimate.program.refusals import Refusals
+from tb_memplugin.estimate.program.scripted import Scripted
+from tb_memplugin.estimate.program.sizes import Sizes
+from tb_memplugin.estimate.program.storage_resizing import StorageResizing
+from tb_memplugin.estimate.program.values import Asking, Values
+from tb_memplugin.estimate.ranks.communication import Communication
+from tb_memplugin.estimate.ranks.data_parallel import DataParallel
+from tb_memplugin.estimate.run.correction import Correction, Corrections, Target
+
+ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)
+"""Corrections that use the user's hints."""
+
+ON_CUDA: tuple[type[Correction], ...] = (
+    Attention,
+    Convolutions,
+    ImageCopies,
+    KernelBuffers,
+    Normalizations,
+    Recurrent,
+    Reductions,
+    ResultStrides,
+    Sorting,
+    Unknown,
+    Workspaces,
+)
+"""Corrections for CUDA kernels."""
+
+ON_CPU: tuple[type[Correction], ...] = (CpuKernels, MatrixCopies, Promotions, RandomStates)
+"""Corrections for CPU kernels."""
+
+EVERYWHERE: tuple[type[Correction], ...] = (
+    Constants,
+    PackedSequences,
+    Initialisers,
+    ModuleMoves,
+    AttentionMasks,
+    LossScaling,
+    ForeachByDefault,
+    FusedOptimizers,
+    Compiled,
+    Scripted,
+    DataLoading,
+    LoadedFiles,
+    SafeSoftmax,
+    FusedKernels,
+    GroupedProducts,
+    ContiguousCopies,
+    ComposedKernels,
+    ResizedResults,
+    SameDtypes,
+    ProductDerivatives,
+    LossDerivatives,
+    MasksInPlace,
+    OneHot,
+    OtherTypes,
+    BiasInPlace,
+    StorageResizing,
+    Communication,
+    DataParallel,
+    Libraries,
+)
+
+
+def chosen(target: Target, hints: Any, *, none: bool = False) -> Corrections:
+    """Return every correction that a target needs; with `none` only the one that makes its device known."""
+    if none:
+        return Corrections([Devices(target)], engine_adds_in_place=False)
+    kinds = (*EVERYWHERE, *(ON_CUDA if target.device_type == "cuda" else ON_CPU))
+    asking = [kind(target, hints) for kind in ASKING]
+    parts = [Devices(target), *asking, *(kind(target) for kind in kinds), Refusals(target)]
+    return Corrections(parts, engine_adds_in_place=True)

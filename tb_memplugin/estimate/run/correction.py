@@ -1,0 +1,103 @@
+"""The base class of corrections, and a collection that applies several of them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.libraries.plugins.plugin import Plugin
+from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
+from tb_memplugin.estimate.run.patches import Patches
+
+
+@dataclass(slots=True)
+class Target:
+    """What is estimated for: the device, and the library plugins in use.
+
+    `notes` are sentences on what is modelled or not known; each appears once.
+    """
+
+    device_type: str
+    gpu: GpuSpec | None
+    has_device: bool
+    plugins: Sequence[Plugin] = ()
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, sentence: str) -> None:
+        """Add a note for the reader of the estimate, unless it is there already."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+
+class Correction:
+    """Corrects one thing that fake tensors get wrong. Subclasses override only the methods that they need."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def rules(self) -> dict[Any, Rule]:
+        """Return rules for operators whose results FakeTensorMode gets wrong."""
+        return {}
+
+    def after(self) -> dict[Any, After]:
+        """Return functions for operators whose kernels allocate more than their results."""
+        return {}
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Replace attributes of libraries while the estimate runs."""
+
+    def refusal(self, func: Any, error: Exception) -> Exception | None:
+        """Return the error to raise in place of an operator's error; None if this correction has none."""
+        return None
+
+
+class Corrections:
+    """Several corrections as one.
+
+    Args:
+        parts: the corrections; without any, fake tensors behave as in torch.
+        engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
+            as without modes.
+    """
+
+    def __init__(self, parts: Sequence[Correction], *, engine_adds_in_place: bool) -> None:
+        self.parts = list(parts)
+        self.engine_adds_in_place = engine_adds_in_place
+        self.rules: dict[Any, Rule] = {}
+        self.after: dict[Any, After] = {}
+        self._patches = Patches()
+        for part in self.parts:
+            self.rules |= part.rules()
+            for operator, more in part.after().items():
+                known = self.after.get(operator)
+                self.after[operator] = more if known is None else _both(known, more)
+
+    def apply(self, mode: CountingFakeMode) -> None:
+        """Apply every correction."""
+        for part in self.parts:
+            part.apply(mode, self._patches)
+
+    def undo(self) -> None:
+        """Restore what `apply` replaced."""
+        self._patches.undo()
+
+    def refusal(self, func: Any, error: Exception) -> Exception:
+        """Return the error to raise for an operator's error."""
+        for part in self.parts:
+            told = part.refusal(func, error)
+            if told is not None:
+                return told
+        return error
+
+
+def _both(first: After, second: After) -> After:
+    """Return a function that runs two corrections of one operator."""
+
+    def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+        first(mode, func, args, out, place)
+        second(mode, func, args, out, place)
+
+    return run

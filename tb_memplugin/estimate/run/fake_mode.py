@@ -1,0 +1,352 @@
+"""A fake-tensor mode that follows the results of every operator from allocation to free."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import _DISPATCH_META_HANDLERS, FakeTensor, FakeTensorMode
+from torch.utils import _python_dispatch, _stats
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.run.fake_layers import FakeLayers
+from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, Place
+from tb_memplugin.trace import Category, Phase
+
+aten = torch.ops.aten
+
+Rule = Callable[["CountingFakeMode", Any, tuple[Any, ...], Mapping[str, Any]], Any]
+"""`rule(mode, operator, args, kwargs)` returns the operator's results in place of FakeTensorMode."""
+
+After = Callable[["CountingFakeMode", Any, tuple[Any, ...], Any, Place], None]
+"""`after(mode, operator, args, results, place)` records what the kernel allocates besides its results."""
+
+_OURS = {__file__, fake_tensor.__file__, _stats.__file__, _python_dispatch.__file__}
+"""Files of the Python frames between an operator's caller and this mode."""
+
+_IN_PLACE_WITHOUT_MODES = frozenset(
+    {
+        aten.add.Tensor,
+        aten.index_put.default,
+        aten.index_add.default,
+        aten.index_fill.int_Tensor,
+        aten.scatter.src,
+        aten.scatter_add.default,
+        aten.masked_scatter.default,
+        aten.put.default,
+    }
+)
+"""Operators that autograd runs in place for plain tensors, but out of place under any dispatch mode.
+
+Its engine sums gradients with them (input_buffer.cpp), and derivatives write into zeros with them
+(FunctionsManual.cpp, areAnyTensorSubclassLike).
+"""
+
+_ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default})
+"""Operators that create zeros. Derivatives write only into these, not into a gradient from elsewhere."""
+
+_LAST_FIRST = frozenset({aten.native_dropout.default})
+"""Operators whose kernels allocate their last result first (Dropout.cu: the mask)."""
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+_ENGINE = "_engine_run_backward"
+"""The Python function that calls autograd's engine: an operator called directly below it is the engine's."""
+
+
+class CountingFakeMode(FakeTensorMode):
+    """FakeTensorMode that records the storages of every operator's results in a ledger.
+
+    It is one mode, since a second mode on top would send each operator through the dispatcher once more.
+    Operators inside an operator (its decomposition) are not recorded: the real kernel does not run them.
+
+    Args:
+        ledger: records allocations and frees.
+        layers: knows the current module and phase.
+        rules: by operator, what runs in place of FakeTensorMode.
+        after: by operator, what runs after it.
+        engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
+            as without modes.
+        refusals: converts an operator's error into a MemPluginError, or returns it unchanged.
+        has_device: whether CUDA calls reach a real device; if not, no device is ever initialised.
+    """
+
+    def __init__(
+        self,
+        ledger: FakeLedger,
+        layers: FakeLayers,
+        rules: Mapping[Any, Rule],
+        after: Mapping[Any, After],
+        *,
+        engine_adds_in_place: bool,
+        refusals: Callable[[Any, Exception], Exception],
+        has_device: bool,
+    ) -> None:
+        self._has_device = has_device
+        super().__init__(allow_non_fake_inputs=True)
+        self.ledger, self.layers = ledger, layers
+        self.created: dict[Any, list[int]] = {}
+        """For each operator: the number of storages that it created, and their total bytes."""
+        self._rules, self._after = rules, after
+        self._engine_adds = engine_adds_in_place
+        self._refusals = refusals
+        self._inside = False
+        self._thread = threading.get_ident()
+        self._composite: dict[Any, bool] = {}
+        self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Place] | None = None
+        self._adding_in_place = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is on the estimate's thread. Patches are seen by all threads."""
+        return threading.get_ident() == self._thread
+
+    def is_on(self) -> bool:
+        """Whether tensors are fake now: they are not while a data loader fetches a batch."""
+        return self.is_here and torch._C._get_dispatch_mode(_FAKE) is not None
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Whether FakeTensorMode must not initialise CUDA.
+
+        Its own rule asks `torch.cuda.is_available`, which may be patched.
+        """
+        return not self._has_device
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, so that torch does not wrap `__torch_dispatch__` for dynamo.
+
+        Nothing is compiled inside this mode, and the wrapper would slow down every operator.
+        """
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Run an operator on fake tensors, and record the storages that it created."""
+        if self._inside or func in _DISPATCH_META_HANDLERS:
+            return self.dispatch(func, types, args, kwargs or {})
+        place = self.layers.place()
+        self.settle(place)
+        plain = all(kind is FakeTensor for kind in types)  # DTensor and others call again with what they hold
+        rule = self._rules.get(func) if plain else None
+        composite = self._is_composite(func)
+        self._inside = not composite
+        try:
+            if rule is not None:
+                out = rule(self, func, tuple(args), kwargs or {})
+            elif composite and plain:  # FakeTensorMode would run it as a whole on constants
+                with self:
+                    out = func.decompose(*args, **(kwargs or {}))
+            else:
+                out = self.dispatch(func, types, args, kwargs or {})
+        except Exception as error:
+            told = self._refusals(func, error)
+            if told is error:
+                raise
+            raise told from error
+        finally:
+            self._inside = False
+        if out is not NotImplemented:
+            self._note(out, func, args, place)
+        return out
+
+    def __deepcopy__(self, memo: Any) -> CountingFakeMode:
+        """Return the mode itself: fake tensors refer to it, and copies of modules belong to the same run."""
+        return self
+
+    def quietly(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return FakeTensorMode's own result of an operator, for rules."""
+        return self.dispatch(func, (), args, kwargs)
+
+    def settle(self, place: Place) -> None:
+        """Record the storages freed since the last operator, and the sum that waited to know about them.
+
+        If the first summand was freed, the sum takes its block over; otherwise the sum is a new allocation.
+        """
+        ledger = self.ledger
+        if self._pending is not None:
+            reference, size, block, func, where = self._pending
+            self._pending = None
+            storage = reference()
+            if storage is None:  # the sum was freed already
+                if not any(life.block is block for life in ledger.deaths):
+                    ledger.give_back(ledger.take(size, block.device, func, where), where)
+            elif not ledger.inherit(block, storage):
+                ledger.born(storage, size, block.device, func, where)
+        if ledger.deaths:
+            ledger.settle(place)
+
+    def held(self, size: int, func: Any, place: Place, category: Category, device: int = 0) -> Block:
+        """Allocate memory that no tensor owns, such as a library's workspace or a kernel's buffer.
+
+        It stays live until the caller passes the block to `FakeLedger.give_back`.
+        """
+        block = self.ledger.take(size, device, func, place)
+        block.category = category
+        return block
+
+    def passing(self, sizes: Sequence[int], func: Any, place: Place, device: int = 0) -> None:
+        """Record a kernel's temporary buffers: all are allocated in order, then freed in reverse order."""
+        held = [self.held(size, func, place, Category.TEMPORARY, device) for size in sizes if size]
+        for block in reversed(held):
+            self.ledger.give_back(block, place)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Run operators inside this context on fake tensors without recording anything."""
+        inside, self._inside = self._inside, True
+        try:
+            with self:
+                yield
+        finally:
+            self._inside = inside
+
+    def ran(self, func: Any, args: Sequence[object], out: Any) -> None:
+        """Record what a kernel allocates besides a result that it wrote into a given tensor."""
+        if self._inside:
+            return
+        place = self.layers.place()
+        self.settle(place)
+        after = self._after.get(func)
+        if after is not None:
+            after(self, func, tuple(args), out, place)
+
+    def is_called_by_engine(self) -> bool:
+        """Whether autograd's engine, and no Python function, called the operator whose rule asks."""
+        return _called_by_engine(above=3)
+
+    def see(self, results: Any, func: Any) -> None:
+        """Record the storages of results now, for rules whose kernel allocates more in between."""
+        for one in _tensors(results):
+            self._see(one, func, (), self.layers.place())
+
+    @contextmanager
+    def adding_in_place(self) -> Iterator[None]:
+        """Count sums inside this context as written into the first summand, if that dies at once.
+
+        That is how torch adds biases and masks to products, but not under any dispatch mode.
+        """
+        before, self._adding_in_place = self._adding_in_place, True
+        try:
+            yield
+        finally:
+            self._adding_in_place = before
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Record each operator that a rule calls inside this context, as if the program called it."""
+        inside, self._inside = self._inside, False
+        try:
+            with self:
+                yield
+        finally:
+            self._inside = inside
+
+    def _is_composite(self, func: Any) -> bool:
+        """Whether an operator consists of other operators. These arrive here only in inference mode."""
+        known = self._composite.get(func)
+        if known is None:
+            known = self._composite[func] = (
+                isinstance(func, torch._ops.OpOverload)
+                and func not in self._rules
+                and func._can_decompose()
+                and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
+            )
+        return known
+
+    def _note(self, out: Any, func: Any, args: Sequence[object], place: Place) -> None:
+        kind = type(out)
+        if kind is FakeTensor:
+            self._see(out, func, args, place)
+        elif isinstance(out, tuple | list | dict):
+            for one in _tensors(out[::-1] if func in _LAST_FIRST else out):
+                self._see(one, func, (), place)
+        after = self._after.get(func)
+        if after is not None:
+            after(self, func, tuple(args), out, place)
+
+    def _see(self, tensor: Any, func: Any, args: Sequence[object], place: Place) -> None:
+        device = tensor.fake_device
+        ledger = self.ledger
+        if device.type != ledger.device_type:
+            return
+        if tensor.layout is not torch.strided:
+            raise MemPluginError(
+                f"{func} returns a tensor with layout {tensor.layout}, whose size in memory is not known.",
+                where=str(func),
+                fix="Use dense tensors there (nn.Embedding(sparse=False)).",
+            )
+        storage = tensor.untyped_storage()
+        life = ledger.lives.get(storage._cdata)
+        size = storage.nbytes()
+        if life is not None:
+            if life.block.bytes == size:
+                return
+            if not size:
+                ledger.lost(storage, place)
+                return
+        elif not size or (self._pending is not None and self._pending[0]() is storage):
+            return
+        if life is None and tensor._is_zerotensor():  # a derivative that is zero: a shape without memory
+            return
+        count = self.created.setdefault(func, [0, 0])
+        count[0] += 1
+        count[1] += size
+        if func in _IN_PLACE_WITHOUT_MODES:
+            summand = self._reused(func, args, size, place)
+            if summand is not None:
+                self._pending = (weakref.ref(storage), size, summand, func, place)
+                return
+        old = life.block if life is not None else None
+        fresh = ledger.born(storage, size, ledger.device_row(device), func, place)
+        if old is not None:  # resized: the new memory is allocated before the old is freed
+            fresh.category, fresh.label = old.category, old.label
+            ledger.give_back(old, place)
+
+    def _reused(self, func: Any, args: Sequence[object], size: int, place: Place) -> Block | None:
+        """Return the block that a real run would write this result into, None if it would allocate.
+
+        The engine adds into its first summand, and a derivative writes into its zeros. A view keeps its base
+        tensor alive, a second reference to the memory, so the engine never adds into views (input_buffer.cpp,
+        can_accumulate_inplace). Gradients of weights and biases are views.
+        """
+        first = args[0] if args else None
+        if not self._adding_in_place and (place.phase is not Phase.BACKWARD or not self._engine_adds):
+            return None
+        if type(first) is not FakeTensor or first._is_view():
+            return None
+        if not self._adding_in_place and not _called_by_engine():
+            return None
+        block = self.ledger.block_of(first.untyped_storage())
+        if block is None or block.bytes != size:
+            return None
+        return block if func is aten.add.Tensor or block.made_by in _ZEROS else None
+
+
+def _tensors(results: Any) -> Iterator[Any]:
+    for one in results.values() if isinstance(results, dict) else results:
+        if type(one) is FakeTensor:
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
+def _called_by_engine(above: int = 1) -> bool:
+    """Whether autograd's engine, and no Python function, called the operator that is being recorded."""
+    frame: FrameType | None = sys._getframe(above)
+    while frame is not None and frame.f_code.co_filename in _OURS:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == _ENGINE

@@ -1,0 +1,214 @@
+"""One fake run, from start to stop: it installs the mode and the hooks, and names storages during the run."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.run.correction import Corrections
+from tb_memplugin.estimate.run.fake_layers import FakeLayers
+from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, NamedPhase
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.run.fake_trace import FakeRun
+from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.storages import gradients, model_storages, optimizer_storages
+from tb_memplugin.trace import Category
+
+Named = tuple[torch.Tensor, Category, int, str]
+
+
+class FakeRecording:
+    """Installs everything that an estimate needs, and removes it again in `stop`.
+
+    Args:
+        device_type: the device type whose fake tensors are counted.
+        corrections: the corrections of what fake tensors get wrong.
+        has_device: whether there is a real device of this type.
+    """
+
+    def __init__(self, device_type: str, corrections: Corrections, *, has_device: bool) -> None:
+        self.ledger, self.layers = FakeLedger(device_type), FakeLayers()
+        self.layers.watch_root = self._found
+        self.run = FakeRun(self.ledger, self.layers, time_ns())
+        self.phases: list[NamedPhase] = []
+        self._models: list[weakref.ref[nn.Module]] = []
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._handles: list[Any] = []
+        self._stack = contextlib.ExitStack()
+        self._step_ns = 0
+        self.mode = CountingFakeMode(
+            self.ledger,
+            self.layers,
+            corrections.rules,
+            corrections.after,
+            engine_adds_in_place=corrections.engine_adds_in_place,
+            refusals=corrections.refusal,
+            has_device=has_device,
+        )
+        self._corrections = corrections
+
+    def start(self) -> None:
+        """Begin the run: from here on tensors are fake."""
+        stack = contextlib.ExitStack()
+        try:
+            stack.callback(self._corrections.undo)
+            self._corrections.apply(self.mode)
+            # Autograd's device threads would need module stacks of their own. Sizes and order are the same
+            # on one thread.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            for handle in (
+                register_module_forward_pre_hook(self._here(self.layers.entered)),
+                register_module_forward_hook(self._here(self.layers.left), always_call=True),
+                StepHooks(self._here(self._before_step), self._here(self._after_step)),
+            ):
+                stack.callback(handle.remove)
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # from deepcopy
+            stack.enter_context(self.mode)
+        except BaseException:
+            stack.close()
+            raise
+        self._stack = stack
+
+    def stop(self) -> FakeRun:
+        """End the run, name the storages that are still live, and return what was recorded."""
+        self._stack.close()
+        self.mode.settle(self.layers.place())
+        self.layers.stop()
+        self._name_everything()
+        self.run.stop_ns = time_ns()
+        self.ledger.lives.clear()  # this also deletes the weak references
+        return self.run
+
+    def watch(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer], name: str) -> None:
+        """Register a model and optimizers, to name their parameters, buffers, gradients and states."""
+        if model is not None and self.mode.is_on():
+            _refuse_a_real_one(model)
+        if model is not None and any(one() is model for one in self._models):
+            self.layers.add(model, name)
+        elif model is not None:
+            taken = {module.key.partition(".")[0] for module in self.layers.names.modules}
+            prefix = name if name or not self._models else _free_name(type(model).__name__, taken)
+            self._models.append(weakref.ref(model))
+            self.layers.add(model, prefix)
+        for optimizer in optimizers:
+            self._know(optimizer)
+        self._name_everything()
+
+    def begin_phase(self, name: str) -> NamedPhase:
+        """Begin a phase with a name of the user's."""
+        self.mode.settle(self.layers.place())
+        level = self.level
+        phase = NamedPhase(name, level, level, level, time_ns())
+        self.ledger.phases.append(phase)
+        self.run.marks.append((phase.start_ns, name, False))
+        return phase
+
+    def end_phase(self, phase: NamedPhase) -> None:
+        """End a named phase."""
+        self.mode.settle(self.layers.place())
+        phase.after_bytes = self.level
+        self.ledger.phases[:] = [one for one in self.ledger.phases if one is not phase]
+        phase.stop_ns = time_ns()
+        self.run.marks.append((phase.stop_ns, phase.name, True))
+        self.phases.append(phase)
+
+    def end_step(self) -> None:
+        """End a training step."""
+        self.mode.settle(self.layers.place())
+        self._name_everything()
+        self.run.step_ends.append(time_ns())
+
+    def name(self, tensor: torch.Tensor, category: Category, label: str) -> None:
+        """Set the category and label of a tensor's block, unless it already has a category."""
+        self._name([(tensor, category, -1, label)])
+
+    @property
+    def level(self) -> int:
+        """Allocated bytes on the first device."""
+        return self.ledger.allocated[0] if self.ledger.allocated else 0
+
+    def _here(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """Restrict a hook to the estimate's own thread: other threads may train a real model meanwhile."""
+        return lambda *given: hook(*given) if self.mode.is_here else None
+
+    def _found(self, model: nn.Module) -> None:
+        """Register a model that runs without having been watched."""
+        self.watch(model, (), "")
+
+    def _name_everything(self) -> None:
+        names = self.layers.names
+        models = {str(row): model for row, one in enumerate(self._models) if (model := one()) is not None}
+        self._name(model_storages(models, names))
+        for reference in self._optimizers:
+            optimizer = reference()
+            if optimizer is not None:
+                self._name(optimizer_storages(optimizer, names))
+
+    def _know(self, optimizer: torch.optim.Optimizer) -> None:
+        if not any(one() is optimizer for one in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+
+    def _name(self, tensors: Iterable[Named]) -> None:
+        for tensor, category, module, label in tensors:
+            for block in self._blocks(tensor):
+                if block.category is Category.UNKNOWN:
+                    block.category, block.label = category, label
+                    block.module = module if module >= 0 else block.module
+
+    def _blocks(self, tensor: torch.Tensor) -> Iterator[Block]:
+        if isinstance(tensor, FakeTensor):
+            block = self.ledger.block_of(tensor.untyped_storage())
+            if block is not None:
+                yield block
+            return
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        for name in flatten()[0] if flatten is not None else ():
+            yield from self._blocks(getattr(tensor, name))
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._name(gradients(optimizer, self.layers.names))
+        self.layers.in_optimizer += 1
+        self._step_ns = time_ns()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
+        self.mode.settle(self.layers.place())
+        self.layers.optimizer.append((self._step_ns, time_ns()))
+        self._know(optimizer)
+        self._name(optimizer_storages(optimizer, self.layers.names))
+
+
+def _refuse_a_real_one(model: nn.Module) -> None:
+    """Raise if a model has real parameters: they would mix with fake inputs and would not be counted."""
+    for name, parameter in model.named_parameters():
+        if type(parameter) in (nn.Parameter, torch.Tensor) and not _is_of_functions(parameter):
+            raise MemPluginError(
+                f"The model was built before the estimate: its parameter {name[:80]!r} is real.",
+                where=type(model).__name__,
+                fix="Build the model inside `with MemoryEstimator():`; it uses no memory there.",
+            )
+
+
+def _is_of_functions(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is torch.func's wrapper, which stands for a parameter and may hold a fake tensor."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    number = 2
+    free = name
+    while free in taken:
+        free = f"{name}_{number}"
+        number += 1
+    return free

@@ -1,0 +1,1 @@
+"""Files to traces: snapshots, Kineto traces, timelines, and the detection of formats. Never imports torch."""

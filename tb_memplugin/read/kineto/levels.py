@@ -1,0 +1,186 @@
+"""Find what was alive before a Kineto trace begins, so that every level equals the profiler's counter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.read.kineto.events import MemoryRows
+from tb_memplugin.read.shared_memory import SHARED
+from tb_memplugin.trace import Counter, CounterReading, MemoryTrace, Moment, StartState, start_state
+from tb_memplugin.trace.replay import address_order, unreported_frees
+from tb_memplugin.trace.tables import Bool, Int64, UInt64
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """One device at the trace's start: the blocks that are freed in the trace, and the bytes of all others.
+
+    `counted` is the device's counter at the start, None if the file contains no counter. `others` is
+    negative if the blocks sum to more than the counter.
+    """
+
+    address: UInt64
+    bytes: Int64
+    counted: int | None
+
+    @property
+    def others(self) -> int:
+        """The bytes of blocks that are not known individually."""
+        return 0 if self.counted is None else self.counted - int(self.bytes.sum())
+
+
+def beginnings(memory: MemoryRows) -> list[Beginning]:
+    """Return the beginning of each device. A block whose first event is a free was alive before the trace."""
+    return [_beginning(memory, device) for device in range(len(memory.devices))]
+
+
+def _beginning(memory: MemoryRows, device: int) -> Beginning:
+    here = np.flatnonzero((memory.device == device) & ~memory.oom & (memory.bytes != 0))
+    size = memory.bytes[here]
+    order = address_order(memory.address[here])
+    address = memory.address[here][order]
+    first = order[np.concatenate(([True], address[1:] != address[:-1]))[: len(address)]]
+    freed = first[size[first] < 0]
+    return Beginning(memory.address[here][freed], -size[freed], _counted(memory, device))
+
+
+def _counted(memory: MemoryRows, device: int) -> int | None:
+    """Return the counter before the first event: `Total Allocated` minus all bytes up to that event."""
+    here = np.flatnonzero(memory.device == device)
+    told = np.flatnonzero(memory.total[here] >= 0)
+    if not len(told):
+        return None
+    moved = np.where(memory.oom[here], 0, memory.bytes[here])[: told[0] + 1]
+    return int(memory.total[here[told[0]]]) - int(moved.sum())
+
+
+def start_of(found: Sequence[Beginning], not_named: int, in_blocks: Bool) -> StartState:
+    """Return the start state: the blocks of each device, then a row without an address for its other bytes.
+
+    Args:
+        found: the beginning of each device.
+        not_named: the row of the owner `(not named)`.
+        in_blocks: mask of devices whose sizes are those of whole (rounded) blocks.
+    """
+    others = np.array([max(one.others, 0) for one in found], np.int64)
+    rest = np.flatnonzero(others).astype(np.uint8)
+    blocks = np.concatenate([*(one.bytes for one in found), others[rest]])
+    named = [np.full(len(one.address), row, np.uint8) for row, one in enumerate(found)]
+    device = np.concatenate([*named, rest])
+    return start_state(
+        blocks,
+        device=device,
+        address=np.concatenate([*(one.address for one in found), np.zeros(len(rest), np.uint64)]),
+        module=np.full(len(blocks), not_named, np.int32),
+        rounded=np.where(in_blocks[device], blocks, -1),
+    )
+
+
+def counter_readings(memory: MemoryRows, found: Sequence[Beginning]) -> Iterator[CounterReading]:
+    """Yield what the counter in the events says of each device.
+
+    That of the CPU counts only while a profiler is on, so it says nothing of all that is live.
+    """
+    for device, (name, beginning) in enumerate(zip(memory.devices, found, strict=True)):
+        total = memory.total[(memory.device == device) & (memory.total >= 0)]
+        if beginning.counted is None or name.startswith(("cpu", SHARED)):
+            yield from (CounterReading(device, moment, Counter.SEEN) for moment in Moment)
+            continue
+        levels = beginning.counted, max(beginning.counted, int(total.max())), int(total[-1])
+        for moment, level in zip(Moment, levels, strict=True):
+            yield CounterReading(device, moment, Counter.ALLOCATED, level)
+
+
+def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Beginning]) -> Iterator[str]:
+    """Yield notes on what is not exact in a trace's levels, and by how much."""
+    for device, (name, one) in enumerate(zip(memory.devices, found, strict=True)):
+        here = np.flatnonzero(memory.device == device)
+        if not memory.named[here].all():
+            count = int(np.count_nonzero(~memory.named[here]))
+            yield (
+                f"{name}: {count:,} events have no address (PyTorch before 1.10), so it is not known "
+                "which of several blocks of one size was freed: which of their "
+                f"{_allocated(memory, here[~memory.named[here]]):,} bytes lived when. No sum depends on it."
+            )
+        if one.counted is None and not name.startswith(SHARED):
+            yield (
+                f"{name}: the file has no totals (PyTorch before 1.10). Of what was allocated before the "
+                f"file begins, only the {int(one.bytes.sum()):,} bytes that are freed in it are counted: the "
+                "rest is missing from every level."
+            )
+        if one.others < 0:
+            yield (
+                f"{name}: the blocks that were alive before the first event sum to {-one.others:,} bytes "
+                "more than the profiler's counter."
+            )
+        if name.startswith("cpu") and one.others > 0:
+            yield (
+                f"{name}: the counter is at {one.counted:,} bytes when the trace begins. It counts "
+                "only while a profiler is on, and does not see frees in between, so these bytes may "
+                "be too many. What was allocated before any profiler was on is not included."
+            )
+        live = trace.live(device)[here + 1]
+        yield from _disagreement(name, live, memory.total[here])
+        reserved = trace.events.reserved[here]
+        beyond = np.where(reserved >= 0, live - reserved, 0)
+        count = int(np.count_nonzero(beyond > 0))
+        if count:
+            yield (
+                f"{name}: after {count:,} of {len(here):,} events, more is live than the file reports "
+                f"as reserved, by up to {int(beyond.max()):,} bytes."
+            )
+    if trace.allocations.unseen_frees:
+        size = int(trace.allocations.bytes[unreported_frees(trace.events, trace.allocations)].sum())
+        yield (
+            f"{trace.allocations.unseen_frees:,} blocks ({size:,} bytes) were freed without an event. "
+            "They count as freed when their address was used again."
+        )
+    if len(trace.allocations.unmatched_frees):
+        size = int(trace.events.bytes[trace.allocations.unmatched_frees].sum())
+        yield (
+            f"{len(trace.allocations.unmatched_frees):,} frees ({size:,} bytes) are of blocks that were not "
+            "alive; ignored."
+        )
+
+
+def note_on_invalid(trace: MemoryTrace, memory: MemoryRows, others: int) -> Iterator[str]:
+    """Yield a note on what may be memory, but has no size: its bytes, as far as the counters tell them.
+
+    Args:
+        trace: the trace of the valid events.
+        memory: its rows.
+        others: how many entries are no events at all.
+    """
+    if not (memory.sizeless or others):
+        return
+    sizeless = f"{memory.sizeless:,} memory events have no size"
+    what = f"{sizeless}, and {others:,} traceEvents are not objects; left out"
+    told = memory.total >= 0
+    live = np.zeros(len(told), np.int64)
+    for device in range(len(memory.devices)):
+        here = memory.device == device
+        live[here] = trace.live(device)[1:][here]
+    if told.any():
+        apart = int(np.abs(live - memory.total)[told].max())
+        yield f"{what}: by the file's counters, up to {apart:,} bytes of the levels are wrong."
+    else:
+        most = int(live.max())
+        yield f"{what}: no counter tells their bytes; the others have up to {most:,} bytes."
+
+
+def _allocated(memory: MemoryRows, rows: Int64) -> int:
+    size = memory.bytes[rows]
+    return int(size[size > 0].sum())
+
+
+def _disagreement(name: str, live: Int64, total: Int64) -> Iterator[str]:
+    apart = np.where(total >= 0, np.abs(live - total), 0)
+    wrong = int(np.count_nonzero(apart))
+    if wrong:
+        yield (
+            f"{name}: after {wrong:,} of {len(live):,} events the live blocks do not sum to the profiler's "
+            f"own counter; they are up to {int(apart.max()):,} bytes apart."
+        )

@@ -1,0 +1,208 @@
+"""Find the operator, module, phase and call stack of each memory event of a Kineto trace."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.read.kineto.events import MemoryRows
+from tb_memplugin.read.kineto.ranges import (
+    MODULE_PREFIX,
+    NODE_PREFIX,
+    Ranges,
+    innermost,
+    nested,
+    outermost,
+)
+from tb_memplugin.read.phases import phase_at, phase_spans
+from tb_memplugin.read.python_frames import CallTree
+from tb_memplugin.read.tables import Names, Owners
+from tb_memplugin.trace import Module, Phase, Spans
+from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
+
+OWN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
+
+MODULE_NUMBER = re.compile(r"_\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Columns for the memory rows, and the tables that they point into.
+
+    `operator_end_ns` is when the outermost operator (or autograd node) around a row ended, 0 for none.
+    """
+
+    operator: Int32
+    module: Int32
+    stack: Int32
+    phase: UInt8
+    operator_end_ns: Int64
+    operators: tuple[str, ...]
+    modules: tuple[Module, ...]
+    stacks: tuple[tuple[str, ...], ...]
+    phases: Spans
+    calls: Spans
+    cut_stacks: int
+
+
+def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64) -> Owned:
+    """Attribute every memory row by what encloses it on its thread.
+
+    The operator is the outermost of PyTorch's own inside an autograd node, as in `profiler.tree`; if there
+    is none, the innermost operator of any name, or else the innermost annotation. The module is the
+    innermost `nn.Module` frame; rows in an autograd node or without such a frame belong to the node, or
+    else to the outermost operator. Phases follow from autograd nodes, optimizer steps, module frames, and
+    operators outside of these that made an autograd node that ran.
+
+    Args:
+        ranges: what ran.
+        around: the innermost range around each memory row, -1 for none.
+        memory: the memory rows.
+        step_starts: when the profiled steps begin.
+    """
+    operators = Names()
+    nothing = operators.add(NO_OPERATOR)
+    name = np.append(operators.add_all([text.removeprefix(NODE_PREFIX) for text in ranges.name]), nothing)
+    inner_operator = _at(innermost(ranges.parent, ranges.operator), around)
+    inner_annotation = _at(innermost(ranges.parent, ranges.annotation), around)
+    inner = np.where(inner_operator >= 0, inner_operator, inner_annotation)
+    called = _at(_called_operators(ranges), around)
+    outer = _at(_outer_operators(ranges), around)
+    node = _at(innermost(ranges.parent, ranges.node), around)
+    module, modules, calls_module, depth = _modules(ranges)
+    owners = Owners(modules)
+    outside = name[np.where(node >= 0, node, np.where(outer >= 0, outer, inner))]
+    in_module = _at(module, around)
+    owner = owners.with_outside(np.where(node >= 0, -1, in_module), outside, operators)
+    phases = _phases(ranges, step_starts)
+    phase = np.where(node >= 0, np.uint8(Phase.BACKWARD), phase_at(phases, memory.time_ns))
+    stack, stacks, cut = _stacks(ranges, memory)
+    return Owned(
+        operator=name[np.where(called >= 0, called, inner)].astype(np.int32),
+        module=owner,
+        stack=stack,
+        phase=phase.astype(np.uint8),
+        operator_end_ns=np.append(ranges.end_ns, 0)[outer],
+        operators=operators.as_tuple(),
+        modules=owners.as_tuple(),
+        stacks=stacks,
+        phases=phases,
+        calls=_calls(ranges, calls_module, depth, phases),
+        cut_stacks=cut,
+    )
+
+
+def _at(column: Int64, around: Int64) -> Int64:
+    """Return a column of the ranges for memory rows; -1 where no range is around them."""
+    return np.append(column, -1)[around]
+
+
+def _outer_operators(ranges: Ranges) -> Int64:
+    """Return the outermost `aten::` operator or autograd node at or around each range, -1 for none.
+
+    Other names are left out because wrappers (`DistributedDataParallel.forward`) are operators for the
+    profiler, but enclose whole models.
+    """
+    own = np.array([text.startswith("aten::") for text in ranges.name], bool) & ranges.operator
+    return outermost(ranges.parent, own | ranges.node)
+
+
+def _called_operators(ranges: Ranges) -> Int64:
+    """Return PyTorch's outermost operator at or around each range, inside a node if any; -1 for none."""
+    own = np.array([text.startswith(OWN_PREFIXES) for text in ranges.name], bool)
+    own |= np.append(ranges.node, False)[ranges.parent]
+    return outermost(ranges.parent, own & ranges.operator & ~ranges.node)
+
+
+def _modules(ranges: Ranges) -> tuple[Int64, list[Module], Int64, Int64]:
+    """Return each range's innermost module (a row), the modules, and the rows and depths of module calls.
+
+    Modules are distinguished by name. A module's parent is the module around its first call.
+    """
+    calls = np.flatnonzero(ranges.module)
+    names = [ranges.name[row].removeprefix(MODULE_PREFIX) for row in calls.tolist()]
+    enclosing = innermost(ranges.parent, ranges.module)
+    above = np.append(enclosing, -1)[ranges.parent[calls]]
+    rows: dict[str, int] = {}
+    modules: list[Module] = []
+    row_of = np.full(len(ranges) + 1, -1, np.int64)
+    depth_of = np.full(len(ranges) + 1, -1, np.int64)
+    for call, key, outer in zip(calls.tolist(), names, above.tolist(), strict=True):
+        if key not in rows:
+            rows[key] = len(modules)
+            modules.append(Module(key, int(row_of[outer]), MODULE_NUMBER.sub("", key)))
+        row_of[call] = rows[key]
+        depth_of[call] = depth_of[outer] + 1
+    return row_of[enclosing], modules, row_of[calls], depth_of[calls]
+
+
+def _calls(ranges: Ranges, row: Int64, depth: Int64, phases: Spans) -> Spans:
+    calls = np.flatnonzero(ranges.module)
+    order = np.lexsort((depth, ranges.start_ns[calls]))
+    calls = calls[order]
+    return Spans(
+        ranges.start_ns[calls],
+        ranges.end_ns[calls],
+        row[order].astype(np.int32),
+        depth[order].astype(np.int32),
+        phase_at(phases, ranges.start_ns[calls]),
+    )
+
+
+def _phases(ranges: Ranges, step_starts: Int64) -> Spans:
+    node = innermost(ranges.parent, ranges.node) >= 0
+    optimizer = innermost(ranges.parent, ranges.optimizer) >= 0
+    roots = _marks(ranges.node & ~np.append(node, False)[ranges.parent])
+    forward = (ranges.module | _made_nodes(ranges, node | optimizer)) & ~node & ~optimizer
+    outer = outermost(ranges.parent, forward)
+    return phase_spans(
+        _stretch(ranges, np.unique(outer[outer >= 0])),
+        _stretch(ranges, roots),
+        _stretch(ranges, _marks(ranges.optimizer)),
+        step_starts,
+    )
+
+
+def _marks(mask: Bool) -> Int64:
+    return np.flatnonzero(mask).astype(np.int64)
+
+
+def _stretch(ranges: Ranges, rows: Int64) -> tuple[Int64, Int64]:
+    return ranges.start_ns[rows], ranges.end_ns[rows]
+
+
+def _made_nodes(ranges: Ranges, beside: Bool) -> Bool:
+    """Return a mask of outermost operators that contain the maker of an autograd node that ran.
+
+    An operator's sequence number is that of the next node, so a node was made by the last operator with the
+    node's number.
+    """
+    mask = np.zeros(len(ranges), bool)
+    candidates = np.flatnonzero(ranges.operator & ~beside & (ranges.sequence >= 0))
+    nodes = np.flatnonzero(ranges.node & (ranges.sequence >= 0))
+    if not len(candidates) or not len(nodes):
+        return mask
+    order = np.lexsort((ranges.start_ns[candidates], ranges.sequence[candidates]))
+    candidates = candidates[order]
+    number, start = ranges.sequence[candidates], ranges.start_ns[candidates]
+    last = np.searchsorted(number, ranges.sequence[nodes], side="right") - 1
+    found = (last >= 0) & (number[last] == ranges.sequence[nodes]) & (start[last] <= ranges.start_ns[nodes])
+    mask[outermost(ranges.parent, ranges.operator)[candidates[last[found]]]] = True
+    return mask
+
+
+def _stacks(ranges: Ranges, memory: MemoryRows) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:
+    """Return the row of each memory row's Python stack, the stacks, and how many of them were cut.
+
+    Only frames are nested, without other ranges: a range that a function opens and leaves open
+    (`__enter__`) ends after the function, and would keep the function in all later stacks.
+    """
+    rows = np.flatnonzero(ranges.frame)
+    outer, around = nested(ranges.start_ns[rows], ranges.end_ns[rows], ranges.thread[rows], memory)
+    frames = CallTree()
+    keys = [-1] * (len(rows) + 1)  # the last is for none, -1
+    for place, (row, parent) in enumerate(zip(rows.tolist(), outer.tolist(), strict=True)):
+        keys[place] = frames.add(ranges.name[row], keys[parent])
+    return frames.stacks(np.array(keys, np.int64)[around])

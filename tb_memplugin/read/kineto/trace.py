@@ -1,0 +1,242 @@
+"""Read Kineto traces (`*.pt.trace.json`), of any version of PyTorch, as memory traces.
+
+A trace contains allocs and frees of every device with the profiler's counters, out-of-memory events, steps,
+operators, named ranges, Python frames and `nn.Module` frames. Kernels and other work on devices are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.read.categories import of_known
+from tb_memplugin.read.faults import Tally, notes_on
+from tb_memplugin.read.kineto.events import FIX, MemoryRows, Threads, read_memory
+from tb_memplugin.read.kineto.fields import LATEST_US, whole_column
+from tb_memplugin.read.kineto.levels import (
+    Beginning,
+    beginnings,
+    counter_readings,
+    note_on_invalid,
+    notes_on_levels,
+    start_of,
+)
+from tb_memplugin.read.kineto.owners import Owned, owned
+from tb_memplugin.read.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, read_ranges
+from tb_memplugin.read.python_frames import note_on_cut
+from tb_memplugin.read.ranges import annotations_of, with_different_starts
+from tb_memplugin.trace import (
+    Allocations,
+    Category,
+    Device,
+    Events,
+    Kind,
+    MemoryTrace,
+    Module,
+    OutOfMemory,
+    Reason,
+    StartState,
+    Step,
+    events,
+)
+from tb_memplugin.trace.replay import pair
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool, UInt8
+
+SOURCE = "kineto"
+EPOCH_FROM_NS = 10**18
+"""Times from this on (September 2001) are already counted from the epoch."""
+
+LONGEST_STEP_NUMBER = 9
+TOLD_PROPERTIES = (
+    "schemaVersion",
+    "record_shapes",
+    "profile_memory",
+    "with_stack",
+    "with_modules",
+    "with_flops",
+)
+RECORD = "Record it with torch.profiler.profile(profile_memory=True)."
+
+
+def trace_from_kineto(content: object, source: str) -> MemoryTrace:
+    """Return the memory trace in a Kineto trace in memory.
+
+    Events are in the order of (`ts`, event index). The start state of each device is chosen so that the
+    level after every event equals the file's `Total Allocated`; where it does not, a note says how often
+    and by how much. Invalid events are left out and counted in notes.
+
+    Args:
+        content: the file's JSON: a dict with `traceEvents`, or only the list of events.
+        source: the name of the file for messages.
+
+    Raises:
+        UnreadableFileError: the content is not a Kineto trace, or has no memory events or impossible
+            numbers.
+    """
+    written = content.get("traceEvents") if isinstance(content, dict) else content
+    if not isinstance(written, list):
+        raise UnreadableFileError("The file does not contain a list of traceEvents.", where=source, fix=FIX)
+    head: dict[str, Any] = content if isinstance(content, dict) else {}
+    happened = [event for event in written if type(event) is dict]
+    threads = Threads()
+    memory = read_memory(
+        [event for event in happened if event.get("name") == "[memory]"],
+        [event for event in happened if event.get("name") == "[OutOfMemory]"],
+        threads,
+        source,
+    )
+    if not len(memory.time_ns):
+        sizeless = {"memory events have no size; left out": Tally(memory.sizeless)}
+        lost = "".join(f" {note}" for note in notes_on({**memory.faults, **sizeless}))
+        raise UnreadableFileError(f"The trace contains no memory events.{lost}", where=source, fix=RECORD)
+    ranges, around = read_ranges(
+        [event for event in happened if event.get("cat") in CATEGORIES and event.get("ph") == "X"],
+        threads,
+        memory,
+    )
+    base = _base(head, memory)
+    memory = replace(memory, time_ns=memory.time_ns + base)
+    ranges = replace(ranges, start_ns=ranges.start_ns + base, end_ns=ranges.end_ns + base)
+    steps = _steps(ranges)
+    window = Step(0, int(memory.time_ns[0]), int(memory.time_ns[-1]) + 1)
+    found = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
+    beginning = beginnings(memory)
+    trace = _trace(memory, found, beginning, steps or (window,), _properties(head))
+    named = np.flatnonzero(ranges.annotation | ranges.step)
+    annotations, names = annotations_of(
+        [ranges.name[row] for row in named.tolist()],
+        ranges.start_ns[named],
+        ranges.end_ns[named],
+        len(trace.devices),
+        trace.events,
+    )
+    trace = replace(trace, annotations=annotations, annotation_names=names)
+    notes = (
+        *note_on_invalid(trace, memory, len(written) - len(happened)),
+        *notes_on(memory.faults),
+        *_notes(trace, ranges.invalid, found, stepless=not steps),
+        *notes_on_levels(trace, memory, beginning),
+    )
+    return _noted(trace, notes)
+
+
+def _base(head: dict[str, Any], memory: MemoryRows) -> int:
+    """Return the epoch nanoseconds of the file's time 0; 0 if its times count from the epoch."""
+    number, there = whole_column([head.get("baseTimeNanoseconds")])
+    base = int(number[0])
+    usable = there[0] and 0 <= base < LATEST_US * 1_000 and memory.time_ns[0] < EPOCH_FROM_NS
+    return base if usable else 0
+
+
+def _steps(ranges: Ranges) -> tuple[Step, ...]:
+    """Return the profiled steps in time order; of several with the same number, only the first."""
+    found: dict[int, Step] = {}
+    rows = np.flatnonzero(ranges.step)
+    for row in rows[np.argsort(ranges.start_ns[rows], kind="stable")].tolist():
+        number = ranges.name[row].removeprefix(STEP_PREFIX)
+        if number.isascii() and number.isdigit() and len(number) <= LONGEST_STEP_NUMBER:
+            step = Step(int(number), int(ranges.start_ns[row]), int(ranges.end_ns[row]))
+            found.setdefault(step.number, step)
+    return with_different_starts(found.values())
+
+
+def _trace(
+    memory: MemoryRows,
+    found: Owned,
+    beginning: Sequence[Beginning],
+    steps: tuple[Step, ...],
+    properties: dict[str, str],
+) -> MemoryTrace:
+    modules = (*found.modules, Module(NOT_NAMED))
+    # A caching allocator reports whole blocks to the profiler (c10/cuda/CUDACachingAllocator.cpp).
+    in_blocks = np.array([Device(name).has_reserved for name in memory.devices], bool)
+    start = start_of(beginning, len(modules) - 1, in_blocks)
+    return MemoryTrace(
+        source=SOURCE,
+        events=_events(memory, found, start, in_blocks),
+        start=start,
+        devices=tuple(Device(name) for name in memory.devices),
+        steps=steps,
+        operators=found.operators,
+        modules=modules,
+        stacks=found.stacks,
+        phases=found.phases,
+        calls=found.calls,
+        ooms=tuple(
+            OutOfMemory(event, int(memory.bytes[event])) for event in np.flatnonzero(memory.oom).tolist()
+        ),
+        counters=tuple(counter_readings(memory, beginning)),
+        properties=properties,
+    )
+
+
+def _events(memory: MemoryRows, found: Owned, start: StartState, in_blocks: Bool) -> Events:
+    kind = np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED)
+    kind[memory.bytes == 0] = Kind.MARK
+    kind[memory.oom] = Kind.OOM
+    columns = {
+        "kind": kind,
+        "device": memory.device,
+        "address": memory.address,
+        "bytes": np.abs(memory.bytes),
+        "operator": found.operator,
+        "module": found.module,
+        "stack": found.stack,
+        "phase": found.phase,
+        "reserved": np.where(in_blocks[memory.device], memory.reserved, -1),
+        "rounded": np.where(in_blocks[memory.device] & (kind == Kind.ALLOC), memory.bytes, -1),
+    }
+    bare = events(memory.time_ns, **columns)
+    category = _categories(memory, found, pair(bare, start))
+    columns["reason"] = np.where(kind == Kind.ALLOC, of_known(category), Reason.NOT_RECORDED)
+    return events(memory.time_ns, **columns, category=category)
+
+
+def _categories(memory: MemoryRows, found: Owned, blocks: Allocations) -> UInt8:
+    """Return `TEMPORARY` for blocks that an operator allocates and frees on its own thread before it ends."""
+    count = len(memory.bytes)
+    lived = np.flatnonzero((blocks.born >= 0) & (blocks.freed < count))
+    born, freed = blocks.born[lived], blocks.freed[lived]
+    inside = (
+        (memory.bytes[freed] < 0)
+        & (memory.thread[freed] == memory.thread[born])
+        & (memory.time_ns[freed] <= found.operator_end_ns[born])
+    )
+    category = np.full(count, Category.UNKNOWN, np.uint8)
+    category[born[inside]] = Category.TEMPORARY
+    return category
+
+
+def _properties(head: dict[str, Any]) -> dict[str, str]:
+    told = {name: head[name] for name in TOLD_PROPERTIES if type(head.get(name)) in (int, bool)}
+    return {name: str(value) for name, value in told.items() if abs(value) < 1 << 32}
+
+
+def _notes(trace: MemoryTrace, invalid: int, found: Owned, *, stepless: bool) -> Iterator[str]:
+    if invalid:
+        nothing = np.array([name == NO_OPERATOR for name in trace.operators], bool)[trace.events.operator]
+        size = int(trace.events.bytes[nothing & (trace.events.kind == Kind.ALLOC)].sum())
+        yield (
+            f"{invalid:,} operators and ranges have no name or time; left out: at most {size:,} bytes, those "
+            "without an operator, are theirs."
+        )
+    if stepless:
+        yield (
+            "The trace has no steps (no schedule, or no prof.step()), so the whole window is shown as one "
+            "step."
+        )
+    if found.cut_stacks:
+        yield note_on_cut(found.cut_stacks, trace)
+
+
+def _noted(trace: MemoryTrace, notes: tuple[str, ...]) -> MemoryTrace:
+    """Return the trace with notes, keeping its cached derived values."""
+    told = replace(trace, notes=notes)
+    for name in ("allocations", "_live"):
+        if name in vars(trace):
+            vars(told)[name] = vars(trace)[name]
+    return told

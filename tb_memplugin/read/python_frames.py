@@ -1,0 +1,91 @@
+"""Python frames as torch.profiler names them, and the call stacks that they form."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import Int32, Int64
+
+MOST_FRAMES = 256
+"""The largest number of frames that are kept of a stack: the innermost ones."""
+
+_FRAME = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
+"""A Python function's name in the profiler: `train.py(12): step`."""
+
+_WATCHED = "tb_memplugin/record/module_calls.py:"
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}(?=>$)")
+"""The address of a built-in method's object in its name, which differs between calls from the same line."""
+
+
+def frame_text(name: str) -> str:
+    """Return a frame's text, `function file:line`, or a built-in function's name without its address."""
+    told = _FRAME.fullmatch(name)
+    return f"{told['function']} {told['file']}:{told['line']}" if told else _ADDRESS.sub("", name)
+
+
+def note_on_cut(stacks: int, trace: MemoryTrace) -> str:
+    """Return the note on stacks that were too deep to be kept whole, with the bytes that have one."""
+    deep = np.array([len(stack) >= MOST_FRAMES for stack in trace.stacks] + [False], bool)
+    blocks = trace.allocations
+    cut = deep[blocks.stack] | deep[blocks.forward]
+    return (
+        f"{stacks:,} call stacks have more than {MOST_FRAMES} frames; their outer frames are cut off, those "
+        f"of {int(blocks.bytes[cut].sum()):,} bytes."
+    )
+
+
+def is_watched_call(text: str) -> bool:
+    """Whether a frame is that of `module_calls`, in which a recorder calls the modules that it watches."""
+    function, _, file = text.partition(" ")
+    return function in ("_run", "__get__") and _WATCHED in file.replace("\\", "/")
+
+
+class CallTree:
+    """The tree of frames that called one another: each chain of frames is stored once, under a key."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._keys: dict[tuple[str, int], int] = {}
+
+    def add(self, name: str, outer: int) -> int:
+        """Return the key of a frame with the profiler's `name`, called from the frame `outer` (-1: none).
+
+        A frame of ours, in which a watched module is called, is left out: its key is that of `outer`.
+        """
+        text = self._texts.get(name)
+        if text is None:
+            text = self._texts[name] = frame_text(name)
+        if is_watched_call(text):
+            return outer
+        return self._keys.setdefault((text, outer), len(self._keys))
+
+    def stacks(self, keys: Int64) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:
+        """Return each key's row in the stacks (-1 for none), the stacks, and how many of them were cut.
+
+        Args:
+            keys: the keys of the innermost frames, -1 for none.
+        """
+        frames = list(self._keys)
+        rows: dict[tuple[str, ...], int] = {}
+        used, place = np.unique(keys, return_inverse=True)
+        row_of = np.full(len(used), -1, np.int32)
+        cut = 0
+        for number, key in enumerate(used.tolist()):
+            if key >= 0:
+                stack = _outwards(frames, key)
+                cut += len(stack) > MOST_FRAMES
+                row_of[number] = rows.setdefault(stack[:MOST_FRAMES], len(rows))
+        return row_of[place], tuple(rows), cut
+
+
+def _outwards(frames: list[tuple[str, int]], key: int) -> tuple[str, ...]:
+    """Return the texts from one frame outwards, at most one more than are kept."""
+    found: list[str] = []
+    while key >= 0 and len(found) <= MOST_FRAMES:
+        text, key = frames[key]
+        found.append(text)
+    return tuple(found)

@@ -1,0 +1,306 @@
+"""Assign categories and phases to the blocks of a snapshot.
+
+Labels (`user_metadata`) come first, then frames that name a category, then the phase: from frames, else from
+annotations such as `Optimizer.step#AdamW.step`. Within a phase the block's lifetime decides, as in
+`categories.by_lifetime`; last come comparisons with the sizes of other blocks. The rest stays unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tb_memplugin.read.snapshot.frame_marks import Mark, judged, mark_of
+from tb_memplugin.read.snapshot.same_sizes import by_sizes
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
+from tb_memplugin.trace.frames import distinct, read_frame
+from tb_memplugin.trace.tables import Bool, Int64, UInt8
+
+_LABEL_WORDS = {
+    "parameter": Category.PARAMETER,
+    "parameters": Category.PARAMETER,
+    "param": Category.PARAMETER,
+    "params": Category.PARAMETER,
+    "weight": Category.PARAMETER,
+    "weights": Category.PARAMETER,
+    "buffer": Category.BUFFER,
+    "buffers": Category.BUFFER,
+    "gradient": Category.GRADIENT,
+    "gradients": Category.GRADIENT,
+    "grad": Category.GRADIENT,
+    "grads": Category.GRADIENT,
+    "optimizer_state": Category.OPTIMIZER_STATE,
+    "optimizer state": Category.OPTIMIZER_STATE,
+    "optimizer states": Category.OPTIMIZER_STATE,
+    "activation": Category.ACTIVATION,
+    "activations": Category.ACTIVATION,
+    "autograd_detail": Category.AUTOGRAD_DETAIL,
+    "input": Category.INPUT,
+    "inputs": Category.INPUT,
+    "temporary": Category.TEMPORARY,
+    "workspace": Category.WORKSPACE,
+    "cache": Category.CACHE,
+    "kv_cache": Category.CACHE,
+    "kv cache": Category.CACHE,
+    "communication": Category.COMMUNICATION,
+}
+"""Labels that name a category. Other labels have other meanings."""
+
+_REASON_OF = np.full(len(Category), Reason.NO_RULE, np.uint8)
+_REASON_OF[Category.ACTIVATION] = Reason.IN_FORWARD
+_REASON_OF[Category.RECOMPUTED] = Reason.IN_RECOMPUTATION
+_REASON_OF[Category.AUTOGRAD_DETAIL] = Reason.FREED_IN_BACKWARD
+_REASON_OF[Category.GRADIENT] = Reason.OUTLIVES_BACKWARD
+_REASON_OF[Category.TEMPORARY] = Reason.FREED_IN_STEP
+_REASON_OF[Category.OPTIMIZER_STATE] = Reason.OUTLIVES_STEP
+
+_STEP = re.compile(r"Optimizer\.step#|(^|[^a-z])optim(izer)?([ _-]?step)?([^a-z]|$)", re.IGNORECASE)
+_ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#|(^|[^a-z])zero_grad([^a-z]|$)", re.IGNORECASE)
+_FORWARD = re.compile(r"(^|[^a-z])(forward|fwd)([^a-z]|$)", re.IGNORECASE)
+_BACKWARD = re.compile(r"(^|[^a-z])(backward|bwd)([^a-z]|$)", re.IGNORECASE)
+
+
+class Classified(NamedTuple):
+    """`category`, its `reason`, and `phase` of every event; category and reason of the start state."""
+
+    category: UInt8
+    phase: UInt8
+    start_category: UInt8
+    reason: UInt8
+    start_reason: UInt8
+
+
+def categorised(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace with the columns that `classify` finds, without pairing its blocks again."""
+    found, blocks = classify(trace), trace.allocations
+    births = blocks.born[len(trace.start) :]
+    result = replace(
+        trace,
+        events=replace(trace.events, category=found.category, phase=found.phase, reason=found.reason),
+        start=replace(trace.start, category=found.start_category, reason=found.start_reason),
+    )
+    vars(result)["allocations"] = replace(  # sets the cached property
+        blocks,
+        category=np.concatenate((found.start_category, found.category[births])),
+        phase=np.concatenate((blocks.phase[: len(trace.start)], found.phase[births])),
+        reason=np.concatenate((found.start_reason, found.reason[births])),
+    )
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """What the frames of each stack say; the last row is for "no stack"."""
+
+    category: UInt8
+    phase: UInt8
+    mark: UInt8
+
+
+def classify(trace: MemoryTrace) -> Classified:
+    """Return category and phase of every event of a snapshot, from labels, annotations and frames.
+
+    Only allocations have a category; those of frees have no meaning. Python code runs once per distinct
+    frame and stack, not once per event.
+
+    Args:
+        trace: a trace read from a snapshot, without categories and phases.
+    """
+    said, blocks = _judgement(trace), trace.allocations
+    mark, phase = said.mark[trace.events.stack], said.phase[trace.events.stack]
+    phase = _with_annotations(trace, phase, mark)
+    phase = _with_threads_of_autograd(trace, phase, mark)
+    ends = _ends_of_backward(trace, phase, mark), (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
+    phase = _with_losses(trace, phase, mark)
+    births = blocks.born[len(trace.start) :]
+    born = _Judgement(
+        category=said.category[blocks.stack],
+        phase=np.concatenate((said.phase[trace.start.stack], phase[births])),
+        mark=np.concatenate((said.mark[trace.start.stack], mark[births])),
+    )
+    category = _by_phase(trace, born, phase, ends)
+    reason = _REASON_OF[category]
+    saved = (category == Category.ACTIVATION) & (born.phase == Phase.OTHER)
+    reason[saved] = Reason.FREED_BY_AUTOGRAD
+    for known, why in (
+        (born.category, Reason.FRAMES),
+        (_named(trace.labels)[blocks.label], Reason.LABEL),
+    ):
+        is_known = known != Category.UNKNOWN
+        category, reason = np.where(is_known, known, category), np.where(is_known, why, reason)
+    compared = by_sizes(trace, category.astype(np.uint8), phase, ends[1])
+    by_size = np.where(compared == Category.WORKSPACE, Reason.SIZE, Reason.SAME_SIZES)
+    reason = np.where(compared != category, by_size, reason).astype(np.uint8)
+    columns = np.full((2, len(phase)), [[Category.UNKNOWN], [Reason.NOT_RECORDED]], np.uint8)
+    first = len(trace.start)
+    columns[0, births], columns[1, births] = compared[first:], reason[first:]
+    return Classified(columns[0], phase, compared[:first], columns[1], reason[:first])
+
+
+def _judgement(trace: MemoryTrace) -> _Judgement:
+    marks = {text: mark for text in distinct(trace.stacks) if (mark := mark_of(text))}
+    found = [judged([marks[text] for text in stack if text in marks]) for stack in (*trace.stacks, ())]
+    columns = np.array(found, np.uint8).reshape(-1, 3)
+    return _Judgement(columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2].copy())
+
+
+def _named(labels: tuple[str, ...]) -> UInt8:
+    """Return the category that each label names; the last entry is for "no label"."""
+    words = [_LABEL_WORDS.get(label.strip().lower(), Category.UNKNOWN) for label in labels]
+    return np.array([*words, Category.UNKNOWN], np.uint8)
+
+
+def _annotation_phase(name: str) -> Phase:
+    """Return the phase that an annotation's name contains; OTHER if it contains none or several."""
+    if _ZERO_GRAD.search(name):
+        return Phase.OTHER
+    patterns = {Phase.OPTIMIZER: _STEP, Phase.FORWARD: _FORWARD, Phase.BACKWARD: _BACKWARD}
+    told = [phase for phase, pattern in patterns.items() if pattern.search(name)]
+    return told[0] if len(told) == 1 else Phase.OTHER
+
+
+def _with_annotations(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
+    """Return the phases, with those of open annotations where frames say nothing and annotations agree."""
+    written = trace.annotations
+    if not len(written):
+        return phase
+    of_name = np.array([_annotation_phase(name) for name in trace.annotation_names], np.uint8)
+    noted, opened = np.full(len(phase), Phase.OTHER, np.uint8), np.zeros(len(phase), np.uint8)
+    for device in np.unique(written.device).tolist():
+        here = trace.events.device == device
+        for wanted in (Phase.OPTIMIZER, Phase.FORWARD, Phase.BACKWARD):
+            rows = np.flatnonzero((written.device == device) & (of_name[written.name] == wanted))
+            if len(rows):
+                is_open = here & _is_open(written.event[rows], written.ends[rows], len(phase))
+                noted[is_open] = wanted
+                opened += is_open
+    silent = (phase == Phase.OTHER) & (mark == Mark.NOTHING) & (opened == 1)
+    return np.where(silent, noted, phase).astype(np.uint8)
+
+
+def _is_open(event: Int64, ends: UInt8, events: int) -> Bool:
+    """Whether an annotation is open at each event. One without a start is open from the beginning."""
+    step = np.where(ends == 1, -1, 1)
+    change = np.zeros(events + 1, np.int64)
+    np.add.at(change, event + 1, step)  # an annotation comes after its event
+    change[0] -= min(0, int(np.cumsum(step).min()))
+    mask: Bool = np.cumsum(change[:-1]) > 0
+    return mask
+
+
+def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
+    """Return the phases, with allocations without frames set to backward if only Python frames are recorded.
+
+    Autograd runs on its own thread without Python, so a history recorded with `stacks="python"` has no
+    frames of it. Allocations before a known forward or after an optimizer step are not changed. Frames of
+    blocks from before say nothing: an earlier history may have recorded them in another way.
+    """
+    recorded = trace.events.stack[trace.events.stack >= 0]
+    stacks = [trace.stacks[row] for row in np.unique(recorded).tolist()]
+    if not stacks or any(not read_frame(text).is_python for stack in stacks for text in stack):
+        return phase
+    found: UInt8 = phase.copy()
+    silent = (trace.events.stack < 0) & (trace.events.kind == Kind.ALLOC) & (phase == Phase.OTHER)
+    told = (phase != Phase.OTHER) | (mark != Mark.NOTHING)
+    for device in range(len(trace.devices)):
+        here = trace.events.device == device
+        known, asked = np.flatnonzero(here & told), np.flatnonzero(here & silent)
+        before = np.searchsorted(known, asked)
+        asked, before = asked[before > 0], before[before > 0]
+        last = phase[known[before - 1]]
+        found[asked[(last == Phase.FORWARD) | (last == Phase.BACKWARD)]] = Phase.BACKWARD
+    return found
+
+
+def _ends_of_backward(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> Bool:
+    """Return a mask of events at which no backward runs: in a forward, an optimizer step or `zero_grad`."""
+    over: Bool = (phase == Phase.FORWARD) | (phase == Phase.OPTIMIZER) | (mark == Mark.ZERO_GRAD)
+    written = trace.annotations
+    names = [
+        _annotation_phase(name) == Phase.OPTIMIZER or bool(_ZERO_GRAD.search(name))
+        for name in trace.annotation_names
+    ]
+    starts = (written.ends == 0) & np.array([*names, False], bool)[written.name]
+    for device in np.unique(written.device[starts]).tolist():
+        here = np.flatnonzero(trace.events.device == device)
+        behind = _next(here, written.event[starts & (written.device == device)], len(over))
+        over[behind[behind < len(over)]] = True
+    return over
+
+
+def _with_losses(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
+    """Return the phases, with events between a forward and the next backward (the loss) set to forward."""
+    found: UInt8 = phase.copy()
+    loose = (phase == Phase.OTHER) & (mark == Mark.NOTHING)
+    for device in range(len(trace.devices)):
+        here = trace.events.device == device
+        known, asked = np.flatnonzero(here & ~loose), np.flatnonzero(here & loose)
+        after = np.searchsorted(known, asked)
+        inside = (after > 0) & (after < len(known))
+        asked, after = asked[inside], after[inside]
+        between = (phase[known[after - 1]] == Phase.FORWARD) & (phase[known[after]] == Phase.BACKWARD)
+        found[asked[between]] = Phase.FORWARD
+    return found
+
+
+def _by_phase(trace: MemoryTrace, born: _Judgement, phase_of_event: UInt8, ends: tuple[Bool, Bool]) -> UInt8:
+    """Return the category of each allocation that follows from its phase and lifetime."""
+    category = np.full(len(born.phase), Category.UNKNOWN, np.uint8)
+    category[born.phase == Phase.FORWARD] = Category.ACTIVATION
+    rules = (
+        (Phase.BACKWARD, ends[0], Category.AUTOGRAD_DETAIL, Category.GRADIENT),
+        (Phase.OPTIMIZER, ends[1], Category.TEMPORARY, Category.OPTIMIZER_STATE),
+    )
+    for phase, over, inside, outside in rules:
+        rows = np.flatnonzero(born.phase == phase)
+        fates = np.array([inside, outside, Category.UNKNOWN], np.uint8)
+        category[rows] = fates[_fate(trace, rows, over)]
+    category[born.mark == Mark.RECOMPUTE] = Category.RECOMPUTED
+    category[_saved_for_backward(trace, born, phase_of_event)] = Category.ACTIVATION
+    return category
+
+
+def _saved_for_backward(trace: MemoryTrace, born: _Judgement, phase: UInt8) -> Bool:
+    """Return a mask of blocks without a known phase that are freed in backward: saved by a forward for it.
+
+    A block from before the trace counts only if the backward began within the trace: a backward that was
+    already running also frees its own intermediate results.
+    """
+    blocks, count = trace.allocations, len(trace.events)
+    of_free = np.append(phase, Phase.OTHER)[blocks.freed.clip(max=count)]
+    by_autograd = (of_free == Phase.BACKWARD) & (born.phase == Phase.OTHER) & (born.mark == Mark.NOTHING)
+    began = np.full(len(trace.devices), count, np.int64)
+    for device in range(len(trace.devices)):
+        began[device] = _next(
+            np.flatnonzero((trace.events.device == device) & (phase == Phase.FORWARD)), -1, count
+        )
+    mask: Bool = by_autograd & ((blocks.born >= 0) | (began[blocks.device] < blocks.freed))
+    return mask
+
+
+def _fate(trace: MemoryTrace, rows: Int64, ends: Bool) -> UInt8:
+    """Return whether allocations outlived the phase in which they were allocated.
+
+    Returns:
+        0 if not, 1 if they did, 2 if an out-of-memory error came first, so that it is not known.
+    """
+    blocks, count = trace.allocations, len(trace.events)
+    fate = np.zeros(len(rows), np.uint8)
+    for device in range(len(trace.devices)):
+        mine = np.flatnonzero(blocks.device[rows] == device)
+        here = trace.events.device == device
+        born, freed = blocks.born[rows[mine]], blocks.freed[rows[mine]]
+        over = _next(np.flatnonzero(here & ends), born, count)
+        failed = _next(np.flatnonzero(here & (trace.events.kind == Kind.OOM)), born, count)
+        fate[mine] = freed >= over
+        fate[mine[(failed < over) & (freed > failed)]] = 2
+    return fate
+
+
+def _next(places: Int64, after: Int64 | int, otherwise: int) -> Int64:
+    """Return the first of the sorted `places` after each event, `otherwise` if there is none."""
+    found: Int64 = np.append(places, otherwise)[np.searchsorted(places, after, side="right")]
+    return found

@@ -1,0 +1,138 @@
+"""Compute a snapshot's segments before its first entry, and the pool of each entry's block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.read.snapshot.blocks import FinalSegments
+from tb_memplugin.read.snapshot.entries import Entries
+from tb_memplugin.trace import Kind
+from tb_memplugin.trace.tables import Int32, Int64, UInt64
+
+GROWS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+SHRINKS = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
+RESERVES = GROWS + SHRINKS
+EXPANDABLE = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
+
+MOST_PIECES = 1 << 24
+"""More pieces than this occur only if segments overlap in an invalid way."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSegments:
+    """The ranges reserved before the first entry, in address order.
+
+    `contradictions` is the bytes of segment events that contradict one another or the final segments.
+    """
+
+    segments: FinalSegments
+    contradictions: int
+
+
+def first_segments(entries: Entries, final: FinalSegments) -> FirstSegments:
+    """Return the ranges reserved before the first entry of one device.
+
+    Ranges are cut wherever one begins or ends, so that each piece between two cuts is allocated and freed
+    whole. The first row of a piece shows whether it was reserved at the start: it was if the row is a free
+    or a final segment, and was not if the row is an alloc.
+
+    Raises:
+        ValueError: the ranges overlap in an invalid way.
+    """
+    rows = np.flatnonzero(np.isin(entries.kind, RESERVES))
+    told = _ranges(entries, rows, final)
+    takes = np.isin(entries.kind[rows], GROWS)
+    takes = np.concatenate((takes, np.zeros(len(final.address), bool)))
+    cuts, piece, owner = _pieces(told)
+    size, taken = np.diff(cuts)[piece], takes[owner]
+    same = piece[1:] == piece[:-1]
+    # Each allocated piece must be freed or be there at the end; allocs and frees of a piece must alternate.
+    wrong = taken.copy()
+    wrong[:-1][same] = taken[1:][same] == taken[:-1][same]
+    first = np.append(True, ~same)[: len(piece)]
+    there = np.flatnonzero(first & ~taken)
+    return FirstSegments(
+        _whole(told, cuts, piece[there], owner[there]), contradictions=int(size[wrong].sum())
+    )
+
+
+def _ranges(entries: Entries, rows: Int64, final: FinalSegments) -> FinalSegments:
+    """Return the ranges of segment entries, followed by the final ones."""
+    return FinalSegments(
+        address=np.concatenate((entries.address[rows], final.address)),
+        bytes=np.concatenate((entries.bytes[rows], final.bytes)),
+        stream=np.concatenate((entries.stream[rows], final.stream)),
+        pool=np.concatenate((entries.pool[rows], final.pool)),
+        expandable=np.concatenate((np.isin(entries.kind[rows], EXPANDABLE), final.expandable)).astype(
+            np.uint8
+        ),
+    )
+
+
+def _pieces(told: FinalSegments) -> tuple[UInt64, Int64, Int64]:
+    """Return all edges of ranges, and (piece, range) for each piece between two edges in each range.
+
+    They are sorted by piece (the index of its lower edge), and then in the order of the ranges.
+    """
+    size = told.bytes.astype(np.uint64)
+    end = told.address + np.minimum(size, ~told.address)  # a range beyond 2**64 ends there
+    cuts = np.unique(np.concatenate((told.address, end)))
+    first = np.searchsorted(cuts, told.address)
+    count = np.searchsorted(cuts, end) - first
+    if int(count.sum()) > MOST_PIECES:
+        raise ValueError(f"segments cut one another into {int(count.sum()):,} pieces")
+    owner = np.repeat(np.arange(len(count)), count)
+    piece = np.arange(len(owner)) + np.repeat(first - (np.cumsum(count) - count), count)
+    order = np.argsort(piece, kind="stable")
+    return cuts, piece[order], owner[order]
+
+
+def _whole(told: FinalSegments, cuts: UInt64, piece: Int64, owner: Int64) -> FinalSegments:
+    """Return ranges from pieces in address order, joining neighbours that belong to the same range."""
+    begins = np.ones(len(piece), bool)
+    begins[1:] = (owner[1:] != owner[:-1]) | (np.diff(piece) != 1)
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(piece))[: len(first)] - 1
+    begin, source = cuts[piece[first]], owner[first]
+    return FinalSegments(
+        address=begin,
+        bytes=(cuts[piece[last] + 1] - begin).astype(np.int64),
+        stream=told.stream[source],
+        pool=told.pool[source],
+        expandable=told.expandable[source],
+    )
+
+
+def pools_of(entries: Entries, final: FinalSegments) -> Int32:
+    """Return the pool of each entry: the entry's own (PyTorch 2.13), else that of the segment at its address.
+
+    A final segment is known to exist since its last `segment_alloc`, or from the start. Entries in segments
+    that no longer exist get -1 (unknown).
+    """
+    pool: Int32 = entries.pool.copy()
+    open_ = np.flatnonzero((pool < 0) & (entries.kind != Kind.OOM) & (entries.kind != Kind.MARK))
+    if not len(open_) or not len(final.address):
+        return pool
+    order = np.argsort(final.address)
+    start = final.address[order]
+    place = np.searchsorted(start, entries.address[open_], side="right") - 1
+    inside = place >= 0
+    open_, segment = open_[inside], order[place[inside]]
+    inside = entries.address[open_] - final.address[segment] < final.bytes[segment].astype(np.uint64)
+    open_, segment = open_[inside], segment[inside]
+    known = open_ >= _made(entries, final, order)[segment]
+    pool[open_[known]] = final.pool[segment[known]]
+    return pool
+
+
+def _made(entries: Entries, final: FinalSegments, order: Int64) -> Int64:
+    """Return the last `segment_alloc` entry of each final segment, -1 if the trace has none."""
+    made = np.full(len(order), -1, np.int64)
+    events = np.flatnonzero(entries.kind == Kind.SEGMENT_ALLOC)
+    start = final.address[order]
+    place = np.searchsorted(start, entries.address[events]).clip(max=len(start) - 1)
+    found = start[place] == entries.address[events]
+    np.maximum.at(made, order[place[found]], events[found])
+    return made

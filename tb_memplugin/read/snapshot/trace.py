@@ -1,0 +1,292 @@
+"""Read memory snapshots of `torch.cuda.memory` and `torch.xpu.memory`, of any version of PyTorch, as traces.
+
+A trace contains allocs, frees, segment events, out-of-memory and snapshot marks of every device; the blocks
+alive before the first entry; segments and reserved bytes; streams, pools and rounded sizes if recorded;
+stacks with forward and FX frames; annotations, compile contexts, user metadata; pinned host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.read.collector import collector_at_rest
+from tb_memplugin.read.snapshot.annotated_steps import steps_of
+from tb_memplugin.read.snapshot.annotations import read_annotations
+from tb_memplugin.read.snapshot.blocks import final_states, no_state
+from tb_memplugin.read.snapshot.categories import categorised
+from tb_memplugin.read.snapshot.device import SnapshotDevice
+from tb_memplugin.read.snapshot.entries import FIX, MOST_BYTES, damage_told, read_entries
+from tb_memplugin.read.snapshot.marked_modules import marked_modules
+from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_told
+from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
+from tb_memplugin.trace import MemoryTrace, OutOfMemory, Segments, Step, events, start_state
+from tb_memplugin.trace.kinds import Kind
+from tb_memplugin.trace.tables import Int64
+
+MOST_DEVICES = 256
+"""The largest number of devices: the trace's device column is uint8."""
+
+MOST_SPLIT = "max_split_size"
+"""The allocator setting: blocks from this size on are not split; -1 if it is off."""
+
+PINNED = "pinned"
+"""The device of page-locked host memory, in snapshots of PyTorch after 2.13."""
+
+
+def load_snapshot(path: str | Path, device_type: str = "cuda") -> MemoryTrace:
+    """Return the trace in a snapshot's pickle. Nothing in the file is executed.
+
+    Args:
+        path: a file that `_dump_snapshot` wrote, or a pickle of `_snapshot()` or `memory_snapshot()`.
+        device_type: "cuda" or "xpu", which the file does not contain.
+
+    Raises:
+        UnreadableFileError: the file is not a snapshot, is damaged, or is a pickle that would run code.
+        OSError: the file cannot be read.
+    """
+    with Path(path).open("rb") as stream:
+        snapshot = load_plain(stream, str(path))
+    return trace_from_snapshot(snapshot, str(path), device_type)
+
+
+def is_snapshot(content: object) -> bool:
+    """Whether an object looks like a snapshot, judged by its type and keys."""
+    return isinstance(content, list) or (
+        isinstance(content, dict) and ("segments" in content or "device_traces" in content)
+    )
+
+
+def from_traces(content: object) -> object:
+    """Return a snapshot without segments if the content is a list of trace entries or `device_traces`."""
+    traces = [content] if _begins_with_entry(content) else content
+    if isinstance(traces, list) and any(map(_begins_with_entry, traces)):
+        return {"device_traces": traces}
+    return content
+
+
+def _begins_with_entry(content: object) -> bool:
+    first = content[0] if isinstance(content, list) and content else None
+    return isinstance(first, dict) and "action" in first
+
+
+def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda") -> MemoryTrace:
+    """Return the trace in a snapshot in memory.
+
+    Sizes of allocs and frees are requested bytes. The events of each device keep the order of that device's
+    trace; devices are merged by time. Steps are those of torch.profiler if it was on, else there is one
+    step, number 0, which is the whole window. Contradictions in the snapshot, and parts that it does not
+    have, are in the trace's notes.
+
+    Args:
+        snapshot: the dict of `torch.cuda.memory._snapshot()` or the list of `memory_snapshot()`.
+        source: the name of the file for messages.
+        device_type: "cuda" or "xpu".
+
+    Raises:
+        UnreadableFileError: the object is not a snapshot, or fields have wrong types.
+    """
+    content = {"segments": snapshot} if isinstance(snapshot, list) else snapshot
+    if not is_snapshot(content) or not isinstance(content, dict):
+        raise UnreadableFileError(
+            "The file is not a memory snapshot: it contains neither segments nor device_traces.",
+            where=source,
+            fix=FIX,
+        )
+    tables = Tables()
+    segments = content.get("segments")
+    with damage_told("The segments of the snapshot", source):
+        final = final_states([] if segments is None else segments, tables)
+    without_segments = no_state(known=segments is not None)
+    traces = _traces(content, source)
+    used = {number for number, trace in traces.items() if _is_used(number, trace, content)}
+    numbers = sorted(final.keys() | used or traces)
+    if len(numbers) > MOST_DEVICES:
+        raise UnreadableFileError(f"The snapshot has {len(numbers)} devices.", where=source, fix=FIX)
+    settings = dict(_settings(content.get("allocator_settings")))
+    plain, splits_all = settings.get(DIVISIONS) == OFF, settings.get(MOST_SPLIT) == "-1"
+    devices = []
+    for row, number in enumerate(numbers):
+        name = f"{device_type}:{number}"
+        with damage_told(f"The trace entries of {name}", source), collector_at_rest():
+            entries = read_entries(traces.get(number, []), tables)
+            state = final.get(number, without_segments)
+            devices.append(
+                SnapshotDevice(row, name, entries, state, rounds_plainly=plain, splits_all=splits_all)
+            )
+    notes = _pinned_memory(content, devices, tables)
+    with damage_told("The annotations of the snapshot", source):
+        trace = _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)})
+    return replace(trace, notes=(*trace.notes, *notes))
+
+
+def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[str]:
+    """Add a device for pinned host memory if the snapshot contains it. Return notes if that fails."""
+    segments, traces = content.get("host_segments"), content.get("host_traces") or []
+    if not segments and not (any(traces) if isinstance(traces, list) else traces):
+        return []
+    try:
+        with damage_told("The parts of the pinned host memory", PINNED):
+            nested = bool(traces) and isinstance(traces[0], list)
+            entries = read_entries([entry for part in traces for entry in part] if nested else traces, tables)
+            final = final_states(segments or [], tables, device=0)
+            state = final.get(0, no_state(known=segments is not None))
+            devices.append(SnapshotDevice(len(devices), PINNED, entries, state))
+    except UnreadableFileError as error:
+        return [
+            f"The snapshot also contains pinned host memory, of which {_told_bytes(segments):,} bytes can be "
+            f"read; it is not shown: {error.what}"
+        ]
+    return []
+
+
+def _told_bytes(segments: object) -> int:
+    """Return the bytes of those segments that tell their size."""
+    read = (
+        [one.get("total_size") for one in segments if isinstance(one, dict)]
+        if isinstance(segments, list)
+        else []
+    )
+    return sum(size for size in read if type(size) is int and 0 <= size < MOST_BYTES)
+
+
+def _traces(content: dict[str, Any], source: str) -> dict[int, list[dict[str, Any]]]:
+    """Return the trace of each device that has entries, by device number."""
+    traces = content.get("device_traces") or []
+    if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
+        raise UnreadableFileError("The device_traces are not lists.", where=source, fix=FIX)
+    return {number: trace for number, trace in enumerate(traces) if trace}
+
+
+def _is_used(number: int, trace: list[Any], content: dict[str, Any]) -> bool:
+    """Whether a device has annotations, or entries that say more than that a snapshot was taken.
+
+    torch writes that one for all devices of the machine, also for those that the process never uses.
+    """
+    if any(not isinstance(entry, dict) or entry.get("action") != "snapshot" for entry in trace):
+        return True
+    noted = content.get("external_annotations")
+    return isinstance(noted, list) and any(
+        isinstance(one, dict) and one.get("device") == number for one in noted
+    )
+
+
+def _merged(
+    devices: Sequence[SnapshotDevice], tables: Tables, content: dict[str, Any], device_rows: dict[int, int]
+) -> MemoryTrace:
+    if not devices:
+        return _empty(content)
+    columns = _joined([device.event_columns() for device in devices])
+    order = np.argsort(columns["time_ns"], kind="stable") if len(devices) > 1 else None
+    if order is not None:
+        columns = {name: values[order] for name, values in columns.items()}
+    labels = tables.labels.as_tuple()
+    modules, module_of = marked_modules(labels)
+    merged = events(**columns, module=module_of[columns["label"]])
+    start = _joined([device.start_columns() for device in devices])
+    found = read_annotations(content.get("external_annotations"), device_rows, merged)
+    time = merged.time_ns
+    span = (int(time[0]), int(time[-1]) + 1) if len(time) else (0, 1)
+    steps, renumbered = steps_of(found.table, found.names, span)
+    read = MemoryTrace(
+        source="snapshot",
+        events=merged,
+        start=start_state(start.pop("bytes"), **start, module=np.zeros(len(start["device"]))),
+        devices=tuple(device.device for device in devices),
+        steps=steps,
+        modules=modules,
+        labels=labels,
+        stacks=tables.stacks.as_tuple(),
+        segments=Segments(**_joined([device.segment_columns() for device in devices])),
+        annotations=found.table,
+        annotation_names=found.names,
+        streams=tuple(tables.streams),
+        pools=tuple(tables.pools),
+        contexts=tables.contexts.as_tuple(),
+        ooms=_ooms(devices, order),
+        counters=tuple(reading for device in devices for reading in device.counters()),
+        notes=(
+            *_notes(devices, found.left_out),
+            *renumbered,
+            *_long_names(labels, tables.contexts.as_tuple(), found.names),
+            *(note for device in devices for note in device.notes()),
+        ),
+        properties=dict(_settings(content.get("allocator_settings"))),
+    )
+    return categorised(read)
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the concatenated columns of all devices."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _empty(content: dict[str, Any]) -> MemoryTrace:
+    return MemoryTrace(
+        source="snapshot",
+        events=events([]),
+        start=start_state([]),
+        devices=(),
+        steps=(Step(0, 0, 1),),
+        notes=("The snapshot is empty: no device has a segment or a trace entry.",),
+        properties=dict(_settings(content.get("allocator_settings"))),
+    )
+
+
+def _ooms(devices: Sequence[SnapshotDevice], order: Int64 | None) -> tuple[OutOfMemory, ...]:
+    """Return the failed allocations of all devices, with their indices among the merged events."""
+    place = None if order is None else np.argsort(order, kind="stable")
+    found, before = [], 0
+    for device in devices:
+        for entry in np.flatnonzero(device.entries.kind == Kind.OOM).tolist():
+            event = before + entry if place is None else int(place[before + entry])
+            free = device.entries.free_bytes.get(entry)
+            found.append(OutOfMemory(event, int(device.entries.bytes[entry]), free))
+        before += len(device)
+    return tuple(sorted(found, key=lambda oom: oom.event))
+
+
+def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iterator[str]:
+    if not any(len(device) for device in devices):
+        live = sum(int(device.final.bytes.sum()) for device in devices)
+        yield (
+            f"The snapshot has no trace, only the final state of {live:,} bytes, so nothing changes over "
+            "time."
+        )
+    without = [device for device in devices if not device.final.known]
+    if without:
+        names, freed = zip(*((one.name, int(one.start.bytes.sum())) for one in without), strict=True)
+        yield (
+            f"{', '.join(names)}: the snapshot has no segments, which contain the final state. Of what was "
+            f"alive before the first entry, only the {sum(freed):,} bytes that an entry frees are counted: "
+            "the rest is missing from every level. Reserved memory is not known."
+        )
+    if annotations_left_out:
+        yield f"{annotations_left_out:,} annotations have no known device, stage or time; left out."
+
+
+def _long_names(*tables: Sequence[str]) -> Iterator[str]:
+    count = sum(is_cut(name) for table in tables for name in table)
+    if count:
+        yield (
+            f"{count:,} labels, compile contexts or names of annotations have more than {LONGEST_NAME:,} "
+            "characters; their ends are cut off."
+        )
+
+
+def _settings(settings: object) -> Iterator[tuple[str, str]]:
+    """Yield the allocator's settings that are plain values, and the one that says how sizes are rounded."""
+    divisions = divisions_told(settings.get(DIVISIONS)) if isinstance(settings, dict) else None
+    if divisions is not None:
+        yield DIVISIONS, divisions
+    for key, value in settings.items() if isinstance(settings, dict) else ():
+        if isinstance(key, str) and (
+            isinstance(value, str | bool | float) or (isinstance(value, int) and abs(value) < MOST_BYTES)
+        ):
+            yield key, str(value)

@@ -1,0 +1,1 @@
+"""A running program to a trace: the profiler with the handler, tracers, histories, steps and reports."""

@@ -1,0 +1,123 @@
+"""Find what is alive when a recording begins: all storages that Python, or autograd's graph, can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.record.storages import allocated_by_torch
+from tb_memplugin.record.storages_alive import (
+    get_grad,
+    is_leaf,
+    node_of,
+    others_may_run,
+    storages_alive,
+    storages_behind,
+    tensors_alive,
+)
+from tb_memplugin.record.variables import variable_names
+from tb_memplugin.trace import Category
+
+ALIVE_BEFORE = "alive before, not named"
+"""The label of a storage that no variable names and that no window before has recorded."""
+
+MOST_NODES = 200_000
+"""The largest number of autograd nodes that are looked at."""
+
+
+_Described = tuple[torch.UntypedStorage, Category, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A storage that is alive, with what is known of it. `label` names a variable, or an autograd node."""
+
+    storage: torch.UntypedStorage
+    device: str
+    category: Category = Category.UNKNOWN
+    label: str = ""
+
+
+def alive_now() -> Iterator[Alive]:
+    """Yield each storage with memory that torch allocated, once.
+
+    What they are is known of parameters and their gradients, of what autograd computed and of what it saved
+    for a backward that can still run. If another thread may run backward, neither this nor variables are
+    looked for, and gradients that Python does not know are left out.
+    """
+    alone = not others_may_run()
+    names = variable_names() if alone else {}
+    met: set[int] = set()
+    for storage, category, label in _described() if alone else _not_described():
+        key = storage._cdata
+        if key not in met and allocated_by_torch(storage) and storage.nbytes():
+            met.add(key)
+            yield Alive(storage, memory_of(storage), category, names.get(key, "") or label)
+
+
+def _not_described() -> Iterator[_Described]:
+    return ((storage, Category.UNKNOWN, "") for storage in storages_alive(of_gradients=False))
+
+
+def _described() -> list[_Described]:
+    """Return storages, what they are, and how they are known. No code of the program runs."""
+    found: list[_Described] = []
+    with torch._C.DisableTorchFunctionSubclass():
+        tensors, bare = tensors_alive()
+        parameters = [one for one in tensors if issubclass(type(one), nn.Parameter)]
+        leaves = [one for one in tensors if is_leaf(one)]
+        gradients = [one for one in map(get_grad, leaves) if one is not None]
+        nodes = [node for one in tensors if (node := node_of(one)) is not None]
+        found += _storages_of(parameters, Category.PARAMETER)
+        found += _storages_of(gradients, Category.GRADIENT)
+        found += _saved_in(nodes)
+        found += _storages_of((one for one in tensors if not is_leaf(one)), Category.ACTIVATION)
+        found += _storages_of(tensors, Category.UNKNOWN)
+        found += [(storage, Category.UNKNOWN, "") for storage in bare]
+    return found
+
+
+def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterator[_Described]:
+    for tensor in tensors:
+        for storage in storages_behind(tensor):
+            yield storage, category, ""
+
+
+def memory_of(storage: torch.UntypedStorage) -> str:
+    """Return the name of the memory of a storage: its device, or "shared"."""
+    return "shared" if storage.is_shared() and storage.device.type == "cpu" else str(storage.device)
+
+
+def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:
+    """Yield the storages that the graph below some nodes saved. Hooks of saved tensors do not run."""
+    pending, met = list(roots), set[Any]()
+    while pending and len(met) < MOST_NODES:
+        node = pending.pop()
+        if node in met:
+            continue
+        met.add(node)
+        pending += [following for following, _ in node.next_functions if following is not None]
+        for saved in _saved_by(node):
+            tensor = getattr(saved, "data", None)  # not in older versions of torch
+            if isinstance(tensor, torch.Tensor):
+                for storage in storages_behind(tensor):
+                    yield storage, Category.ACTIVATION, f"saved for {node.name()}"
+
+
+_SAVED: dict[type, tuple[str, ...]] = {}
+
+
+def _saved_by(node: Any) -> Iterator[Any]:
+    kind = type(node)
+    if kind not in _SAVED:
+        _SAVED[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+    for name in _SAVED[kind]:
+        try:
+            held = getattr(node, name)
+        except RuntimeError:  # freed by a backward that has run
+            continue
+        yield from held if isinstance(held, tuple | list) else (held,)

@@ -1,0 +1,142 @@
+"""Take patches of torch off while torch.compile traces, and while code runs that it compiled.
+
+What it traced of a patch would stay in its graphs, with guards that fail when the patch goes; and a patch on
+what it has guarded makes it compile again.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import partial
+from typing import Any, Protocol
+
+from tb_memplugin.record.beside_dynamo import skipped_by_dynamo
+from tb_memplugin.record.guard import UNOWNED, call_all
+
+
+class Patch(Protocol):
+    """A patch of torch that can be put on and taken off at any time, on any thread."""
+
+    guarded: bool
+    """Whether compiled code may have guards on what is patched."""
+
+    def put_on(self) -> None:
+        """Change torch. Does nothing if it is changed already."""
+
+    def take_off(self) -> None:
+        """Restore torch. Does nothing if it is as it was."""
+
+
+_COMPILER, _FRAMES, _ENTRY = "torch._dynamo.callback", "torch._dynamo.eval_frame", "_maybe_set_eval_frame"
+lock = threading.RLock()
+"""Held while patches change, and by those who keep what patches read: of two locks, an object that dies while
+a thread holds one may want the other, and wait for ever.
+"""
+_patches: list[Patch] = []
+_original_entry: Any = None
+_in_compiled: set[int] = set()
+"""The threads that run compiled code."""
+_is_tracing = False
+is_known = False
+"""Whether torch.compile is loaded and heard of. While it is not, who may run before it should call `look`."""
+
+
+def add(patch: Patch) -> None:
+    """Put a patch on, except while it must be off, until `remove`."""
+    with lock:
+        if patch not in _patches:
+            _patches.append(patch)
+        try:
+            _set(patch)
+            look()
+        except BaseException:
+            call_all(partial(remove, patch))
+            raise
+
+
+def remove(patch: Patch) -> None:
+    """Take a patch off for good. Safe to call twice."""
+    with lock:
+        patch.take_off()
+        if patch in _patches:
+            _patches.remove(patch)
+            look()
+
+
+def look() -> None:
+    """Hear of torch.compile, if that is loaded, as long as there are patches."""
+    global is_known, _original_entry
+    if _COMPILER not in sys.modules or _FRAMES not in sys.modules:
+        return
+    with lock:
+        handler: Any = sys.modules[_COMPILER].callback_handler
+        frames: Any = sys.modules[_FRAMES]
+        heard = _before_tracing in handler.start_callbacks  # `torch._dynamo.reset` clears them
+        entry = getattr(frames, _ENTRY, None)
+        if _patches and not heard:
+            handler.register_start_callback(_before_tracing)
+            handler.register_end_callback(_after_tracing)
+        elif heard and not _patches:
+            handler.remove_start_callback(_before_tracing)
+            handler.remove_end_callback(_after_tracing)
+        if _patches and entry is not None and entry is not _enter_compiled:
+            _original_entry = entry
+            setattr(frames, _ENTRY, _enter_compiled)
+        elif entry is _enter_compiled and not _patches:
+            setattr(frames, _ENTRY, _original_entry)
+            _in_compiled.clear()
+        is_known = bool(_patches)
+
+
+def _set(patch: Patch) -> None:
+    if _is_tracing or (_in_compiled and patch.guarded):
+        patch.take_off()
+    else:
+        patch.put_on()
+
+
+def _set_all() -> None:
+    for patch in _patches:
+        _set(patch)
+
+
+def _before_tracing(*_: object) -> None:
+    _set_tracing(is_tracing=True)
+
+
+def _after_tracing(*_: object) -> None:
+    _set_tracing(is_tracing=False)
+
+
+def _set_tracing(*, is_tracing: bool) -> None:
+    global _is_tracing
+    try:
+        with lock:
+            _is_tracing = is_tracing
+            _set_all()
+    except BaseException as error:
+        _fail(error)
+
+
+def _fail(error: BaseException) -> None:
+    """Take all patches off, after an error beside the compiler."""
+    UNOWNED.end("torch.compile", error, *(patch.take_off for patch in tuple(_patches)))
+
+
+def _enter_compiled(callback: Any) -> Any:
+    """Stand in for torch's function that begins (with a callback) and ends (without) compiled code."""
+    try:
+        with lock:
+            if callback:
+                _in_compiled.add(threading.get_ident())
+            else:
+                _in_compiled.discard(threading.get_ident())
+            _set_all()
+    except BaseException as error:
+        _fail(error)
+    return _original_entry(callback)
+
+
+for _function in (_set, _set_all, _enter_compiled):
+    skipped_by_dynamo(_function)

@@ -1,0 +1,192 @@
+"""Where the errors of this package end: they are undone and logged once, and the training goes on.
+
+torch and the user's loop call our code through patched functions, hooks, threads, weak references and
+context managers. Each of these entries has a `try`, or is `guarded`, and passes what was raised to its
+`Guard`. A `try` that catches nothing costs no time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from tb_memplugin.errors import MemPluginError
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+Other = TypeVar("Other")
+
+Failed = Callable[[str, BaseException], None]
+"""Called with what was done, and with what was raised then: see `Guard.end`."""
+
+REPORT = "set the logger tb_memplugin to DEBUG to get the traceback, and report it."
+
+_package_logger = logging.getLogger("tb_memplugin")
+
+
+class Guarded(Protocol):
+    """An object with guarded methods."""
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Undo what the object has changed and log the error, see `Guard.end`."""
+
+
+Own = TypeVar("Own", bound=Guarded)
+
+
+class Guard:
+    """Ends the errors of one recorder. Each kind of error is logged once: a failure of the file system by
+    its errno and where it was, one of ours by its message, any other by its type and the line that raised it.
+
+    Args:
+        loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
+            recorded".
+        logger: the logger for messages. None: that of the package.
+        only_first: log the first error only: those after it may be its consequences.
+    """
+
+    def __init__(self, loss: str, logger: logging.Logger | None = None, *, only_first: bool = False) -> None:
+        self._loss, self._logger, self._only_first = loss, logger or _package_logger, only_first
+        self._logged: set[str] = set()
+        self._waiting = ("", "")
+
+    def end(
+        self,
+        where: str,
+        error: BaseException,
+        *undo: Callable[[], object],
+        loss: str | None = None,
+        later: bool = False,
+    ) -> None:
+        """End an error: undo, then log it.
+
+        Args:
+            where: what was done when the error was raised, such as "an optimizer's step".
+            error: the error, which is being handled.
+            undo: functions that remove what is ours. All are called, whatever they raise.
+            loss: replaces the guard's.
+            later: log the error when `warn_waiting` is called.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: `error` is one, or one was raised while undoing.
+        """
+        call_all(*undo)
+        if not isinstance(error, Exception):
+            raise error
+        try:
+            self._log(where, error, loss or self._loss, later=later)
+        except Exception as second:  # a handler of the user's logging failed
+            _debug("logging an error failed", second)
+
+    def _log(self, where: str, error: Exception, loss: str, *, later: bool) -> None:
+        self._logger.debug("%s failed", where, exc_info=error)
+        if self._only_first and self._logged:
+            return
+        message, kind = str(error), _kind(error)
+        if not isinstance(error, MemPluginError):
+            message = (
+                f"{loss} ({type(error).__name__}: {error}). The training continues without it.\n"
+                f"  where: {where}\n  fix: {REPORT}"
+            )
+        if later:
+            self._waiting = message, kind
+        else:
+            self.warn(message, once=kind)
+
+    def warn_waiting(self) -> None:
+        """Log the last error that waits to be logged."""
+        (message, kind), self._waiting = self._waiting, ("", "")
+        if message:
+            self.warn(message, once=kind)
+
+    def warn(self, message: str, *, once: str = "") -> None:
+        """Log a warning, once per message, or once per `once` where it is given."""
+        key = once or message
+        if key not in self._logged:
+            self._logged.add(key)
+            self._logger.warning("%s", message)
+
+
+def _none() -> None:
+    return None
+
+
+@overload
+def guarded(
+    where: str,
+) -> Callable[[Callable[Concatenate[Own, P], Result]], Callable[Concatenate[Own, P], Result | None]]: ...
+
+
+@overload
+def guarded(
+    where: str, instead: Callable[[], Other]
+) -> Callable[[Callable[Concatenate[Own, P], Result]], Callable[Concatenate[Own, P], Result | Other]]: ...
+
+
+def guarded(where: str, instead: Callable[[], Any] = _none) -> Any:
+    """Pass what a method raises to the `fail` of its object.
+
+    Args:
+        where: see `Guard.end`.
+        instead: returns what the method then returns.
+    """
+
+    def wrapping(
+        method: Callable[Concatenate[Own, P], Result],
+    ) -> Callable[Concatenate[Own, P], Result]:
+        @wraps(method)
+        def entry(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+            try:
+                return method(self, *args, **kwargs)
+            except BaseException as error:  # `fail` raises again what ends the program
+                self.fail(where, error)
+                result: Result = instead()
+                return result
+
+        return entry
+
+    return wrapping
+
+
+def call_all(*functions: Callable[[], object]) -> None:
+    """Call all functions, also after one has raised. Errors are logged for debugging only.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: one of the functions raised it; the others are called before.
+    """
+    ending: BaseException | None = None
+    for function in functions:
+        try:
+            function()
+        except Exception as error:
+            _debug("undoing an error failed, too", error)
+        except BaseException as error:
+            ending = error
+    if ending is not None:
+        raise ending
+
+
+def _kind(error: Exception) -> str:
+    """Return what tells the kind of an error."""
+    if isinstance(error, MemPluginError):
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return f"errno {cause.errno} {error.where}"
+        return str(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    line = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return f"{type(error).__name__} {line}"
+
+
+def _debug(what: str, error: Exception) -> None:
+    with suppress(Exception):
+        _package_logger.debug(what, exc_info=error)
+
+
+UNOWNED = Guard("A recording of tb_memplugin ended early")
+"""Ends the errors of recorders that have no guard of their own."""

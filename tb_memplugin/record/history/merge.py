@@ -1,0 +1,377 @@
+"""Merge a profile and the allocator's history of the same window into one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.read.faults import Tally, notes_on
+from tb_memplugin.record.history.matching import Match, match_events
+from tb_memplugin.trace import (
+    Annotations,
+    Counter,
+    CounterReading,
+    Device,
+    Events,
+    Kind,
+    MemoryTrace,
+    Module,
+    OutOfMemory,
+    Segments,
+    StartState,
+)
+from tb_memplugin.trace.tables import EVENT_DTYPES, MODULE_MARK, START_DTYPES, Int64
+
+MOST_MISSING = 0.1
+"""If a larger share of a device's profiled events is not in its history, the two are not merged."""
+
+HISTORY = " (allocator history)"
+"""Suffix of a device's name if its history is kept separately from its profile."""
+
+SOURCE = "torch.profiler and allocator history"
+
+Key = TypeVar("Key")
+
+
+def merge_snapshot(profile_trace: MemoryTrace, snapshot_trace: MemoryTrace) -> MemoryTrace:
+    """Return one trace with what the profiler saw and what the allocator recorded meanwhile.
+
+    A device in both has the snapshot's events: requested bytes, requested and completed frees, segments,
+    stacks, streams, pools, annotations, out-of-memory entries, and the exact start state. Allocs that are
+    also in the profile get from it the module, operator, category and its reason, phase, label and time,
+    stacks if the history has none, and `rounded`, because the profiler reports rounded block sizes and the
+    history requested ones (torch: c10/cuda/CUDACachingAllocator.cpp). Steps, phases and calls are those of
+    the profile. Notes count contradictions, and events that only one of the two contains.
+
+    If a device's history does not reach back to the profile's first event there, or more than
+    `MOST_MISSING` of the profile's events are not in it, both are kept: the profile unchanged, and the
+    history as a separate device with the suffix `HISTORY`; a note gives the reason.
+
+    Args:
+        profile_trace: a trace from torch.profiler, without segments. The snapshot's annotations replace its
+            own.
+        snapshot_trace: a trace of the same process, with only the entries from the profiled window.
+    """
+    pairs = [_pair(profile_trace, snapshot_trace, row) for row in range(len(snapshot_trace.devices))]
+    return _Merger(profile_trace, snapshot_trace, pairs).merged()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A device of the snapshot: its row there and in the profile (-1: none), and the match of both."""
+
+    row: int
+    profiled: int
+    match: Match
+    reason: str = ""
+    """Why the two cannot be merged; empty if they can."""
+
+    @property
+    def is_merged(self) -> bool:
+        return self.profiled >= 0 and not self.reason
+
+
+def _pair(profile: MemoryTrace, snapshot: MemoryTrace, row: int) -> _Pair:
+    names = [device.name for device in profile.devices]
+    name = snapshot.devices[row].name
+    profiled = names.index(name) if name in names else -1
+    match = match_events(profile.events, profiled, snapshot.events, row)
+    missing, told = len(match.missing), len(match.missing) + len(match.profile)
+    reason = ""
+    if missing > MOST_MISSING * told:
+        reason = f"{missing:,} of {told:,} profiled events are not in it"
+    elif missing and match.missing[0] < match.profile[0] and not _goes_back(profile, snapshot, row, match):
+        reason = "it does not go back to the first profiled event (its oldest entries were overwritten)"
+    return _Pair(row, profiled, match, reason)
+
+
+def _goes_back(profile: MemoryTrace, snapshot: MemoryTrace, row: int, match: Match) -> bool:
+    """Whether the history begins before the first profiled event, which it does not contain."""
+    times = snapshot.events.time_ns[snapshot.events.device == row]
+    first = profile.events.time_ns[match.missing[0]]
+    return bool(len(times) and times[0] + match.later_ns <= first)
+
+
+class _Merger:
+    """Concatenates the columns of both traces: rows kept from the profile, then all of the snapshot's."""
+
+    def __init__(self, profile: MemoryTrace, snapshot: MemoryTrace, pairs: Sequence[_Pair]) -> None:
+        self.profile, self.snapshot, self.pairs = profile, snapshot, pairs
+        replaced = [pair.profiled for pair in pairs if pair.is_merged]
+        self.kept = np.flatnonzero(~np.isin(profile.events.device, replaced))
+        self.kept_start = np.flatnonzero(~np.isin(profile.start.device, replaced))
+        self.devices, self.device_of = self._devices()
+        keys = [module.key for module in profile.modules]
+        _, self.module_of = _table(keys, [module.key for module in snapshot.modules])
+        self.labels, self.label_of = _labels(profile.labels, snapshot.labels)
+        self.notes: list[str] = []
+
+    def merged(self) -> MemoryTrace:
+        stacks, stack_of = _table(self.profile.stacks, self.snapshot.stacks)
+        operators, operator_of = _table(self.profile.operators, self.snapshot.operators)
+        rows_of = {
+            "device": self.device_of,
+            "module": self.module_of,
+            "label": self.label_of,
+            "stack": stack_of,
+            "forward": stack_of,
+            "operator": operator_of,
+        }
+        events, place = self._events(rows_of)
+        return replace(
+            self.profile,
+            source=SOURCE,
+            events=events,
+            start=self._start(rows_of),
+            devices=self.devices,
+            operators=operators,
+            modules=self._modules(),
+            labels=self.labels,
+            stacks=stacks,
+            segments=_moved(self.snapshot.segments, self.device_of),
+            annotations=self._annotations(place),
+            annotation_names=self.snapshot.annotation_names,
+            streams=self.snapshot.streams,
+            pools=self.snapshot.pools,
+            contexts=self.snapshot.contexts,
+            ooms=tuple(self._ooms(place)),
+            counters=tuple(self._counters()),
+            notes=(*self.profile.notes, *self.snapshot.notes, *self._told(), *self.notes),
+            properties={**self.snapshot.properties, **self.profile.properties},
+        )
+
+    def _devices(self) -> tuple[tuple[Device, ...], Int64]:
+        """Return the table of devices, and the row in it of each device of the snapshot."""
+        devices, rows = list(self.profile.devices), []
+        for pair in self.pairs:
+            known = self.snapshot.devices[pair.row]
+            if pair.is_merged:
+                rows.append(pair.profiled)
+                devices[pair.profiled] = replace(
+                    devices[pair.profiled], reserved_at_start=known.reserved_at_start
+                )
+            else:
+                rows.append(len(devices))
+                devices.append(replace(known, name=known.name + HISTORY) if pair.reason else known)
+        return tuple(devices), np.array([*rows, -1], np.int64)
+
+    def _counters(self) -> Iterator[CounterReading]:
+        """Yield the readings of both; merged devices have requested bytes, which only some counters count."""
+        merged = {pair.profiled for pair in self.pairs if pair.is_merged}
+        for reading in self.profile.counters:
+            if reading.device not in merged or reading.counter is Counter.REQUESTED:
+                yield reading
+        for reading in self.snapshot.counters:
+            yield replace(reading, device=int(self.device_of[reading.device]))
+
+    def _modules(self) -> tuple[Module, ...]:
+        modules = list(self.profile.modules)
+        for row, module in zip(self.module_of.tolist(), self.snapshot.modules, strict=False):
+            if row >= len(modules):
+                modules.append(replace(module, parent=int(self.module_of[module.parent])))
+        return tuple(modules)
+
+    def _events(self, rows_of: dict[str, Int64]) -> tuple[Events, Int64]:
+        """Return all events in time order, and the index among them of each event of the snapshot."""
+        told = _columns(self.snapshot.events, EVENT_DTYPES, rows_of)
+        for pair in self.pairs:
+            if pair.is_merged:
+                self._attribute(told, pair)
+            self._set_times(told, pair)
+        kept = {name: getattr(self.profile.events, name)[self.kept] for name in EVENT_DTYPES}
+        both = {name: np.concatenate((kept[name], told[name])) for name in EVENT_DTYPES}
+        order = np.argsort(both["time_ns"], kind="stable")
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return Events(**{name: column[order] for name, column in both.items()}), place[len(self.kept) :]
+
+    def _attribute(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+        """Set the profile's attribution on the snapshot's allocs, in place."""
+        events = self.profile.events
+        is_alloc = events.kind[pair.match.profile] == Kind.ALLOC
+        mine, theirs = pair.match.profile[is_alloc], pair.match.snapshot[is_alloc]
+        self._check(told, pair, mine, theirs)
+        for name in ("operator", "phase", "category", "reason"):
+            told[name][theirs] = getattr(events, name)[mine]
+        rounded = told["rounded"][theirs]
+        told["rounded"][theirs] = np.where(rounded >= 0, rounded, events.bytes[mine])
+        for name in ("stack", "forward"):  # the profile has only Python frames, used if the history has none
+            recorded = told[name][theirs]
+            told[name][theirs] = np.where(recorded >= 0, recorded, getattr(events, name)[mine])
+        label, module = events.label[mine], events.module[mine]
+        told["label"][theirs] = np.where(label >= 0, label, told["label"][theirs])
+        marked = self._is_module(told["module"][theirs]) & ~self._is_module(module)
+        told["module"][theirs] = np.where(marked, told["module"][theirs], module)
+
+    def _check(self, told: dict[str, np.ndarray], pair: _Pair, mine: Int64, theirs: Int64) -> None:
+        """Count differences between the two for the same alloc."""
+        counted, rounded = self.profile.events.bytes[mine], told["rounded"][theirs]
+        module, marked = self.profile.events.module[mine], told["module"][theirs]
+        both = self._is_module(module) & self._is_module(marked)
+        faults = {
+            "allocs request more than the profiler counts for their block": counted < told["bytes"][theirs],
+            "allocs have another rounded size in the history; the history's size is used": (rounded >= 0)
+            & (rounded != counted),
+            "allocs have another module in the history than in the profile; the profile's module is "
+            "used": both & (module != marked),
+        }
+        for what, wrong in faults.items():
+            for note in notes_on({what: Tally.of(wrong, told["bytes"][theirs])}):
+                self._note(pair, note)
+
+    def _set_times(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+        """Convert the times of a device's history to the profile's clock, keeping the order of its entries.
+
+        The history's clock has microseconds. Entries that are not in the profile (such as completed frees)
+        never move those that are: their time is at most that of the next entry in the profile.
+        """
+        time, here = told["time_ns"], np.flatnonzero(self.snapshot.events.device == pair.row)
+        if pair.is_merged:
+            time[here] += pair.match.later_ns
+            both = np.sort(pair.match.snapshot)
+            latest = np.full(len(time), np.iinfo(np.int64).max)
+            time[pair.match.snapshot] = self.profile.events.time_ns[pair.match.profile]
+            latest[both] = np.maximum.accumulate(time[both])
+            time[here] = np.minimum(time[here], np.minimum.accumulate(latest[here][::-1])[::-1])
+        time[here] = np.maximum.accumulate(time[here])
+
+    def _start(self, rows_of: dict[str, Int64]) -> StartState:
+        told = _columns(self.snapshot.start, START_DTYPES, rows_of)
+        for pair in self.pairs:
+            if pair.is_merged:
+                self._name_start(told, pair)
+                self._round_start(told, pair)
+        kept = {name: getattr(self.profile.start, name)[self.kept_start] for name in START_DTYPES}
+        return StartState(**{name: np.concatenate((kept[name], told[name])) for name in START_DTYPES})
+
+    def _name_start(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+        """Set the owners of blocks alive at the start, by address, in place."""
+        start = self.profile.start
+        rows = np.flatnonzero((start.device == pair.profiled) & (start.address != 0))
+        here = np.flatnonzero(self.snapshot.start.device == pair.row)
+        _, mine, theirs = np.intersect1d(start.address[rows], told["address"][here], return_indices=True)
+        for name in ("category", "reason", "module", "label"):
+            told[name][here[theirs]] = getattr(start, name)[rows[mine]]
+        lost = np.setdiff1d(rows, rows[mine])
+        if len(lost):
+            size = int(start.bytes[lost].sum())
+            self._note(
+                pair,
+                f"{len(lost):,} blocks ({size:,} bytes) that are alive at the start of the profile are "
+                "not in the allocator's history; they are left out.",
+            )
+
+    def _round_start(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+        """Set the rounded sizes of start blocks that were freed in the window, from the profiler's counts."""
+        here = np.flatnonzero(self.snapshot.start.device == pair.row)
+        touched = np.sort(np.concatenate((pair.match.snapshot, pair.match.unseen)))
+        address, first = np.unique(self.snapshot.events.address[touched], return_index=True)
+        counted = np.full(len(self.snapshot.events), -1, np.int64)
+        frees = self.profile.events.kind[pair.match.profile] != Kind.ALLOC
+        freed = pair.match.snapshot[frees]
+        counted[freed] = self.profile.events.bytes[pair.match.profile[frees]]
+        _, mine, ended = np.intersect1d(told["address"][here], address, return_indices=True)
+        size = counted[touched[first[ended]]]
+        open_rows = (size >= 0) & (told["rounded"][here[mine]] < 0)
+        told["rounded"][here[mine[open_rows]]] = size[open_rows]
+
+    def _annotations(self, place: Int64) -> Annotations:
+        told = self.snapshot.annotations
+        later = np.array([pair.match.later_ns if pair.is_merged else 0 for pair in self.pairs], np.int64)
+        time = told.time_ns + later[told.device] if len(told) else told.time_ns
+        order = np.argsort(time, kind="stable")
+        event = np.append(place, -1)[told.event]  # -1 takes the last
+        return Annotations(
+            time_ns=time[order],
+            name=told.name[order],
+            ends=told.ends[order],
+            device=self.device_of[told.device][order].astype(np.uint8),
+            event=event[order],
+        )
+
+    def _ooms(self, place: Int64) -> Iterator[OutOfMemory]:
+        yield from (replace(oom, event=int(place[oom.event])) for oom in self.snapshot.ooms)
+
+    def _told(self) -> Iterator[str]:
+        """Yield notes on how each device's two records fit together."""
+        for pair in self.pairs:
+            name, match = self.snapshot.devices[pair.row].name, pair.match
+            if pair.reason:
+                yield (
+                    f"{name}: the allocator's history could not be joined with the profile: "
+                    f"{pair.reason}. It lacks {self._missing_bytes(pair):,} bytes of profiled events. Both "
+                    f"are kept; the history is shown as the device {name + HISTORY!r}."
+                )
+            elif pair.is_merged:
+                if len(match.missing):
+                    yield (
+                        f"{name}: {len(match.missing):,} profiled events ({self._missing_bytes(pair):,} "
+                        "bytes) are not in the allocator's history."
+                    )
+                if len(match.unseen):
+                    yield (
+                        f"{name}: {len(match.unseen):,} allocs and frees "
+                        f"({int(self.snapshot.events.bytes[match.unseen].sum()):,} bytes) are only in the "
+                        "allocator's history: other threads made them, or they are outside the profiled "
+                        "steps."
+                    )
+                if match.out_of_order:
+                    allocated = match.profile[self.profile.events.kind[match.profile] == Kind.ALLOC]
+                    size = int(self.profile.events.bytes[allocated].sum())
+                    yield (
+                        f"{name}: {match.out_of_order:,} events, among allocs of {size:,} bytes, have "
+                        "another order in its history."
+                    )
+
+    def _missing_bytes(self, pair: _Pair) -> int:
+        """Return the bytes of the profiled events that are not in a device's history."""
+        return int(self.profile.events.bytes[pair.match.missing].sum())
+
+    def _note(self, pair: _Pair, text: str) -> None:
+        self.notes.append(f"{self.snapshot.devices[pair.row].name}: {text}")
+
+    def _is_module(self, rows: np.ndarray) -> npt.NDArray[np.bool_]:
+        known = np.array([module.is_module for module in self._modules()] + [False])
+        is_module: npt.NDArray[np.bool_] = known[rows]
+        return is_module
+
+
+def _table(first: Sequence[Key], second: Sequence[Key]) -> tuple[tuple[Key, ...], Int64]:
+    """Return the keys of both, those of `first` at their rows, and the row of each key of `second`.
+
+    The rows have an additional last entry, -1, so that row -1 stays -1.
+    """
+    rows = {key: row for row, key in reversed(list(enumerate(first)))}
+    added: list[Key] = []
+    for key in second:
+        if key not in rows:
+            rows[key] = len(first) + len(added)
+            added.append(key)
+    return (*first, *added), np.array([*(rows[key] for key in second), -1], np.int64)
+
+
+def _labels(first: Sequence[str], second: Sequence[str]) -> tuple[tuple[str, ...], Int64]:
+    """Like `_table`, but without labels that are module marks: the events have the modules themselves."""
+    kept = [label for label in second if not label.startswith(MODULE_MARK)]
+    labels, rows = _table(first, kept)
+    place = dict(zip(kept, rows.tolist(), strict=False))
+    return labels, np.array([*(place.get(label, -1) for label in second), -1], np.int64)
+
+
+def _columns(
+    table: Events | StartState, dtypes: dict[str, np.dtype[np.generic]], rows_of: dict[str, Int64]
+) -> dict[str, np.ndarray]:
+    """Return copies of a table's columns, with rows of other tables converted to the merged ones."""
+    columns = {}
+    for name, dtype in dtypes.items():
+        column = getattr(table, name)
+        columns[name] = (rows_of[name][column] if name in rows_of else column).astype(dtype)
+    return columns
+
+
+def _moved(segments: Segments, device_of: Int64) -> Segments:
+    return replace(segments, device=device_of[segments.device].astype(np.uint8))

@@ -1,0 +1,13 @@
+"""`IterationReport`: memory iteration by iteration, in the console, in CSV files and in the Memory tab.
+
+`report` has the public class; `watch` observes one iteration; `weights` computes bytes by weight, `figures`
+the results; `console` and `csv_files` show them.
+"""
+
+from __future__ import annotations
+
+from tb_memplugin.record.iterations.figures import IterationMemory
+from tb_memplugin.record.iterations.report import IterationReport
+from tb_memplugin.record.iterations.weights import WeightMemory
+
+__all__ = ["IterationMemory", "IterationReport", "WeightMemory"]

@@ -1,0 +1,236 @@
+"""The memory figures of one iteration, and how they are computed from a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from tb_memplugin.record.iterations.watch import Seen
+from tb_memplugin.record.iterations.weights import WeightMemory, weights_of
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.tables import Bool, Int64
+
+WEIGHTS, WEIGHT_GRADIENTS = "weights", "weight gradients"
+FEATURE_MAPS, INTERMEDIATE_GRADIENTS = "feature maps", "intermediate gradients"
+
+PARTS = (
+    WEIGHTS,
+    "buffers",
+    "optimizer state",
+    WEIGHT_GRADIENTS,
+    FEATURE_MAPS,
+    INTERMEDIATE_GRADIENTS,
+    "inputs",
+    "temporaries",
+    "other",
+)
+"""The parts into which live memory at the peak is divided."""
+
+_PART_OF = {
+    Category.PARAMETER: WEIGHTS,
+    Category.BUFFER: "buffers",
+    Category.OPTIMIZER_STATE: "optimizer state",
+    Category.GRADIENT: WEIGHT_GRADIENTS,
+    Category.ACTIVATION: FEATURE_MAPS,
+    Category.RECOMPUTED: FEATURE_MAPS,
+    Category.AUTOGRAD_DETAIL: INTERMEDIATE_GRADIENTS,
+    Category.INPUT: "inputs",
+    Category.TEMPORARY: "temporaries",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TracedMemory:
+    """The figures of tracking every storage through an iteration, in bytes.
+
+    Attributes:
+        peak_bytes: highest live bytes of distinct storages on devices of the model's type.
+        end_bytes: live bytes at the end.
+        feature_map_bytes: highest live bytes of activations, also those recomputed in backward; without
+            parameters, buffers and inputs.
+        intermediate_gradient_bytes: highest live bytes of what backward allocated, without the gradients of
+            weights.
+        at_peak: the peak by `PARTS`; they sum to `peak_bytes`.
+    """
+
+    peak_bytes: int
+    end_bytes: int
+    feature_map_bytes: int
+    intermediate_gradient_bytes: int
+    at_peak: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class IterationMemory:
+    """The memory of one iteration. None means not known; `notes` say why.
+
+    Attributes:
+        step: number of the iteration since the report was created, from 1.
+        epoch, iteration: from 1; the iteration number restarts with each epoch.
+        devices: the devices whose memory is reported.
+        has_cache: whether their allocator keeps a cache. If not (on the CPU), cached equals allocated.
+        peak_cached_bytes, cached_bytes: what the allocator held, at most and at the end.
+        peak_allocated_bytes, allocated_bytes: what was in use, at most and at the end, by the allocator's
+            counters; on the CPU the live bytes of storages.
+        weights: the weights, in the model's order.
+        traced: the figures of tracking the storages.
+        seconds: duration of the iteration, from the moment at which watching began.
+        notes: sentences about what is not exact.
+        cached_is_exact, allocated_is_exact: whether these peaks are exact. If torch cannot reset the
+            allocator's peaks, they are lower bounds.
+    """
+
+    step: int
+    epoch: int
+    iteration: int
+    devices: tuple[str, ...]
+    has_cache: bool
+    peak_cached_bytes: int | None
+    cached_bytes: int | None
+    peak_allocated_bytes: int | None
+    allocated_bytes: int | None
+    weights: tuple[WeightMemory, ...]
+    traced: TracedMemory | None
+    seconds: float
+    notes: tuple[str, ...] = field(default=())
+    cached_is_exact: bool = True
+    allocated_is_exact: bool = True
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of the distinct storages of all weights."""
+        return sum(weight.bytes for weight in self.weights)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes of the gradients of all weights."""
+        return sum(weight.gradient_bytes for weight in self.weights)
+
+    @property
+    def feature_map_bytes(self) -> int | None:
+        """The highest live bytes of feature maps; see `TracedMemory`."""
+        return self.traced.feature_map_bytes if self.traced is not None else None
+
+    @property
+    def intermediate_gradient_bytes(self) -> int | None:
+        """The highest live bytes of gradients of activations; see `TracedMemory`."""
+        return self.traced.intermediate_gradient_bytes if self.traced is not None else None
+
+    @property
+    def untraced_peak_bytes(self) -> int | None:
+        """The allocator's peak minus the peak of storages: rounding, workspaces, buffers.
+
+        The two peaks need not be at the same moment.
+        """
+        if self.traced is None or self.peak_allocated_bytes is None:
+            return None
+        return self.peak_allocated_bytes - self.traced.peak_bytes
+
+
+def iteration_memory(
+    model: nn.Module | None, seen: Seen, *, step: int, epoch: int, iteration: int, seconds: float
+) -> IterationMemory:
+    """Return the figures of an iteration from what its watch saw. `model` is None if it no longer exists."""
+    traced = traced_memory(seen.trace) if seen.trace is not None else None
+    notes = list(seen.notes)
+    if model is None:
+        notes.append("The model no longer exists, so its weights are not reported.")
+    peak_cached = cached = peak = now = None
+    if seen.readings:
+        peak_cached = sum(one.peak_reserved for one in seen.readings)
+        cached = sum(one.reserved for one in seen.readings)
+        peak = sum(one.peak for one in seen.readings)
+        now = sum(one.allocated for one in seen.readings)
+        notes += _inexact(seen)
+    elif traced is not None and seen.devices == ("cpu",):
+        peak_cached = peak = traced.peak_bytes
+        cached = now = traced.end_bytes
+    return IterationMemory(
+        step=step,
+        epoch=epoch,
+        iteration=iteration,
+        devices=seen.devices,
+        has_cache=bool(seen.readings),
+        peak_cached_bytes=peak_cached,
+        cached_bytes=cached,
+        peak_allocated_bytes=peak,
+        allocated_bytes=now,
+        weights=weights_of(model, seen.gradients) if model is not None else (),
+        traced=traced,
+        seconds=seconds,
+        notes=tuple(notes),
+        cached_is_exact=all(one.reserved_exact for one in seen.readings),
+        allocated_is_exact=all(one.exact for one in seen.readings),
+    )
+
+
+def _inexact(seen: Seen) -> list[str]:
+    if all(one.exact and one.reserved_exact for one in seen.readings):
+        return []
+    return [
+        "This version of torch cannot reset the allocator's peak counters of "
+        f"{', '.join(seen.devices)}. Values marked ≥ are lower bounds: the iteration may have cached "
+        "or allocated more."
+    ]
+
+
+def traced_memory(trace: MemoryTrace) -> TracedMemory:
+    """Return the figures of an iteration from its trace, without a Python loop over events."""
+    parts = _parts(trace)
+    everything = np.ones(len(parts), bool)
+    live = _live(trace, everything)
+    peak = int(np.argmax(live)) - 1
+    blocks = trace.allocations
+    alive = (blocks.born <= peak) & (blocks.freed > peak)
+    sizes = np.zeros(len(PARTS), np.int64)
+    np.add.at(sizes, parts[alive], blocks.bytes[alive])
+    return TracedMemory(
+        peak_bytes=int(live[peak + 1]),
+        end_bytes=int(live[-1]),
+        feature_map_bytes=_highest(trace, parts == PARTS.index(FEATURE_MAPS)),
+        intermediate_gradient_bytes=_highest(trace, parts == PARTS.index(INTERMEDIATE_GRADIENTS)),
+        at_peak=dict(zip(PARTS, sizes.tolist(), strict=True)),
+    )
+
+
+def _parts(trace: MemoryTrace) -> npt.NDArray[np.intp]:
+    """Return the index in `PARTS` of every block. Gradients of no weight count as intermediate gradients."""
+    of = [PARTS.index(_PART_OF.get(category, "other")) for category in Category]
+    blocks = trace.allocations
+    parts = np.array(of, np.intp)[blocks.category]
+    unnamed = (blocks.category == Category.GRADIENT) & (blocks.label < 0)
+    parts[unnamed | _losses_own(trace)] = PARTS.index(INTERMEDIATE_GRADIENTS)
+    return parts
+
+
+def _losses_own(trace: MemoryTrace) -> Bool:
+    """Return the mask of tensors of ones that `loss.backward()` creates as the gradient of the loss.
+
+    `torch.autograd._make_grads` creates them with `ones_like`, right before the first block of backward.
+    """
+    blocks = trace.allocations
+    ones = np.array([name == "aten::ones_like" for name in trace.operators] + [False], bool)
+    found = ones[blocks.operator] & (blocks.born >= 0) & (blocks.phase != Phase.BACKWARD)
+    others = np.flatnonzero((blocks.born >= 0) & ~found)
+    following = np.searchsorted(blocks.born[others], blocks.born[found], side="right")
+    phase = np.append(blocks.phase[others], Phase.OTHER)[following]
+    mine: Bool = found.copy()
+    mine[found] = phase == Phase.BACKWARD
+    return mine
+
+
+def _live(trace: MemoryTrace, chosen: Bool) -> Int64:
+    """Return the live bytes of some blocks: int64, shape (events + 1,); entry e + 1 is after event e."""
+    blocks = trace.allocations
+    change = np.zeros(len(trace.events) + 2, np.int64)
+    np.add.at(change, blocks.born[chosen] + 1, blocks.bytes[chosen])
+    np.add.at(change, blocks.freed[chosen] + 1, -blocks.bytes[chosen])
+    return np.cumsum(change)[:-1]
+
+
+def _highest(trace: MemoryTrace, chosen: Bool) -> int:
+    return int(_live(trace, chosen).max())

@@ -1,0 +1,339 @@
+"""`IterationReport`: the memory of every iteration, or every n-th, of a training loop."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from tb_memplugin.analysis.units import counted
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.logs import instance_logger
+from tb_memplugin.record.arguments import Optimizers, at_least_one, checked_model, checked_optimizers
+from tb_memplugin.record.guard import Guard, call_all, guarded
+from tb_memplugin.record.handler import default_worker_name
+from tb_memplugin.record.iterations.console import show, size
+from tb_memplugin.record.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
+from tb_memplugin.record.iterations.figures import IterationMemory, iteration_memory
+from tb_memplugin.record.iterations.watch import Call, IterationWatch, Seen, compiled_modules
+from tb_memplugin.record.module_calls import ModuleCalls
+from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import MemoryTrace, Step
+
+SOURCE = "IterationReport"
+_KEPT = 1_000
+_LOST = "An iteration is not reported"
+
+
+class IterationReport:
+    """Reports memory every `print_period`-th iteration in the console, in CSV files and in the Memory tab.
+
+    Create it right before the loop. Call `record_stats()` at the end of each iteration and `epoch_end()` at
+    the end of each epoch. An iteration goes from one `record_stats()` to the next; the first one of a later
+    epoch begins with the first call of the model or of one of its modules. Iterations that are not reported
+    are not observed.
+
+    Args:
+        model: the model; only a weak reference is kept, so it may change or be deleted.
+        print_period: report every iteration of an epoch whose number (from 1) is a multiple of this.
+        csv: True writes CSV files to `./memory_csv_data/`, a path to that folder.
+        optimizer: one or several optimizers, to know their state from the start. Weak references are kept.
+        logdir: write the reported iterations for the Memory tab of `tensorboard --logdir <logdir>`.
+        worker_name: name of this process in `logdir` and in the names of CSV files.
+        console: where to print; None means standard output.
+        max_weights: how many of the largest weights to print; CSV files contain all.
+        log_level: level of this report's own messages, a name or number. None means that of the package.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        MemPluginError: `print_period` or `max_weights` is below 1, the folder for CSV files cannot be used,
+            or `log_level` is no level.
+
+    Example:
+        >>> report = IterationReport(model, print_period=5, csv=True)
+        >>> for epoch in range(epochs):
+        ...     for batch in loader:
+        ...         train_step(batch)
+        ...         report.record_stats()
+        ...     report.epoch_end()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        print_period: int = 1,
+        csv: bool | str | os.PathLike[str] = False,
+        *,
+        optimizer: Optimizers = None,
+        logdir: str | os.PathLike[str] | None = None,
+        worker_name: str | None = None,
+        console: Console | None = None,
+        max_weights: int = 60,
+        log_level: int | str | None = None,
+    ) -> None:
+        if worker_name is not None and not isinstance(worker_name, str):
+            raise TypeError(f"worker_name is a {type(worker_name).__name__}; give text")
+        self._logger = instance_logger(log_level)
+        self._model = weakref.ref(checked_model(model))
+        self._optimizers = [weakref.ref(one) for one in checked_optimizers(optimizer)]
+        self.print_period = at_least_one("print_period", print_period, "IterationReport")
+        self._max_weights = at_least_one("max_weights", max_weights, "IterationReport")
+        self._console = console or Console(markup=False, highlight=False, emoji=False)
+        worker = worker_name or default_worker_name()
+        self._csv = IterationCsv(folder, worker) if (folder := _folder(csv)) is not None else None
+        self._writer = RunWriter(os.fspath(logdir), worker) if logdir is not None else None
+        self._kept: deque[IterationMemory] = deque(maxlen=_KEPT)
+        self._lock = threading.RLock()
+        self._guard = Guard(_LOST, self._logger)
+        self._slot = _Slot(self._guard)
+        self._told: set[str] = set()
+        self._is_closed = False
+        self.epoch, self.iteration, self.step = 1, 0, 0
+        self._finalizer = weakref.finalize(self, _Slot.clear, self._slot)
+        self._watch_next()
+
+    @property
+    def iterations(self) -> list[IterationMemory]:
+        """The last reported iterations, oldest first, at most 1,000."""
+        return list(self._kept)
+
+    @guarded("IterationReport.record_stats")
+    def record_stats(self) -> IterationMemory | None:
+        """End an iteration and return its figures, None if it is not reported. Never raises."""
+        with self._lock:
+            if self._is_closed:
+                self._warn("closed", "record_stats() was called after close(): nothing is reported.")
+                return None
+            self.iteration += 1
+            self.step += 1
+            memory = None
+            if not self.iteration % self.print_period:
+                memory = self._safely(self._report)
+            self._watch_next()
+            return memory
+
+    @guarded("IterationReport.epoch_end")
+    def epoch_end(self) -> None:
+        """End an epoch: iterations restart at 1. What ran since the last `record_stats()` is not reported."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._slot.clear()
+            self._safely(self._tell_epoch)
+            self.epoch, self.iteration = self.epoch + 1, 0
+            if self.print_period == 1:
+                self._safely(self._wait_for_the_model)
+
+    @guarded("IterationReport.close")
+    def close(self) -> None:
+        """Stop watching and close the files. Safe to call twice."""
+        with self._lock:
+            self._is_closed = True
+            self._slot.clear()
+            if self._csv is not None:
+                self._safely(self._csv.close)
+
+    def __enter__(self) -> IterationReport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Do not report the running iteration, because of an error. The next one is watched."""
+        undo = [self._slot.clear]
+        if isinstance(error, Exception) and not self._is_closed:
+            undo.append(self._watch_next)
+        self._guard.end(where, error, *undo)
+
+    def _watch_next(self) -> None:
+        if not (self.iteration + 1) % self.print_period:
+            self._safely(lambda: self._slot.watch(self._model(), self._alive()))
+
+    def _wait_for_the_model(self) -> None:
+        model = self._model()
+        if model is None or compiled_modules(model):
+            self._watch_next()
+        else:
+            self._slot.wait(model, [weakref.ref(one) for one in self._alive()])
+
+    def _alive(self) -> list[torch.optim.Optimizer]:
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+
+    def _report(self) -> IterationMemory:
+        model, optimizers = self._model(), self._alive()
+        if not self._slot.is_watching:  # no module was called since the end of the last epoch
+            self._slot.watch(model, optimizers)
+        began, seen = self._slot.take(model, optimizers)
+        memory = iteration_memory(
+            model,
+            seen,
+            step=self.step,
+            epoch=self.epoch,
+            iteration=self.iteration,
+            seconds=perf_counter() - began,
+        )
+        self._kept.append(memory)
+        notes = [note for note in memory.notes if note not in self._told]
+        self._told.update(notes)
+        self._safely(lambda: show(memory, self._console, self._max_weights, notes))
+        if self._csv is not None:
+            csv = self._csv
+            self._safely(lambda: csv.write(memory))
+        if self._writer is not None and seen.trace is not None:
+            self._safely(lambda: self._write(seen, memory))
+        return memory
+
+    def _write(self, seen: Seen, memory: IterationMemory) -> None:
+        assert self._writer is not None
+        assert seen.trace is not None
+        self._writer.write(_as_step(seen.trace, memory))
+
+    def _tell_epoch(self) -> None:
+        mine = [one for one in self._kept if one.epoch == self.epoch and one.peak_cached_bytes is not None]
+        if mine:
+            highest = max(mine, key=lambda one: one.peak_cached_bytes or 0)
+            self._console.print(
+                f"Epoch {self.epoch}: {counted(self.iteration, 'iteration')}, {len(mine):,} reported; "
+                f"highest cached {size(highest.peak_cached_bytes)} in iteration {highest.iteration}.",
+                markup=False,
+            )
+
+    def _safely(self, work: Callable[[], Any]) -> Any:
+        """Run `work`; report an error in it once instead of raising it, so that the training continues."""
+        try:
+            return work()
+        except (Exception, SystemExit) as error:  # rich exits if its output is a broken pipe
+            self._logger.debug("an iteration's report failed", exc_info=error)
+            self._warn(*_failure(error))
+            return None
+        except BaseException:
+            call_all(self._slot.clear)
+            raise
+
+    def _warn(self, kind: str, message: str) -> None:
+        self._guard.warn(message, once=kind)
+
+
+class _Slot:
+    """The watch of an iteration, or the hooks that start it at the first call of a module.
+
+    It is cleared when its report is garbage-collected.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._watch: IterationWatch | None = None
+        self._began = 0.0
+        self._calls = ModuleCalls()
+
+    @property
+    def is_watching(self) -> bool:
+        return self._watch is not None
+
+    def watch(
+        self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer], call: Call | None = None
+    ) -> None:
+        """Begin to watch an iteration."""
+        self.clear()
+        watch, self._began = IterationWatch(guard=self._guard), perf_counter()
+        if model is not None:
+            watch.begin(model, optimizers, call)
+        self._watch = watch
+
+    def wait(self, model: nn.Module, optimizers: Sequence[weakref.ref[torch.optim.Optimizer]]) -> None:
+        """Begin to watch at the first call of a module."""
+        self.clear()
+        reference = weakref.ref(model)
+
+        def called(module: nn.Module, given: Any, named: Any) -> None:
+            whole = reference()
+            if whole is None:
+                return
+            alive = [one for one in (reference() for reference in optimizers) if one is not None]
+            self.watch(whole, alive, (module, (given, named)))
+
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                self._calls.watch(module, called, _ignore, self._fail)
+
+    def take(
+        self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> tuple[float, Seen]:
+        """End the watch and return when it began (`perf_counter`) and what it saw."""
+        watch, self._watch = self._watch, None
+        assert watch is not None
+        try:
+            return self._began, watch.end(model, optimizers)
+        except BaseException:
+            call_all(watch.cancel)
+            raise
+
+    def clear(self) -> None:
+        """Cancel the watch, and stop waiting for one."""
+        watch, self._watch = self._watch, None
+        call_all(self._calls.stop, *([] if watch is None else [watch.cancel]))
+
+    def _fail(self, where: str, error: BaseException) -> None:
+        self._guard.end(where, error, self.clear)
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+def _as_step(trace: MemoryTrace, memory: IterationMemory) -> MemoryTrace:
+    """Return the trace for the tab, with the iteration's number as step and its cache in the notes."""
+    told = f"Iteration {memory.iteration} of epoch {memory.epoch}."
+    if memory.has_cache:
+        told += (
+            f" From the allocator: at most {memory.peak_cached_bytes:,} bytes cached, "
+            f"{memory.cached_bytes:,} at the end; at most {memory.peak_allocated_bytes:,} allocated. "
+            "Views show what tensors held."
+        )
+    steps = tuple(Step(memory.step, one.start_ns, one.end_ns) for one in trace.steps)
+    return replace(trace, source=SOURCE, steps=steps, notes=(told, *trace.notes))
+
+
+def _failure(error: BaseException) -> tuple[str, str]:
+    """Return a key for an error, so that it is reported once, and the message."""
+    if isinstance(error, MemPluginError):
+        return error.what, f"{error}\n  The training continues without this report."
+    if isinstance(error, OSError):
+        told = error.strerror or type(error).__name__
+        return told, (
+            f"The iteration report could not be written: {told}. The training continues.\n  where: "
+            f"{error.filename or 'console or CSV files'}\n  fix: Free some disk space, or choose a "
+            "folder that this process can write to."
+        )
+    return type(error).__name__, (
+        f"The iteration report failed ({type(error).__name__}: {error}). The training continues.\n  "
+        "fix: set the logger tb_memplugin to DEBUG to get the traceback, and report it."
+    )
+
+
+def _folder(csv: Any) -> str | None:
+    if isinstance(csv, bool) or csv is None:
+        return DEFAULT_FOLDER if csv else None
+    if not isinstance(csv, str | os.PathLike):
+        raise TypeError(f"csv is a {type(csv).__name__}; give True, False or the path of a folder")
+    path = os.fspath(csv)
+    if isinstance(path, bytes) or not path or path.endswith(".csv"):
+        raise MemPluginError(
+            f"csv is {path!r}, which is not a folder name.",
+            where="IterationReport",
+            fix="Give a folder. Two files are written there: one with iterations, one with weights.",
+        )
+    return path

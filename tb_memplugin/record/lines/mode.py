@@ -1,0 +1,80 @@
+"""A tracer's dispatch mode that also records the Python stacks of allocations and of autograd nodes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tb_memplugin.record.lines.ledger import LineLedger
+from tb_memplugin.record.lines.stacks import NO_ROW, NOT_KEPT, NodeStacks, PythonStacks, forward_of
+from tb_memplugin.record.tracer.layers import Layers
+from tb_memplugin.record.tracer.mode import StorageMode, must_hide_from_dynamo
+
+_current_task = torch._C._current_graph_task_id
+_current_node = torch._C._current_autograd_node
+_sequence_number = torch._C._autograd._get_sequence_nr
+
+_NOT_TAKEN = -2
+
+
+@dataclass(slots=True)
+class TakenStacks:
+    """The stacks of all threads, and the stacks that made each thread's autograd nodes."""
+
+    stacks: PythonStacks = field(default_factory=PythonStacks)
+    nodes: list[NodeStacks] = field(default_factory=list)
+
+
+class LineMode(StorageMode):
+    """A mode that gives every block the row of the stack that allocated it. Each thread has its own mode.
+
+    Args:
+        layers: the layers of the recording.
+        ledger: the recording's ledger, which requests stacks from the mode.
+        taken: the table of stacks.
+    """
+
+    def __init__(self, layers: Layers, ledger: LineLedger, taken: TakenStacks) -> None:
+        super().__init__(layers)
+        ledger.stack_of_now[threading.get_ident()] = self._stack
+        self._taken = taken
+        self._nodes = NodeStacks(_sequence_number())
+        taken.nodes.append(self._nodes)
+        thread = threading.current_thread()
+        self._thread = "" if thread is threading.main_thread() else thread.name
+        self._row = _NOT_TAKEN
+
+    def _note(self, out: Any, func: Any, began_ns: int) -> None:
+        self._row = _NOT_TAKEN
+        super()._note(out, func, began_ns)
+        sequence = _sequence_number()
+        if sequence != self._nodes.last:
+            self._nodes.add(sequence, self._stack(), func)
+        self._row = _NOT_TAKEN  # an allocation before the next operator is noted takes a new stack
+
+    def _stack(self) -> int:
+        """Return the row of this operator's stack, which is recorded when first requested."""
+        if self._row == _NOT_TAKEN:
+            node = _current_node() if _current_task() != -1 else None
+            forward = NO_ROW if node is None else forward_of(node, self._nodes, self._taken.nodes)
+            name = node.name() if node is not None and forward > NOT_KEPT else ""
+            self._row = self._taken.stacks.here(self._thread, name, forward)
+        return self._row
+
+
+class LineModeBesideDynamo(LineMode):
+    """A `LineMode` that is hidden from dynamo; see `tracer.mode.StorageModeBesideDynamo`."""
+
+    __torch_dispatch__ = LineMode.__torch_dispatch__
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+
+def line_mode(layers: Layers, ledger: LineLedger, taken: TakenStacks) -> LineMode:
+    """Return a new mode for the calling thread."""
+    return (LineModeBesideDynamo if must_hide_from_dynamo() else LineMode)(layers, ledger, taken)

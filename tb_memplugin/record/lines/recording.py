@@ -1,0 +1,219 @@
+"""A recording of source lines: on the CPU by a dispatch mode, elsewhere by the allocator's history."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.read.python_frames import note_on_cut
+from tb_memplugin.record.guard import UNOWNED, Guard, call_all
+from tb_memplugin.record.lines.ledger import LineLedger
+from tb_memplugin.record.lines.mode import LineMode, TakenStacks, line_mode
+from tb_memplugin.record.lines.stacks import MOST_STACKS, NOT_KEPT
+from tb_memplugin.record.lines.threads import ThreadWatch
+from tb_memplugin.record.storage_lifetimes import Block, Buffer
+from tb_memplugin.record.tracer.history import HistoryRecording
+from tb_memplugin.record.tracer.recording import StorageRecording
+from tb_memplugin.trace import Kind, MemoryTrace, events, start_state
+
+SOURCE = "LineTracer"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLines:
+    """The result of a recording.
+
+    `total_allocated` is the bytes of all allocations between start and stop, by device row. `gone_peaks`
+    are traces for devices whose peak is older than the kept events: they have no events, and their start
+    state is the blocks alive at the peak. `knows_threads` tells whether stacks contain their thread.
+    """
+
+    trace: MemoryTrace
+    total_allocated: dict[int, int]
+    gone_peaks: dict[int, MemoryTrace]
+    knows_threads: bool
+
+
+class StorageLines(StorageRecording):
+    """Records the storages of one device type, on all threads, with stacks.
+
+    Args:
+        device_type: the type of device, such as "cpu".
+        max_events: how many entries to keep. Peaks and totals count all entries.
+        guard: ends errors.
+    """
+
+    def __init__(self, device_type: str, max_events: int, guard: Guard = UNOWNED) -> None:
+        super().__init__(device_type, max_events, guard)
+        self._taken = TakenStacks()
+        self._threads = ThreadWatch(self._enter_thread, guard.end)
+        self._entered: list[LineMode] = []
+        self._unmet = 0
+
+    def begin(self) -> None:
+        """Record the start state and begin recording."""
+        self._unmet = threading.active_count() - 1
+        super().start({}, [])
+        try:
+            self._lines.begin()
+            self._threads.start()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Remove all that is ours, without a result."""
+        call_all(self._threads.stop, *(mode.leave for mode in self._entered), super().abandon)
+
+    def end(self) -> RecordedLines:
+        """End the recording and return its result."""
+        try:
+            return self._end()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _end(self) -> RecordedLines:
+        self._threads.stop()
+        self._lines.stack_of_now.clear()
+        result = super().stop({}, [])
+        for mode in self._entered:
+            mode.leave()
+        stacks = self._taken.stacks.texts()
+        trace = replace(result.trace, source=SOURCE, stacks=stacks)
+        trace = replace(trace, notes=(*trace.notes, *self._line_notes(trace)))
+        gone = {
+            row: _at_peak(trace, blocks)
+            for row in range(len(trace.devices))
+            if (blocks := self._lines.blocks_at_gone_peak(row)) is not None
+            and self._lines.peaks.get(row, 0) > int(trace.live(row).max())
+        }
+        return RecordedLines(trace, dict(self._lines.allocated), gone, knows_threads=True)
+
+    def _open_ledger(self) -> LineLedger:
+        self._lines = LineLedger(self._max_events, self._device_type)
+        return self._lines
+
+    def _mode(self) -> LineMode:
+        return line_mode(self.layers, self._lines, self._taken)
+
+    def _has_blind_spots(self) -> bool:
+        return bool(self._unmet) or super()._has_blind_spots()
+
+    def _enter_thread(self) -> None:
+        with self._lines.lock:
+            mode = self._mode()
+            self._entered.append(mode)
+        mode.enter()
+
+    def _line_notes(self, trace: MemoryTrace) -> Iterator[str]:
+        stacks = self._taken.stacks
+        if self._unmet:
+            yield (
+                f"{self._unmet:,} other threads were running when tracing began. What such a thread "
+                "allocates counts from the first layer that it calls; at the end, at least "
+                f"{self._missed:,} bytes are alive that are not counted."
+            )
+        if stacks.left_out:
+            yield (
+                f"{stacks.left_out:,} allocations have no line: there were more than {MOST_STACKS:,} "
+                f"different call stacks. {_without_stack(trace):,} bytes are without a line."
+            )
+        if stacks.cut:
+            yield note_on_cut(stacks.cut, trace)
+
+
+class HistoryLines(HistoryRecording):
+    """Records a device whose allocator keeps a history with Python stacks: CUDA, ROCm and XPU."""
+
+    def begin(self) -> None:
+        """Turn on the history.
+
+        Raises:
+            MemPluginError: the process does not use the device yet.
+        """
+        if not self._allocator.is_in_use():
+            raise MemPluginError(
+                f"No {self._device.type} device is in use yet.",
+                where="LineTracer.start_tracing",
+                fix="Create a tensor on the device before tracing starts.",
+            )
+        super().start({}, [])
+
+    def end(self) -> RecordedLines:
+        """End the recording and return its result from the allocator's history."""
+        result = super().stop({}, [])
+        trace = _with_forward_lines(replace(result.trace, source=SOURCE))
+        lost = tuple(self._lost(result.peak_allocated, trace))
+        notes = [note for note in trace.notes if not (lost and note.startswith("The history holds"))]
+        trace = replace(trace, notes=(*notes, *self._history_notes(trace), *lost))
+        born = trace.events.kind == Kind.ALLOC
+        total = {
+            row: int(trace.events.bytes[born & (trace.events.device == row)].sum())
+            for row in range(len(trace.devices))
+        }
+        return RecordedLines(trace, total, {}, knows_threads=False)
+
+    def _history_notes(self, trace: MemoryTrace) -> Iterator[str]:
+        if not self._is_fresh:
+            yield (
+                "The allocator's history was already on: lines of older blocks that it knows are shown too, "
+                f"for {int(trace.start.bytes[trace.start.stack >= 0].sum()):,} bytes."
+            )
+
+    def _lost(self, counted_peak: int, trace: MemoryTrace) -> Iterator[str]:
+        kept = max((int(trace.live(row).max()) for row in range(len(trace.devices))), default=0)
+        if counted_peak > kept:
+            yield (
+                f"The allocator counted a peak of {counted_peak:,} bytes, but the history has "
+                f"overwritten some of its entries (max_events {self._max_events:,}). The lines are "
+                f"those of {kept:,} bytes, the highest moment of the entries that were kept, and the "
+                "total counts only kept entries. Use a larger max_events."
+            )
+
+
+def _without_stack(trace: MemoryTrace) -> int:
+    blocks = trace.allocations
+    return int(blocks.bytes[(blocks.born >= 0) & (blocks.stack == NOT_KEPT)].sum())
+
+
+def _at_peak(trace: MemoryTrace, blocks: Sequence[Block | Buffer]) -> MemoryTrace:
+    return MemoryTrace(
+        source=trace.source,
+        events=events([]),
+        start=start_state(
+            [block.bytes for block in blocks],
+            device=[block.device for block in blocks],
+            address=np.array([block.address for block in blocks], np.uint64),
+            stack=[block.stack for block in blocks],
+        ),
+        devices=trace.devices,
+        steps=trace.steps,
+        stacks=trace.stacks,
+        notes=trace.notes,
+    )
+
+
+def _with_forward_lines(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace, with the forward call's stack for events in backward that have no own stack."""
+    alone = (trace.events.stack < 0) & (trace.events.forward >= 0)
+    if not alone.any():
+        return trace
+    stack = np.where(alone, trace.events.forward, trace.events.stack).astype(np.int32)
+    return replace(trace, events=replace(trace.events, stack=stack))
+
+
+def recording_device(device: torch.device | None) -> torch.device:
+    """Return the given device, else the accelerator that this process uses, else the CPU."""
+    if device is not None:
+        return device
+    for name in ("cuda", "xpu"):
+        backend = getattr(torch, name, None)
+        if backend is not None and backend.is_available() and backend.is_initialized():
+            return torch.device(name)
+    return torch.device("cpu")

@@ -1,0 +1,74 @@
+"""Detect threads while lines are traced: new ones at their first call, others when they call a layer."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from tb_memplugin.record.guard import UNOWNED, Failed
+from tb_memplugin.record.module_calls import ModuleCalls
+
+Hook = Callable[[FrameType, Any, Any], object]
+"""A function for `threading.setprofile`."""
+
+
+class ThreadWatch:
+    """Calls a function once on every thread except the one that creates this object, until `stop`.
+
+    A thread that `threading` starts is detected at its first call, by `threading.setprofile`, before its own
+    code runs; a profile function that was already set still works. A thread that is already running is
+    detected when it calls a layer.
+
+    Args:
+        met: the function, called on each newly detected thread.
+        failed: is called with errors of it.
+    """
+
+    def __init__(self, met: Callable[[], None], failed: Failed = UNOWNED.end) -> None:
+        self._met, self._failed = met, failed
+        self._on = True
+        self._known = threading.local()
+        self._known.met = True
+        self._profile: Hook | None = None
+        self._others: Hook | None = None
+        self._calls = ModuleCalls()
+
+    def start(self) -> None:
+        """Begin to detect threads."""
+        self._others = threading.getprofile()
+        self._profile = self._first_call
+        threading.setprofile(self._profile)
+        if threading.active_count() > 1:  # only if needed: it costs time and appears in stacks
+            self._calls.watch_all(self._meet, lambda *_: None, self._failed)
+
+    def stop(self) -> None:
+        """Stop detecting threads."""
+        self._on = False
+        if threading.getprofile() is self._profile:
+            threading.setprofile(self._beneath())
+        self._calls.stop()
+
+    def _beneath(self) -> Hook | None:
+        """Return the profile function to restore, skipping those of watches that have stopped."""
+        others = self._others
+        while isinstance(watch := getattr(others, "__self__", None), ThreadWatch) and not watch._on:
+            others = watch._others
+        return others
+
+    def _first_call(self, frame: FrameType, event: str, arg: Any) -> None:
+        sys.setprofile(self._others)
+        if self._others is not None:
+            self._others(frame, event, arg)
+        self._meet()
+
+    def _meet(self, *_: object) -> None:
+        if not self._on or getattr(self._known, "met", False):
+            return
+        self._known.met = True
+        try:
+            self._met()
+        except BaseException as error:
+            self._failed("a new thread", error)

@@ -1,0 +1,240 @@
+"""Record when each module runs, only while a profiler records; and name modules.
+
+Times and autograd sequence numbers are logged instead of opening profiler ranges: this does not change
+the traces that other handlers make of the same profile, and costs less than a range.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from threading import get_ident
+from time import time_ns
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from tb_memplugin.record.beside_dynamo import not_compiled_alone
+from tb_memplugin.record.guard import UNOWNED, Failed
+from tb_memplugin.record.module_calls import Entered, Left, ModuleCalls, compiled_call
+from tb_memplugin.trace import Module
+
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Path segments that torch.compile, FSDP and checkpoint wrappers insert into names."""
+
+
+def clean_name(fqn: str) -> str:
+    """Return the FQN of a module or parameter without the segments that wrappers insert."""
+    if "_" not in fqn:
+        return fqn
+    return ".".join(part for part in fqn.split(".") if part not in _WRAPPERS)
+
+
+@dataclass(slots=True)
+class ModuleNames:
+    """The modules of the models at one moment: one row each, parents before children.
+
+    `row_of` maps `id(module)` to its row; a shared module is listed under its first name.
+    `owner_of` maps `id(parameter or buffer)` to (row of the owning module, FQN of the tensor). `version`
+    counts how often `rename` was called.
+    """
+
+    modules: list[Module] = field(default_factory=list)
+    row_of: dict[int, int] = field(default_factory=dict)
+    owner_of: dict[int, tuple[int, str]] = field(default_factory=dict)
+    version: int = 0
+    _rows: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, models: Mapping[str, nn.Module]) -> ModuleNames:
+        """Name every module of the models. Each FQN begins with its model's key in `models`, if not empty.
+
+        A module of several models keeps the name that it has in the first.
+        """
+        names = cls()
+        for prefix, model in models.items():
+            for tensor, owner in names.add(prefix, model, named=frozenset(names.row_of)):
+                names.owner_of.setdefault(id(tensor), owner)
+        return names
+
+    def add(
+        self, prefix: str, model: nn.Module, named: Container[int] = ()
+    ) -> Iterator[tuple[torch.Tensor, tuple[int, str]]]:
+        """Name a module and all below it, except those whose id is in `named`.
+
+        Yield their parameters and buffers, with their owners.
+        """
+        for fqn, module in model.named_modules(prefix=prefix):
+            if id(module) in named:
+                continue
+            key = clean_name(fqn)
+            row = self._rows.setdefault(key, len(self.modules))
+            if row == len(self.modules):
+                self.modules.append(Module(key, _parent(key, self._rows), type(module).__name__))
+            self.row_of[id(module)] = row
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        yield tensor, (row, f"{key}.{name}" if key else name)
+
+    def rename(self, modules: Sequence[nn.Module]) -> None:
+        """Name the tensors that these modules hold now: a new one may have the id of one that is gone.
+
+        A tensor with several names gets its first. The code makes no Python call per tensor (`held.py`).
+        """
+        owned: list[tuple[torch.Tensor, tuple[int, str]]] = []
+        for held in (attrgetter("_parameters"), attrgetter("_buffers")):
+            rows = map(self.row_of.get, map(id, modules))
+            owned += [
+                (tensor, (row, f"{key}.{name}" if (key := self.modules[row].key) else name))
+                for row, tensors in zip(rows, map(dict.items, map(held, modules)), strict=True)
+                if row is not None
+                for name, tensor in tensors
+                if tensor is not None
+            ]
+        owned.reverse()
+        self.owner_of.update(zip(map(id, map(itemgetter(0), owned)), map(itemgetter(1), owned), strict=True))
+        self.version += 1
+
+
+def _parent(key: str, rows: Mapping[str, int]) -> int:
+    while key:
+        key = key.rpartition(".")[0]
+        if key in rows:
+            return rows[key]
+    return -1
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is compiled with `torch.compile(module)` or `module.compile()`."""
+    dynamo = sys.modules.get("torch._dynamo")  # loading it takes seconds; nothing is compiled without it
+    return compiled_call(module) is not None or (
+        dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    )
+
+
+Crossing = tuple[int, int, int, int]
+"""(time_ns, row or -1 - row, sequence number, thread ident)"""
+
+
+class SeesOuterCalls(Protocol):
+    """Is told of the calls that are within no other on their thread."""
+
+    def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Receive the module and the arguments of a call that begins."""
+
+    def left(self) -> object:
+        """Be told that the call ends."""
+
+
+OuterResult = Callable[[Any], object]
+"""Called with the result of such a call, if it ran on another thread than `start`."""
+
+
+class ModuleRecorder:
+    """Logs when modules are entered and left, from `start` to `stop`.
+
+    Within a compiled module only its own call is logged: no Python call happens there.
+
+    Args:
+        scripted: whether scripted modules are recorded, too.
+    """
+
+    def __init__(self, *, scripted: bool = False) -> None:
+        self._scripted = scripted
+        self._outer_calls: SeesOuterCalls | None = None
+        self._outer_result: OuterResult | None = None
+        self._failed: Failed | None = None
+        self._module_calls = ModuleCalls()
+        self.log: list[Crossing] = []
+        """The logged crossings, in time order for each thread."""
+
+    def start(
+        self,
+        models: Mapping[str, nn.Module],
+        names: ModuleNames,
+        outer_calls: SeesOuterCalls | None = None,
+        outer_result: OuterResult | None = None,
+        failed: Failed = UNOWNED.end,
+    ) -> None:
+        """Watch every module of the models whose calls Python makes.
+
+        Args:
+            models, names: the models, and the names of their modules.
+            outer_calls: is told of each call that is within no other on its thread.
+            outer_result: is called at the end of each such call on another thread.
+            failed: is called when recording a call raised, which stops the watch.
+        """
+        self.log, self._failed = [], failed
+        self._outer_calls, self._outer_result = outer_calls, outer_result
+        self._depth = _Depth()
+        self._depth.is_first = True
+        for model in models.values():
+            self.watch(model, names)
+
+    def stop(self) -> None:
+        """Stop watching. Safe to call at any time, and twice."""
+        self._module_calls.stop()
+        self._outer_calls = self._outer_result = self._failed = None  # they may hold who holds this
+
+    def is_watching(self, module: nn.Module) -> bool:
+        """Whether this recorder logs the calls of the module."""
+        return self._module_calls.is_watching(module)
+
+    def watch(self, module: nn.Module, names: ModuleNames) -> None:
+        """Watch a module and those below it, where they have a name and are not watched yet."""
+        pending, failed = [module], self._failed
+        assert failed is not None
+        while pending:
+            module = pending.pop()
+            row, scripted = names.row_of.get(id(module)), isinstance(module, torch.jit.ScriptModule)
+            if row is None or self.is_watching(module) or (scripted and not self._scripted):
+                continue
+            self._module_calls.watch(module, *self._functions(row), failed)
+            if not scripted and not is_compiled(module):
+                pending.extend(module.children())
+
+    def _functions(self, row: int) -> tuple[Entered, Left]:
+        """Return the functions that log the start and the end of a module's calls.
+
+        An endless `zip` reads time, sequence number and thread in one C call: if a profile records stacks,
+        each Python call would be an event in the user's own profile.
+        """
+        note, depth, outer_calls = self.log.append, self._depth, self._outer_calls
+        outer_result = self._outer_result
+        entering, leaving = (_numbers(crossing) for crossing in (row, -1 - row))
+
+        def entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not depth.calls and outer_calls is not None:
+                outer_calls.entered(module, args, kwargs)
+            depth.calls += 1
+            note(next(entering))
+
+        def left(_: nn.Module, __: tuple[Any, ...], result: Any) -> None:
+            if depth.calls:  # else the call began before the watch did
+                depth.calls -= 1
+                if not depth.calls and outer_calls is not None:
+                    outer_calls.left()
+                if not (depth.calls or depth.is_first) and outer_result is not None:
+                    outer_result(result)
+            note(next(leaving))
+
+        return not_compiled_alone(entered), not_compiled_alone(left)
+
+
+def _numbers(crossing: int) -> Iterator[Crossing]:
+    return zip(iter(time_ns, None), repeat(crossing), iter(_sequence_number, None), iter(get_ident, None))
+
+
+class _Depth(threading.local):
+    """How many watched calls run on this thread, and whether it is the one that began to watch."""
+
+    calls = 0
+    is_first = False

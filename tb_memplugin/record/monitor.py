@@ -1,0 +1,369 @@
+"""`MemoryMonitor`: figures of every step of a whole training, streamed to the tab while it runs."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.logs import instance_logger, say_where
+from tb_memplugin.record.guard import Guard, call_all, guarded
+from tb_memplugin.record.handler import default_worker_name
+from tb_memplugin.record.steps.columns import figures_of
+from tb_memplugin.record.steps.devices import counters_of
+from tb_memplugin.record.steps.recording import (
+    DeviceStep,
+    MonitoredStep,
+    OpenPhase,
+    PhaseStep,
+    StepRecording,
+)
+from tb_memplugin.store.files import absolute, is_remote
+from tb_memplugin.store.growing_file import UnsettledError
+from tb_memplugin.store.steps_writer import StepsWriter
+
+__all__ = ["DeviceStep", "MemoryMonitor", "MonitoredStep", "PhaseStep"]
+
+LOCAL_SECONDS, REMOTE_SECONDS = 10.0, 60.0
+"""Seconds between two records. On a remote file system each record is a file of its own."""
+
+MOST_AT_ONCE = 50_000
+"""The largest number of steps in one record."""
+
+HIGHEST_STEP = 2**53
+"""Step numbers are below this: JavaScript represents integers exactly only up to here."""
+
+
+MOST_FAILURES = 3
+"""After so many steps in a row in which something failed, the monitor stops."""
+
+_LOST = "A step is without figures of its memory"
+_LONGEST_WAIT_S = 5.0
+_STEP, _FLUSH, _CLOSE = "MemoryMonitor.step", "MemoryMonitor.flush", "MemoryMonitor.close"
+_NOT_WRITTEN = "Figures of steps could not be written yet"
+
+
+class MemoryMonitor:
+    """Watches a whole training: peak, reserve, fragmentation and time of every step and named phase.
+
+    It reads counters that the allocator keeps in any case, which takes some microseconds per step, and
+    writes them from its own thread. torch keeps no such counters for the CPU; there the monitor reads the
+    resident memory of the process. A failure of the monitor never ends the training: the step in which it
+    happens has no figures, and that is logged once; after three such steps in a row the monitor stops. Copies
+    of a monitor are that monitor; an unpickled one is new, with the same arguments.
+
+    Args:
+        logdir: a folder for TensorBoard, as for `memory_trace_handler`: a local path or an fsspec URL.
+        worker_name: as for `memory_trace_handler`. If both have the same name, the tab shows them together.
+        device: one or several devices to watch; "cpu" and "process" mean the memory of the process.
+            None: the current accelerator of this process, or the process where there is none.
+        reset_peaks: reset the allocator's peak counters, or Linux's peak of the process, at each step and
+            phase, so that the peak of a step is exact. `torch.cuda.max_memory_allocated`,
+            `resource.getrusage` and the like still return correct values; docs/monitor.md says who does
+            not. If False, nothing is reset, and peaks below the highest so far are lower bounds.
+        flush_seconds: the longest time before a step is written for the tab. None: 10, or 60 on a remote
+            file system.
+        log_level: the level for this monitor's own messages, as a name or number. None uses the package's
+            level.
+
+    Raises:
+        TypeError: `logdir` is not a path, `worker_name` is not text, or `flush_seconds` is not a number.
+        MemPluginError: the device or the level does not exist, or `flush_seconds` is not above 0.
+
+    Example:
+        >>> with MemoryMonitor("runs/a") as monitor:
+        ...     for batch in batches:
+        ...         with monitor.phase("forward"):
+        ...             loss = model(batch)
+        ...         with monitor.phase("backward"):
+        ...             loss.backward()
+        ...         optimizer.step()
+        ...         monitor.step()
+    """
+
+    def __init__(
+        self,
+        logdir: str | os.PathLike[str],
+        worker_name: str | None = None,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        reset_peaks: bool = True,
+        flush_seconds: float | None = None,
+        log_level: int | str | None = None,
+    ) -> None:
+        folder = absolute(os.fspath(logdir))
+        if worker_name is not None and not isinstance(worker_name, str):
+            raise TypeError(f"worker_name is a {type(worker_name).__name__}; give text")
+        seconds = REMOTE_SECONDS if is_remote(folder) else LOCAL_SECONDS
+        if flush_seconds is not None:
+            seconds = _seconds(flush_seconds)
+        self._arguments = (logdir, worker_name, device, reset_peaks, flush_seconds, log_level)
+        self._logger = instance_logger(log_level)
+        self._guard = Guard(_LOST, self._logger)
+        self._pid = os.getpid()
+        self._closed = self._is_lost = False
+        self._failures = 0
+        self._recording = StepRecording(counters_of(device, reset_peaks=reset_peaks))
+        self._stream = _Stream(folder, worker_name, self._recording, seconds, self._guard)
+        self._end = weakref.finalize(self, self._stream.close)  # at the end of the process, too
+        self._begin()
+
+    def __copy__(self) -> MemoryMonitor:
+        return self
+
+    def __deepcopy__(self, _: object) -> MemoryMonitor:
+        """Return the monitor itself: two would reset each other's peaks."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryMonitor, self._arguments
+
+    @guarded("MemoryMonitor.phase", nullcontext)
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Return a context manager that measures its block under a name: `forward`, `validation`, any text.
+
+        Phases may nest and repeat. If a name repeats within a step, its runs and times are summed and its
+        highest peak counts. After 32 different names, further ones are merged into `(other phases)`.
+        """
+        return PhaseBlock(name, self)
+
+    @guarded(_STEP)
+    def step(self, number: int | None = None) -> MonitoredStep | None:
+        """End a training step and return its figures, or None if nothing could be read.
+
+        Args:
+            number: the number of the step, above that of the last step. None: one more than the last step,
+                starting at 0.
+        """
+        if not self._works():
+            return None
+        if self._is_lost:
+            self._recording.skip_step()
+            self._is_lost = False
+            return None
+        step = self._recording.end_step(self._checked(number))
+        self._failures = 0
+        self._stream.stepped()
+        return step
+
+    def _checked(self, number: Any) -> int | None:
+        """Return the given number, or None if it is not above the last step's, with one warning.
+
+        With None, the next step gets the number after the last one.
+        """
+        if number is None:
+            return None
+        last = self._recording.last
+        whole = operator.index(number) if hasattr(number, "__index__") else -1
+        if (last.step if last is not None else -1) < whole < HIGHEST_STEP:
+            return whole
+        self._guard.warn(
+            f"Step {number!r:.80} does not follow the step before it, so steps are numbered on from "
+            "there. This is logged once.",
+            once="number",
+        )
+        return None
+
+    @property
+    def last_step(self) -> MonitoredStep | None:
+        """The figures of the step that ended last, for use in other loggers."""
+        return self._recording.last
+
+    @guarded(_FLUSH)
+    def flush(self) -> None:
+        """Write the steps that are not written yet; the tab shows them when TensorBoard reloads."""
+        if self._works():
+            self._stream.write()
+
+    @guarded(_CLOSE)
+    def close(self) -> None:
+        """Write the remaining steps and stop. Work after the last step is not counted. Safe to call twice."""
+        self._closed = True
+        self._end()
+
+    def __enter__(self) -> MemoryMonitor:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @guarded("the beginning of MemoryMonitor")
+    def _begin(self) -> None:
+        if self._works():
+            self._recording.begin()
+
+    def _works(self) -> bool:
+        """Whether the monitor is active in this process; in a forked child it is not."""
+        return not self._closed and self._failures < MOST_FAILURES and self._pid == os.getpid()
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Lose the running step, because of an error."""
+        if where == _CLOSE:
+            loss = "The last figures of steps may not be written"
+            self._guard.end(where, error, self._stream.abandon, loss=loss)
+            return
+        if where == _FLUSH:
+            self._guard.end(where, error, loss=_NOT_WRITTEN)
+            return
+        begins = where == _STEP or not isinstance(error, Exception)  # then the next step begins here
+        if begins or not self._is_lost:
+            self._failures += 1
+        self._is_lost = not begins
+        self._guard.end(where, error, *([self._recording.skip_step] if begins else []))
+
+    def begin_phase(self, name: str) -> OpenPhase | None:
+        """Begin a phase; return None if nothing is measured."""
+        return self._recording.begin_phase(name) if self._works() and not self._is_lost else None
+
+    def end_phase(self, phase: OpenPhase) -> None:
+        """End a phase."""
+        if self._works() and not self._is_lost:
+            self._recording.end_phase(phase)
+
+
+class PhaseBlock:
+    """The context manager that `MemoryMonitor.phase` returns. A phase that never ends is dropped."""
+
+    __slots__ = ("_monitor", "_name", "_open")
+
+    def __init__(self, name: str, monitor: MemoryMonitor) -> None:
+        self._name, self._monitor = name, monitor
+        self._open: list[OpenPhase | None] = []
+
+    @guarded("the beginning of a phase")
+    def __enter__(self) -> None:
+        self._open.append(None)
+        self._open[-1] = self._monitor.begin_phase(self._name)
+
+    @guarded("the end of a phase")
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        phase = self._open.pop() if self._open else None
+        if phase is not None:
+            self._monitor.end_phase(phase)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Lose the running step, because of an error."""
+        self._monitor.fail(where, error)
+
+
+def _seconds(given: float) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise TypeError(f"flush_seconds is a {type(given).__name__}; give a number")
+    if not given > 0:
+        raise MemPluginError(
+            f"flush_seconds is {given}.", where="MemoryMonitor", fix="Give a number above 0, or leave it out."
+        )
+    return min(float(given), threading.TIMEOUT_MAX)
+
+
+class _Stream:
+    """Writes recorded steps from a thread that starts with the first step, without holding the monitor."""
+
+    def __init__(
+        self,
+        logdir: str,
+        worker: str | None,
+        recording: StepRecording,
+        seconds: float,
+        guard: Guard,
+    ) -> None:
+        self._guard = guard
+        self._logdir, self._worker, self._recording, self._seconds = logdir, worker, recording, seconds
+        self._pid = os.getpid()
+        self._epoch_ns = time.time_ns()
+        self._writer: StepsWriter | None = None
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._told = False
+
+    def stepped(self) -> None:
+        """Start the writing thread when the first step has ended, and again if it has failed."""
+        if self._thread is None or not self._thread.is_alive():
+            self._worker = self._worker or default_worker_name()
+            self._thread = threading.Thread(target=self._run, name="tb_memplugin monitor", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Write the remaining steps and stop reading the counters. Does nothing in a forked child."""
+        if self._pid != os.getpid():
+            return
+        self._ending.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        if self._recording.has_steps:  # the thread failed
+            self.write(even_unused=True)
+        call_all(self._recording.close, *([self._writer.close] if self._writer is not None else []))
+
+    def abandon(self) -> None:
+        """Let the thread end. It may write until then."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_LONGEST_WAIT_S)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Log what failed on the thread. What it should have written is written later."""
+        if isinstance(error, Exception):
+            self._guard.end(where, error, loss="Figures of steps were not written in time")
+
+    @guarded("the thread of MemoryMonitor")
+    def _run(self) -> None:
+        self._ending.wait(min(1.0, self._seconds))  # so that the first steps appear early
+        self.write()
+        while not self._ending.wait(self._seconds):
+            self.write()
+        self.write(even_unused=True)
+
+    def write(self, *, even_unused: bool = False) -> None:
+        """Write the steps that ended since the last write; keep those that cannot be written for later."""
+        with self._lock:
+            if not even_unused and not all(one.in_use for one in self._recording.counters):
+                return  # the names of unused devices are not known yet
+            left, part = self._recording.take(), list[MonitoredStep]()
+            try:
+                if self._writer is not None:
+                    self._writer.settle()
+                while left:
+                    part, left = left[:MOST_AT_ONCE], left[MOST_AT_ONCE:]
+                    self._write(part)
+                    part = []
+                    if not self._told:
+                        self._told = True
+                        with suppress(Exception):
+                            say_where(self._logdir, "figures of steps")
+            except BaseException as error:
+                if isinstance(error, UnsettledError):
+                    part = []  # the writer keeps it
+                self._recording.put_back([*part, *left])
+                self._refuse(error)
+
+    def _write(self, rows: Sequence[MonitoredStep]) -> None:
+        if self._writer is None:
+            worker = self._worker or default_worker_name()
+            self._writer = StepsWriter(self._logdir, worker, self._epoch_ns, torch.__version__, self._refuse)
+        dropped = self._recording.dropped
+        notes = [f"{dropped:,} steps could not be written and are missing."] if dropped else []
+        self._writer.write(figures_of(rows, self._recording.counters, notes))
+
+    def _refuse(self, error: BaseException) -> None:
+        if isinstance(error, OSError):
+            error = MemPluginError(
+                f"Figures of steps could not be written: {error.strerror or error}. They will be written "
+                "later; the training continues.",
+                where=self._logdir,
+                fix="Free some disk space, or choose a folder that this process can write to.",
+            )
+        self._guard.end(self._logdir, error, loss=_NOT_WRITTEN)

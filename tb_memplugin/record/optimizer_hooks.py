@@ -1,0 +1,92 @@
+"""Hooks around the step of every optimizer, which can be added and removed while other threads step.
+
+torch calls such hooks while it iterates over the dictionary that contains them, and a training fails if one
+is added or removed meanwhile ("OrderedDict mutated during iteration"). So, while hooks of this module are on,
+torch iterates over a copy instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from torch.optim import optimizer as torch_optimizer
+
+from tb_memplugin.record import beside_compiler
+from tb_memplugin.record.beside_dynamo import skipped_by_dynamo
+from tb_memplugin.record.guard import call_all
+
+Hook = Callable[..., None]
+"""A function that is called with the optimizer, and the positional and keyword arguments of its step."""
+
+_module: Any = torch_optimizer
+_original: Any = getattr(_module, "chain", None)
+"""The `chain` of torch's optimizer module; None in versions of torch that iterate in another way."""
+
+
+class _Chain:
+    """An `itertools.chain` that copies all its items when called."""
+
+    from_iterable = staticmethod(chain.from_iterable)
+
+    def __call__(self, *several: Iterable[Any]) -> Iterator[Any]:
+        return iter(tuple(chain(*several)))  # in one C call, which no other thread can interrupt
+
+
+_at_once = _Chain()
+
+
+class _HooksPatch:
+    """The hooks of one `StepHooks`, and the copying of torch's dictionaries while there are any."""
+
+    guarded = True  # a compiled step has guards on the dictionaries of hooks
+
+    def __init__(self, before: Hook, after: Hook) -> None:
+        self._hooks, self._handles = (before, after), list[Any]()
+
+    def put_on(self) -> None:
+        if self in _on:
+            return
+        if not _on and _original is not None:
+            _module.chain = _at_once
+        _on.append(self)
+        before, after = self._hooks
+        self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
+        self._handles.append(torch_optimizer.register_optimizer_step_post_hook(after))
+
+    def take_off(self) -> None:
+        if self not in _on:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        _on.remove(self)
+        if not _on and _original is not None and _module.chain is _at_once:
+            _module.chain = _original
+
+
+_on: list[_HooksPatch] = []
+
+
+class StepHooks:
+    """Calls functions before and after every optimizer's step, on any thread, until `remove`.
+
+    They are not called while torch.compile traces, nor within code that it compiled.
+    """
+
+    def __init__(self, before: Hook, after: Hook) -> None:
+        self._patch = _HooksPatch(before, after)
+        beside_compiler.add(self._patch)
+
+    def remove(self) -> None:
+        """Remove the hooks. Safe to call twice."""
+        try:
+            beside_compiler.remove(self._patch)
+        except BaseException:
+            call_all(self._patch.take_off)
+            raise
+
+
+for _function in (_HooksPatch.put_on, _HooksPatch.take_off):
+    skipped_by_dynamo(_function)

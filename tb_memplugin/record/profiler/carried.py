@@ -1,0 +1,83 @@
+"""What the blocks of a window were that are alive after it: the next window knows them again."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+
+from tb_memplugin.record.alive_before import memory_of
+from tb_memplugin.record.storages_alive import storages_alive, young_storages_alive
+from tb_memplugin.trace import Category, MemoryTrace
+
+SMALLEST_SHARE = 0.001
+"""The share of the live bytes from which on the program's objects are searched for their storages."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedBlock:
+    """A block's category, the key of its module and its label."""
+
+    category: Category
+    module: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedBlocks:
+    """The blocks by their storages, which are held weakly: a later storage at the same address is another."""
+
+    _blocks: dict[int, tuple[weakref.ref[torch.UntypedStorage], CarriedBlock]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trace: MemoryTrace, before: CarriedBlocks) -> CarriedBlocks:
+        """Return the blocks alive at the end of a trace that was just recorded, where Python has them.
+
+        Models and optimizers tell in each window what they hold, so what they hold is left out. Objects
+        that Python created last are searched first, and no more once less than `SMALLEST_SHARE` of the live
+        bytes is left to find.
+
+        Args:
+            trace: the trace.
+            before: what the window before left.
+        """
+        carried = cls({key: kept for key, kept in before._blocks.items() if kept[0]() is not None})
+        blocks = trace.allocations
+        alive = blocks.freed >= len(trace.events)
+        rows = np.flatnonzero(alive & (blocks.born >= 0) & ~np.isin(blocks.category, _TOLD_ANEW))
+        small = SMALLEST_SHARE * blocks.bytes[alive].sum()
+        places = zip(
+            [trace.devices[number].name for number in blocks.device[rows].tolist()],
+            blocks.address[rows].tolist(),
+            strict=True,
+        )
+        row_of = dict(zip(places, rows.tolist(), strict=True))
+        for search in (young_storages_alive, partial(storages_alive, of_gradients=False)):
+            if blocks.bytes[list(row_of.values())].sum() <= small:
+                break
+            for storage in search():
+                row = row_of.pop((memory_of(storage), storage.data_ptr()), None)
+                if row is not None:
+                    carried._blocks[storage._cdata] = weakref.ref(storage), _block(trace, row)
+        return carried
+
+    def get(self, storage: torch.UntypedStorage) -> CarriedBlock | None:
+        """Return what a storage was in the window before, None if it was not alive there."""
+        reference, block = self._blocks.get(storage._cdata, (None, None))
+        return block if reference is not None and reference() is storage else None
+
+
+def _block(trace: MemoryTrace, row: int) -> CarriedBlock:
+    blocks = trace.allocations
+    label, module = int(blocks.label[row]), int(blocks.module[row])
+    return CarriedBlock(
+        Category(int(blocks.category[row])),
+        trace.modules[module].key if module >= 0 else "",
+        trace.labels[label] if label >= 0 else "",
+    )
+
+
+_TOLD_ANEW = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)

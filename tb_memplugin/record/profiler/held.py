@@ -1,0 +1,299 @@
+"""Find the storages that models and optimizers hold at each optimizer step, in a few calls into C.
+
+Gradients have new addresses in every step, and parameters may have been replaced. If a profile records
+stacks, each Python call here is an event in the user's own profile: a call per tensor would add thousands of
+events to every step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, compress, repeat
+from operator import attrgetter, itemgetter
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.record.modules import ModuleNames
+from tb_memplugin.record.storages import (
+    OF_NO_PARAMETER,
+    Sighting,
+    model_storages,
+    optimizer_parameters,
+    optimizer_storages,
+    sight,
+    state_beside,
+)
+from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.trace import Category
+
+Owner = tuple[int, str]
+"""(owning module's row, label)"""
+
+_ONE_STORAGE = frozenset((torch.Tensor, nn.Parameter, nn.Buffer))
+_WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
+_NOBODY: Owner = (-1, "")
+_alive = weakref.ref.__call__
+_parameters, _buffers, _children = map(attrgetter, ("_parameters", "_buffers", "_modules"))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Tensors of one category at one moment, each with one storage, as columns."""
+
+    time_ns: int
+    category: Category
+    owners: list[Owner]
+    devices: list[torch.device]
+    dtypes: list[torch.dtype]
+    addresses: list[int]
+    sizes: list[int]
+    shared: list[bool]
+
+    @classmethod
+    def at(cls, tensors: list[torch.Tensor], owners: list[Owner], category: Category) -> Look:
+        """Read the tensors' storages now.
+
+        Raises:
+            RuntimeError, NotImplementedError: a tensor has no memory of its own (functorch, meta).
+        """
+        behind = list(map(torch.Tensor.untyped_storage, tensors))
+        return cls(
+            time_ns(),
+            category,
+            owners,
+            [tensor.device for tensor in tensors],
+            [tensor.dtype for tensor in tensors],
+            list(map(torch.UntypedStorage.data_ptr, behind)),
+            list(map(torch.UntypedStorage.nbytes, behind)),
+            list(map(torch.UntypedStorage.is_shared, behind)),
+        )
+
+    def __iter__(self) -> Iterator[Sighting]:
+        """Yield a sighting for each tensor whose storage has memory."""
+        columns = (self.owners, self.devices, self.dtypes, self.addresses, self.sizes, self.shared)
+        for (module, label), device, dtype, address, size, shared in zip(*columns, strict=True):
+            if not address:
+                continue
+            name = str(device) if device.type != "cpu" else "shared" if shared else "cpu"
+            kind = str(dtype).removeprefix("torch.")
+            yield Sighting(self.time_ns, name, address, size, self.category, module, label, kind)
+
+
+Seen = Look | list[Sighting]
+
+
+@dataclass(slots=True)
+class Group:
+    """Tensors of one category that are looked at repeatedly; unchanged ones are not reported again."""
+
+    category: Category
+    _refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    _addresses: list[int] | None = None
+
+    def look(self, tensors: Sequence[torch.Tensor | None], owners: Sequence[Owner]) -> list[Seen]:
+        """Return sightings of the tensors if any changed since the last look. None is an absent tensor.
+
+        To save events in the user's profile, the code makes no Python call per tensor (see the module).
+        """
+        pairs = [(one, owner) for one, owner in zip(tensors, owners, strict=True) if one is not None]
+        plain = [
+            (one, owner)
+            for one, owner in pairs
+            if type(one) in _ONE_STORAGE and one.layout is torch.strided and not one.is_nested
+        ]
+        try:
+            seen = Look.at([one for one, _ in plain], [owner for _, owner in plain], self.category)
+        except (RuntimeError, NotImplementedError):
+            return [self._one_by_one(pairs)]
+        found: list[Seen] = [seen] if self._are_others([one for one, _ in plain], seen.addresses) else []
+        if len(plain) < len(pairs):
+            known = set(map(id, [one for one, _ in plain]))
+            found.append(self._one_by_one([pair for pair in pairs if id(pair[0]) not in known]))
+        return found
+
+    def _are_others(self, tensors: list[torch.Tensor], addresses: list[int]) -> bool:
+        """Whether any tensor is another object, or has another address, than at the last look.
+
+        Weak references are compared, not ids: an object always has the same weak reference, and a later
+        object at the same address has another one.
+        """
+        refs = list(map(weakref.ref, tensors))
+        same = self._addresses == addresses and list(map(id, self._refs)) == list(map(id, refs))
+        self._refs, self._addresses = refs, addresses
+        return not same
+
+    def _one_by_one(self, pairs: Iterable[tuple[torch.Tensor, Owner]]) -> list[Sighting]:
+        """Return sightings of tensors that may have several storages, or none."""
+        return sight((one, self.category, *owner) for one, owner in pairs)
+
+
+class HeldByModels:
+    """Parameters, buffers and gradients of models, including modules that are added or removed meanwhile.
+
+    Args:
+        models: name -> module; held weakly, as are their modules and tensors.
+        names: the models' modules, and the owner of each tensor.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
+        self._models = [weakref.ref(model) for model in models.values()]
+        self._names = names
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._below: list[int] = []
+        self._named: list[weakref.ref[torch.Tensor]] = []
+        self._groups = [Group(one) for one in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT)]
+
+    def look(self) -> list[Seen]:
+        """Return sightings of the groups that changed since the last look, and name what is new."""
+        try:
+            return self._new()
+        except (AttributeError, TypeError):  # a scripted module keeps its parameters elsewhere
+            alive = {
+                str(row): model for row, model in enumerate(map(_alive, self._models)) if model is not None
+            }
+            return [sight(model_storages(alive, self._names))]
+
+    def _new(self) -> list[Seen]:
+        modules = self._now()
+        parameters = _values(map(_parameters, modules))
+        tensors = (parameters, _values(map(_buffers, modules)), _gradients(parameters))
+        self._name(modules, [one for one in chain(*tensors[:2]) if one is not None])
+        owners = [self._owners(parameters), self._owners(tensors[1])]
+        found = map(Group.look, self._groups, tensors, (*owners, _of_gradients(owners[0])))
+        return list(chain.from_iterable(found))
+
+    def _now(self) -> list[nn.Module]:
+        """Return the modules of the models; search them again only if one was added, removed or replaced."""
+        modules = list(map(_alive, self._modules))
+        known = [module for module in modules if module is not None]
+        below = list(map(id, _values(map(_children, known))))
+        if known and len(known) == len(modules) and below == self._below:
+            return known
+        models = [model for model in map(_alive, self._models) if model is not None]
+        found = list(dict.fromkeys(chain.from_iterable(map(nn.Module.modules, models))))
+        self._modules = list(map(weakref.ref, found))
+        self._below = list(map(id, _values(map(_children, found))))
+        return found
+
+    def _name(self, modules: list[nn.Module], tensors: list[torch.Tensor]) -> None:
+        """Name the tensors if any is another object than before. `Module.to_empty` replaces them unheard."""
+        refs = list(map(weakref.ref, tensors))
+        if list(map(id, self._named)) != list(map(id, refs)):
+            self._named = refs
+            self._names.rename(modules)
+
+    def _owners(self, tensors: list[torch.Tensor | None]) -> list[Owner]:
+        found = map(self._names.owner_of.get, map(id, tensors))
+        return [owner or _NOBODY for owner in found]
+
+
+class HeldByOptimizer:
+    """The gradients and the state of one optimizer.
+
+    Args:
+        names: the models' modules, and the owner of each parameter.
+    """
+
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
+        self._parameters: list[int] = []
+        self._version = -1
+        self._rows: list[int] = []
+        self._owner_of: dict[int, Owner] = {}
+        self._gradient_owners: list[Owner] = []
+        self._gradients, self._state = Group(Category.GRADIENT), Group(Category.OPTIMIZER_STATE)
+        self._wrappers: list[weakref.ref[torch.Tensor]] = []
+
+    def look(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+        """Return sightings of the gradients if they changed since the last look."""
+        return self._gradients.look(_gradients(self._know(optimizer)), self._gradient_owners)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
+        """Return (module row, bytes) of the parameters that have a gradient, in the optimizer's order."""
+        held = self._know(optimizer)
+        # Read anew: lazy parameters get their size late. Of a DTensor, only its local part is here.
+        local = [one if type(one) in _ONE_STORAGE else getattr(one, "_local_tensor", one) for one in held]
+        sizes = zip(self._rows, map(attrgetter("nbytes"), local), strict=True)
+        return list(compress(sizes, [parameter.grad is not None for parameter in held]))
+
+    def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+        """Return sightings of the optimizer's state if it changed since the last look.
+
+        Tensors of subclasses (DTensor) are looked into only if one of them is another object than before.
+        """
+        self._know(optimizer)
+        try:
+            values = self._state_of(optimizer)
+        except (AttributeError, TypeError):  # state that is kept in another way
+            return [sight(optimizer_storages(optimizer, self._names))]
+        kinds = set(map(type, [one for one, _ in values])) - _ONE_STORAGE
+        wrapping = {kind for kind in kinds if issubclass(kind, torch.Tensor)}
+        nested = kinds - wrapping - _WITHOUT_TENSORS
+        plain = [(one, owner) for one, owner in values if type(one) in _ONE_STORAGE]
+        if nested:
+            plain += [
+                (each, owner)
+                for one, owner in values
+                if type(one) in nested
+                for each in tensors_in(one)
+                if id(each) not in self._owner_of and type(each) is not nn.Parameter
+            ]
+        beside = state_beside(optimizer, self._owner_of)
+        plain += [(one, owner) for one, owner in beside if type(one) in _ONE_STORAGE]
+        seen = self._state.look([one for one, _ in plain], [owner for _, owner in plain])
+        return seen + self._new_wrappers([pair for pair in values if type(pair[0]) in wrapping])
+
+    def _new_wrappers(self, pairs: list[tuple[Any, Owner]]) -> list[Seen]:
+        refs = list(map(weakref.ref, [one for one, _ in pairs]))
+        same = list(map(id, self._wrappers)) == list(map(id, refs))
+        self._wrappers = refs
+        return [] if same else [sight((one, Category.OPTIMIZER_STATE, *owner) for one, owner in pairs)]
+
+    def _know(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        """Return the optimizer's parameters, and update their owners if they changed."""
+        held = list(chain.from_iterable(map(itemgetter("params"), optimizer.param_groups)))
+        identities = list(map(id, held))
+        if identities != self._parameters or self._version != self._names.version:
+            owners = [(row, label) for _, row, label in optimizer_parameters(optimizer, self._names)]
+            self._parameters, self._version = identities, self._names.version
+            self._rows, self._gradient_owners = [row for row, _ in owners], _of_gradients(owners)
+            self._owner_of = dict(zip(identities, owners, strict=True))
+        return held
+
+    def _state_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[Any, Owner]]:
+        """Return the values in the optimizer's state, tensors or not, with their owners."""
+        owners = map(self._owner_of.get, map(id, optimizer.state), repeat(OF_NO_PARAMETER))
+        states = map(dict.items, optimizer.state.values())
+        return [
+            (value, (owner[0], f"{owner[1]} ({name})"))
+            for parameter, owner, state in zip(optimizer.state, owners, states, strict=True)
+            for name, value in state
+            if value is not parameter
+        ]
+
+
+def _values(dicts: Iterable[dict[str, object]]) -> list[torch.Tensor | None]:
+    return list(chain.from_iterable(map(dict.values, dicts)))  # type: ignore[arg-type]
+
+
+def _gradients(parameters: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    return [None if one is None else one.grad for one in parameters]
+
+
+def _of_gradients(owners: Iterable[Owner]) -> list[Owner]:
+    return [(module, f"{label} (gradient)") for module, label in owners]
+
+
+def told_once(seen: Iterable[Seen]) -> Iterator[Sighting]:
+    """Yield the sightings of one moment, each storage once, under the first category it was seen with."""
+    met: set[tuple[str, int]] = set()
+    for sighting in chain.from_iterable(seen):
+        place = (sighting.device, sighting.address)
+        if place not in met:
+            met.add(place)
+            yield sighting

@@ -1,0 +1,386 @@
+"""Make a `MemoryTrace` from a finished torch.profiler window."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from operator import itemgetter
+
+import numpy as np
+import torch
+
+from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.read.python_frames import note_on_cut
+from tb_memplugin.read.ranges import annotations_of
+from tb_memplugin.read.tables import Names
+from tb_memplugin.record.profiler.attribution import Attribution, Logged, attribute, main_thread
+from tb_memplugin.record.profiler.categories import categorised
+from tb_memplugin.record.profiler.communication_frees import with_communication_frees
+from tb_memplugin.record.profiler.counted_calls import with_counted_calls
+from tb_memplugin.record.profiler.counters import counter_readings
+from tb_memplugin.record.profiler.dtypes import dtype_properties
+from tb_memplugin.record.profiler.found import ProfilerTree
+from tb_memplugin.record.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
+from tb_memplugin.record.profiler.node_owners import forward_threads
+from tb_memplugin.record.profiler.outside_tree import with_events_outside
+from tb_memplugin.record.profiler.roles import STEP_PREFIX, Role
+from tb_memplugin.record.profiler.stacks import ProfiledStacks, stacks_of
+from tb_memplugin.record.profiler.start_state import start_state
+from tb_memplugin.record.profiler.tree import walk
+from tb_memplugin.record.profiler.window import Window
+from tb_memplugin.record.provenance import with_later_names
+from tb_memplugin.record.sightings import match_sightings
+from tb_memplugin.record.weight_copies import fqns, held_copies
+from tb_memplugin.trace import (
+    Allocations,
+    Annotations,
+    Category,
+    Device,
+    Events,
+    Kind,
+    MemoryTrace,
+    Step,
+    events,
+)
+from tb_memplugin.trace.replay import attributed, frees_of_unknown, pair, unreported_frees
+from tb_memplugin.trace.tables import Int64
+
+
+def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int = 0) -> MemoryTrace:
+    """Return the trace of everything that a profile and the record of its window contain about memory.
+
+    This reads the profile's event tree and does not change the profile: other handlers can export it.
+
+    Args:
+        prof: a profile whose window has just ended (as `on_trace_ready` receives it).
+        window: the record of the same window.
+        number: the step's number if the profile has no steps.
+
+    Raises:
+        NotRecordedError: the profile was not stopped, or contains no memory events.
+    """
+    results = getattr(prof.profiler, "kineto_results", None)
+    if results is None:
+        raise NotRecordedError(
+            "The profile has no results.", where="torch.profiler.profile", fix="Stop it first."
+        )
+    logged = Logged.of(window)
+    tree = walk(
+        results.experimental_event_tree(),
+        module_entries=[time for time, row, _, _ in window.crossings if row >= 0],
+        outer_calls=logged.outer_calls(window.thread),
+        keep_fields=torch.accelerator.is_available(),
+        with_stack=bool(getattr(prof, "with_stack", False)),
+    )
+    if not tree.memory:
+        raise NotRecordedError(
+            "The profile contains no memory events, so nothing was written.",
+            where="torch.profiler.profile(...)",
+            fix="Let the loop reach the active steps of the schedule, and allocate memory there, on the "
+            "thread that starts the profiler. (On a GPU, snapshot=True records all threads.)"
+            if getattr(prof, "profile_memory", False)
+            else "Pass profile_memory=True.",
+        )
+    memory = read_memory_events(tree)
+    calls = window.counted.calls if window.counted is not None else None
+    if calls is not None:
+        memory = with_counted_calls(memory, calls)
+    memory = with_events_outside(
+        memory,
+        results.events,
+        window.blocks,
+        window.sightings,
+        has_steps=Role.STEP in tree.ranges,
+    )
+    on_steps: list[str] = []
+    steps = _steps(tree, window, number, on_steps)
+    found = attribute(
+        tree,
+        memory,
+        window,
+        logged,
+        steps,
+        lambda: forward_threads(results.events()),
+        results.experimental_event_tree,
+    )
+    devices = _all_devices(memory, window)
+    labels = Names()
+    window.start = held_copies(window.start, fqns(window.names))
+    start, notes = start_state(window, memory, devices, found.owners, labels)
+    called = stacks_of(tree, memory, main_thread(tree))
+    quiet = () if calls is None else ("cpu",)  # the calls have these frees already
+    bare = _with_deaths(_bare_events(memory, found, called), window, devices, quiet)
+    blocks = pair(bare, start)
+    if calls is None and "cpu" in devices and found.communicating.any():
+        cpu = devices.index("cpu")
+        bare, ended = with_communication_frees(bare, blocks, found, cpu, window.alive_at_end)
+        blocks = pair(bare, start) if ended else blocks
+        on_steps += [ended] if ended else []
+    matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
+    start = with_later_names(start, matched, window.sightings, found.owners, labels)
+    full = categorised(bare, blocks, matched - len(start), found, window, devices, labels)
+    annotations, annotation_names = _annotations(tree, len(devices), full)
+    trace = MemoryTrace(
+        source="torch.profiler",
+        events=full,
+        start=start,
+        devices=tuple(_device(name) for name in devices),
+        steps=steps,
+        operators=found.operators.as_tuple(),
+        modules=found.owners.as_tuple(),
+        labels=labels.as_tuple(),
+        stacks=called.stacks,
+        phases=found.phases,
+        calls=found.calls,
+        annotations=annotations,
+        annotation_names=annotation_names,
+        counters=counter_readings(
+            window,
+            memory,
+            devices,
+            _not_in_curve_bytes(window, matched),
+            _unseen_at_end(window, blocks, len(full), devices),
+        ),
+        properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
+    )
+    blocks = attributed(blocks, full, start)
+    vars(trace)["allocations"] = blocks
+    return replace(
+        trace,
+        notes=(
+            *window.problems,
+            *_open_problems(trace, window, matched),
+            *on_steps,
+            *notes,
+            *beside_counters(memory),
+            *_not_in_curve(window, matched),
+            *_on_unseen_calls(found.unseen_calls, window, memory),
+            *_notes(trace, tree, called),
+        ),
+        paired=blocks,
+    )
+
+
+def _annotations(tree: ProfilerTree, devices: int, events: Events) -> tuple[Annotations, tuple[str, ...]]:
+    """Return the named ranges of all threads, without calls of modules, and their names."""
+    named = (found for role, found in tree.ranges.items() if role is not Role.MODULE)
+    found = sorted(itertools.chain.from_iterable(named), key=itemgetter(1))
+    start, end = (np.array([one[column] for one in found], np.int64) for column in (1, 2))
+    return annotations_of([name for name, _, _ in found], start, end, devices, events)
+
+
+def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[str]) -> tuple[Step, ...]:
+    found = tree.ranges.get(Role.STEP)
+    if not found:
+        return (Step(number, window.start_ns, window.stop_ns),)
+    steps = [Step(int(name.removeprefix(STEP_PREFIX)), start, end) for name, start, end in found]
+    return _numbered_once(sorted(steps, key=lambda step: step.start_ns), notes)
+
+
+def _numbered_once(steps: Sequence[Step], notes: list[str]) -> tuple[Step, ...]:
+    """Return steps in time order with unique numbers: of several with the same number, the last keeps it.
+
+    Lightning's PyTorchProfiler counts validation and training steps separately, but profiles both in one
+    window.
+    """
+    free = itertools.count(max(step.number for step in steps) + 1)
+    taken: set[int] = set()
+    found: list[Step] = []
+    for step in reversed(steps):
+        number = next(free) if step.number in taken else step.number
+        taken.add(number)
+        found.append(Step(number, step.start_ns, step.end_ns))
+        if number != step.number:
+            notes.append(f"The profile has several steps {step.number}: an earlier one is shown as {number}.")
+    return tuple(reversed(found))
+
+
+def _all_devices(memory: MemoryEvents, window: Window) -> tuple[str, ...]:
+    """Return the devices with events (in the order of `memory.devices`), then those with only storages."""
+    quiet = sorted({seen.device for seen in window.start} - set(memory.devices))
+    return (*memory.devices, *quiet)
+
+
+def _bare_events(memory: MemoryEvents, found: Attribution, called: ProfiledStacks) -> Events:
+    """Return the profiler's events with attribution and stacks for allocs, but without categories."""
+    none = np.full(len(memory.bytes), -1, np.int32)
+    phase = np.zeros(len(none), np.uint8)
+    operator, module, stack, forward = (none.copy() for _ in range(4))
+    phase[found.row], operator[found.row], module[found.row] = found.phase, found.operator, found.module
+    stack[found.row], forward[found.row] = called.stack, called.forward
+    return events(
+        memory.time_ns,
+        kind=np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED),
+        device=memory.device,
+        address=memory.address,
+        bytes=np.abs(memory.bytes),
+        operator=operator,
+        module=module,
+        stack=stack,
+        forward=forward,
+        phase=phase,
+        reserved=memory.reserved,
+    )
+
+
+def _with_deaths(
+    bare: Events, window: Window, devices: tuple[str, ...], without: tuple[str, ...] = ()
+) -> Events:
+    """Add the frees of start-state storages, each before the profiler's own event for it.
+
+    Args:
+        bare: the events.
+        window: the record of the window.
+        devices: the names of all devices of the trace.
+        without: devices whose frees are all among the events.
+    """
+    died = [
+        (time, row)
+        for time, row in window.died + _emptied(bare, window)
+        if window.start[row].device not in without
+    ]
+    if not died:
+        return bare
+    time = np.array([when for when, _ in died], np.int64)
+    seen = [window.start[row] for _, row in died]
+    deaths = events(
+        time,
+        kind=np.full(len(time), Kind.STORAGE_FREE),
+        device=[devices.index(sighting.device) for sighting in seen],
+        address=np.array([sighting.address for sighting in seen], np.uint64),
+        bytes=[sighting.bytes for sighting in seen],
+    )
+    order = np.argsort(np.concatenate((time, bare.time_ns)), kind="stable")
+    columns = {
+        name: np.concatenate((getattr(deaths, name), getattr(bare, name)))[order] for name in Events.__slots__
+    }
+    return Events(**columns)
+
+
+def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:
+    """Return (time, row) of start-state storages that were resized to 0 and perhaps filled elsewhere.
+
+    The time is that of the new allocation if there is one, else that of the last event. Storages whose
+    address was allocated again are left out: that alloc already ends them.
+    """
+    if not window.moved:
+        return []
+    allocs = np.flatnonzero(bare.kind == Kind.ALLOC)
+    times = dict(zip(bare.address[allocs].tolist(), bare.time_ns[allocs].tolist(), strict=True))
+    left = [(row, place) for row, place in window.moved if window.start[row].address not in times]
+    return [(times.get(place, int(bare.time_ns[-1])), row) for row, place in left]
+
+
+def _not_in_curve(window: Window, matched: Int64) -> list[str]:
+    """Return a note on storages that were seen in use, but that no block of the trace is.
+
+    Storages that a problem of the window counts already are left out.
+    """
+    size = sum(_not_in_curve_bytes(window, matched, counted=window.told).values())
+    if not size:
+        return []
+    return [
+        f"{size:,} bytes of parameters, gradients or optimizer state are not in the curve: they were seen in "
+        "this window, but the profiler did not report where they came from. They were alive before, and "
+        "their model or optimizer was not given to memory_trace_handler, or they were something else then (a "
+        "state dict, a bucket of gradients). Or another thread or library made them."
+    ]
+
+
+def _not_in_curve_bytes(
+    window: Window, matched: Int64, counted: Set[tuple[str, int]] = frozenset()
+) -> dict[str, int]:
+    """Return the bytes by device of storages seen in use that no block of the trace is, without `counted`."""
+    unknown = {
+        (seen.device, seen.address): seen.bytes
+        for seen, row in zip(window.sightings, matched.tolist(), strict=True)
+        if row < 0 and seen.category is not Category.INPUT  # a batch may be another library's memory
+    }
+    sizes: Counter[str] = Counter()
+    for device, address in unknown.keys() - counted:
+        sizes[device] += unknown[device, address]
+    return sizes
+
+
+def _unseen_at_end(window: Window, blocks: Allocations, events: int, devices: Sequence[str]) -> int:
+    """Return at least how many of the CPU's bytes Python has at the end that no block of the trace is.
+
+    The buckets of gradients from before the window have no addresses there: they may be among these bytes.
+    """
+    if window.alive_at_end is None or "cpu" not in devices:
+        return 0
+    alive = blocks.alive_at(events - 1, devices.index("cpu"))
+    addresses = set(blocks.address[alive].tolist())
+    unseen = sum(size for address, size in window.alive_at_end.items() if address not in addresses)
+    return max(0, unseen - int(blocks.bytes[alive[blocks.address[alive] == 0]].sum()))
+
+
+def _open_problems(trace: MemoryTrace, window: Window, matched: Int64) -> Iterator[str]:
+    """Yield each problem whose bytes were not known before, with what trace and window tell."""
+    if not window.open_problems:
+        return
+    blocks = trace.allocations
+    is_module = np.array([module.is_module for module in trace.modules] + [False], bool)
+    nameless = int(blocks.bytes[~is_module[blocks.module]].sum())
+    lost = sum(_not_in_curve_bytes(window, matched).values())
+    for problem in window.open_problems:
+        yield (
+            f"{problem} At most {nameless:,} bytes, those without a module, lack a name for it; at least "
+            f"{lost:,} bytes, which were seen in use, are not in the curve."
+        )
+
+
+def _on_unseen_calls(calls: Mapping[int, int], window: Window, memory: MemoryEvents) -> Iterator[str]:
+    """Yield a note on module calls on threads without events: their bytes as the allocator's calls tell them.
+
+    Where these are not counted, the results of the calls are all that is known.
+    """
+    if not calls:
+        return
+    results = sum(window.results.get(ident, 0) for ident in calls)
+    ran = f"{sum(calls.values()):,} module calls ran on threads that the profiler does not see"
+    if window.counted is None:
+        yield (
+            f"{ran}: what they allocated is not in the curve. Their results alone have {results:,} bytes: at "
+            "least these, each while it lived, are missing."
+        )
+    else:
+        size = memory.bytes[memory.thread < 0]
+        most = int(size[size > 0].sum())
+        yield f"{ran}: what they allocated, at most {most:,} bytes, is in the curve without a module."
+
+
+def _notes(trace: MemoryTrace, tree: ProfilerTree, called: ProfiledStacks) -> list[str]:
+    notes, blocks, full = [], trace.allocations, trace.events
+    reported = frees_of_unknown(full, blocks)
+    if len(reported):
+        size = int(full.bytes[reported].sum())
+        notes.append(
+            f"{len(reported):,} blocks that were alive before the window were freed in it ({size:,} "
+            "bytes by the profiler's count). They are not parameters, buffers, gradients or optimizer "
+            "state, and are not in the curve."
+        )
+    if blocks.unseen_frees:
+        size = int(blocks.bytes[unreported_frees(full, blocks)].sum())
+        notes.append(
+            f"{blocks.unseen_frees:,} blocks ({size:,} bytes) were freed without a report from the profiler: "
+            "by another thread, or by resizing a storage that is older than the window. They count as freed "
+            "when their address was used again."
+        )
+    if called.cut:
+        notes.append(note_on_cut(called.cut, trace))
+    if Role.STEP not in tree.ranges:
+        notes.append(
+            "The profile has no steps (no schedule, or no prof.step()), so the whole window is shown "
+            "as one step."
+        )
+    return notes
+
+
+def _device(name: str) -> Device:
+    if name.startswith("cuda") and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(name)
+        return Device(name, int(properties.total_memory), str(properties.name))
+    return Device(name)

@@ -1,0 +1,323 @@
+"""Walk over torch.profiler's event tree: the only loop that runs once per event.
+
+Creating a Python object for each event takes more than half of the time of `tensorboard_trace_handler`.
+Reading a field takes 0.1 microseconds while the event's object exists, and 3 otherwise. So the loop reads as
+few fields as possible, while it holds the event, and keeps no event. An event with a duration is an operator,
+a range or a Python function; one without is taken for an allocation unless its fields show otherwise. Only
+operators and the ranges of `record_function` have a correlation number other than 0 (torch:
+csrc/profiler/collection.cpp, `Result::correlationID`).
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch._C import _profiler
+
+from tb_memplugin.record.profiler.found import (
+    ProfilerTree,
+    pack_maker,
+    pack_memory,
+    pack_node,
+    pack_operator,
+    pack_place,
+)
+from tb_memplugin.record.profiler.node_numbers import number_behind_hooks
+from tb_memplugin.record.profiler.roles import NODE_PREFIX, Event, Role, role_of
+
+
+def getter(owner: Any, name: str) -> Callable[[Any], Any]:
+    """Return the getter function of a property, to save the attribute look-up at every event.
+
+    pybind11 wraps some getters once more, for binding, which takes a third of a call.
+    """
+    function: Callable[[Any], Any] = getattr(owner, name).fget
+    return getattr(function, "__func__", function)
+
+
+_get_children = getter(_profiler._ProfilerEvent, "children")
+_get_name = getter(_profiler._ProfilerEvent, "name")
+_get_start = getter(_profiler._ProfilerEvent, "start_time_ns")
+_get_duration = getter(_profiler._ProfilerEvent, "duration_time_ns")
+_get_thread = getter(_profiler._ProfilerEvent, "start_tid")
+_get_fields = getter(_profiler._ProfilerEvent, "extra_fields")
+_get_correlation = getter(_profiler._ProfilerEvent, "correlation_id")
+_Allocation = _profiler._ExtraFields_Allocation
+_Kineto = _profiler._ExtraFields_Kineto
+_get_address = getter(_Allocation, "ptr")
+_get_size = getter(_Allocation, "alloc_size")
+_get_total = getter(_Allocation, "total_allocated")
+_get_sequence = getter(_profiler._ExtraFields_TorchOp, "sequence_number")
+
+
+def walk(
+    roots: Iterable[Event],
+    *,
+    module_entries: Sequence[int] = (),
+    outer_calls: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    keep_fields: bool = False,
+    with_stack: bool = False,
+) -> ProfilerTree:
+    """Visit every event once and return what was found.
+
+    Args:
+        roots: `prof.profiler.kineto_results.experimental_event_tree()`.
+        module_entries: epoch nanoseconds at which modules were entered, ascending. If a module was entered
+            during an operator (as in activation checkpointing), its allocations are attributed to the
+            operators inside it.
+        outer_calls: starts and ends of the outermost module calls, ascending.
+        keep_fields: keep the fields of allocations, to read devices and reserves.
+        with_stack: whether the profile recorded Python frames; if so, keep the frames around allocations
+            and around operators that may have made autograd nodes.
+    """
+    tree = ProfilerTree()
+    by_thread: dict[int, list[Event]] = {}
+    for root in roots:
+        by_thread.setdefault(_get_thread(root), []).append(root)
+    for thread, events in by_thread.items():
+        _walk_thread(thread, events, tree, module_entries, outer_calls, keep_fields, with_stack)
+    return tree
+
+
+_OUTSIDE, _IN_OPTIMIZER, _IN_NODE = 0, 1, 2
+_PLAIN, _OPERATOR, _NODE = Role.PLAIN, Role.OPERATOR, Role.NODE
+_RANGE, _OPTIMIZER, _CALL, _ACCUMULATE = Role.RANGE, Role.OPTIMIZER, Role.CALL, Role.ACCUMULATE
+
+
+def _walk_thread(
+    thread: int,
+    events: list[Event],
+    tree: ProfilerTree,
+    module_entries: Sequence[int],
+    outer_calls: tuple[Sequence[int], Sequence[int]],
+    keep_fields: bool,
+    with_stack: bool,
+) -> None:
+    """Walk one thread's events and those below them. An inner loop searches operators for allocations only.
+
+    The nodes that a device's autograd thread runs are below an event of the thread that called backward, so
+    each node's own thread is read from the node (torch: csrc/profiler/collection.cpp, `build_tree`).
+    """
+    roles: dict[str, Role] = {}
+    memory, places, keep = tree.memory, tree.places, tree.fields.append
+    remember, add_place, add_maker = memory.append, places.append, tree.makers.append
+    names, node_names, called = tree.operator_names, tree.node_names, tree.frames.add
+    since, until, in_call = 0, 0, False  # the span around the last operator in which `in_call` holds
+    running = thread
+    pending = [(events, -1, -1, _OUTSIDE, -1, thread)]
+    while pending:
+        children, operator, node, where, frame, thread = pending.pop()
+        if thread != running:
+            tree.end_run(running)
+            running = thread
+        place = -1
+        for event in children:
+            duration = _get_duration(event)
+            if not duration:
+                fields = _get_fields(event)
+                if type(fields) is _Allocation:
+                    if place < 0:
+                        place = len(places)
+                        add_place(pack_place(operator, node, frame))
+                    start, address = _get_start(event), _get_address(fields)
+                    remember(pack_memory(start, address, _get_size(fields), _get_total(fields), place))
+                    if keep_fields:
+                        keep(fields)
+                    continue
+            inner = _get_children(event)
+            # A Python function that called nothing, or an operator where no nodes are made.
+            if not inner and ((where and not with_stack) or not _get_correlation(event)):
+                continue
+            try:  # here, not in a function: this is the loop that takes the time
+                name = _get_name(event)
+            except UnicodeDecodeError:
+                name = _name_of(event)
+            role = roles.get(name)
+            if role is None:
+                role = roles[name] = role_of(name, event)
+            if role is _CALL:
+                pending.append((inner, operator, node, where, called(name, frame), thread))
+            elif role is _PLAIN or role is _OPERATOR or (role is _ACCUMULATE and not _runs_hooks(inner)):
+                start, sequence, loose = 0, -2, False
+                if where == _OUTSIDE:
+                    start = _get_start(event)
+                    if not since <= start < until:
+                        since, until, in_call = _span_around(start, outer_calls)
+                    loose = not in_call
+                if with_stack or loose:
+                    sequence = _get_sequence(_get_fields(event))
+                    # An operator may have made an autograd node, unless it is the own function of a node.
+                    own = node >= 0 and node_names[node] == NODE_PREFIX + name
+                    if with_stack and sequence >= 0 and not own:
+                        add_maker(pack_maker(start or _get_start(event), sequence, frame))
+                if not inner and not loose:
+                    continue
+                row, found = len(names), len(memory)
+                used = loose
+                if role is _OPERATOR and module_entries:
+                    start = start or _get_start(event)
+                    if _entered(start, start + duration, module_entries):
+                        pending.append((inner, row, node, where, frame, thread))
+                        inner, used = [], True
+                below, its_place = [inner], len(places)
+                add_place(pack_place(row, node, frame))
+                while below:
+                    for deeper in below.pop():
+                        if _get_duration(deeper):
+                            inner = _get_children(deeper)
+                            if inner:
+                                if with_stack and not _get_correlation(deeper):
+                                    _look_inside(deeper, (row, node), frame, tree, keep_fields)
+                                else:
+                                    below.append(inner)
+                            continue
+                        fields = _get_fields(deeper)
+                        if type(fields) is _Allocation:
+                            remember(
+                                pack_memory(
+                                    _get_start(deeper),
+                                    _get_address(fields),
+                                    _get_size(fields),
+                                    _get_total(fields),
+                                    its_place,
+                                )
+                            )
+                            if keep_fields:
+                                keep(fields)
+                        else:
+                            below.append(_get_children(deeper))
+                if not used and len(memory) == found:
+                    continue
+                if loose and sequence < 0 and role is _OPERATOR:
+                    sequence = _first_number(event)
+                start = start or _get_start(event)
+                names.append(name)
+                tree.operator_rows.append(
+                    pack_operator(start, start + duration, node, sequence if loose else -2)
+                )
+            elif role is _NODE:
+                its_thread = _get_thread(event)
+                start, sequence = _get_start(event), _get_sequence(_get_fields(event))
+                if sequence < 0 and len(inner) > 1:
+                    sequence = number_behind_hooks(name.removeprefix(NODE_PREFIX), inner)
+                pending.append((inner, -1, len(node_names), _IN_NODE, frame, its_thread))
+                node_names.append(name)
+                tree.node_rows.append(pack_node(start, start + duration, node, sequence, its_thread))
+            else:
+                below_it = where
+                # Kineto adds a range with the same name for a step or an optimizer on the GPU's timeline.
+                named = role is not _RANGE and role is not _ACCUMULATE
+                if named and type(_get_fields(event)) is not _Kineto:
+                    start = _get_start(event)
+                    tree.ranges.setdefault(role, []).append((name, start, start + duration))
+                    if role is _OPTIMIZER and not _calls_closure(start, duration, inner, outer_calls[0]):
+                        below_it = _IN_OPTIMIZER
+                if inner:
+                    pending.append((inner, operator, node, below_it, frame, thread))
+    tree.end_run(running)
+
+
+def _look_inside(
+    call: Event, owner: tuple[int, int], frame: int, tree: ProfilerTree, keep_fields: bool
+) -> None:
+    """Collect the allocations below a Python function that an operator called (`__torch_dispatch__`).
+
+    Args:
+        owner: the rows of the operator and of the node around it.
+        frame: the key of the frame around the operator.
+    """
+    below = [([call], frame)]
+    while below:
+        children, around = below.pop()
+        place = len(tree.places)
+        tree.places.append(pack_place(*owner, around))
+        for event in children:
+            if _get_duration(event):
+                inner = _get_children(event)
+                if inner:
+                    is_operator = _get_correlation(event)
+                    below.append((inner, around if is_operator else _frame_of(event, around, tree)))
+                continue
+            fields = _get_fields(event)
+            if type(fields) is _Allocation:
+                start, address = _get_start(event), _get_address(fields)
+                tree.memory.append(pack_memory(start, address, _get_size(fields), _get_total(fields), place))
+                if keep_fields:
+                    tree.fields.append(fields)
+            else:
+                below.append((_get_children(event), around))
+
+
+def _first_number(event: Event) -> int:
+    """Return the sequence number of the first operator inside an event that has one, -1 for none.
+
+    A region of torch.compile has none itself.
+    """
+    pending = list(reversed(_get_children(event)))
+    while pending:
+        inner = pending.pop()
+        number: int = getattr(_get_fields(inner), "sequence_number", -1)
+        if number >= 0:
+            return number
+        pending.extend(reversed(_get_children(inner)))
+    return -1
+
+
+def _frame_of(event: Event, outer: int, tree: ProfilerTree) -> int:
+    """Return the key of a Python function's frame; the frame around it for module calls and other ranges."""
+    name = _name_of(event)
+    return tree.frames.add(name, outer) if role_of(name, event) is Role.CALL else outer
+
+
+def _name_of(event: Event) -> str:
+    """Return an event's name, with invalid bytes replaced.
+
+    torch 2.13 keeps no copy of a Python function's name. If the function no longer exists when names are
+    read (it came from `exec`, or a module was imported meanwhile), the name may consist of other bytes.
+    """
+    try:
+        name: str = _get_name(event)
+    except UnicodeDecodeError as garbled:
+        name = garbled.object.decode("utf-8", "replace")
+    return name
+
+
+def _span_around(time_ns: int, calls: tuple[Sequence[int], Sequence[int]]) -> tuple[int, int, bool]:
+    """Return the span around a time that is inside one of several disjoint calls or between two of them.
+
+    Args:
+        calls: the starts and ends of the calls, ascending.
+
+    Returns:
+        the start of the span, its end (excluded), and whether it is a call.
+    """
+    starts, ends = calls
+    following = bisect_right(starts, time_ns)
+    last_end = ends[following - 1] if following else -1
+    if time_ns < last_end:
+        return starts[following - 1], last_end, True
+    return last_end, starts[following] if following < len(starts) else sys.maxsize, False
+
+
+def _calls_closure(start: int, duration: int, inside: list[Event], entries: Sequence[int]) -> bool:
+    """Whether an optimizer step runs a model: a module is entered in it, or, without entries, a node runs."""
+    if entries:
+        return _entered(start, start + duration, entries)
+    return any(_name_of(event).startswith(NODE_PREFIX) for event in inside)
+
+
+def _runs_hooks(inside: list[Event]) -> bool:
+    """Whether hooks run where a gradient is added: its own operators are one, or two that make a copy."""
+    if len(inside) < 2:
+        return False
+    names = [_name_of(event) for event in inside if _get_duration(event)]
+    return len(names) > (2 if names[:2] == ["aten::new_empty_strided", "aten::copy_"] else 1)
+
+
+def _entered(start: int, end: int, module_entries: Sequence[int]) -> bool:
+    """Whether a module was entered between two times."""
+    following = bisect_left(module_entries, start)
+    return following < len(module_entries) and module_entries[following] < end

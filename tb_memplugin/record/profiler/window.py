@@ -1,0 +1,543 @@
+"""Record what a profile itself does not contain, while the profiler runs.
+
+At a window's start: which storages are alive. During the window: when modules are entered and left, which
+storages are gradients and optimizer state, and when storages of the start state are freed. Between windows
+there are no hooks and no weak references to storages.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from itertools import chain
+from time import thread_time_ns, time_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now, memory_of
+from tb_memplugin.record.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
+from tb_memplugin.record.guard import Guard, guarded
+from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.outer_calls import OuterCalls
+from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
+from tb_memplugin.record.profiler.carried import CarriedBlocks
+from tb_memplugin.record.profiler.ddp_buckets import bucket_sizes, buckets_alive
+from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, Seen, told_once
+from tb_memplugin.record.profiler.newcomers import Newcomers
+from tb_memplugin.record.profiler_windows import can_listen, listen
+from tb_memplugin.record.storages import (
+    Purpose,
+    Sighting,
+    allocated_by_torch,
+    gradients,
+    held_parameters,
+    model_storages,
+    optimizer_parameters,
+    optimizer_storages,
+    sight,
+)
+from tb_memplugin.record.storages_alive import others_may_run, storages_alive
+from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.trace import Category, Counter, MemoryTrace
+
+logger = logging.getLogger("tb_memplugin")
+
+
+LOST = "The memory of this window is not recorded"
+"""What an error costs."""
+
+LONGEST_SEARCH_NS = 1_000_000_000
+"""If the search for what is alive takes longer, later windows do without: training waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """One step of an optimizer. Times are epoch nanoseconds.
+
+    `parameters` are (module row, bytes) of the parameters that had a gradient, in the optimizer's order.
+    """
+
+    start_ns: int
+    end_ns: int
+    parameters: list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Window:
+    """The record of one window. Times are epoch nanoseconds.
+
+    Attributes:
+        start_ns, stop_ns: when the window began and ended.
+        thread: `threading.get_ident()` of the thread that started the profiler.
+        names: the models' modules.
+        start: the storages alive at the start.
+        searched: (device name, address) of those of them that neither a model nor an optimizer told.
+        died: (time, row in `start`) of storages of the start state that were freed.
+        moved: (row in `start`, address at the end) of storages of the start state that were resized to 0,
+            and perhaps filled at another address.
+        crossings: see `ModuleRecorder.log`.
+        sightings: storages with a known purpose, seen at optimizer steps and at the window's end.
+        optimizer_steps: every optimizer step that returned.
+        knows_optimizers: whether the state of optimizers was looked for.
+        blocks: the blocks that the device allocators list as alive at the start, as
+            (device name, address, bytes). Empty for allocators that cannot list them, such as the CPU's where
+            its calls are not counted.
+        levels_at_start, levels_at_stop: the counters of the device allocators.
+        counted: the calls of the CPU's allocator, None where they are not counted.
+        buckets: (module row, bytes) of the buckets of `DistributedDataParallel`: all where blocks are listed,
+            else those alive at the start.
+        alive_at_end: by address, the bytes of all storages that Python has at the end; 0 of those that are
+            not of torch's CPU allocator. Searched where other threads allocate or free, unseen by profilers:
+            Python's, and those of communication where several processes train on CPUs.
+        problems: what could not be recorded, as sentences with the bytes that this concerns.
+        open_problems: the same where only the whole trace tells the bytes.
+        results: by thread ident, the bytes that outer calls of modules returned there, without those on
+            `thread`.
+        told: (device name, address) of storages from before the window that a problem counts.
+    """
+
+    start_ns: int
+    thread: int
+    names: ModuleNames
+    start: list[Sighting] = field(default_factory=list)
+    searched: set[tuple[str, int]] = field(default_factory=set)
+    died: list[tuple[int, int]] = field(default_factory=list)
+    moved: list[tuple[int, int]] = field(default_factory=list)
+    crossings: list[tuple[int, int, int, int]] = field(default_factory=list)
+    sightings: list[Sighting] = field(default_factory=list)
+    optimizer_steps: list[OptimizerStep] = field(default_factory=list)
+    knows_optimizers: bool = False
+    blocks: list[tuple[str, int, int]] = field(default_factory=list)
+    counted: CountedCalls | None = None
+    levels_at_start: Levels = field(default_factory=dict)
+    levels_at_stop: Levels = field(default_factory=dict)
+    buckets: list[tuple[int, int]] = field(default_factory=list)
+    alive_at_end: dict[int, int] | None = None
+    stop_ns: int = 0
+    has_models: bool = False
+    problems: list[str] = field(default_factory=list)
+    open_problems: list[str] = field(default_factory=list)
+    results: dict[int, int] = field(default_factory=dict)
+    told: set[tuple[str, int]] = field(default_factory=set)
+
+
+class WindowRecorder:
+    """Records windows for one handler. Holds models and optimizers weakly.
+
+    Args:
+        models: name -> module; a single unnamed model has the name "".
+        optimizers: the optimizers whose state should be identified. Others that step during a window
+            and own parameters of the models are found without being passed.
+        finds_all: whether a window's start state has everything that Python can reach, or only what the
+            models and optimizers hold.
+        guard: ends the errors of this recorder. The window in which one is raised is not recorded.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        finds_all: bool = True,
+        guard: Guard | None = None,
+    ) -> None:
+        self._guard = guard or Guard(LOST)
+        self._is_lost = False
+        self._finds_all, self._carried = finds_all, CarriedBlocks()
+        self._search_ns = self._search_bytes = 0
+        self._models = {name: weakref.ref(model) for name, model in models.items()}
+        self._given = len(optimizers)
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [weakref.ref(one) for one in optimizers]
+        self._modules = ModuleRecorder(scripted=True)
+        self._handles: list[Any] = []
+        self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._window: Window | None = None
+        self._counting: CountedWindow | None = None
+        self._held: HeldByModels | None = None
+        self._optimizers_held: dict[int, tuple[weakref.ref[torch.optim.Optimizer], HeldByOptimizer]] = {}
+        self._seen: list[list[Seen]] = []
+        self._stepping: dict[int, list[int]] = {}  # a step may call that of its base class
+        self._round: set[int] = set()
+        self._before: set[tuple[str, int]] = set()  # (device name, address) of the start state
+        self._entered: dict[int, set[tuple[str, int]]] = {}  # by thread, of what its outer call was given
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last window was dropped because of an error, which waits in the guard."""
+        return self._is_lost
+
+    @guarded("the start of a window")
+    def start(self) -> None:
+        """Begin a window: record the start state and add hooks."""
+        self._release()
+        self._is_lost = False
+        models = self._alive_models()
+        self._window = window = Window(time_ns(), threading.get_ident(), ModuleNames())
+        window.names = ModuleNames.of(models)
+        window.has_models = bool(models)
+        self._missing(models)
+        self._take_start(models)
+        outer_calls = OuterCalls(window.names, self._saw_inputs)
+        self._modules.start(models, window.names, outer_calls, self._outer_result, self.fail)
+        window.crossings = self._modules.log
+        self._handles.append(StepHooks(self._before_step, self._after_step))
+        self._handles.append(Newcomers(window.names, self._modules, self._cannot_name))
+        window.levels_at_start = allocator_levels()
+        window.blocks = allocator_blocks()
+        if is_counting():
+            self._counting = begin_window()
+            window.blocks += self._counting.blocks()
+        if window.blocks:
+            window.buckets = bucket_sizes(models, window.names)
+        elif self._finds_all:
+            window.buckets = buckets_alive(models, window.names)
+        self._drop_dead(window)
+        if not reports_to_profiler():
+            window.problems.append(
+                f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
+                "torch.profiler: the curve of a CUDA device has only the parameters, buffers, gradients "
+                "and optimizer state from the window's start. Use torch's own allocator (without "
+                "backend: in PYTORCH_ALLOC_CONF), or MemoryTracer or MemoryMonitor. Its own counter is "
+                f"at {_counted_on_cuda(window):,} bytes when this window begins."
+            )
+
+    def _drop_dead(self, window: Window) -> None:
+        """Count nothing for what was freed since it was found: the profiler has not begun yet."""
+        while window.died:
+            _, row = window.died.pop()
+            window.start[row] = replace(window.start[row], bytes=0, category=Category.UNKNOWN)
+            self._deaths.pop(row, None)
+
+    @guarded("the end of a window")
+    def stop(self) -> None:
+        """End the window: remove all hooks and record what is alive."""
+        window = self._window
+        if window is not None and self._counting is not None:
+            window.counted = self._counting.stop()
+        if window is not None:
+            window.levels_at_stop = allocator_levels()
+        self._unhook()
+        if window is not None and not window.stop_ns:
+            window.stop_ns = time_ns()
+            try:
+                self._take_end(window)
+            except Exception as error:
+                self._note("the end of a window", error)
+        self._release()
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """End the window because of an error, without a record of it.
+
+        The error is logged when the window would have been written. Handlers that are no longer used hear of
+        windows until they are collected as garbage, and have nothing to say.
+        """
+        self._window, self._is_lost = None, True
+        self._guard.end(where, error, *self._undo(), later=True)
+
+    def take(self) -> Window | None:
+        """Return the finished window and forget it; None if none was finished since the last call."""
+        window, self._window = self._window, None
+        return window if window is not None and window.stop_ns else None
+
+    def _unhook(self) -> None:
+        self._modules.stop()
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
+
+    def _release(self) -> None:
+        for step in self._undo():
+            step()
+
+    def _undo(self) -> list[Callable[[], object]]:
+        """Return functions that remove what there is during a window. Each may be called twice."""
+        handles = [handle.remove for handle in self._handles]
+        return [self._modules.stop, *handles, self._handles.clear, self._end_counting, self._forget]
+
+    def _end_counting(self) -> None:
+        counting, self._counting = self._counting, None
+        if counting is not None:
+            counting.close()
+
+    def _forget(self) -> None:
+        self._held = None
+        for kept in (self._optimizers_held, self._seen, self._deaths):
+            kept.clear()
+        self._stepping.clear()
+        self._round.clear()
+        self._before.clear()
+        self._entered.clear()
+
+    def _alive_models(self) -> dict[str, nn.Module]:
+        models = {name: reference() for name, reference in self._models.items()}
+        return {name: model for name, model in models.items() if model is not None}
+
+    def _alive_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+
+    def _missing(self, models: Mapping[str, nn.Module]) -> None:
+        assert self._window is not None
+        gone = len(self._models) - len(models)
+        if gone:
+            self._window.open_problems.append(
+                f"{gone} model(s) given to memory_trace_handler no longer exist, so their modules have "
+                "no names here. Keep a reference to the model, or create a new handler for the new "
+                "one."
+            )
+
+    def _take_start(self, models: Mapping[str, nn.Module]) -> None:
+        assert self._window is not None
+        window = self._window
+        kept: list[torch.UntypedStorage] = []
+        tensors = list(model_storages(models, window.names))
+        self._held = HeldByModels(models, window.names)
+        self._held.look()  # what is there now is the start state
+        for optimizer in self._alive_optimizers():
+            tensors += _of_optimizer(optimizer, window.names)
+            window.knows_optimizers = True
+            held = self._held_by(optimizer, window)
+            held.look(optimizer)
+            held.look_at_state(optimizer)
+        window.start = sight(tensors, keep=kept)
+        if self._finds_all and self._search_ns <= LONGEST_SEARCH_NS:
+            began, known = thread_time_ns(), len(window.start)
+            try:
+                self._find_others(window, kept)
+            except Exception as error:
+                self._note("the search for what is alive", error)
+            self._search_ns = thread_time_ns() - began
+            self._search_bytes = sum(seen.bytes for seen in window.start[known:])
+        elif self._finds_all:
+            window.problems.append(
+                "Of what was alive before this window, only what model and optimizer hold is counted: "
+                f"the search for the rest took {self._search_ns / 1e9:.1f} s in the window before, and had "
+                f"{self._search_bytes:,} bytes."
+            )
+        died = window.died
+        for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
+            if sighting.device in ("cpu", "shared"):
+                self._deaths[row] = weakref.ref(storage, _on_death(died, row))
+
+    def _find_others(self, window: Window, kept: list[torch.UntypedStorage]) -> None:
+        """Add to the start state what else is alive: `kept` gets its storages."""
+        known = {(seen.device, seen.address) for seen in window.start}
+        rows = {module.key: row for row, module in enumerate(window.names.modules)}
+        for alive in alive_now():
+            storage, place = alive.storage, (alive.device, alive.storage.data_ptr())
+            if place in known:
+                continue
+            known.add(place)
+            before = self._carried.get(storage)
+            category, label, module = alive.category, alive.label or ALIVE_BEFORE, -1
+            if before is not None:
+                category, label = before.category, before.label or label
+                module = rows.get(before.module, -1)
+            window.searched.add(place)
+            window.start.append(Sighting(time_ns(), *place, storage.nbytes(), category, module, label))
+            kept.append(storage)
+
+    def remember(self, trace: MemoryTrace) -> None:
+        """Keep what a window's blocks were that are still alive, for the next window. Holds them weakly."""
+        if self._finds_all:
+            self._carried = CarriedBlocks.of(trace, self._carried)
+
+    def _take_end(self, window: Window) -> None:
+        if self._held is not None:
+            self._held.look()  # names what was put in since the last step
+        tensors = list(model_storages(self._alive_models(), window.names))
+        for optimizer in self._alive_optimizers():
+            tensors += _of_optimizer(optimizer, window.names)
+        self._seen.append([sight(tensors)])
+        if self._others_allocate(window):
+            window.alive_at_end = _bytes_alive()
+        alive = ((row, storage) for row, died in self._deaths.items() if (storage := died()) is not None)
+        places = [(row, storage.data_ptr()) for row, storage in alive]
+        window.moved = [(row, place) for row, place in places if place != window.start[row].address]
+        window.sightings = list(chain.from_iterable(map(told_once, self._seen)))
+
+    def _others_allocate(self, window: Window) -> bool:
+        """Whether threads may have allocated or freed on the CPU, unseen, and all bytes are asked for."""
+        on_cpu = any(seen.device == "cpu" and seen.category is Category.PARAMETER for seen in window.start)
+        if on_cpu and torch.distributed.is_available() and torch.distributed.is_initialized():
+            return True
+        searches = self._finds_all and self._search_ns <= LONGEST_SEARCH_NS
+        return searches and window.counted is None and len(sys._current_frames()) > 1
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
+            return
+        try:
+            self._stepping.setdefault(id(optimizer), []).append(time_ns())
+            held, in_models = self._held_by(optimizer, window), []
+            if self._held is not None and (not self._round or id(optimizer) in self._round):
+                self._round.clear()
+                in_models = self._held.look()
+            self._round.add(id(optimizer))
+            self._meet(optimizer, window)
+            self._seen.append(held.look(optimizer) + in_models)
+        except BaseException as error:
+            self.fail("the start of an optimizer's step", error)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
+            return
+        try:
+            began, ended = self._stepping.get(id(optimizer)), time_ns()
+            held = self._held_by(optimizer, window)
+            if began:
+                window.optimizer_steps.append(OptimizerStep(began.pop(), ended, held.stepped(optimizer)))
+            self._seen.append(held.look_at_state(optimizer))
+        except BaseException as error:
+            self.fail("the end of an optimizer's step", error)
+
+    def _saw_inputs(self, seen: list[Sighting], _: object) -> None:
+        if self._window is not None:
+            self._seen.append([seen])
+            if (thread := threading.get_ident()) != self._window.thread:
+                self._entered.setdefault(thread, set()).update((one.device, one.address) for one in seen)
+
+    def _outer_result(self, result: Any) -> None:
+        """Count what a module returned on another thread, which the profiler may not see."""
+        if (window := self._window) is None or torch.compiler.is_dynamo_compiling():
+            return
+        thread = threading.get_ident()
+        self._before = self._before or {(one.device, one.address) for one in window.start}
+        known = self._before | self._entered.pop(thread, set())
+        found = sight((one, Category.UNKNOWN, -1, "") for one in tensors_in(result))
+        size = sum(one.bytes for one in found if (one.device, one.address) not in known)
+        window.results[thread] = window.results.get(thread, 0) + size
+
+    def _held_by(self, optimizer: torch.optim.Optimizer, window: Window) -> HeldByOptimizer:
+        known = self._optimizers_held.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:  # new; perhaps with the id of one that is gone
+            known = weakref.ref(optimizer), HeldByOptimizer(window.names)
+            self._optimizers_held[id(optimizer)] = known
+            self._round.clear()  # what it is for may be new, too
+        return known[1]
+
+    def _meet(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
+        """Take in an optimizer that steps but was not given, for example one that replaces the given one."""
+        if any(reference() is optimizer for reference in self._optimizers):
+            return
+        owned = any(row >= 0 for _, row, _ in optimizer_parameters(optimizer, window.names))
+        if window.has_models and not owned:
+            return
+        self._optimizers = [reference for reference in self._optimizers if reference() is not None]
+        self._optimizers.append(weakref.ref(optimizer))
+        window.knows_optimizers = True
+        listed = {device for device, _, _ in window.blocks}  # these are in the curve
+        started = {(seen.device, seen.address) for seen in window.start}
+        before = [
+            seen
+            for seen in sight(optimizer_storages(optimizer, window.names))
+            if seen.device not in listed and (seen.device, seen.address) not in started
+        ]
+        size = sum(seen.bytes for seen in before)
+        if self._given:
+            window.problems.append(
+                f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
+                f"memory_trace_handler. Its state is recorded from here on; {size:,} bytes of it from before "
+                "this window are not in the curve."
+            )
+        elif window.has_models and before:
+            window.told.update((seen.device, seen.address) for seen in before)
+            window.problems.append(
+                f"{type(optimizer).__name__} was not given to memory_trace_handler. The {size:,} "
+                "bytes of its state from before this window are not in the curve of this window, but "
+                "are in later ones. Pass optimizer=... to include them in the first window."
+            )
+
+    def _cannot_name(self, where: str, error: BaseException) -> None:
+        """Note that something put into a model has no name. The window goes on without."""
+        if isinstance(error, Exception):
+            self._note(where, error)
+        else:
+            self.fail(where, error)
+
+    def _note(self, moment: str, error: Exception) -> None:
+        """Note what a window lacks, because of an error that leaves the rest of it right."""
+        logger.debug("recording failed at %s", moment, exc_info=error)
+        if self._window is not None:
+            self._window.open_problems.append(
+                f"Recording at {moment} failed ({type(error).__name__}: {error})."
+            )
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
+    yield from held_parameters(optimizer, names)
+    yield from gradients(optimizer, names)
+    yield from optimizer_storages(optimizer, names)
+
+
+def _counted_on_cuda(window: Window) -> int:
+    levels = window.levels_at_start.items()
+    return sum(
+        level.current
+        for (name, counter), level in levels
+        if name.startswith("cuda") and counter is Counter.ALLOCATED
+    )
+
+
+def _bytes_alive() -> dict[int, int]:
+    """Return the storages that Python has: see `Window.alive_at_end`."""
+    found: dict[int, int] = {}
+    for storage in storages_alive(of_gradients=not others_may_run()):
+        address, is_torchs = storage.data_ptr(), memory_of(storage) == "cpu" and allocated_by_torch(storage)
+        found[address] = max(found.get(address, 0), storage.nbytes() if is_torchs else 0)
+    return found
+
+
+def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]:
+    def freed(_: object) -> None:
+        died.append((time_ns(), row))
+
+    return freed
+
+
+def reports_to_profiler() -> bool:
+    """Whether profiles have what is allocated on CUDA. Allocators other than torch's own do not report it."""
+    return not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() == "native"
+
+
+def allocator_blocks() -> list[tuple[str, int, int]]:
+    """Return the allocated blocks of CUDA's caching allocator: (device name, address, rounded bytes).
+
+    The profiler counts the same rounded sizes, so they sum to its counter at that moment. Other allocators
+    list no blocks.
+    """
+    if not torch.cuda.is_initialized() or not reports_to_profiler():
+        return []
+    light = (
+        {"include_traces": False}
+        if "include_traces" in signature(torch.cuda.memory_snapshot).parameters
+        else {}
+    )
+    found: list[tuple[str, int, int]] = []
+    for segment in torch.cuda.memory_snapshot(**light):
+        name = f"cuda:{segment['device']}"
+        found += [
+            (name, block["address"], block["size"])
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        ]
+    return found
+
+
+def watch(recorder: WindowRecorder) -> None:
+    """Call `recorder.start` and `.stop` around every profiler window, as long as the recorder exists."""
+    if can_listen():
+        listen(recorder)
+        return
+    logger.warning(
+        "torch %s does not report when a profiler starts, so no memory will be recorded.\n  fix: "
+        "use a torch between 2.6 and 2.13, or a newer tb_memplugin.",
+        torch.__version__,
+    )

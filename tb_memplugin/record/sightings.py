@@ -1,0 +1,51 @@
+"""Find the blocks of tensors that were seen while a program ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tb_memplugin.trace import Allocations
+from tb_memplugin.trace.tables import Int64
+
+if TYPE_CHECKING:
+    from tb_memplugin.record.storages import Sighting
+
+
+def match_sightings(
+    sightings: Sequence[Sighting], devices: Sequence[str], blocks: Allocations, time_ns: Int64
+) -> Int64:
+    """Return the row of the block that was alive at each sighting's time and address, -1 for none.
+
+    Args:
+        sightings: sightings at any time within the window.
+        devices: device names; values of `blocks.device` are rows of them.
+        blocks: the paired allocations.
+        time_ns: the times of the events.
+    """
+    if not sightings:
+        return np.empty(0, np.int64)
+    wanted = np.array([seen.address for seen in sightings], np.uint64)
+    seen_at = (
+        np.searchsorted(time_ns, np.array([seen.time_ns for seen in sightings], np.int64), side="right") - 1
+    )
+    place = {name: row for row, name in enumerate(devices)}
+    device = np.array([place.get(seen.device, -1) for seen in sightings])
+    addresses = np.unique(wanted)
+    code = np.searchsorted(addresses, blocks.address).clip(max=len(addresses) - 1)
+    candidates = np.flatnonzero(addresses[code] == blocks.address)
+    width = len(time_ns) + 2
+    keys = code[candidates] * width + blocks.born[candidates] + 1
+    order = np.argsort(keys, kind="stable")
+    candidates, keys = candidates[order], keys[order]
+    last = np.searchsorted(keys, np.searchsorted(addresses, wanted) * width + seen_at + 1, side="right") - 1
+    row = np.append(candidates, -1)[last]
+    found = (
+        (last >= 0)
+        & (blocks.address[row] == wanted)
+        & (blocks.device[row] == device)
+        & (blocks.freed[row] > seen_at)
+    )
+    return np.where(found, row, -1).astype(np.int64)

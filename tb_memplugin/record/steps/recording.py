@@ -1,0 +1,273 @@
+"""Record steps and named phases by reading counters at their boundaries; keep the steps until taken."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tb_memplugin.record.steps.counters import NOTHING, Counters, Reading
+
+MOST_PHASES = 32
+"""The largest number of distinct phase names; further ones are merged into `OTHER_PHASES`."""
+
+OTHER_PHASES = "(other phases)"
+
+MOST_WAITING = 200_000
+"""The largest number of steps kept while they cannot be written; beyond that the oldest are dropped."""
+
+_PHASE_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """The figures of a device in one step, in bytes.
+
+    Attributes:
+        device: the device as torch spells it; "process" for the memory of the process.
+        peak_allocated, allocated: the highest bytes within the step, and the bytes when it ended.
+        exact: whether `peak_allocated` is exact; otherwise it is a lower bound.
+        peak_reserved, reserved: the same for reserved bytes; None if the device has no reserve.
+        num_alloc_retries, num_ooms, allocations, allocated_bytes: counts within the step; None if the device
+            has no counts, as the process has not.
+    """
+
+    device: str
+    peak_allocated: int
+    exact: bool
+    allocated: int
+    peak_reserved: int | None = None
+    reserved: int | None = None
+    num_alloc_retries: int | None = None
+    num_ooms: int | None = None
+    allocations: int | None = None
+    allocated_bytes: int | None = None
+
+    @property
+    def fragmentation(self) -> float | None:
+        """(reserved - allocated) / reserved when the step ended; None without a reserve."""
+        if self.reserved is None:
+            return None
+        return (self.reserved - self.allocated) / self.reserved if self.reserved else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStep:
+    """A named phase in one step: the number and total nanoseconds of its runs, and bytes by device.
+
+    `peak_bytes` is the highest value in any run, `exact` whether it is exact, and `end_bytes` the value when
+    the last run ended.
+    """
+
+    name: str
+    count: int
+    duration_ns: int
+    peak_bytes: tuple[int, ...]
+    exact: tuple[bool, ...]
+    end_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoredStep:
+    """One step. `duration_ns` is the time since the end of the previous step, on the host's clock."""
+
+    step: int
+    duration_ns: int
+    devices: tuple[DeviceStep, ...]
+    phases: tuple[PhaseStep, ...]
+
+
+class Highs:
+    """The peaks of each device since some boundary."""
+
+    __slots__ = ("exact", "peaks", "reserved")
+
+    def __init__(self, now: Sequence[Reading]) -> None:
+        self.peaks = [one.allocated for one in now]
+        self.reserved = [one.reserved for one in now]
+        self.exact = [False] * len(now)
+
+    def add(self, readings: Sequence[Reading]) -> None:
+        """Add the time from the last boundary to this one."""
+        for row, one in enumerate(readings):
+            self.raise_to(row, one.peak, one.exact)
+            if one.peak_reserved > self.reserved[row]:
+                self.reserved[row] = one.peak_reserved
+
+    def raise_to(self, row: int, peak: int, exact: bool) -> None:
+        """Raise a device's peak. An exact peak is the highest value ever, so it also settles an equal one."""
+        if peak > self.peaks[row]:
+            self.peaks[row], self.exact[row] = peak, exact
+        elif peak == self.peaks[row]:
+            self.exact[row] |= exact
+
+
+@dataclass(eq=False)
+class OpenPhase:
+    """A running phase. The recording holds it weakly: without an owner that can end it, it is dropped."""
+
+    name: str
+    begin_ns: int
+    highs: Highs
+
+
+@dataclass(slots=True)
+class _Ended:
+    highs: Highs
+    count: int = 0
+    duration_ns: int = 0
+    ends: tuple[int, ...] = ()
+
+
+class StepRecording:
+    """Records figures of steps and phases from counters. Any thread may begin and end phases.
+
+    Nothing is read before `begin`. Every method may raise the exceptions of the counters.
+
+    Args:
+        counters: the counters of the devices.
+    """
+
+    def __init__(self, counters: Sequence[Counters]) -> None:
+        self.counters = tuple(counters)
+        self._lock = threading.RLock()
+        self._phases: weakref.WeakSet[OpenPhase] = weakref.WeakSet()
+        self._ended: dict[str, _Ended] = {}
+        self._names: set[str] = set()
+        self._rows: deque[MonitoredStep] = deque()
+        self._skipped = 0
+        self.dropped = 0
+        self.last: MonitoredStep | None = None
+        self._first = self._last = [NOTHING for _ in self.counters]
+        self._highs = Highs(self._last)
+        self._begin_ns = time.perf_counter_ns()
+
+    def begin_phase(self, name: str) -> OpenPhase:
+        """Begin a phase."""
+        with self._lock:
+            self._boundary()
+            phase = OpenPhase(self._known(name), time.perf_counter_ns(), Highs(self._last))
+            self._phases.add(phase)
+            return phase
+
+    def end_phase(self, phase: OpenPhase) -> None:
+        """End a phase; it is counted in the current step."""
+        with self._lock:
+            self._boundary()
+            self._phases.discard(phase)
+            ended = self._ended.setdefault(phase.name, _Ended(phase.highs))
+            for row, peak in enumerate(phase.highs.peaks):
+                ended.highs.raise_to(row, peak, phase.highs.exact[row])
+            ended.count += 1
+            ended.duration_ns += time.perf_counter_ns() - phase.begin_ns
+            ended.ends = tuple(one.allocated for one in self._last)
+
+    def end_step(self, number: int | None = None) -> MonitoredStep:
+        """End a step and return it; without a number it gets the one after the last step's, from 0."""
+        with self._lock:
+            self._boundary()
+            now = time.perf_counter_ns()
+            before = self.last.step if self.last is not None else -1
+            rows = zip(self.counters, self._first, self._last, strict=True)
+            self.last = MonitoredStep(
+                step=before + 1 + self._skipped if number is None else number,
+                duration_ns=now - self._begin_ns,
+                devices=tuple(
+                    _device_step(counters, first, last, self._highs, row)
+                    for row, (counters, first, last) in enumerate(rows)
+                ),
+                phases=tuple(_phase_step(name, one) for name, one in self._ended.items()),
+            )
+            self._rows.append(self.last)
+            if len(self._rows) > MOST_WAITING:
+                self._rows.popleft()
+                self.dropped += 1
+            self._begin_ns, self._first, self._highs, self._ended = now, self._last, Highs(self._last), {}
+            self._skipped = 0
+            return self.last
+
+    def skip_step(self) -> None:
+        """End a step without figures. Its phases are forgotten, and its number is not used again."""
+        with self._lock:
+            self._skipped += 1
+            self._phases.clear()
+            self._ended = {}
+            self.begin()
+
+    def begin(self) -> None:
+        """Begin the first step now; earlier peaks are not counted."""
+        with self._lock:
+            self._boundary()
+            self._begin_ns, self._first, self._highs = time.perf_counter_ns(), self._last, Highs(self._last)
+
+    def take(self) -> list[MonitoredStep]:
+        """Return the steps that ended since the last call."""
+        with self._lock:
+            rows, self._rows = list(self._rows), deque()
+            return rows
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step has ended that was not taken."""
+        return bool(self._rows)
+
+    def put_back(self, rows: Sequence[MonitoredStep]) -> None:
+        """Keep steps that could not be written for the next `take`."""
+        with self._lock:
+            self._rows.extendleft(reversed(rows))
+            while len(self._rows) > MOST_WAITING:
+                self._rows.popleft()
+                self.dropped += 1
+
+    def close(self) -> None:
+        """Close all counters."""
+        with self._lock:
+            for one in self.counters:
+                one.close()
+
+    def _boundary(self) -> None:
+        """Read all counters, and add the peaks since the last boundary to the step and all running phases."""
+        self._last = self._read()
+        self._highs.add(self._last)
+        for phase in self._phases:
+            phase.highs.add(self._last)
+
+    def _read(self) -> list[Reading]:
+        return [one.read() for one in self.counters]
+
+    def _known(self, name: str) -> str:
+        name = str(name)[:_PHASE_NAME]
+        if name in self._names or len(self._names) < MOST_PHASES:
+            self._names.add(name)
+            return name
+        return OTHER_PHASES
+
+
+def _device_step(counters: Counters, first: Reading, last: Reading, highs: Highs, row: int) -> DeviceStep:
+    if counters.kind != "allocator":
+        return DeviceStep(counters.name, highs.peaks[row], highs.exact[row], last.allocated)
+    return DeviceStep(
+        device=counters.name,
+        peak_allocated=highs.peaks[row],
+        exact=highs.exact[row],
+        allocated=last.allocated,
+        peak_reserved=highs.reserved[row],
+        reserved=last.reserved,
+        num_alloc_retries=_since(first.retries, last.retries),
+        num_ooms=_since(first.ooms, last.ooms),
+        allocations=_since(first.allocations, last.allocations),
+        allocated_bytes=_since(first.allocated_bytes, last.allocated_bytes),
+    )
+
+
+def _since(first: int, last: int) -> int:
+    """Return how far a counter rose; if the user has reset it meanwhile, its current value."""
+    return last - first if last >= first else last
+
+
+def _phase_step(name: str, ended: _Ended) -> PhaseStep:
+    highs = ended.highs
+    return PhaseStep(name, ended.count, ended.duration_ns, tuple(highs.peaks), tuple(highs.exact), ended.ends)

@@ -1,0 +1,263 @@
+"""Identify the storages of parameters, buffers, gradients and optimizer state by pointer.
+
+A sighting notes that at some time the storage at some address was, for example, the gradient of a parameter.
+Matched with the allocations of the trace, it identifies them exactly, even after they are freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.record.modules import ModuleNames
+from tb_memplugin.record.tensors_inside import isinstance_of, tensors_in
+from tb_memplugin.trace import Category
+
+Purpose = tuple[torch.Tensor, Category, int, str]
+"""(tensor, category, owning module's row, label)"""
+
+_record_operators = torch._C._autograd._enable_record_function
+"""Whether operators of this thread are told to profilers."""
+
+_base: Any = torch._C.TensorBase
+_version = _base._version.__get__
+
+OF_NO_PARAMETER = (-1, "optimizer")
+"""(module's row, label) of state that an optimizer does not keep for one of its parameters."""
+
+_KNOWN_ATTRIBUTES = frozenset({"state", "param_groups", "defaults"})
+_WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A storage with a known purpose. `module` is a row of the module names, -1 if no module owns it.
+
+    `dtype` is the dtype of the tensor that uses the storage, spelled as in torch without "torch.". `version`
+    is how often an input had been written to (see `versions_of`), -1 if that is not known; `ends_call` is
+    True if it was seen at the end of the call that it entered, because that call wrote to it.
+    """
+
+    time_ns: int
+    device: str
+    address: int
+    bytes: int
+    category: Category
+    module: int
+    label: str
+    dtype: str = ""
+    version: int = -1
+    ends_call: bool = False
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return how often each tensor, or a view of the same tensor, was written to.
+
+    -1 where that is not counted: in inference mode.
+    """
+    try:
+        return list(map(_version, tensors))
+    except RuntimeError:
+        return [-1 if torch.Tensor.is_inference(one) else _version(one) for one in tensors]
+
+
+_HEAD = ctypes.c_size_t * 7
+"""The first words of a `c10::StorageImpl`: its address, what frees it and the argument of that are among them
+(seen in torch 2.13; in 2.6, whose two counts of references may take two words, by its source)."""
+
+
+def allocated_by_torch(storage: torch.UntypedStorage) -> bool:
+    """Whether torch allocated the memory: not that of numpy arrays, of files or of functorch's wrappers.
+
+    Memory of others cannot be resized, but nor can torch's own after `Tensor.numpy()` and `torch.load`. These
+    differ in what frees them: torch's allocators get the address itself, others an object of their own.
+    """
+    try:
+        address = storage.data_ptr()
+    except RuntimeError:
+        return False
+    if not address or storage.resizable() or storage.is_shared():
+        return bool(address)
+    return list(_HEAD.from_address(storage._cdata)).count(address) == 2
+
+
+def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
+    """Yield the storages of a tensor with their device names: several for sparse and wrapper tensors."""
+    for plain in _plain(tensor):
+        try:
+            storage = plain.untyped_storage()
+            address = storage.data_ptr()
+        except (RuntimeError, NotImplementedError, ValueError):
+            continue  # meta, fake, functorch, lazy parameters: no memory that an allocator knows
+        if address:
+            yield storage, _memory_of(plain, storage)
+
+
+def _memory_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> str:
+    if tensor.device.type == "cpu":
+        return "shared" if storage.is_shared() else "cpu"
+    return str(tensor.device)
+
+
+def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is nn.Parameter or kind is nn.Buffer:
+        if tensor.layout is torch.strided:
+            yield tensor
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            yield from _parts(tensor)
+        return
+    if kind.__module__.startswith("torch._subclasses"):
+        return  # a fake tensor has no memory, and warns of looking for it
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        for name in flatten()[0]:
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # a DTensor names its mesh as well
+                yield from _plain(inner)
+    elif tensor.layout is torch.strided:
+        yield tensor
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that a sparse tensor consists of, or the shapes of a nested one.
+
+    Operators return them, which must not be in the user's profile.
+    """
+    names: tuple[str, ...] = ()
+    if tensor.is_nested:
+        names = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
+    elif tensor.layout is torch.sparse_coo:
+        names = ("_indices", "_values")
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        names = ("crow_indices", "col_indices", "values")
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        names = ("ccol_indices", "row_indices", "values")
+    _record_operators(False)
+    try:
+        return tuple(getattr(tensor, name)() for name in names)
+    finally:
+        _record_operators(True)
+
+
+def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Iterator[Purpose]:
+    """Yield parameters, buffers and gradients as (tensor, category, owning module's row, label)."""
+    for model in models.values():
+        for tensors, category in (
+            (model.parameters(), Category.PARAMETER),
+            (model.buffers(), Category.BUFFER),
+        ):
+            for tensor in tensors:
+                module, label = names.owner_of.get(id(tensor), (-1, ""))
+                yield tensor, category, module, label
+                if category is Category.PARAMETER and tensor.grad is not None:
+                    yield tensor.grad, Category.GRADIENT, module, f"{label} (gradient)"
+
+
+def gradients(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
+    """Yield the gradients of an optimizer's parameters."""
+    for parameter, module, label in optimizer_parameters(optimizer, names):
+        if parameter.grad is not None:
+            yield parameter.grad, Category.GRADIENT, module, f"{label} (gradient)"
+
+
+def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
+    """Yield every tensor of an optimizer's state, including those in objects, with the parameter's owner.
+
+    State need not be a dict, and its key need not be a parameter.
+    """
+    owners = {id(one): (row, label) for one, row, label in optimizer_parameters(optimizer, names)}
+    for key, state in optimizer.state.items():
+        module, label = owners.get(id(key), OF_NO_PARAMETER)
+        for name, value in state.items() if isinstance(state, Mapping) else [("state", state)]:
+            for tensor in tensors_in(value):
+                if tensor is not key and not isinstance_of(tensor, nn.Parameter):
+                    yield tensor, Category.OPTIMIZER_STATE, module, f"{label} ({name})"
+    for tensor, (module, label) in state_beside(optimizer, owners):
+        yield tensor, Category.OPTIMIZER_STATE, module, label
+
+
+def state_beside(
+    optimizer: torch.optim.Optimizer, owners: Mapping[int, tuple[int, str]]
+) -> list[tuple[torch.Tensor, tuple[int, str]]]:
+    """Return the tensors that an optimizer keeps outside `state`: in attributes of its own and in its groups.
+
+    Args:
+        optimizer: an optimizer.
+        owners: (module's row, label) of each of its parameters, by id.
+    """
+    holders: list[tuple[Any, str, object]] = []
+    own = object.__getattribute__(optimizer, "__dict__")
+    for name, value in tuple(own.items()):
+        if name in _KNOWN_ATTRIBUTES or type(value) in _WITHOUT_TENSORS:
+            continue
+        pairs = tuple(value.items()) if type(value) is dict else ((None, value),)
+        holders += [(key, name, inner) for key, inner in pairs]
+    for group in optimizer.param_groups:
+        holders += [(None, str(name), value) for name, value in group.items() if name != "params"]
+    found = []
+    for key, name, value in holders:
+        if type(value) not in _WITHOUT_TENSORS:
+            module, label = owners.get(id(key), OF_NO_PARAMETER)
+            found += [
+                (tensor, (module, f"{label} ({name})"))
+                for tensor in tensors_in(value)
+                if id(tensor) not in owners and not isinstance_of(tensor, nn.Parameter)
+            ]
+    return found
+
+
+def held_parameters(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
+    """Yield the parameters of an optimizer, also those that belong to none of the given models."""
+    for parameter, module, label in optimizer_parameters(optimizer, names):
+        yield parameter, Category.PARAMETER, module, label
+
+
+def optimizer_parameters(
+    optimizer: torch.optim.Optimizer, names: ModuleNames
+) -> Iterator[tuple[torch.Tensor, int, str]]:
+    """Yield an optimizer's parameters in its own order, with the owning module's row and the FQN."""
+    for index, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            yield parameter, *names.owner_of.get(id(parameter), (-1, f"group {index} parameter {place}"))
+
+
+def sight(
+    tensors: Iterable[Purpose],
+    *,
+    keep: list[torch.UntypedStorage] | None = None,
+    versions: Iterable[int] | None = None,
+    ends_call: bool = False,
+) -> list[Sighting]:
+    """Return a sighting of each storage of the tensors; a storage with two purposes keeps the first.
+
+    Args:
+        tensors: (tensor, category, owning module's row, label).
+        keep: a list to which the storage objects are appended, in the order of the result.
+        versions: see `versions_of`: one number per tensor.
+        ends_call: see `Sighting`.
+    """
+    now, seen, found = time_ns(), set(), []
+    numbers = repeat(-1) if versions is None else versions
+    for (tensor, category, module, label), version in zip(tensors, numbers, strict=False):
+        for storage, device in storages(tensor):
+            address = storage.data_ptr()
+            if address in seen:
+                continue
+            seen.add(address)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found.append(
+                Sighting(
+                    now, device, address, storage.nbytes(), category, module, label, dtype, version, ends_call
+                )
+            )
+            if keep is not None:
+                keep.append(storage)
+    return found

@@ -1,0 +1,225 @@
+"""Find all storages known to Python without keeping references to the program's tensors.
+
+Autograd assigns a gradient to its parameter without a copy only if nothing else refers to the gradient. So
+this search must not hold a tensor while another thread runs: everything up to the storages happens within one
+call into C, during which no other Python thread runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, compress, starmap, tee
+from operator import is_, is_not, not_, or_
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.read.collector import collector_at_rest
+from tb_memplugin.record.storages import storages
+
+_STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
+_base: Any = torch._C.TensorBase
+_layout, get_grad, get_is_leaf, _is_nested, get_grad_fn = (
+    getattr(_base, name).__get__ for name in ("layout", "grad", "is_leaf", "is_nested", "grad_fn")
+)
+"""Getters of torch's own attributes: a subclass may have others of these names."""
+_untyped_storage: Any = _base.untyped_storage
+_module_of = type.__dict__["__module__"].__get__
+
+_Found = torch.UntypedStorage | weakref.ref[torch.Tensor]
+
+
+def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorage]:
+    """Yield the storage of every tensor that Python's garbage collector knows; some are yielded twice.
+
+    Args:
+        of_gradients: include the gradients of leaves, which Python may not know. Must be False while
+            another thread may run backward (`others_may_run`): autograd writes gradients without holding
+            the GIL, and reading one at that moment crashes the process.
+    """
+    found: list[_Found]
+    storages_found: list[torch.UntypedStorage] = []
+    # A collection would run other code, and so other threads, within the one call.
+    with torch._C.DisableTorchFunctionSubclass(), collector_at_rest():
+        try:
+            found = list(_look(_storages_of, of_gradients))
+        except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
+            found = list(_look(_known, of_gradients))
+        for one in found:
+            if isinstance(one, torch.UntypedStorage):
+                storages_found.append(one)
+            elif (tensor := one()) is not None:
+                storages_found += storages_behind(tensor)
+                del tensor
+    yield from filter(_has_memory, storages_found)
+
+
+def young_storages_alive() -> list[torch.UntypedStorage]:
+    """Return the storages of tensors in the garbage collector's young generations, without gradients.
+
+    These generations have the objects created since the collector's last runs: some thousands, where a
+    program has hundreds of thousands. Nothing is returned if other threads have Python frames: a reference
+    to a tuple that one is building would make that thread fail.
+    """
+    if len(sys._current_frames()) > 1:
+        return []
+    kinds = set(map(id, _classes()))
+    with torch._C.DisableTorchFunctionSubclass(), collector_at_rest():
+        return [
+            storage
+            for generation in (0, 1)
+            for thing in gc.get_objects(generation=generation)
+            if id(type(thing)) in kinds
+            for storage in storages_behind(thing)
+            if _has_memory(storage)
+        ]
+
+
+def storages_behind(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """Yield a tensor's storages. Of a wrapper's tensors, each is known to the collector by itself."""
+    if type(tensor) in (torch.Tensor, nn.Parameter):
+        yield from (storage for storage, _ in storages(tensor))
+        return
+    try:
+        yield _untyped_storage(tensor)
+    except (RuntimeError, NotImplementedError):
+        return
+
+
+def tensors_alive() -> tuple[list[torch.Tensor], list[torch.UntypedStorage]]:
+    """Return every tensor, and every storage without one, that Python's garbage collector knows.
+
+    The caller must drop the tensors soon. Must not be called while another thread may run backward
+    (`others_may_run`).
+    """
+    kinds = _classes()
+    with collector_at_rest():
+        referrers = gc.get_referrers(*kinds, torch.UntypedStorage)
+        bare = [thing for thing in referrers if type(thing) is torch.UntypedStorage and not _is_meta(thing)]
+        return list(_of(kinds, iter(referrers))), bare
+
+
+def _is_meta(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage has no memory. Those of fake tensors warn when they are asked for an address."""
+    return storage.device.type == "meta"
+
+
+def others_may_run() -> bool:
+    """Whether another Python thread may be inside torch; one inside the standard library is not."""
+    mine = threading.get_ident()
+    return any(
+        not frame.f_code.co_filename.startswith(_STANDARD_LIBRARY) or _is_package(frame.f_code.co_filename)
+        for ident, frame in sys._current_frames().items()
+        if ident != mine
+    )
+
+
+def _is_package(path: str) -> bool:
+    return "site-packages" in path or "dist-packages" in path
+
+
+def _tensors() -> Iterator[torch.Tensor]:
+    """Yield all tensors that refer to their class, `torch.Tensor` or one made from it.
+
+    `gc.get_objects()` would also return tuples that other threads are still building, and those threads
+    would then fail in C code.
+    """
+    kinds = _classes()
+    return _of(kinds, chain.from_iterable(starmap(gc.get_referrers, [kinds])))
+
+
+def _classes() -> list[type]:
+    """Return the classes of tensors with memory of their own.
+
+    The search asks every object of the program for every one of them, so torch's other classes, which wrap
+    tensors or have no memory, are left out.
+    """
+    kinds: dict[int, type] = {}
+    pending: list[type] = [torch.Tensor]
+    while pending:
+        kind = pending.pop()
+        module = _module_of(kind)  # read past its metaclass, which may be the program's
+        is_torchs = type(module) is str and module.startswith("torch.")
+        if kind is torch.Tensor or kind is nn.Parameter or not is_torchs:
+            kinds[id(kind)] = kind
+        pending += type.__subclasses__(kind)
+    return list(kinds.values())
+
+
+def _look(
+    found_in: Callable[[Iterator[torch.Tensor]], Iterator[_Found]], of_gradients: bool
+) -> Iterator[_Found]:
+    """Return an iterator, which the caller must drop when it is exhausted: it refers to tensors."""
+    tensors, same = tee(_tensors())
+    return chain(found_in(tensors), found_in(_gradients(same))) if of_gradients else found_in(tensors)
+
+
+def _gradients(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    tensors, same = tee(tensors)
+    gradients, filled = tee(map(get_grad, compress(tensors, map(is_leaf, same))))
+    return compress(gradients, map(partial(is_not, None), filled))
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no node of autograd. It is False for a view that torch refuses to differentiate.
+
+    That is a view made without gradients whose base was then changed in place with them: asked for its node,
+    torch raises an error.
+    """
+    try:
+        return bool(get_is_leaf(tensor))
+    except RuntimeError:
+        return False
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """Return the node of autograd that made a tensor; None for a leaf, and for views as in `is_leaf`."""
+    try:
+        return get_grad_fn(tensor)
+    except RuntimeError:
+        return None
+
+
+def _storages_of(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
+    tensors, same = tee(tensors)
+    return chain(_dense(tensors), _known(_not_dense(same)))
+
+
+def _known(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
+    return map(weakref.ref, tensors)
+
+
+def _of(kinds: list[type], things: Iterator[Any]) -> Iterator[torch.Tensor]:
+    things, same = tee(things)
+    return compress(things, map(set(map(id, kinds)).__contains__, map(id, map(type, same))))
+
+
+def _dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    tensors, same = tee(tensors)
+    return map(_untyped_storage, compress(tensors, _are_strided(same)))
+
+
+def _not_dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Return the sparse tensors, and the nested ones, whose shapes are also tensors."""
+    tensors, same, nested = tee(tensors, 3)
+    sparse = map(not_, _are_strided(same))
+    return compress(tensors, map(or_, sparse, map(_is_nested, nested)))
+
+
+def _are_strided(tensors: Iterator[torch.Tensor]) -> Iterator[bool]:
+    return map(partial(is_, torch.strided), map(_layout, tensors))
+
+
+def _has_memory(storage: torch.UntypedStorage) -> bool:
+    try:
+        return storage.data_ptr() != 0
+    except RuntimeError:  # meta, fake: no memory that an allocator knows
+        return False

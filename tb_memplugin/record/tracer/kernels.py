@@ -1,0 +1,334 @@
+"""Join two sources on one thread's memory: the allocator's reports, and storages that appear and are freed.
+
+The reports contain every byte in order, but not its owner; the results of operators and weak references
+identify the storages. Both are matched by size within one operator, so levels and peaks are always those of
+the reports; only the owners of blocks of the same size can be mistaken for one another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all
+from tb_memplugin.record.storage_lifetimes import Block, Buffer, Ledger
+from tb_memplugin.record.tracer.cpu_allocations import AllocatorLog, Reported, allocator_log
+from tb_memplugin.record.tracer.saved_numbers import SavedNumbers, numbers_in
+from tb_memplugin.trace import Category, Phase
+
+_Tensor, _Parameter, _strided = torch.Tensor, torch.nn.Parameter, torch.strided
+_TEMPORARY = Category.TEMPORARY
+_WHERE = "the allocator's reports of an operator"
+_NEVER = 1 << 62
+
+
+@dataclass(slots=True)
+class Place:
+    """The context of an operator: module's row or -1, phase, the operator, and whether it recomputes."""
+
+    row: int
+    phase: Phase
+    made_by: Any
+    recomputing: bool
+
+
+@dataclass(slots=True)
+class Made:
+    """A storage in an operator's result that is new, or whose size differs from that of its block (`was`)."""
+
+    storage: torch.UntypedStorage
+    bytes: int
+    was: Block | Buffer | None = None
+
+
+@dataclass(slots=True)
+class Counted:
+    """Counts for one operator: allocations, their bytes, frees, and the highest level (-1 for none)."""
+
+    allocations: int = 0
+    bytes: int = 0
+    frees: int = 0
+    top: int = -1
+
+
+_NOTHING = Counted()
+
+_QUIET = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view", "_unsafe_view", "_reshape_alias", "as_strided", "alias", "detach", "t", "transpose",
+        "permute", "expand", "select", "slice", "squeeze", "unsqueeze", "unbind", "split", "split_with_sizes",
+        "_local_scalar_dense",
+    )
+)  # fmt: skip
+"""Operators that allocate nothing for a plain tensor: views, and reading the number in a tensor."""
+
+_quiet: dict[Any, bool] = {}
+
+
+def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator allocates nothing, so that the allocator need not report."""
+    quiet = _quiet.get(operator)
+    if quiet is None:
+        schema = getattr(operator, "_schema", None)
+        quiet = _quiet[operator] = schema is not None and schema.name in _QUIET
+    if not (quiet and args):
+        return False
+    given = args[0]
+    kind = type(given)
+    return (kind is _Tensor or kind is _Parameter) and given.layout is _strided and not given.is_nested
+
+
+@dataclass(slots=True)
+class Unseen:
+    """What was not reported or not identified, for the trace's notes.
+
+    `operators` counts operators without reports, because another profiler recorded or torch does not
+    support it, and `results` are the bytes of what they returned. `frees` are bytes freed inside operators,
+    of unknown blocks. `kept` are bytes that an operator allocated but neither returned in a tensor nor freed:
+    they count only during that operator. `excess` is (a peak, how many of its bytes at most are there only
+    because a dispatch mode is on); `higher_peak` is the highest level that may be reached without one, -1 if
+    none is known.
+    """
+
+    operators: int = 0
+    results: int = 0
+    frees: int = 0
+    kept: int = 0
+    excess: tuple[int, int] = (-1, 0)
+    higher_peak: int = -1
+
+
+class KernelMemory:
+    """Writes the memory of one thread into a ledger from both sources. Must be created on that thread.
+
+    Args:
+        ledger: the ledger to write to.
+        unseen: counts what is not reported or not identified.
+        numbers: the thread's numbers that autograd may have saved.
+        failed: is called with errors of ours; those of operators are raised.
+    """
+
+    def __init__(
+        self, ledger: Ledger, unseen: Unseen, numbers: SavedNumbers, failed: Failed = UNOWNED.end
+    ) -> None:
+        self._failed = failed
+        self._ledger, self._unseen, self._numbers = ledger, unseen, numbers
+        self._on_cpu = ledger.device_type == "cpu"
+        self._log: AllocatorLog | None = allocator_log() if self._on_cpu else None
+        self.reports: deque[Reported] = deque()
+        self.dead: list[tuple[int, Block | Buffer]] = []
+        self._number_bytes: list[int] = []
+        self._is_unseen = False
+
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Call an operator while the allocator reports."""
+        is_quiet, log = True, None
+        try:
+            is_quiet = _is_quiet(operator, args)
+            if not is_quiet:
+                log = self._log
+                if self._on_cpu and (log is None or not log.begin(self.reports)):
+                    self._unseen.operators += 1
+                    self._is_unseen = True
+        except BaseException as error:
+            self._failed(_WHERE, error)
+        if is_quiet:
+            return operator(*args, **kwargs) if kwargs else operator(*args)
+        try:
+            out = operator(*args, **kwargs) if kwargs else operator(*args)
+        finally:
+            if log is not None:
+                try:
+                    log.end(self.reports)
+                except BaseException as error:
+                    call_all(partial(log.abandon, self.reports))
+                    self._failed(_WHERE, error)
+        try:
+            if len(self.reports) > 2:  # a number is allocated and freed besides the result
+                self._number_bytes = numbers_in(operator, args)
+                if self._number_bytes:
+                    self._numbers.wait_for(out)
+        except BaseException as error:
+            self._failed(_WHERE, error)
+        return out
+
+    def bury(self) -> None:
+        """Remove freed blocks from the ledger's blocks, so that new storages can use their keys."""
+        self.dead += self._ledger.dead()
+
+    def write(self, place: Place, made: Sequence[Made]) -> Counted:
+        """Record what happened since the operator began. The caller must hold the ledger's lock."""
+        if self._ledger.deaths:
+            self.bury()
+        if self._is_unseen:
+            self._is_unseen = False
+            self._unseen.results += sum(one.bytes for one in made)
+        if not (made or self.reports or self.dead):
+            return _NOTHING
+        reports = list(self.reports)
+        self.reports.clear()
+        if not (made or self.dead or self._number_bytes) and _comes_and_goes(reports):
+            return self._passed(reports, place)
+        dead, self.dead = self.dead, []
+        stretch = _Stretch(self._ledger, self._unseen, place, self._numbers, self._number_bytes)
+        if dead or self._number_bytes:
+            stretch.write(reports, dead, made)
+            self._number_bytes = []
+        elif len(reports) == len(made) == 1 and reports[0][1] == made[0].bytes and made[0].was is None:
+            stretch.born(made[0], reports[0][0])  # most operators
+        else:
+            stretch.write(reports, dead, made)
+        return stretch.counted
+
+    def _passed(self, reports: Sequence[Reported], place: Place) -> Counted:
+        top = self._ledger.pass_through(
+            reports, place.made_by, place.row, place.phase, recomputing=place.recomputing
+        )
+        frees = len(reports) // 2
+        return Counted(frees, sum(size for _, size in reports if size > 0), frees, top)
+
+
+def _comes_and_goes(reports: Sequence[Reported]) -> bool:
+    """Whether everything that was allocated was freed, in reverse order."""
+    taken: list[int] = []
+    for _, size in reports:
+        if size > 0:
+            taken.append(size)
+        elif not taken or taken.pop() != -size:
+            return False
+    return not taken
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Writes the memory of one operator into the ledger."""
+
+    ledger: Ledger
+    unseen: Unseen
+    place: Place
+    numbers: SavedNumbers
+    number_bytes: list[int]
+    counted: Counted = field(default_factory=Counted)
+
+    def write(
+        self, reports: list[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
+    ) -> None:
+        """Write in the order of the reports; what is not reported is written by its time, or at the end."""
+        ends, unreported, pairs, births = _matched(reports, dead, made)
+        buffers: dict[int, Buffer] = {}
+        waiting = deque(unreported)
+        for number, (time, size) in enumerate(reports):
+            while waiting and waiting[0][0] <= time:
+                died_ns, block = waiting.popleft()
+                self.end(block, died_ns)
+            if size > 0 and number in births:
+                self.born(births[number], time)
+            elif size > 0:
+                buffers[number] = self.taken(size, time)
+            elif number in ends:
+                self.end(ends[number], time)
+            elif number in pairs:
+                self.went(buffers.pop(pairs[number]), time)
+            else:
+                self.unseen.frees -= size
+        for died_ns, block in waiting:
+            self.end(block, died_ns)
+        for buffer in buffers.values():
+            self.unseen.kept += buffer.bytes
+            self.end(buffer, 0)
+        self._close(made, {id(one) for one in births.values()}, {id(block) for block in ends.values()})
+
+    def _close(self, made: Sequence[Made], reported: set[int], ended: set[int]) -> None:
+        """Write allocations, and the blocks that they replace, which were not reported."""
+        for one in made:
+            if not one.bytes and one.was is not None:
+                self.ledger.blocks.pop(one.was.key, None)
+            elif id(one) not in reported and self.ledger.expected(one.storage) is None:
+                self.born(one, 0)
+            if one.was is not None and id(one.was) not in ended:
+                self.end(one.was, 0)
+
+    def born(self, one: Made, time: int) -> None:
+        """Write an allocation that a result holds."""
+        place = self.place
+        block = self.ledger.born(
+            one.storage,
+            one.bytes,
+            place.made_by,
+            place.row,
+            place.phase,
+            recomputing=place.recomputing,
+            now=time,
+        )
+        if one.was is not None:
+            block.category, block.label, block.module = one.was.category, one.was.label, one.was.module
+        self.counts(block)
+
+    def taken(self, size: int, time: int) -> Buffer:
+        """Write an allocation that no result holds."""
+        place = self.place
+        buffer = self.ledger.taken(
+            size, place.made_by, place.row, place.phase, recomputing=place.recomputing, now=time
+        )
+        buffer.category = _TEMPORARY
+        self.counts(buffer)
+        return buffer
+
+    def went(self, buffer: Buffer, time: int) -> None:
+        """Write the free of a buffer; delay it if the buffer may be a number that autograd keeps."""
+        if buffer.bytes in self.number_bytes:
+            self.number_bytes.remove(buffer.bytes)
+            self.numbers.waiting.append((buffer, time, self.place.row, self.place.phase))
+        else:
+            self.end(buffer, time)
+
+    def end(self, block: Block | Buffer, time: int) -> None:
+        """Write a free."""
+        self.ledger.end(block, self.place.row, self.place.phase, time)
+        self.counted.frees += 1
+
+    def counts(self, made: Block | Buffer) -> None:
+        """Count an allocation that was written."""
+        self.counted.allocations += 1
+        self.counted.bytes += made.bytes
+        self.counted.top = max(self.counted.top, self.ledger.level)
+
+
+def _matched(
+    reports: Sequence[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
+) -> tuple[dict[int, Block | Buffer], list[tuple[int, Block | Buffer]], dict[int, int], dict[int, Made]]:
+    """Match the reports of one operator with storages by size, in order.
+
+    Returns:
+        The reported frees of known blocks, by report; freed blocks without a report; frees of memory that
+        was allocated within the operator (free -> its allocation, the last one of the size that is not
+        freed); and the allocations of new storages: those left over, the oldest first.
+    """
+    mortal: defaultdict[int, deque[tuple[int, Block | Buffer]]] = defaultdict(deque)
+    for died_ns, block in dead:
+        mortal[block.bytes].append((died_ns, block))
+    for one in made:
+        if one.was is not None:
+            mortal[one.was.bytes].append((_NEVER, one.was))
+    ends: dict[int, Block | Buffer] = {}
+    pairs: dict[int, int] = {}
+    open_rows: defaultdict[int, list[int]] = defaultdict(list)
+    for number, (_, size) in enumerate(reports):
+        if size > 0:
+            open_rows[size].append(number)
+        elif mortal[-size]:
+            ends[number] = mortal[-size].popleft()[1]
+        elif open_rows[-size]:
+            pairs[number] = open_rows[-size].pop()
+    births: dict[int, Made] = {}
+    for one in made:
+        if open_rows[one.bytes]:
+            births[open_rows[one.bytes].pop(0)] = one
+    left = [found for same in mortal.values() for found in same if found[0] != _NEVER]
+    return ends, sorted(left, key=lambda found: found[0]), pairs, births

@@ -1,0 +1,327 @@
+"""The dispatch mode that intercepts every operator while a tracer runs, and updates the ledger."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from time import time_ns
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tb_memplugin.record.beside_dynamo import hidden_from_dynamo, is_hidden
+from tb_memplugin.record.storage_lifetimes import Ledger
+from tb_memplugin.record.storages import allocated_by_torch, storages
+from tb_memplugin.record.tracer.kernels import KernelMemory, Made, Place
+from tb_memplugin.record.tracer.layers import Layers, ThreadLayers
+from tb_memplugin.record.tracer.mode_effects import ModeEffects
+from tb_memplugin.trace import Phase
+
+_current_task = torch._C._current_graph_task_id
+_current_node = torch._C._current_autograd_node
+_Tensor, _strided = torch.Tensor, torch.strided
+_BACKWARD, _OTHER = Phase.BACKWARD, Phase.OTHER
+_CALLERS = frozenset((KernelMemory.run.__code__.co_filename, torch._ops.__file__))
+"""Files whose functions only pass on the arguments of an operator."""
+
+_WHERE = "an operator"
+
+
+def _called(call: Callable[[], Any]) -> Any:
+    return call()
+
+
+def _tensors(results: Any) -> Iterator[torch.Tensor]:
+    for one in results:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
+def _let_go(failed: TracebackType | None) -> None:
+    """Clear the frames that the tracer adds to a failed operator's traceback.
+
+    These frames hold the operator's arguments. Without the tracer they would not exist; with them, an error
+    that the program keeps would keep tensors alive.
+    """
+    while failed is not None and failed.tb_frame.f_code.co_filename in _CALLERS:
+        failed.tb_frame.clear()
+        failed = failed.tb_next
+
+
+class StorageMode(TorchDispatchMode):
+    """Writes the storages of every operator's results into a ledger. Each thread has its own mode.
+
+    It calls each operator with unchanged arguments and returns its result unchanged.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._layers = layers
+        self._ledger: Ledger = layers.ledger
+        self._without_operator = False
+        self._on_cpu = layers.ledger.device_type == "cpu"
+        self._here: ThreadLayers = layers.here()
+        self._kernels = KernelMemory(layers.ledger, layers.unseen, self._here.numbers, layers.failed)
+        self._is_entered = False
+        self._effects = ModeEffects(layers, self._here)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: hiding the mode from dynamo would load dynamo, which takes a second.
+
+        See `storage_mode`.
+        """
+        return False
+
+    @hidden_from_dynamo
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, then record what it allocated."""
+        if not self._layers.on:
+            try:
+                _drop_soon()
+            except BaseException as error:
+                self._layers.failed(_WHERE, error)
+            return func(*args, **kwargs) if kwargs else func(*args)
+        here, ledger, kernels = self._here, self._ledger, self._kernels
+        try:
+            self._effects.settle()
+            if ledger.deaths or here.numbers.waiting:
+                with ledger.lock:
+                    here.settle()
+        except BaseException as error:
+            self._layers.failed(_WHERE, error)
+        began, out = time_ns(), None
+        try:
+            out = kernels.run(func, args, kwargs)
+        except BaseException as error:
+            args, kwargs = (), None
+            _let_go(error.__traceback__ and error.__traceback__.tb_next)
+            raise
+        finally:  # an operator that raises may also have allocated memory
+            try:
+                with ledger.lock:
+                    self._effects.args = args
+                    self._note(out, func, began)
+            except BaseException as error:
+                self._layers.failed(_WHERE, error)
+            self._effects.args = ()
+        return out
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the recording of this mode still runs."""
+        return self._layers.on
+
+    def keeps(self, layers: Layers) -> bool:
+        """Whether this mode writes for the given layers."""
+        return self._layers is layers
+
+    def see(self, made: torch.Tensor | torch.UntypedStorage) -> None:
+        """Record a tensor or storage that torch allocated or resized on this thread without an operator."""
+        if self._layers.on:
+            with self._ledger.lock:
+                self._here.settle()
+                self._without_operator = True
+                try:
+                    self._note(made, None, time_ns())
+                finally:
+                    self._without_operator = False
+
+    def make_hidden_call(self, call: Callable[[], Any]) -> Any:
+        """Make a call in which torch disables modes, and record what it allocates and frees."""
+        if not self._layers.on:
+            return call()
+        try:
+            with self._ledger.lock:
+                self._here.settle()
+        except BaseException as error:
+            self._layers.failed(_WHERE, error)
+        began = time_ns()
+        try:
+            return self._kernels.run(_called, (call,), None)
+        finally:
+            try:
+                with self._ledger.lock:
+                    self._note(None, None, began)
+            except BaseException as error:
+                self._layers.failed(_WHERE, error)
+
+    def _note(self, out: Any, func: Any, began_ns: int) -> None:
+        here, ledger, kernels = self._here, self._ledger, self._kernels
+        in_backward = _current_task() != -1
+        recomputing, node = False, None
+        if in_backward:
+            node = _current_node()
+            row, recomputing = here.in_node(node, began_ns)
+            phase = _BACKWARD
+        else:
+            if here.in_backward:
+                here.end_backward()
+            row, phase = here.place()
+        if ledger.deaths:
+            kernels.bury()
+        made: list[Made] = []
+        kind = type(out)
+        if kind is _Tensor:
+            self._see(out, made)
+        elif kind is tuple or kind is list:
+            for one in _tensors(out):
+                self._see(one, made)
+        elif isinstance(out, torch.Tensor):
+            self._see(out, made)
+        elif isinstance(out, torch.UntypedStorage) and out.device.type == ledger.device_type:
+            self._see_storage(out, made)
+        if made or kernels.reports or kernels.dead or ledger.deaths:
+            counted = kernels.write(Place(row, phase, func, recomputing), made)
+            here.count(row, counted)
+            if in_backward and counted.top >= 0 and not torch.is_grad_enabled():
+                self._effects.note(func, out, row, counted)
+        if in_backward:
+            here.last_ns = time_ns()
+        elif row < 0 and phase is _OTHER:
+            here.outside(began_ns)
+        if self._layers.results is not None:
+            self._layers.results.ran(node, out)
+
+    def _see(self, tensor: torch.Tensor, made: list[Made]) -> None:
+        if type(tensor) is _Tensor and tensor.layout is _strided and not tensor.is_nested:
+            if tensor.is_cpu if self._on_cpu else tensor.device.type == self._ledger.device_type:
+                try:
+                    storage = tensor.untyped_storage()
+                except (RuntimeError, NotImplementedError):
+                    return  # functorch's wrappers: the tensor inside is seen separately
+                self._see_storage(storage, made)
+            return
+        if getattr(tensor, "fake_mode", None) is not None:
+            return  # a FakeTensor holds no memory
+        for storage, _ in storages(tensor):
+            if storage.device.type == self._ledger.device_type:
+                self._see_storage(storage, made)
+
+    def _see_storage(self, storage: torch.UntypedStorage, made: list[Made]) -> None:
+        size = storage.nbytes()
+        block = self._ledger.blocks.get(storage._cdata)
+        if block is None:
+            if (
+                size
+                and not (made and any(one.storage._cdata == storage._cdata for one in made))
+                and (self._without_operator or allocated_by_torch(storage))
+            ):
+                made.append(Made(storage, size))
+        elif block.bytes != size and not any(one.was is block for one in made):
+            made.append(Made(storage, size, block))
+
+    def enter(self) -> None:
+        """Turn the mode on for this thread."""
+        _drop_ended()
+        FLAGS.up()
+        self._is_entered = True
+        dispatch._push_mode(self)
+
+    def leave(self) -> None:
+        """Turn the mode off for this thread, even if modes that began later are still on (as in generators).
+
+        If called on another thread than `enter`, the mode stays on the thread where it began. It does
+        nothing there, because the tracer is off, and is removed at the thread's next operator.
+        """
+        above = []
+        while (top := dispatch._get_current_dispatch_mode()) is not None and top is not self:
+            above.append(dispatch._pop_mode())
+        if top is self:
+            dispatch._pop_mode()
+        for mode in reversed(above):
+            dispatch._push_mode(mode)
+        _drop_ended()
+        if self._is_entered:
+            FLAGS.down()
+            self._is_entered = False
+        self._effects.settle()
+
+
+def _drop_ended() -> None:
+    """Remove modes from this thread whose recording ended on another thread."""
+    while isinstance(top := dispatch._get_current_dispatch_mode(), StorageMode) and not top.is_on:
+        dispatch._pop_mode()
+
+
+def _drop_soon() -> None:
+    """Remove ended modes from this thread after the running operator, when torch has restored the mode."""
+    if sys.getprofile() is None:
+        sys.setprofile(_drop_when_back)
+
+
+def _drop_when_back(*_: object) -> None:
+    top = dispatch._get_current_dispatch_mode()
+    if isinstance(top, StorageMode) and not top.is_on:
+        sys.setprofile(None)
+        _drop_ended()
+
+
+class StorageModeBesideDynamo(StorageMode):
+    """A `StorageMode` that is hidden from dynamo, which would otherwise compile what runs inside it."""
+
+    __torch_dispatch__ = StorageMode.__torch_dispatch__
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+
+def storage_mode(layers: Layers) -> StorageMode:
+    """Return a new mode for the calling thread."""
+    return (StorageModeBesideDynamo if must_hide_from_dynamo() else StorageMode)(layers)
+
+
+def must_hide_from_dynamo() -> bool:
+    """Whether a mode needs a wrapper that keeps dynamo from compiling what runs inside it.
+
+    Newer versions of torch can mark the function instead, which has no cost per operator.
+    """
+    return "torch._dynamo" in sys.modules and not is_hidden(StorageMode.__torch_dispatch__)
+
+
+def modes_here(layers: Layers) -> Iterator[StorageMode]:
+    """Yield the modes on the calling thread that write for the given layers; there is at most one."""
+    for mode in dispatch._get_current_dispatch_mode_stack():
+        if isinstance(mode, StorageMode) and mode.keeps(layers):
+            yield mode
+
+
+class _Flags:
+    """torch's flags for "a dispatch mode is on", which make compiled functions run uncompiled.
+
+    The flags are per process, but modes save and restore them as if only one thread used modes. So this
+    sets them with the tracer's first mode and clears them with the last, on any thread.
+    """
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._lock = threading.Lock()
+        self._holder: TorchDispatchMode | None = None
+
+    def up(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._holder is None:
+                self._holder = TorchDispatchMode()
+                self._holder.__enter__()
+                dispatch._pop_mode()
+
+    def down(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._holder is not None:
+                dispatch._push_mode(self._holder)
+                self._holder.__exit__(None, None, None)
+                self._holder = None
+
+
+FLAGS = _Flags()

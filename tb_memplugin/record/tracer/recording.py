@@ -1,0 +1,430 @@
+"""A tracer's recording on devices whose allocator keeps no history, such as the CPU."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.record import profiler_windows
+from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now
+from tb_memplugin.record.beside_dynamo import UncompiledHere
+from tb_memplugin.record.exact_cpu import CountedWindow, begin_window, is_counting
+from tb_memplugin.record.guard import UNOWNED, Guard, call_all
+from tb_memplugin.record.modules import ModuleNames, is_compiled
+from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.outer_calls import OuterCalls
+from tb_memplugin.record.profiler.ddp_buckets import BUCKET, buckets_alive
+from tb_memplugin.record.profiler.dtypes import dtypes_of
+from tb_memplugin.record.storage_lifetimes import Happened, Ledger
+from tb_memplugin.record.storages import (
+    Sighting,
+    allocated_by_torch,
+    gradients,
+    held_parameters,
+    model_storages,
+    optimizer_storages,
+    storages,
+)
+from tb_memplugin.record.storages_alive import others_may_run, storages_alive
+from tb_memplugin.record.tracer.cpu_allocations import StepsAside
+from tb_memplugin.record.tracer.layers import LayerCalls, Layers
+from tb_memplugin.record.tracer.mode import StorageMode, modes_here, storage_mode
+from tb_memplugin.record.tracer.results import (
+    NamedPhase,
+    PhaseMemoryStats,
+    TracerResult,
+    layer_names,
+    layer_stats,
+)
+from tb_memplugin.record.tracer.trace import Recorded, sighting_of, trace_from_ledger
+from tb_memplugin.record.tracer.without_operator import listen, stop_listening
+from tb_memplugin.record.weight_copies import fqns, held_copies
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+
+Named = tuple[torch.Tensor, Category, int, str]
+
+
+class StorageRecording:
+    """Records the storages of one device type until `stop`, which removes hooks, modes and weak references.
+
+    Args:
+        device_type: the type of device, such as "cpu".
+        max_events: how many entries to keep.
+        guard: ends errors.
+    """
+
+    names_others = True
+    """Whether parameters and results that the models do not hold have their category in the start state."""
+
+    def __init__(self, device_type: str, max_events: int, guard: Guard = UNOWNED) -> None:
+        self._guard = guard
+        self._device_type, self._max_events = device_type, max_events
+        self._handles: list[StepHooks] = []
+        self._steps_aside = StepsAside()
+        self._modes: dict[int, StorageMode] = {}
+        self._foreign_calls = self._missed = 0
+        self._counting: CountedWindow | None = None
+        self._step_ns = time_ns()
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.phases: deque[NamedPhase] = deque(maxlen=max_events)
+
+    def start(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Record the start state, add hooks, and turn on the dispatch mode.
+
+        Raises:
+            MemPluginError: a model is compiled.
+        """
+        _refuse_compiled(models)
+        self._uncompiled = UncompiledHere()
+        ledger = self._open_ledger()
+        self.layers = Layers.of(ledger, ModuleNames.of(models), self._guard)
+        most = self._max_events
+        self.recorded = Recorded(self.layers, time_ns(), marks=deque(maxlen=most), seen=deque(maxlen=most))
+        self._thread = threading.get_ident()
+        names = self.layers.names
+        self._name(model_storages(models, names), late=False)
+        for optimizer in optimizers:
+            self._name(held_parameters(optimizer, names), late=False)
+            self._name(gradients(optimizer, names), late=False)
+            self._name(optimizer_storages(optimizer, names), late=False)
+        self._beside_others = others_may_run()
+        self._take_in_others(models)
+        if self._device_type == "cpu" and is_counting():
+            self._counting = begin_window()
+        self.recorded.start_ns = ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
+        self._layer_calls = LayerCalls(self.layers, self._watch, self._unwatch)
+        try:
+            outer_calls = OuterCalls(names, self._saw_inputs)
+            self._layer_calls.start(models, names, outer_calls, failed=self.layers.failed)
+            self._handles = [StepHooks(self._before_step, self._after_step)]
+            listen(self)
+            profiler_windows.listen(self._steps_aside)
+            self._main = self._mode()
+            self._main.enter()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Remove all that is ours, without a result."""
+        self.layers.on = False
+        mode = getattr(self, "_main", None)
+        call_all(
+            *([] if mode is None else [mode.leave]),
+            *self._undo(),
+            *([] if self._counting is None else [self._counting.close]),
+            self.recorded.ledger.blocks.clear,
+        )
+
+    def _take_in_others(self, models: Mapping[str, nn.Module]) -> None:
+        """Add to the start state what else is alive."""
+        if self._device_type == "cpu":
+            for row, size in buckets_alive(models, self.layers.names):
+                self.recorded.ledger.expect(size, Category.COMMUNICATION, BUCKET, row)
+        for alive in alive_now():
+            if self._is_mine(alive.storage):
+                for block in self.recorded.ledger.take_in([alive.storage]):
+                    if block.category is Category.UNKNOWN:
+                        self.recorded.searched.append(block)
+                        block.label = alive.label or ALIVE_BEFORE
+                        block.category = alive.category if self.names_others else Category.UNKNOWN
+        if self.names_others:
+            self._name_copies()
+
+    def _name_copies(self) -> None:
+        """Name the copies of the models' weights in the start state."""
+        blocks = list(self.recorded.ledger.blocks.values())
+        before = [sighting_of(block) for block in blocks]
+        for block, seen in zip(blocks, held_copies(before, fqns(self.layers.names)), strict=True):
+            block.category, block.module, block.label = seen.category, seen.module, seen.label
+
+    def _open_ledger(self) -> Ledger:
+        return Ledger(self._max_events, self._device_type)
+
+    def _mode(self) -> StorageMode:
+        """Return a new mode for the calling thread."""
+        return storage_mode(self.layers)
+
+    def stop(
+        self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> TracerResult:
+        """End the recording and return its result. May be called on another thread than `start`."""
+        try:
+            return self._stop(models, optimizers)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _stop(
+        self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> TracerResult:
+        self.layers.on = False
+        self._main.leave()
+        self._unhook()
+        ledger, recorded = self.recorded.ledger, self.recorded
+        with ledger.lock:
+            for thread in self.layers.threads.values():
+                thread.stop()
+            self._name(model_storages(models, self.layers.names))
+            for optimizer in optimizers:
+                self._name(optimizer_storages(optimizer, self.layers.names))
+            self._take_in_unseen()
+            self._missed = self._missed_bytes()
+            ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
+            recorded.stop_ns = time_ns()
+            counted = None if self._counting is None else self._counting.stop()
+            recorded.notes += self._notes()
+            recorded.properties.update(dtypes_of(models, {*optimizers, *self._stepped}, self.layers.names))
+            trace = trace_from_ledger(recorded)
+            if counted is not None:
+                trace = replace(trace, counters=tuple(counted.readings(trace.device_rows("cpu")[0])))
+            result = self._result(trace)
+            ledger.blocks.clear()  # this also removes the weak references
+        return result
+
+    def _take_in_unseen(self) -> None:
+        """Count what is alive at the end, and that neither an operator nor the start state has shown."""
+        if self.layers.problems or self._beside_others or others_may_run():
+            return  # what later events or other threads made would count, too
+        self.recorded.ledger.take_in(self._found_alive(), late=True)
+
+    def _missed_bytes(self) -> int:
+        """Return the bytes alive now that are not counted; searched only if a note needs them."""
+        if not self._has_blind_spots():
+            return 0
+        alive = {storage._cdata: storage.nbytes() for storage in self._found_alive()}
+        return sum(size for key, size in alive.items() if key not in self.recorded.ledger.blocks)
+
+    def _has_blind_spots(self) -> bool:
+        return bool(self.layers.problems or self._beside_others or self._foreign_calls)
+
+    def _found_alive(self) -> Iterator[torch.UntypedStorage]:
+        found = storages_alive(of_gradients=not others_may_run())
+        return (one for one in found if self._is_mine(one) and allocated_by_torch(one))
+
+    def _result(self, trace: MemoryTrace) -> TracerResult:
+        ledger, names = self.recorded.ledger, self.layers.names
+        rows = [
+            (time, what.value, block.bytes if block else 0, row, level, level)
+            for time, what, block, row, _, level, _ in ledger.entries
+        ]
+        return TracerResult(
+            trace=trace,
+            layers=layer_stats(names, self.layers.figures),
+            phases=[
+                PhaseMemoryStats(one.name, one.before_bytes, one.after_bytes, one.peak_bytes)
+                for one in self.phases
+            ],
+            rows=rows,
+            names=layer_names(names),
+            start_ns=self.recorded.start_ns,
+            stop_ns=self.recorded.stop_ns,
+            peak_allocated=ledger.peak,
+            peak_reserved=ledger.peak,
+            dropped=ledger.dropped,
+            total=ledger.written,
+        )
+
+    def begin_phase(self, name: str) -> NamedPhase:
+        """Begin a phase that the user named."""
+        with self.recorded.ledger.lock:
+            self.layers.here().settle()
+            level = self.recorded.ledger.level
+            phase = NamedPhase(name, level, level, level)
+            self.recorded.ledger.watched.append(phase)
+            self.recorded.marks.append((time_ns(), name, False))
+        return phase
+
+    def end_phase(self, phase: NamedPhase) -> None:
+        """End a phase."""
+        ledger = self.recorded.ledger
+        with ledger.lock:
+            self.layers.here().settle()
+            phase.after_bytes = ledger.level
+            ledger.watched[:] = [one for one in ledger.watched if one is not phase]
+            self.recorded.marks.append((time_ns(), phase.name, True))
+            self.phases.append(phase)
+
+    def _unhook(self) -> None:
+        for step in self._undo():
+            step()
+
+    def _undo(self) -> list[Callable[[], object]]:
+        """Return functions that remove what is ours except for modes. Each may be called twice."""
+        return [
+            partial(stop_listening, self),
+            partial(profiler_windows.stop_listening, self._steps_aside),
+            self._layer_calls.stop,
+            *(handle.remove for handle in self._handles),
+            self._handles.clear,
+            self._uncompiled.forget,
+        ]
+
+    def around(self, call: Callable[[], Any]) -> Any:
+        """Make a call that torch hides from modes, and record what it allocates."""
+        mode = None
+        try:
+            mode = next(modes_here(self.layers), None)
+        except BaseException as error:
+            self.layers.failed("a call without an operator", error)
+        return call() if mode is None else mode.make_hidden_call(call)
+
+    def see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
+        """Record what torch allocated, resized or read on this thread without an operator."""
+        try:
+            for mode in modes_here(self.layers):
+                mode.see(what)
+        except BaseException as error:
+            self.layers.failed("what no operator made", error)
+
+    def _saw_inputs(self, seen: list[Sighting], storages_seen: list[torch.UntypedStorage]) -> None:
+        """Note what enters an outermost module call on this thread, or was written to by it."""
+        ledger = self.recorded.ledger
+        with ledger.lock:
+            self.layers.here().settle()
+            blocks = [ledger.blocks.get(storage._cdata) for storage in storages_seen]
+            self.recorded.seen.extend(zip(blocks, seen, strict=True))
+
+    def _watch(self) -> None:
+        """Trace another thread that calls a layer until the call ends, unless autograd set a mode there."""
+        ident = threading.get_ident()
+        if ident == self._thread or any(modes_here(self.layers)):
+            return
+        self._foreign_calls += 1
+        mode = self._modes[ident] = self._mode()
+        mode.enter()
+
+    def _unwatch(self) -> None:
+        mode = self._modes.pop(threading.get_ident(), None)
+        if mode is not None:
+            mode.leave()
+
+    def _name(self, tensors: Iterable[Named], *, late: bool = True) -> None:
+        """Set the category, label and module of the tensors' storages that have none yet."""
+        ledger = self.recorded.ledger
+        with ledger.lock:
+            for tensor, category, module, label in tensors:
+                for block in ledger.take_in(self._mine([tensor]), late=late):
+                    if block.category is Category.UNKNOWN:
+                        block.category, block.label = category, label
+                        block.module = module if module >= 0 else block.module
+
+    def _mine(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+        for tensor in tensors:
+            for storage, _ in storages(tensor):
+                if self._is_mine(storage):
+                    yield storage
+
+    def _is_mine(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device.type == self._device_type and storage.nbytes() > 0
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        try:
+            self._name(gradients(optimizer, self.layers.names))
+            if self.layers.results is not None:
+                self.layers.results.before_step(optimizer)
+        except BaseException as error:
+            self.layers.failed("the start of an optimizer's step", error)
+        self.layers.in_optimizer += 1
+        self._step_ns = time_ns()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._stepped.add(optimizer)
+        self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
+        self.layers.optimizer.append((self._step_ns, time_ns()))
+        try:
+            self._name(optimizer_storages(optimizer, self.layers.names))
+        except BaseException as error:
+            self.layers.failed("the end of an optimizer's step", error)
+
+    def _notes(self) -> Iterator[str]:
+        ledger = self.recorded.ledger
+        yield from (
+            f"{problem}: later events are missing, at the end at least {self._missed:,} bytes."
+            for problem in self.layers.problems
+        )
+        unseen = self.layers.unseen
+        if self._device_type != "cpu":
+            yield "Memory that kernels allocate and free within an operator is not in these numbers."
+        if unseen.operators:
+            yield (
+                f"{unseen.operators:,} operators, with results of {unseen.results:,} bytes, ran while "
+                "another profiler recorded, or with a version of torch that does not report it: what their "
+                "kernels allocated beside these results and freed within them is not in these numbers."
+            )
+        if unseen.kept or unseen.frees:
+            yield (
+                f"Operators kept {unseen.kept:,} bytes that are in no tensor, which count only while "
+                f"they ran, and freed {unseen.frees:,} bytes whose allocation was not seen."
+            )
+        yield from self._notes_of_the_mode()
+        if ledger.dropped:
+            yield (
+                f"{ledger.dropped:,} of {ledger.written:,} events were dropped, the oldest first, "
+                f"because max_events is {self._max_events:,}. Peaks and layer statistics still count all "
+                f"events, but the curve of the others reaches {max(entry[5] for entry in ledger.entries):,} "
+                f"of {ledger.peak:,} bytes."
+            )
+        if ledger.late:
+            yield (
+                f"{len(ledger.late):,} tensors, {sum(ledger.late):,} bytes, were made without an operator, "
+                "or on a thread that was not watched. They count from when they were noticed, so the peak "
+                "may be up to that much higher."
+            )
+        if self._beside_others:
+            yield (
+                "Other threads were running when the block began. Gradients that only autograd held "
+                "then, of models other than the traced one, are not in the start state. At the end, at least "
+                f"{self._missed:,} bytes are alive that are not counted."
+            )
+        if threading.get_ident() != self._thread:
+            yield (
+                "The block ended on another thread than it began on (a generator's, for example). A "
+                "dispatch mode that does nothing stays on that thread until its next operator."
+            )
+        if self._foreign_calls:
+            yield (
+                f"Layers were called {self._foreign_calls:,} times on other threads. There, memory is "
+                "seen only while a layer runs; what such a thread allocates between layers is not: "
+                f"at the end, at least {self._missed:,} bytes are alive that are not counted."
+            )
+
+    def _notes_of_the_mode(self) -> Iterator[str]:
+        """Yield what the dispatch mode itself may have added to peaks, or taken from them."""
+        unseen, highest = self.layers.unseen, self.recorded.ledger.peak
+        if unseen.excess[0] == highest:
+            yield (
+                "The peak was reached in backward, by a result that torch makes only while a dispatch mode "
+                "is on: alone, it writes over another tensor or uses another formula. Without the tracer, "
+                f"the peak may be up to {unseen.excess[1]:,} bytes lower."
+            )
+        if unseen.higher_peak > highest:
+            yield (
+                "The backward of max(), min() or median() of a whole tensor takes more when no dispatch mode "
+                f"is on. Without the tracer, the peak may be up to {unseen.higher_peak - highest:,} bytes "
+                "higher."
+            )
+
+
+def _refuse_compiled(models: Mapping[str, nn.Module]) -> None:
+    """Refuse compiled models: under a dispatch mode they run uncompiled, with other memory use."""
+    for prefix, model in models.items():
+        for name, module in model.named_modules(prefix=prefix):
+            if is_compiled(module):
+                raise MemPluginError(
+                    "The model is compiled. Compiled code runs uncompiled while the tracer watches, "
+                    "so its memory would not be that of the compiled model.",
+                    where=f"module {name or '(root)'}",
+                    fix="Trace the model before torch.compile, or use torch.profiler with "
+                    "memory_trace_handler, which sees compiled code.",
+                )

@@ -1,0 +1,345 @@
+"""Simulate PyTorch's caching allocator for one device: the block that each request gets, and the segments.
+
+The rules are those of the native backend (c10/cuda/CUDACachingAllocator.cpp); they are described in
+docs/design/allocator_simulator.md. Sizes and addresses are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tb_memplugin.simulator.allocator_settings import (
+    LARGEST_SMALL,
+    SMALLEST_BLOCK,
+    UNLIMITED,
+    AllocatorSettings,
+)
+from tb_memplugin.simulator.blocks import (
+    ADDRESS_BITS,
+    AGES,
+    FREE,
+    LIVE,
+    Block,
+    FreeBlocks,
+    Pool,
+    PoolId,
+    join,
+)
+from tb_memplugin.simulator.driver import DeviceMemory, Driver
+from tb_memplugin.simulator.expandable import ExpandableSegments
+from tb_memplugin.trace import Kind
+from tb_memplugin.trace.allocator import DEFAULT_POOL
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentChange:
+    """A change of the reserved memory: `kind` is a segment kind, `clock` the allocator's clock then."""
+
+    clock: int
+    kind: Kind
+    address: int
+    bytes: int
+    stream: int
+    pool: PoolId
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    Attributes:
+        clock: set by the caller; it is recorded in every change of the reserved memory.
+        changes: the changes of the reserved memory, in order.
+        reserved, peak_reserved: bytes.
+        pending: blocks that the program freed and that still wait for a stream, by ticket.
+        freed_early: the clocks at which some of these were freed without waiting any longer, by ticket.
+        destroyed: private pools that no graph uses any more; other private pools never free segments.
+        recorded_address: where the recording has the next block, 0 if it is not followed. Nobody recorded
+            the ages of segments from before the recording: among their blocks of one size, this one is taken.
+        simple: whether the first block that is large enough is always taken; False with expandable
+            segments, `max_split_bytes` or garbage collection.
+
+    Args:
+        settings: of the allocator; PyTorch's defaults if None.
+        driver: provides memory; a device without limit if None.
+        by_age: whether the block of the oldest segment is taken among blocks of one size, as in PyTorch
+            2.13; if not, the one at the lowest address, as in earlier versions.
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        driver: Driver | None = None,
+        *,
+        by_age: bool = True,
+    ) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.driver = driver or DeviceMemory()
+        self.reserved = 0
+        self.peak_reserved = 0
+        self.clock = 0
+        self.changes: list[SegmentChange] = []
+        self.pending: dict[int, Block] = {}
+        self.freed_early: dict[int, int] = {}
+        self._tickets = 0
+        self.recorded_address = 0
+        self._age_step, self._newest = int(by_age), 0
+        self.destroyed: set[PoolId] = set()
+        self._pools: dict[tuple[PoolId, bool], Pool] = {}
+        self._expandable = ExpandableSegments(self.settings, self.driver, self.changed)
+        self._expands = self.settings.expandable_segments
+        self._max_split = self.settings.max_split_bytes
+        self._collects = self.settings.gc_threshold > 0 and self._allowed is not None
+        self.simple = not self._expands and self._max_split == UNLIMITED and not self._collects
+
+    @property
+    def _allowed(self) -> int | None:
+        """Bytes that may be reserved; None where `memory_fraction` does not limit them."""
+        share, capacity = self.settings.memory_fraction, self.driver.capacity
+        return None if share is None or capacity is None else int(share * capacity)
+
+    def malloc(self, size: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> Block | None:
+        """Return the block for a request of `size` bytes; None when out of memory."""
+        rounded = self.settings.rounded(size)
+        return self.place(rounded, self.home(rounded, stream, pool))
+
+    def home(self, rounded: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> FreeBlocks:
+        """Return the free blocks from which a request of a rounded size is served."""
+        return self.half(pool, rounded <= LARGEST_SMALL).on(stream)
+
+    def half(self, pool: PoolId, small: bool) -> Pool:
+        """Return the small or the large half of a pool."""
+        if (pool, small) not in self._pools:
+            self._pools[pool, small] = Pool(pool, small)
+        return self._pools[pool, small]
+
+    def place(self, size: int, home: FreeBlocks) -> Block | None:
+        """Return the block for a request of a rounded size; None when out of memory."""
+        block = self._found(size, home) or self._new(size, home)
+        return None if block is None else self._cut(block, size)
+
+    def place_anew(self, size: int, home: FreeBlocks) -> Block | None:
+        """Do as `place`, but for a request whose search failed already, before some blocks were freed."""
+        block = self._new(size, home)
+        return None if block is None else self._cut(block, size)
+
+    def free(self, block: Block) -> None:
+        """Free a block and merge it with its free neighbours."""
+        block.state = FREE
+        join(block)
+        block.home.put(block)
+
+    def let_go(self, block: Block) -> int:
+        """Record that the program freed a block that another stream may still use.
+
+        Returns:
+            A ticket for `complete`.
+        """
+        self._tickets += 1
+        self.pending[self._tickets] = block
+        return self._tickets
+
+    def complete(self, ticket: int) -> int | None:
+        """Free a block from `let_go`, since no stream uses it any more.
+
+        Returns:
+            The clock at which it was already freed because memory ran short; None if it was freed now.
+        """
+        block = self.pending.pop(ticket, None)
+        if block is None:
+            return self.freed_early.pop(ticket, None)
+        self.free(block)
+        return None
+
+    def has(self, size: int, home: FreeBlocks) -> bool:
+        """Return whether a request of a rounded size would find a free block."""
+        return self._candidate(size, home) >= 0
+
+    def empty_cache(self) -> None:
+        """Wait for all streams, then free unused segments and the unused pages of expandable segments."""
+        self.freed_early.update(dict.fromkeys(self.pending, self.clock))
+        while self.pending:
+            self.free(self.pending.pop(next(iter(self.pending))))
+        for small in (False, True):
+            self._release(self.half(DEFAULT_POOL, small))
+        for pool in sorted(self.destroyed):
+            for small in (True, False):
+                self._release(self.half(pool, small))
+
+    def unused_segments(self) -> dict[int, Block]:
+        """Return the free blocks that are whole segments of the default pool, by address."""
+        halves = (self.half(DEFAULT_POOL, small) for small in (False, True))
+        blocks = (block for half in halves for block in half.in_order())
+        return {block.address: block for block in blocks if block.origin < 0 and block.is_whole}
+
+    def give_back(self, addresses: Iterable[int]) -> None:
+        """Free these unused segments, and no other."""
+        unused = self.unused_segments()
+        for address in addresses:
+            self._give_back(unused[address])
+
+    def changed(self, kind: Kind, address: int, size: int, home: FreeBlocks) -> None:
+        """Record that the reserved memory grew or shrank."""
+        grows = kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+        self.reserved += size if grows else -size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self.changes.append(SegmentChange(self.clock, kind, address, size, home.stream, home.pool.id))
+
+    def _cut(self, block: Block, size: int) -> Block:
+        """Make a free block live, and split off the rest if that can be a block of its own (should_split)."""
+        home = block.home
+        rest = block.size - size
+        if rest >= SMALLEST_BLOCK and (
+            home.small or self._expands or (rest > LARGEST_SMALL and size < self._max_split)
+        ):
+            front = Block(block.address, size, home, LIVE, block.origin, block.age)
+            front.put_before(block)
+            block.address += size
+            block.size = rest
+            home.put(block)
+            return front
+        block.state = LIVE
+        return block
+
+    def _found(self, size: int, home: FreeBlocks) -> Block | None:
+        """Remove and return the best fit among the free blocks, None if nothing fits (get_free_block)."""
+        if self.simple:
+            place = home.first_of(size)
+            if place == len(home.keys):
+                return None
+        else:
+            home.pool.searches += self._collects
+            place = self._candidate(size, home)
+            if place < 0:
+                return None
+        key = home.keys[place]
+        if self.recorded_address and not key >> ADDRESS_BITS & AGES and home.at[key].origin < 0:
+            told = key >> ADDRESS_BITS << ADDRESS_BITS | self.recorded_address
+            place = home.keys.index(told, place) if told in home.at else place
+        return home.at.pop(home.keys.pop(place))
+
+    def _candidate(self, size: int, home: FreeBlocks) -> int:
+        """Return the index of the best fit, -1 if there is none."""
+        place, count = home.first_of(size), len(home.keys)
+        if place == count:
+            return -1
+        if home.block(place).origin >= 0:
+            place = self._best_to_expand(place, home) if self._expands else _fixed(place, home)
+            if place == count:
+                return -1
+        found, limit = home.block(place).size, self._max_split
+        if size < limit:
+            return place if found < limit else -1
+        return place if found < size + self.settings.max_rounding_bytes else -1
+
+    @staticmethod
+    def _best_to_expand(place: int, home: FreeBlocks) -> int:
+        """Return the index of the best fit where blocks can grow.
+
+        The size of such a block includes the unmapped addresses behind it, so that a larger block that
+        cannot grow may be the better fit.
+        """
+        block = home.block(place)
+        while block.origin >= 0 and place + 1 < len(home.keys):
+            behind = home.block(place + 1)
+            if _room(behind) >= _room(block):
+                break
+            place, block = place + 1, behind
+        return place
+
+    def _new(self, size: int, home: FreeBlocks) -> Block | None:
+        """Return a block of new memory; None if there is none even after all cached memory was freed."""
+        if self._collects:
+            self._collect()
+        block = self._grown(size, home)
+        if block is None and self._max_split < UNLIMITED and self._release_oversize(size, home):
+            block = self._grown(size, home)
+        if block is None:
+            self.empty_cache()
+            block = self._grown(size, home)
+        return block
+
+    def _grown(self, size: int, home: FreeBlocks) -> Block | None:
+        segment, allowed = self.settings.segment_size(size), self._allowed
+        if allowed is not None and self.reserved + segment > allowed:
+            return None
+        if self._expands:
+            return self._expandable.extend(home, size)
+        address = self.driver.allocate(segment)
+        if address is None:
+            return None
+        self.changed(Kind.SEGMENT_ALLOC, address, segment, home)
+        self._newest += self._age_step
+        return Block(address, segment, home, FREE, age=self._newest)
+
+    def _release(self, pool: Pool) -> None:
+        """Free the unused memory of a pool: first whole segments, then pages of expandable ones."""
+        blocks = pool.in_order()
+        for block in blocks:
+            if block.origin < 0 and block.is_whole:
+                self._give_back(block)
+        for block in blocks:
+            if block.origin >= 0:
+                self._expandable.release(block)
+
+    def _give_back(self, block: Block) -> None:
+        block.home.take(block)
+        self.driver.free(block.address, block.size)
+        self.changed(Kind.SEGMENT_FREE, block.address, block.size, block.home)
+
+    def _release_oversize(self, size: int, home: FreeBlocks) -> bool:
+        """Free one cached block that is large enough, or else several of at least `max_split_bytes`.
+
+        Returns whether enough was freed. For expandable blocks the pages are freed, where PyTorch's own code
+        stops with an assertion.
+        """
+        wanted = max(size, self._max_split)
+        place = home.first_of(wanted)
+        if place < len(home.keys):
+            return self._let_go_of(home.block(place)) > 0
+        released = 0
+        for key in reversed(home.keys[home.first_of(self._max_split) :]):
+            if released < wanted:
+                released += self._let_go_of(home.at[key])
+        return released >= wanted
+
+    def _let_go_of(self, block: Block) -> int:
+        """Free the memory of a cached block as far as possible; return the bytes freed."""
+        before = self.reserved
+        if block.origin >= 0:
+            self._expandable.release(block)
+        elif block.is_whole:
+            self._give_back(block)
+        return before - self.reserved
+
+    def _collect(self) -> None:
+        """Collect garbage: free the segments unused for the longest, while too much is reserved."""
+        allowed = self._allowed
+        limit = int(self.settings.gc_threshold * allowed) if allowed is not None else self.reserved
+        wanted = self.reserved - limit
+        pool = self.half(DEFAULT_POOL, False)
+        whole = [block for block in pool.in_order() if block.is_whole and block.origin < 0]
+        total = sum(pool.searches - block.since for block in whole)
+        while wanted > 0 and whole:
+            average = total / len(whole)
+            old = [block for block in whole if pool.searches - block.since >= average]
+            for block in old:
+                wanted -= block.size
+                total -= pool.searches - block.since
+                whole.remove(block)
+                self._give_back(block)
+            if not old:
+                return
+
+
+def _room(block: Block) -> int:
+    """Return the bytes that a free block could hold if the unmapped addresses behind it were mapped."""
+    behind = block.next
+    return block.size + (behind.size if behind is not None and behind.state not in (FREE, LIVE) else 0)
+
+
+def _fixed(place: int, home: FreeBlocks) -> int:
+    """Return the next index of a block that is not expandable, for settings without expandable segments."""
+    while place < len(home.keys) and home.block(place).origin >= 0:
+        place += 1
+    return place

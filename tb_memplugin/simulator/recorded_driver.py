@@ -1,0 +1,129 @@
+"""A driver that follows a recording: it returns the recorded addresses, and fails where the record did."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Set
+from dataclasses import dataclass
+from itertools import takewhile
+
+from tb_memplugin.simulator.driver import DeviceMemory, space_for
+from tb_memplugin.trace import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A recorded change of the reserved memory."""
+
+    kind: Kind
+    address: int
+    bytes: int
+
+
+class RecordedDriver:
+    """A driver that answers from `upcoming`: the changes recorded between one request and the next, in order.
+
+    It provides memory if the next recorded change does. It refuses memory if the next recorded change frees
+    some, or if the request is known to fail (`fails`). A change that the recording does not have gets
+    made-up addresses and adds a sentence to `surprises`; the reader of these adds the time.
+
+    Args:
+        first_address: the first made-up address, beyond all recorded ones.
+        capacity: of the device in bytes, where it is known; it does not limit memory here.
+    """
+
+    def __init__(self, first_address: int, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self.upcoming: deque[Told] = deque()
+        self.fails = False
+        self.surprises: list[str] = []
+        self._other = DeviceMemory(first_address=first_address)
+
+    def allocate(self, size: int) -> int | None:
+        """Return the recorded address of the next segment; None if the recording refused it."""
+        told = self._next(Kind.SEGMENT_ALLOC)
+        if told is not None:
+            if told.bytes != size:
+                self.surprise(
+                    f"the simulation made a segment of {size:,} bytes, the recording has one of "
+                    f"{told.bytes:,}"
+                )
+            return told.address
+        if self._refuses():
+            return None
+        self.surprise(f"the simulation made a segment of {size:,} bytes, the recording has none")
+        return self._other.allocate(size)
+
+    def free(self, address: int, size: int) -> None:
+        """Compare a segment that is freed with the recording."""
+        self._given_back(Kind.SEGMENT_FREE, address, size)
+
+    def reserve(self, page: int) -> tuple[int, int]:
+        """Reserve the addresses that begin at the next recorded mapping."""
+        space = space_for(self.capacity, page)
+        if self.upcoming and self.upcoming[0].kind == Kind.SEGMENT_MAP:
+            return self.upcoming[0].address, space
+        return self._other.reserve(page)[0], space
+
+    def map(self, address: int, size: int) -> bool:
+        """Return True if memory is mapped next in the recording, or was not refused there."""
+        told = self._next(Kind.SEGMENT_MAP)
+        if told is not None:
+            if (told.address, told.bytes) != (address, size):
+                self.surprise(
+                    f"the simulation mapped {size:,} bytes at {address:#x}, the recording "
+                    f"{told.bytes:,} at {told.address:#x}"
+                )
+            return True
+        if self._refuses():
+            return False
+        self.surprise(f"the simulation mapped {size:,} bytes at {address:#x}, the recording nothing")
+        return True
+
+    def unmap(self, address: int, size: int) -> None:
+        """Compare pages that are unmapped with the recording."""
+        self._given_back(Kind.SEGMENT_UNMAP, address, size)
+
+    def gives_back_first(self) -> bool:
+        """Return whether the next recorded change frees memory."""
+        return bool(self.upcoming) and self.upcoming[0].kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
+
+    def collected(self, unused: Set[int]) -> list[int]:
+        """Return the segments that garbage collection freed, of the unused ones, by address.
+
+        Nobody recorded how much memory it left to the process. But an emptied cache and a request that finds
+        no memory free all unused segments; only garbage collection frees some and keeps the others.
+        """
+        freed = [told.address for told in takewhile(_is_segment_free, self.upcoming)]
+        return freed if set(freed) < unused else []
+
+    def grows(self) -> bool:
+        """Return whether the recording allocates or maps memory before the next request."""
+        return any(told.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) for told in self.upcoming)
+
+    def finish(self) -> None:
+        """End a request: note the recorded changes that did not happen here, and clear them."""
+        for told in self.upcoming:
+            self.surprise(f"the recording has a {told.kind.name} of {told.bytes:,} bytes that did not happen")
+        self.upcoming.clear()
+
+    def surprise(self, what: str) -> None:
+        """Note a difference from the recording."""
+        self.surprises.append(what)
+
+    def _next(self, kind: Kind) -> Told | None:
+        return self.upcoming.popleft() if self.upcoming and self.upcoming[0].kind == kind else None
+
+    def _refuses(self) -> bool:
+        return self.gives_back_first() or self.fails
+
+    def _given_back(self, kind: Kind, address: int, size: int) -> None:
+        told = Told(kind, address, size)
+        if told in self.upcoming:
+            self.upcoming.remove(told)
+        else:
+            self.surprise(f"the simulation released {size:,} bytes at {address:#x}, the recording did not")
+
+
+def _is_segment_free(told: Told) -> bool:
+    return told.kind == Kind.SEGMENT_FREE

@@ -1,0 +1,213 @@
+"""Replay any trace through a simulated allocator, with the recorded settings or with others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tb_memplugin.simulator.allocator_settings import AllocatorSettings, recorded_settings
+from tb_memplugin.simulator.caching_allocator import SegmentChange
+from tb_memplugin.simulator.replay_run import Failure, Outcome, run
+from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.tables import Int64, UInt64
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMiss:
+    """The first allocation whose simulated address differs from the recorded one.
+
+    `event` is an index into the trace's events, `bytes` the requested size, `cause` a sentence.
+    """
+
+    event: int
+    bytes: int
+    recorded_address: int
+    simulated_address: int
+    cause: str
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What the simulated allocator did on one device of a trace.
+
+    Attributes:
+        source, device, settings, capacity: what was replayed; `capacity` in bytes, None for no limit.
+        follows_record: whether the driver answered as recorded, so that addresses can be compared.
+        allocations: events of the allocations that were served, in order; int64, shape (n,).
+        address, rounded: address and rounded size in bytes of each of them; shape (n,).
+        start_address, start_rounded: the same for each row of `source.start`; 0 and -1 on other devices;
+            shape (rows,).
+        early: blocks that were freed before their stream was done, because memory ran short: the event at
+            that time, the event of the recorded free (-1: not in the window), and the recorded address.
+        changes: the changes of the reserved memory; `clock` is an event.
+        reserved_at_start: bytes reserved before the first event.
+        surprises: (event, sentence) where the recording differs; empty if it is not followed.
+        failure: the request that found no memory here though it was served in the recording. The replay ends
+            there.
+        rescued: events of requests that failed in the recording and found memory here.
+        end: the number of the trace's events that were replayed.
+    """
+
+    source: MemoryTrace
+    device: int
+    settings: AllocatorSettings
+    capacity: int | None
+    follows_record: bool
+    allocations: Int64
+    address: UInt64
+    rounded: Int64
+    start_address: UInt64
+    start_rounded: Int64
+    early: tuple[tuple[int, int, int], ...]
+    changes: tuple[SegmentChange, ...]
+    reserved_at_start: int
+    surprises: tuple[tuple[int, str], ...]
+    failure: Failure | None
+    rescued: tuple[int, ...]
+    end: int
+
+    @property
+    def allocs(self) -> int:
+        """The number of allocations that were served."""
+        return len(self.allocations)
+
+    @cached_property
+    def exact(self) -> np.ndarray:
+        """Whether each allocation is at the recorded address: bool, shape (allocations,)."""
+        return np.asarray(self.address == self.source.events.address[self.allocations])
+
+    @property
+    def exact_addresses(self) -> int:
+        """The number of allocations at the recorded address."""
+        return int(np.count_nonzero(self.exact))
+
+    @cached_property
+    def reserved(self) -> Int64:
+        """The simulated reserved bytes: int64, shape (end + 1,); entry e + 1 holds after event e.
+
+        What a request freed before it failed is not in it: `failure.reserved_bytes` says what was left.
+        """
+        level = np.zeros(self.end + 1, np.int64)
+        level[0] = self.reserved_at_start
+        for change in self.changes:
+            if change.clock < self.end:
+                sign = 1 if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -1
+                level[change.clock + 1] += sign * change.bytes
+        return np.cumsum(level)
+
+    @cached_property
+    def reserved_peak(self) -> int:
+        """The highest reserved bytes at any time, also while a request is being served."""
+        peak = level = self.reserved_at_start
+        for change in self.changes:
+            level += change.bytes if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -change.bytes
+            peak = max(peak, level)
+        return peak
+
+    @property
+    def reserved_peak_recorded(self) -> int | None:
+        """The highest recorded reserved bytes; None if the trace does not record them."""
+        told = self.source.events.reserved[self.source.events.device == self.device]
+        start = self.source.devices[self.device].reserved_at_start
+        known = [int(told.max(initial=-1)), -1 if start is None else start]
+        return max(known) if max(known) >= 0 else None
+
+    @cached_property
+    def reserved_misses(self) -> Int64:
+        """Events (allocations, completed frees) after which the reserved bytes differ from the recorded."""
+        events = self.source.events
+        told = (events.device == self.device) & (events.reserved >= 0)
+        told &= (events.kind == Kind.ALLOC) | (events.kind == Kind.FREE_COMPLETED)
+        rows = np.flatnonzero(told[: self.end])
+        wrong: Int64 = rows[events.reserved[rows] != self.reserved[rows + 1]]
+        return wrong
+
+    @cached_property
+    def first_miss(self) -> FirstMiss | None:
+        """The first allocation at another address than recorded; None also if nothing can be compared."""
+        missed = np.flatnonzero(~self.exact)
+        if not self.follows_record or not len(missed):
+            return None
+        row = int(missed[0])
+        event = int(self.allocations[row])
+        why = [what for clock, what in self.surprises if clock <= event]
+        return FirstMiss(
+            event,
+            int(self.source.events.bytes[event]),
+            int(self.source.events.address[event]),
+            int(self.address[row]),
+            why[-1] if why else "another free block fits best",
+        )
+
+
+def replay(
+    trace: MemoryTrace,
+    device: int,
+    settings: AllocatorSettings | None = None,
+    capacity: int | None = None,
+    *,
+    recorded: bool | None = None,
+) -> Replay:
+    """Replay a device's events through a simulated allocator, from the state in which the trace begins.
+
+    Args:
+        trace: any trace. The blocks and segments at its start stay as they are: other settings apply from
+            the first event on.
+        device: a row of `trace.devices`.
+        settings: of the allocator; the recorded ones if None.
+        capacity: total bytes that the allocator can reserve; None for no limit.
+        recorded: whether to follow the recording: segments at the recorded addresses, and no memory where
+            there was none. It is never followed if it has no segments. None: follow it if neither settings
+            nor a capacity are given.
+
+    Raises:
+        MemPluginError: the trace's own settings cannot be simulated.
+    """
+    follow = settings is None and capacity is None if recorded is None else recorded
+    follow = follow and _tells_segments(trace, device)
+    chosen = recorded_settings(trace) if settings is None else settings
+    outcome: Outcome = run(trace, device, chosen, capacity, follow, by_age=True)
+    found = _replay(trace, device, chosen, capacity, follow, outcome)
+    if found.first_miss is None:
+        return found
+    outcome = run(trace, device, chosen, capacity, follow, by_age=False)  # recorded by an older PyTorch
+    other = _replay(trace, device, chosen, capacity, follow, outcome)
+    return max(found, other, key=lambda one: one.exact_addresses)
+
+
+def _replay(
+    trace: MemoryTrace,
+    device: int,
+    chosen: AllocatorSettings,
+    capacity: int | None,
+    follow: bool,
+    outcome: Outcome,
+) -> Replay:
+    return Replay(
+        source=trace,
+        device=device,
+        settings=chosen,
+        capacity=capacity,
+        follows_record=follow,
+        allocations=np.array(outcome.events, np.int64),
+        address=np.array(outcome.address, np.uint64),
+        rounded=np.array(outcome.rounded, np.int64),
+        start_address=outcome.start_address,
+        start_rounded=outcome.start_rounded,
+        early=tuple(outcome.early),
+        changes=tuple(outcome.changes),
+        reserved_at_start=outcome.reserved_at_start,
+        surprises=tuple(outcome.surprises),
+        failure=outcome.failure,
+        rescued=tuple(outcome.rescued),
+        end=outcome.end,
+    )
+
+
+def _tells_segments(trace: MemoryTrace, device: int) -> bool:
+    """Whether a trace records the addresses of a device's segments."""
+    moved = (trace.events.kind >= Kind.SEGMENT_ALLOC) & (trace.events.kind <= Kind.SEGMENT_UNMAP)
+    told = (trace.segments.device == device).any() or (moved & (trace.events.device == device)).any()
+    return bool(told)

@@ -1,0 +1,340 @@
+"""The loop of a replay: one pass over a device's events, whose columns are prepared as plain lists."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.simulator.allocator_settings import LARGEST_SMALL, AllocatorSettings
+from tb_memplugin.simulator.blocks import Block, FreeBlocks, PoolId
+from tb_memplugin.simulator.caching_allocator import CachingAllocator, SegmentChange
+from tb_memplugin.simulator.driver import FIRST_ADDRESS, DeviceMemory
+from tb_memplugin.simulator.emptied import emptied_by_hand
+from tb_memplugin.simulator.recorded_driver import RecordedDriver, Told
+from tb_memplugin.simulator.start_layout import lay_out, pool_of, stream_of
+from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.allocator import DEFAULT_POOL
+from tb_memplugin.trace.tables import Bool, Int64, UInt64
+
+APART = 1 << 40
+"""Made-up addresses begin at a multiple of this, at least this far beyond all recorded addresses."""
+
+MOST_SURPRISES = 1_000
+"""Above this number of surprises, a replay keeps no more of them."""
+
+SEGMENT_KINDS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
+ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM = map(
+    int, (Kind.ALLOC, Kind.FREE_COMPLETED, Kind.FREE_REQUESTED, Kind.OOM)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that found no memory: its event, its rounded bytes, and the bytes reserved and live then.
+
+    Event -1 means that the blocks live at the trace's start do not fit.
+    """
+
+    event: int
+    requested_bytes: int
+    reserved_bytes: int
+    live_bytes: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of a pass; the fields are described in `Replay`."""
+
+    events: list[int]
+    address: list[int]
+    rounded: list[int]
+    start_address: UInt64
+    start_rounded: Int64
+    changes: list[SegmentChange]
+    early: list[tuple[int, int, int]]
+    reserved_at_start: int
+    surprises: list[tuple[int, str]]
+    failure: Failure | None
+    rescued: list[int]
+    end: int
+
+
+def run(
+    trace: MemoryTrace,
+    device: int,
+    settings: AllocatorSettings,
+    capacity: int | None,
+    follow: bool,
+    *,
+    by_age: bool,
+) -> Outcome:
+    """Replay one device. `follow` and `by_age`: see `replay` and `CachingAllocator`."""
+    beyond = first_made_up_address(trace)
+    driver = RecordedDriver(beyond, capacity) if follow else DeviceMemory(capacity, first_address=beyond)
+    allocator = CachingAllocator(settings, driver, by_age=by_age)
+    return _Run(trace, device, allocator, trusts_start=follow and by_age).run()
+
+
+def first_made_up_address(trace: MemoryTrace) -> int:
+    """Return an address beyond all addresses in a trace."""
+    tables = (trace.events, trace.start, trace.segments)
+    top = max(int(table.address.max(initial=0)) for table in tables)
+    return max((top // APART + 2) * APART, FIRST_ADDRESS)
+
+
+class _Run:
+    def __init__(
+        self, trace: MemoryTrace, device: int, allocator: CachingAllocator, *, trusts_start: bool
+    ) -> None:
+        self._trace = trace
+        self._trusts_start = trusts_start and bool((trace.segments.device == device).any())
+        self._device = device
+        self._allocator = allocator
+        self._recorded = allocator.driver if isinstance(allocator.driver, RecordedDriver) else None
+        self._live: dict[int, Block] = {}
+        self._waiting: dict[int, int] = {}
+        self._given_up = _private_pools_given_up(trace, device)
+        self._rows: list[int] = []
+        self._late_row = -1
+        self._late_before = False
+        self._out = Outcome(
+            [],
+            [],
+            [],
+            np.zeros(len(trace.start), np.uint64),
+            np.full(len(trace.start), -1, np.int64),
+            [],
+            [],
+            0,
+            [],
+            None,
+            [],
+            len(trace.events),
+        )
+
+    def run(self) -> Outcome:
+        """Lay out the start state, then replay the events."""
+        self._begin()
+        if self._out.failure is None:
+            self._events(*_columns(self._trace, self._device, self._allocator))
+        if self._recorded is not None:
+            self._empty_by_hand()
+            self._note(self._out.end - 1)
+        early = self._allocator.freed_early
+        self._out.early += [(early[at], -1, address) for address, at in self._waiting.items() if at in early]
+        self._out.changes = self._allocator.changes
+        return self._out
+
+    def _begin(self) -> None:
+        """Lay out the start state. Blocks without a known place are allocated before the first event."""
+        trace, allocator, start = self._trace, self._allocator, self._trace.start
+        allocator.clock = -1
+        placed = lay_out(trace, self._device, allocator)
+        self._out.reserved_at_start = allocator.reserved
+        if isinstance(allocator.driver, DeviceMemory):
+            self._make_room(allocator.driver)
+        for row in np.flatnonzero(start.device == self._device).tolist():
+            block = placed.get(row)
+            if block is None:
+                pool, stream = pool_of(trace, int(start.pool[row])), stream_of(trace, int(start.stream[row]))
+                block = allocator.malloc(int(start.bytes[row]), stream, pool)
+            if block is None:
+                self._fail(-1, int(start.bytes[row]))
+                return
+            self._out.start_address[row], self._out.start_rounded[row] = block.address, block.size
+            if start.pending[row]:
+                self._waiting[int(start.address[row])] = allocator.let_go(block)
+            elif start.address[row]:
+                self._live[int(start.address[row])] = block
+
+    def _make_room(self, device: DeviceMemory) -> None:
+        """Free unused segments first if the device has less memory than is reserved at the start."""
+        allocator = self._allocator
+        device.held = allocator.reserved
+        if device.capacity is not None and device.held > device.capacity:
+            allocator.empty_cache()
+            if device.held > device.capacity:
+                self._fail(-1, 0)
+
+    def _events(
+        self,
+        rows: list[int],
+        kinds: list[int],
+        addresses: list[int],
+        sizes: list[int],
+        homes: list[FreeBlocks],
+    ) -> None:
+        """Replay the events. Only the most common kinds of events are handled here."""
+        self._rows = rows
+        allocator, live, out, recorded = self._allocator, self._live, self._out, self._recorded
+        place, free = allocator.place, allocator.free
+        served, put, took = out.events.append, out.address.append, out.rounded.append
+        trusts_start = self._trusts_start
+        upcoming = recorded.upcoming if recorded is not None else None
+        surprised = recorded.surprises if recorded is not None else None
+        for row, kind, address, size, home in zip(rows, kinds, addresses, sizes, homes, strict=True):
+            if kind == ALLOC:
+                if address in live:
+                    free(live.pop(address))  # the recording misses its free
+                allocator.clock = row
+                if trusts_start:
+                    allocator.recorded_address = address
+                block = self._as_recorded(size, home) if upcoming else place(size, home)
+                if block is None:
+                    self._fail(row, size)
+                    return
+                live[address] = block
+                served(row)
+                put(block.address)
+                took(block.size)
+                if surprised:
+                    self._note(row)
+            elif kind == FREE_COMPLETED:
+                if upcoming:
+                    self._empty_by_hand()
+                if address in live:
+                    free(live.pop(address))
+                elif address in self._waiting:
+                    self._completed(row, address)
+            else:
+                self._rare(row, kind, address, size, home)
+
+    def _rare(self, row: int, kind: int, address: int, size: int, home: FreeBlocks) -> None:
+        """Handle the rarer events: segment changes, requested frees that wait for a stream, failures."""
+        allocator = self._allocator
+        if kind == FREE_REQUESTED:
+            self._empty_by_hand()
+            block = self._live.pop(address, None)
+            if block is not None:
+                self._waiting[address] = allocator.let_go(block)
+            return
+        allocator.clock = row
+        while self._given_up and self._given_up[0][0] <= row:
+            allocator.destroyed.add(self._given_up.popleft()[1])
+        if kind == OOM:
+            self._request_that_failed(row, size, home)
+        elif self._recorded is not None:
+            if not self._recorded.upcoming:
+                self._late_before = self._is_behind_late_free(row)
+            self._recorded.upcoming.append(Told(Kind(kind), address, size))
+        else:
+            allocator.empty_cache()
+
+    def _completed(self, row: int, address: int) -> None:
+        self._late_row = row
+        clock = self._allocator.complete(self._waiting.pop(address))
+        if clock is not None:
+            self._out.early.append((clock, row, address))
+
+    def _as_recorded(self, size: int, home: FreeBlocks) -> Block | None:
+        """Serve a request that follows recorded segment changes.
+
+        Segments are freed when a request finds no memory, and when the program empties the cache. It was the
+        program if the request would have found a free block. But a request that finds no memory also waits
+        for all streams: it did not find the blocks whose frees completed directly before the changes.
+        """
+        recorded, allocator = self._recorded, self._allocator
+        assert recorded is not None
+        if allocator.settings.gc_threshold > 0:
+            allocator.give_back(recorded.collected(allocator.unused_segments().keys()))
+        if recorded.gives_back_first() and allocator.has(size, home):
+            allocator.empty_cache()
+        failed_first = self._late_before and (recorded.grows() or recorded.fails)
+        self._late_before = False
+        block = allocator.place_anew(size, home) if failed_first else allocator.place(size, home)
+        recorded.finish()
+        return block
+
+    def _empty_by_hand(self) -> None:
+        """Empty the cache as the program did, if the recording changed segments without a request."""
+        if self._recorded is not None and self._recorded.upcoming:
+            self._allocator.empty_cache()
+            self._recorded.finish()
+            self._late_before = False
+
+    def _request_that_failed(self, row: int, size: int, home: FreeBlocks) -> None:
+        """Replay a request that failed in the recording. If it finds memory here, that is freed at once."""
+        recorded = self._recorded
+        if recorded is not None:
+            recorded.fails = True
+            self._late_before = self._late_before or self._is_behind_late_free(row)
+            block = self._as_recorded(size, home)
+            recorded.fails = False
+        else:
+            block = self._allocator.place(size, home)
+        if block is not None:
+            self._out.rescued.append(row)
+            self._allocator.free(block)
+
+    def _is_behind_late_free(self, row: int) -> bool:
+        """Whether the event before `row` was the completed free of a block that had waited for a stream."""
+        return self._rows[max(bisect_left(self._rows, row) - 1, 0)] == self._late_row
+
+    def _note(self, row: int) -> None:
+        """Move the driver's surprises into the result, with the event, up to `MOST_SURPRISES`."""
+        assert self._recorded is not None
+        if len(self._out.surprises) < MOST_SURPRISES:
+            self._out.surprises += [(row, what) for what in self._recorded.surprises]
+        self._recorded.surprises.clear()
+
+    def _fail(self, row: int, size: int) -> None:
+        live = int(self._trace.live(self._device)[max(row, 0)])
+        self._out.failure = Failure(row, size, self._allocator.reserved, live)
+        self._out.end = max(row, 0)
+
+
+def _private_pools_given_up(trace: MemoryTrace, device: int) -> deque[tuple[int, PoolId]]:
+    """Return (event, pool) of the events that free memory of a private pool: it was destroyed by then."""
+    events = trace.events
+    private = np.array([pool != DEFAULT_POOL for pool in trace.pools] + [False], bool)
+    rows = np.flatnonzero(np.isin(events.kind, SEGMENT_KINDS[1::2]) & (events.device == device))
+    rows = rows[private[events.pool[rows]]]  # pool -1 (not known) picks the last entry, False
+    return deque((row, pool_of(trace, int(events.pool[row]))) for row in rows.tolist())
+
+
+def _columns(
+    trace: MemoryTrace, device: int, allocator: CachingAllocator
+) -> tuple[list[int], list[int], list[int], list[int], list[FreeBlocks]]:
+    """Return the columns of a device's events that a replay needs: row, kind, address, size and home.
+
+    Sizes of requests are rounded. A requested free is dropped if it completes at once. If the recording is
+    not followed, its segment changes are dropped too, except those where the program emptied the cache.
+    """
+    events = trace.events
+    rows = np.flatnonzero((events.device == device) & (events.kind != Kind.MARK))
+    kind, address = events.kind[rows].astype(np.int64), events.address[rows]
+    kind[kind == Kind.STORAGE_FREE] = FREE_COMPLETED
+    at_once = np.zeros(len(rows), bool)
+    at_once[:-1] = (
+        (kind[:-1] == FREE_REQUESTED) & (kind[1:] == FREE_COMPLETED) & (address[:-1] == address[1:])
+    )
+    kept = ~at_once
+    if not isinstance(allocator.driver, RecordedDriver):
+        kept &= ~np.isin(kind, SEGMENT_KINDS)
+        kept[emptied_by_hand(trace, device, rows, kind)] = True
+    rows, kind, address = rows[kept], kind[kept], address[kept]
+    asks = (kind == ALLOC) | (kind == OOM)
+    size = events.bytes[rows]
+    size[asks] = allocator.settings.rounded_all(size[asks])
+    homes = _homes(trace, rows, asks, size, allocator)
+    return rows.tolist(), kind.tolist(), address.tolist(), size.tolist(), homes
+
+
+def _homes(
+    trace: MemoryTrace, rows: Int64, asks: Bool, size: Int64, allocator: CachingAllocator
+) -> list[FreeBlocks]:
+    """Return the free blocks of the pool and stream of each request; other events get any."""
+    pool, stream = trace.events.pool[rows].astype(np.int64), trace.events.stream[rows].astype(np.int64)
+    small = (size <= LARGEST_SMALL).astype(np.int64)
+    code = np.where(asks, ((pool + 1) * (len(trace.streams) + 1) + stream + 1) * 2 + small, -1)
+    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    homes = [
+        allocator.half(pool_of(trace, int(pool[row])), bool(small[row])).on(
+            stream_of(trace, int(stream[row]))
+        )
+        for row in first.tolist()
+    ]
+    return [homes[home] for home in place.tolist()]

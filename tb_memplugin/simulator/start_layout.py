@@ -1,0 +1,223 @@
+"""Restore the allocator's state before a trace's first event: segments, live blocks and free blocks.
+
+Adjacent free blocks are always merged, so each gap between live blocks is one free block. Where the trace has
+no rounded sizes, they follow from the settings; a rest that is too small to be a block of its own belongs to
+the block before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tb_memplugin.simulator.allocator_settings import LARGEST_SMALL, SMALL_SEGMENT
+from tb_memplugin.simulator.blocks import FREE, LIVE, UNMAPPED, Block, FreeBlocks, PoolId
+from tb_memplugin.simulator.caching_allocator import CachingAllocator
+from tb_memplugin.simulator.driver import space_for
+from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.allocator import DEFAULT_POOL
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAtStart:
+    """A block of the start state: its row of `trace.start`, its address, and its rounded size in bytes.
+
+    `told` says whether the trace recorded that size.
+    """
+
+    row: int
+    address: int
+    size: int
+    told: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentAtStart:
+    """A segment, or a mapped range of an expandable one, that was reserved before the first event."""
+
+    address: int
+    end: int
+    stream: int
+    pool: PoolId
+    expandable: bool
+
+
+def pool_of(trace: MemoryTrace, row: int) -> PoolId:
+    """Return the id of a pool by its row; the default pool if the row is not known."""
+    return trace.pools[row] if row >= 0 else DEFAULT_POOL
+
+
+def stream_of(trace: MemoryTrace, row: int) -> int:
+    """Return the pointer of a stream by its row; the default stream if the row is not known."""
+    return trace.streams[row] if row >= 0 else 0
+
+
+def lay_out(trace: MemoryTrace, device: int, allocator: CachingAllocator) -> dict[int, Block]:
+    """Put a trace's start state into an empty allocator.
+
+    Returns:
+        The blocks by row of `trace.start`. A row is missing if it has no address, or no segment contains it.
+    """
+    return _Layout(trace, device, allocator).build()
+
+
+class _Layout:
+    def __init__(self, trace: MemoryTrace, device: int, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
+        self._segments = _segments(trace, device)
+        self._live = _live(trace, device, allocator)
+        self._starts = [block.address for block in self._live]
+        self._requests = _Requests(trace, device, allocator)
+        self._placed: dict[int, Block] = {}
+
+    def build(self) -> dict[int, Block]:
+        """Lay out every segment, in address order, and return the blocks by row."""
+        allocator = self._allocator
+        before: tuple[SegmentAtStart, Block] | None = None
+        for segment in self._segments:
+            inside = self._live[
+                bisect_left(self._starts, segment.address) : bisect_left(self._starts, segment.end)
+            ]
+            home = allocator.half(segment.pool, self._is_small(segment, inside)).on(segment.stream)
+            origin = -1 if not segment.expandable else _origin(segment, before, home, allocator)
+            first, last = self._filled(segment, inside, home, origin)
+            self._bridge(before, segment, first)
+            allocator.reserved += segment.end - segment.address
+            before = segment, last
+        self._bridge(before, None, None)
+        allocator.peak_reserved = allocator.reserved
+        return self._placed
+
+    def _is_small(self, segment: SegmentAtStart, inside: list[LiveAtStart]) -> bool:
+        """Whether a segment belongs to the small pool.
+
+        For an expandable one, the largest request that it served decides, or its size if it served none.
+        """
+        if not segment.expandable:
+            return segment.end - segment.address == SMALL_SEGMENT
+        largest = max(self._requests.largest(segment), max((block.size for block in inside), default=0))
+        if largest:
+            return largest <= LARGEST_SMALL
+        return bool((segment.end - segment.address) % self._allocator.settings.large_segment_bytes)
+
+    def _filled(
+        self, segment: SegmentAtStart, inside: list[LiveAtStart], home: FreeBlocks, origin: int
+    ) -> tuple[Block, Block]:
+        """Fill a segment with linked live and free blocks; return the first and the last."""
+        chain: list[Block] = []
+        cursor = segment.address
+        for place, live in enumerate(inside):
+            if live.address < cursor:
+                continue  # it overlaps the block before it: the trace is inconsistent
+            if live.address > cursor:
+                chain.append(Block(cursor, live.address - cursor, home, FREE, origin))
+            limit = inside[place + 1].address if place + 1 < len(inside) else segment.end
+            size = self._extent(live, limit - live.address, home.small or segment.expandable)
+            chain.append(Block(live.address, size, home, LIVE, origin))
+            self._placed[live.row] = chain[-1]
+            cursor = live.address + size
+        if cursor < segment.end:
+            chain.append(Block(cursor, segment.end - cursor, home, FREE, origin))
+        for place, block in enumerate(chain):
+            if place:
+                block.put_behind(chain[place - 1])
+            if block.state == FREE:
+                home.put(block)
+        return chain[0], chain[-1]
+
+    def _extent(self, live: LiveAtStart, room: int, splits: bool) -> int:
+        size, settings = min(live.size, room), self._allocator.settings
+        if live.told or splits or settings.expandable_segments:
+            return size
+        return room if room - size <= LARGEST_SMALL or size >= settings.max_split_bytes else size
+
+    def _bridge(
+        self, before: tuple[SegmentAtStart, Block] | None, segment: SegmentAtStart | None, first: Block | None
+    ) -> None:
+        """Add the unmapped block after an expandable range, up to the next range or the end of its space."""
+        if before is None or not before[0].expandable:
+            return
+        self._allocator.simple = False
+        stretch, last = before
+        space = space_for(self._allocator.driver.capacity, self._allocator.settings.page(last.home.small))
+        room = space if segment is None else segment.address - stretch.end
+        if room <= 0:
+            return
+        rest = Block(stretch.end, min(room, space), last.home, UNMAPPED, last.origin)
+        rest.put_behind(last)
+        if first is not None and first.origin == last.origin:
+            first.put_behind(rest)
+        last.home.put(rest)
+
+
+class _Requests:
+    """The requests that the trace recorded, to find out which pool a segment belongs to."""
+
+    def __init__(self, trace: MemoryTrace, device: int, allocator: CachingAllocator) -> None:
+        events = trace.events
+        rows = np.flatnonzero((events.kind == Kind.ALLOC) & (events.device == device))
+        self._rows = rows[np.argsort(events.address[rows], kind="stable")]
+        self._address = events.address[self._rows]
+        self._size = allocator.settings.rounded_all(events.bytes[self._rows])
+        self._unmaps = np.flatnonzero((events.kind == Kind.SEGMENT_UNMAP) & (events.device == device))
+        self._unmapped = events.address[self._unmaps]
+
+    def largest(self, segment: SegmentAtStart) -> int:
+        """Return the rounded size of the largest request that a segment served; 0 if none.
+
+        Once pages of it are unmapped, its addresses can belong to another segment.
+        """
+        edges = np.array([segment.address, segment.end], np.uint64)
+        here = slice(*np.searchsorted(self._address, edges).tolist())
+        gone = self._unmaps[(self._unmapped >= edges[0]) & (self._unmapped < edges[1])]
+        mine = self._rows[here] < gone[0] if len(gone) else slice(None)
+        return int(self._size[here][mine].max(initial=0))
+
+
+def _segments(trace: MemoryTrace, device: int) -> list[SegmentAtStart]:
+    """Return a device's segments in address order; adjacent expandable ranges are joined."""
+    table = trace.segments
+    rows = np.flatnonzero((table.device == device) & (table.bytes > 0))
+    rows = rows[np.argsort(table.address[rows], kind="stable")]
+    columns = (table.address, table.bytes, table.stream, table.pool, table.expandable)
+    found: list[SegmentAtStart] = []
+    for address, size, stream, pool, grows in zip(*(each[rows].tolist() for each in columns), strict=True):
+        stretch = SegmentAtStart(
+            address, address + size, stream_of(trace, stream), pool_of(trace, pool), bool(grows)
+        )
+        if found and grows and found[-1] == replace(stretch, address=found[-1].address, end=address):
+            found[-1] = replace(found[-1], end=stretch.end)
+        elif not found or address >= found[-1].end:
+            found.append(stretch)
+    return found
+
+
+def _live(trace: MemoryTrace, device: int, allocator: CachingAllocator) -> list[LiveAtStart]:
+    """Return the blocks of the start state that have an address, in address order."""
+    start = trace.start
+    rows = np.flatnonzero((start.device == device) & (start.address != 0))
+    rows = rows[np.argsort(start.address[rows], kind="stable")]
+    told = start.rounded[rows] >= 0
+    size = np.where(told, start.rounded[rows], allocator.settings.rounded_all(start.bytes[rows]))
+    columns = (rows.tolist(), start.address[rows].tolist(), size.tolist(), told.tolist())
+    return [LiveAtStart(*block) for block in zip(*columns, strict=True)]
+
+
+def _origin(
+    segment: SegmentAtStart,
+    before: tuple[SegmentAtStart, Block] | None,
+    home: FreeBlocks,
+    allocator: CachingAllocator,
+) -> int:
+    """Return the first address of the expandable segment to which a mapped range belongs.
+
+    It is the segment of the range before it, if both have the same home and whole pages lie between them.
+    """
+    if before is not None and before[1].home is home and before[1].origin >= 0:
+        gap = segment.address - before[0].end
+        page = allocator.settings.page(home.small)
+        if gap % page == 0 and gap < space_for(allocator.driver.capacity, page):
+            return before[1].origin
+    return segment.address

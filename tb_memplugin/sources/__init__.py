@@ -1,1 +1,0 @@
-"""Sources: each reads one kind of recording (profile, snapshot, file, ...) and returns a `MemoryTrace`."""

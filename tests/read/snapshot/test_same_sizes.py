@@ -1,0 +1,94 @@
+"""Parameters by their gradients, old optimizer state by the new: only where all agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from tb_memplugin.read.cublas import WORKSPACE
+from tb_memplugin.read.snapshot.categories import categorised
+from tb_memplugin.read.snapshot.same_sizes import FEWEST
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
+from tb_memplugin.trace import Category, MemoryTrace
+from tests.read.snapshot.test_categories import STACKS, categories
+from tests.recorded_program import program
+from tests.snapshots import block, segment
+
+SIZES = [1 << row for row in range(FEWEST)]
+WEIGHTS = [f"before {size} w{size}" for size in SIZES]
+GRADIENTS = [f"alloc {size} g{size} at=backward" for size in SIZES]
+FORWARD = "alloc 5000 h at=forward"
+
+
+def of_starts(*lines: str) -> list[str]:
+    """Categories of the blocks from before, in order."""
+    trace = program(*lines, stacks=STACKS)
+    return all_categories(trace)[: len(trace.start)]
+
+
+def all_categories(trace: MemoryTrace) -> list[str]:
+    return [Category(row).key for row in categorised(trace).allocations.category.tolist()]
+
+
+def test_blocks_with_a_gradient_of_their_size_each_are_parameters():
+    assert of_starts(*WEIGHTS, "before 9000 other", FORWARD, *GRADIENTS) == ["parameter"] * FEWEST + [
+        "unknown"
+    ]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [*WEIGHTS, "before 8 buffer", FORWARD, *GRADIENTS],
+        [*WEIGHTS, FORWARD, *GRADIENTS[1:]],
+        [*WEIGHTS[1:], FORWARD, *GRADIENTS],
+        [*WEIGHTS, *(line.replace(" w", " m") for line in WEIGHTS), FORWARD, *GRADIENTS],
+    ],
+    ids=["one more", "a gradient less", "a weight less", "momentum too"],
+)
+def test_where_one_does_not_fit_nothing_is_said(lines):
+    assert set(of_starts(*lines)) == {"unknown"}
+
+
+def test_momentum_does_not_pass_for_parameters_that_frames_tell():
+    known = [f"before {size} p{size} at=module_to" for size in SIZES]
+    stacks = {**STACKS, "module_to": ("convert /env/torch/nn/modules/module.py:1355",)}
+    trace = program(*known, *WEIGHTS, FORWARD, *GRADIENTS, stacks=stacks)
+    assert all_categories(trace)[: 2 * FEWEST] == ["parameter"] * FEWEST + ["unknown"] * FEWEST
+
+
+def test_gradients_of_several_steps_count_once():
+    step = [FORWARD, *GRADIENTS, *(f"free g{size} at=zero_grad" for size in SIZES), "free h"]
+    assert of_starts(*WEIGHTS, *step, *step, *step) == ["parameter"] * FEWEST
+
+
+def test_state_that_a_step_replaces_is_state():
+    old = [f"before {size} old{size}" for size in SIZES]
+    replaced = [
+        line for size in SIZES for line in (f"alloc {size} new{size} at=state", f"free old{size} at=foreach")
+    ]
+    step = ["START Optimizer.step#A.step", *replaced, "END Optimizer.step#A.step"]
+    assert of_starts(*WEIGHTS, *old, FORWARD, *GRADIENTS, *step) == (
+        ["parameter"] * FEWEST + ["optimizer_state"] * FEWEST
+    )
+    assert of_starts(*old, "START Optimizer.step#A.step", *replaced[:-1]) == ["unknown"] * FEWEST
+
+
+def test_a_block_of_cublas_own_size_that_stays_is_a_workspace():
+    lines = (f"before {WORKSPACE} a", "alloc 1 x")
+    assert categories(program(*lines)) == {WORKSPACE: "workspace", 1: "unknown"}
+    assert categories(program(*lines, "free a"))[WORKSPACE] == "unknown"
+
+
+def test_a_snapshot_without_a_trace_may_know_gradients_by_their_stacks():
+    """Nothing happens in it, so no backward begins; the blocks were all there."""
+    accumulate = [{"name": "torch::autograd::AccumulateGrad::apply()", "filename": "??", "line": 0}]
+    sizes = [512 * (row + 1) for row in range(FEWEST)]
+    weights = [block(1000 * row, size, size=size) for row, size in enumerate(sizes)]
+    gradients = [
+        {**block(90_000 + 9000 * row, size, size=size), "frames": accumulate}
+        for row, size in enumerate(sizes)
+    ]
+    trace = trace_from_snapshot([segment(*weights, *gradients, total=1 << 20)], "x")
+    assert [Category(row).key for row in trace.allocations.category.tolist()] == (
+        ["parameter"] * FEWEST + ["gradient"] * FEWEST
+    )

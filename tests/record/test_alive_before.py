@@ -1,0 +1,275 @@
+"""What is alive before a recording is found and named, whatever the program's objects do."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tb_memplugin.record.alive_before import Alive, alive_now
+from tb_memplugin.record.storages_alive import storages_alive
+from tb_memplugin.record.variables import variable_names
+from tb_memplugin.trace import Category
+
+kept: Any = None
+"""What a test keeps in a variable of this module."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept():
+    yield
+    globals()["kept"] = None
+
+
+def keep(value: Any) -> Any:
+    globals()["kept"] = value
+    return value
+
+
+def of(tensor: torch.Tensor) -> Alive | None:
+    key = tensor.untyped_storage()._cdata
+    found = [alive for alive in alive_now() if alive.storage._cdata == key]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def seen(tensor: torch.Tensor) -> tuple[Category, str]:
+    found = of(tensor)
+    assert found is not None
+    return found.category, found.label
+
+
+class Slots:
+    __slots__ = ("empty", "memory")
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+
+@dataclass
+class Batch:
+    rows: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        (lambda tensor: tensor, "kept"),
+        (lambda tensor: {"rows": [tensor]}, "kept['rows'][0]"),
+        (lambda tensor: Slots(deque([(1, tensor)])), "kept.memory[0][1]"),
+        (lambda tensor: SimpleNamespace(batch=Batch(tensor)), "kept.batch.rows"),
+        (lambda tensor: {(1, 2): tensor}, "kept[…]"),
+    ],
+)
+def test_a_tensor_has_the_name_of_its_variable(holder, name):
+    tensor = torch.ones(7)
+    keep(holder(tensor))
+    assert seen(tensor) == (Category.UNKNOWN, name)
+
+
+def test_parameters_gradients_and_results_are_told_apart():
+    layer = keep(nn.Linear(3, 2))
+    layer(torch.ones(4, 3)).sum().backward()
+    waiting = layer(torch.ones(4, 3)).tanh()
+    assert seen(layer.weight) == (Category.PARAMETER, "kept.weight")
+    assert seen(layer.weight.grad)[0] is Category.GRADIENT
+    assert seen(waiting)[0] is Category.ACTIVATION
+
+
+def test_what_only_the_graph_saved_is_found_without_running_hooks():
+    rows = torch.ones(5, 3, requires_grad=True)
+    unpacked: list[torch.Tensor] = []
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        unpacked.append(tensor)
+        return tensor
+
+    def saved() -> list[str]:
+        labels = [alive.label for alive in alive_now() if alive.storage.nbytes() == 60]
+        return sorted(label for label in labels if label.startswith("saved for"))
+
+    total = (rows * 2).exp().sum()  # the graph keeps the result of exp, and nothing else does
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        hooked = (rows * 3).sigmoid().sum()
+    assert saved() == ["saved for ExpBackward0", "saved for SigmoidBackward0"]
+    assert unpacked == []
+    (total + hooked).backward()
+    assert saved() == []
+
+
+def test_memory_that_torch_did_not_allocate_is_left_out():
+    assert of(torch.from_numpy(np.ones(9))) is None
+    assert of(torch.frombuffer(bytearray(40), dtype=torch.uint8)) is None
+
+
+@pytest.mark.parametrize("kind", [torch.UntypedStorage, torch.ByteStorage])
+def test_a_storage_without_a_tensor_is_found(kind):
+    before = {alive.storage.data_ptr() for alive in alive_now()}
+    bare = kind(12_345)
+    (found,) = [alive for alive in alive_now() if alive.storage.data_ptr() not in before]
+    assert (found.storage.data_ptr(), found.storage.nbytes()) == (bare.data_ptr(), 12_345)
+
+
+def test_views_count_once_with_the_whole_storage():
+    whole = torch.ones(100)
+    part = whole[10:20]
+    found = of(part)
+    assert found is not None
+    assert found.storage.nbytes() == 400
+
+
+class Liar:
+    """Claims to be a tensor, and is furious at everybody who looks."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return torch.Tensor
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("looked at")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("hashed")
+
+    def __len__(self) -> int:
+        raise RuntimeError("counted")
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("walked")
+
+
+class HostileDict(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("listed")
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("walked")
+
+    def __len__(self) -> int:
+        raise RuntimeError("counted")
+
+
+class Watched(torch.Tensor):
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Watched.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_hostile_objects_are_skipped_and_none_of_their_code_runs():
+    tensor = torch.ones(11)
+    keep([Liar(), HostileDict(held=tensor), weakref.ref(tensor), tensor])
+    assert seen(tensor) == (Category.UNKNOWN, "kept[3]")
+
+
+def test_tensors_of_subclasses_are_found_and_their_code_does_not_run():
+    tensor = keep(torch.ones(13).as_subclass(Watched))
+    Watched.calls = 0
+    sizes = [alive.storage.nbytes() for alive in alive_now() if alive.label == "kept"]
+    assert (sizes, Watched.calls) == ([52], 0)
+    del tensor
+
+
+def test_a_circle_of_containers_ends():
+    circle: list[Any] = [torch.ones(3)]
+    circle.append(circle)
+    keep(circle)
+    assert seen(circle[0])[1] == "kept[0]"
+
+
+def test_fake_and_meta_tensors_have_no_bytes():
+    with FakeTensorMode():
+        fake = torch.ones(1000)
+    meta = torch.ones(1000, device="meta")
+    assert not any(alive.storage.nbytes() == 4000 and alive.device == "meta" for alive in alive_now())
+    assert fake.shape == meta.shape
+
+
+def test_storages_of_fake_tensors_are_left_out_without_a_warning():
+    with FakeTensorMode():
+        fake = torch.empty(77_777).untyped_storage()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fake.nbytes() not in [alive.storage.nbytes() for alive in alive_now()]
+
+
+def test_nothing_is_kept_alive():
+    tensor = torch.ones(17)
+    keep({"tensor": tensor})
+    reference = weakref.ref(tensor)
+    assert variable_names()
+    assert list(alive_now())
+    keep(None)
+    del tensor
+    assert reference() is None
+
+
+def test_a_view_that_torch_refuses_to_differentiate_does_not_end_the_search():
+    base = torch.ones(300, requires_grad=True).clone()
+    with torch.no_grad():
+        view = base.view(3, 100)
+    base.mul_(2)
+    with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+        view.grad_fn  # noqa: B018  # what a search must not ask for
+    assert base.untyped_storage().data_ptr() in {one.storage.data_ptr() for one in alive_now()}
+    assert base.untyped_storage().data_ptr() in {one.data_ptr() for one in storages_alive()}
+
+
+def test_memory_that_numpy_looks_at_and_memory_read_from_a_file_are_torchs_numpys_is_not():
+    shared, written = torch.randn(30), io.BytesIO()
+    torch.save(torch.randn(40), written)
+    written.seek(0)
+    loaded, numpys = torch.load(written), torch.from_numpy(np.zeros(50))
+    shared.numpy()
+    assert not any(one.untyped_storage().resizable() for one in (shared, loaded, numpys))
+    assert [of(one) is not None for one in (shared, loaded, numpys)] == [True, True, False]
+
+
+class Comparing(type):
+    """A class of classes that answers no question about them."""
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError
+
+    def __hash__(cls) -> int:
+        raise RuntimeError
+
+
+class Nameless(type(torch.Tensor)):  # type: ignore[misc]
+    def __getattribute__(cls, name: str) -> Any:
+        if name == "__module__":
+            raise RuntimeError
+        return super().__getattribute__(name)
+
+
+def test_classes_that_cannot_be_compared_or_named_hide_nothing():
+    holder = Comparing("Holder", (), {})()
+    holder.memory = torch.ones(10)
+    of_nameless: Any = torch.ones(20).as_subclass(Nameless("Nameless", (torch.Tensor,), {}))
+    keep([holder, of_nameless])
+    assert seen(holder.memory) == (Category.UNKNOWN, "kept[0].memory")
+    assert seen(of_nameless) == (Category.UNKNOWN, "kept[1]")
+
+
+def test_scripted_modules_and_variables_without_names_are_passed_over():
+    scripted = keep([torch.jit.script(nn.Linear(3, 3)), torch.ones(10)])
+    globals()[3] = None  # type: ignore[index]
+    try:
+        assert seen(scripted[1]) == (Category.UNKNOWN, "kept[1]")
+    finally:
+        del globals()[3]  # type: ignore[arg-type]

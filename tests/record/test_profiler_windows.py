@@ -1,0 +1,68 @@
+"""torch's functions around a profiler's window are patched while somebody listens, and given back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import profiler as autograd_profiler
+from torch.profiler import profile
+
+from tb_memplugin.record import profiler_windows
+
+
+class Listener:
+    def __init__(self, heard: list[str]) -> None:
+        self.heard = heard
+
+    def start(self) -> None:
+        self.heard.append("start")
+
+    def stop(self) -> None:
+        self.heard.append("stop")
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Nobody else listens: torch's functions are stand-ins here, and the list of listeners is empty."""
+    order: list[str] = []
+    monkeypatch.setattr(profiler_windows, "_originals", None)
+    monkeypatch.setattr(profiler_windows, "_listeners", type(profiler_windows._listeners)())
+    monkeypatch.setattr(autograd_profiler, "_run_on_profiler_start", lambda: order.append("torch's start"))
+    monkeypatch.setattr(autograd_profiler, "_run_on_profiler_stop", lambda: order.append("torch's stop"))
+    return order
+
+
+def functions():
+    return autograd_profiler._run_on_profiler_start, autograd_profiler._run_on_profiler_stop
+
+
+def test_a_listener_hears_of_each_window_around_torchs_own_functions(alone):
+    listener, before = Listener(alone), functions()
+    profiler_windows.listen(listener)
+    with profile():
+        torch.ones(1)
+    profiler_windows.stop_listening(listener)
+    assert alone == ["start", "torch's start", "torch's stop", "stop"]
+    assert functions() == before
+
+
+def test_torch_has_its_functions_back_when_the_last_listener_dies(alone):
+    first, second, before = Listener(alone), Listener(alone), functions()
+    profiler_windows.listen(first)
+    profiler_windows.listen(second)
+    del first
+    assert functions() != before
+    del second
+    assert functions() == before
+
+
+def test_a_patch_that_came_later_stays_and_still_calls_torch(alone):
+    listener = Listener(alone)
+    profiler_windows.listen(listener)
+    ours = autograd_profiler._run_on_profiler_start
+    autograd_profiler._run_on_profiler_start = lambda: ours()
+    theirs = autograd_profiler._run_on_profiler_start
+    profiler_windows.stop_listening(listener)
+    assert autograd_profiler._run_on_profiler_start is theirs
+    theirs()
+    assert alone == ["torch's start"]

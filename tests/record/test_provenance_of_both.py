@@ -1,0 +1,313 @@
+"""The profiler's handler and `MemoryTracer` tell the same of the same loop: two sources that share no event.
+
+The handler reads the profiler's events and finds blocks by address; the tracer intercepts operators and finds
+them by storage. Each loop runs once under each, from the same seeds.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from tb_memplugin import MemoryTracer
+from tb_memplugin.record.profiler.trace import trace_from_profile
+from tb_memplugin.record.profiler.window import WindowRecorder, watch
+from tb_memplugin.trace import Category, MemoryTrace, Reason
+from tests.record.profiler.test_provenance import Attention, generate
+from tests.training import MODELS
+
+Loop = tuple[nn.Module, torch.optim.Optimizer | None, Callable[[], None]]
+"""A model, its optimizer if it has one, and the loop to record."""
+
+CALLS, LENGTH = 6, 32
+"""How many calls the loops with a cache of one size make, and the tokens that it has room for."""
+
+BY_LIFETIME = (Category.ACTIVATION, Category.RECOMPUTED, Category.AUTOGRAD_DETAIL, Category.TEMPORARY)
+"""Categories that depend on what an operator is: only the handler sees those that are made of others."""
+
+
+class WithRoom(nn.Module):
+    """One head that writes keys and values into tensors with room for all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x, keys, values, at):
+        query, key, value = self.mix(x).chunk(3, -1)
+        end = at + x.shape[1]
+        keys[:, at:end], values[:, at:end] = key, value
+        return self.out((query @ keys[:, :end].transpose(1, 2)).softmax(-1) @ values[:, :end])
+
+
+def cache_of_one_size(*, is_older: bool) -> Loop:
+    model = WithRoom().eval()
+    older = [torch.zeros(2, LENGTH, 8) for _ in range(2)] if is_older else []
+
+    @torch.no_grad()
+    def loop() -> None:
+        cache = older or [torch.zeros(2, LENGTH, 8) for _ in range(2)]
+        for call in range(CALLS):
+            model(torch.randn(2, 1, 8), *cache, call)
+
+    return model, None, loop
+
+
+def one_cache_for_all_layers() -> Loop:
+    """Keys and values are views of one tensor."""
+    model, cache = WithRoom().eval(), torch.zeros(2, 2, LENGTH, 8)
+
+    @torch.no_grad()
+    def loop() -> None:
+        for call in range(CALLS):
+            model(torch.randn(2, 1, 8), cache[0], cache[1], call)
+
+    return model, None, loop
+
+
+def cache_that_grows() -> Loop:
+    model = Attention().eval()
+    return model, None, partial(generate, model)
+
+
+def cache_that_grows_outside() -> Loop:
+    model = nn.Linear(8, 8).eval()
+
+    @torch.no_grad()
+    def loop() -> None:
+        states = torch.zeros(2, 1, 8)
+        for _ in range(CALLS):
+            states = torch.cat([states, model(states)[:, -1:]], 1)
+
+    return model, None, loop
+
+
+def llama(**options: object) -> Loop:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, hidden_size=16, intermediate_size=16, num_attention_heads=2, vocab_size=20
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+
+    def loop() -> None:
+        tokens = torch.ones(1, 5, dtype=torch.long)
+        model.generate(tokens, max_new_tokens=8, min_new_tokens=8, disable_compile=True, **options)
+
+    return model, None, loop
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.BatchNorm1d(30), nn.Linear(30, 5))
+
+
+AVERAGED: dict[str, torch.Tensor] = {}
+
+
+def moving_averages() -> Loop:
+    """Averages of weights from before the window; in it, the best weights and a copy of the model."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    AVERAGED.update({name: one.detach().clone() for name, one in model.named_parameters()})
+    kept: dict[str, object] = {}
+
+    def loop() -> None:
+        for step in range(4):
+            F.cross_entropy(model(torch.randn(8, 20)), torch.randint(0, 5, (8,))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for name, weight in model.named_parameters():
+                    AVERAGED[name].lerp_(weight, 0.1)
+            if step == 1:
+                kept["best"] = {name: one.clone() for name, one in model.state_dict().items()}
+            if step == 2:
+                kept["copy"] = copy.deepcopy(model)
+
+    return model, optimizer, loop
+
+
+def replay_buffer() -> Loop:
+    """Deep Q-learning: a target network, and transitions that are kept in a list."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+    target, optimizer = copy.deepcopy(model), torch.optim.Adam(model.parameters())
+    memory: deque[tuple[torch.Tensor, ...]] = deque(maxlen=12)
+    chosen = random.Random(0)
+
+    def push() -> None:
+        memory.append((torch.randn(64), torch.tensor(3), torch.tensor(0.5)))
+
+    for _ in range(8):
+        push()
+
+    def loop() -> None:
+        for _ in range(6):
+            push()
+            state, action, reward = map(torch.stack, zip(*chosen.sample(list(memory), 5), strict=True))
+            with torch.no_grad():
+                goal = reward + 0.9 * target(state).max(1).values
+            loss = F.mse_loss(model(state).gather(1, action[:, None])[:, 0], goal)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return model, optimizer, loop
+
+
+def call_without_gradients_before() -> Loop:
+    """What follows the first call of a step is not its loss, but the next batch."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loop() -> None:
+        for _ in range(4):
+            with torch.no_grad():
+                goal = model(torch.randn(8, 20))
+            state, noise = torch.randn(8, 20), torch.randn(8, 5)
+            loss = F.mse_loss(model(state), goal + noise)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return model, optimizer, loop
+
+
+def training(name: str) -> Loop:
+    model = MODELS[name]()
+    optimizer, criterion = torch.optim.AdamW(model.parameters()), nn.CrossEntropyLoss()
+
+    def loop() -> None:
+        for _ in range(2):
+            given, wanted = model.batch()
+            optimizer.zero_grad()
+            criterion(model(given), wanted).backward()
+            optimizer.step()
+
+    return model, optimizer, loop
+
+
+LOOPS: dict[str, Callable[[], Loop]] = {
+    "cache that grows": cache_that_grows,
+    "cache that grows outside": cache_that_grows_outside,
+    "cache of one size": partial(cache_of_one_size, is_older=False),
+    "older cache of one size": partial(cache_of_one_size, is_older=True),
+    "one cache for all layers": one_cache_for_all_layers,
+    "llama": llama,
+    "llama with a static cache": partial(llama, cache_implementation="static"),
+    "moving averages": moving_averages,
+    "replay buffer": replay_buffer,
+    "call without gradients before": call_without_gradients_before,
+    **{name: partial(training, name) for name in MODELS},
+}
+
+
+def profiled(model, optimizer, loop) -> MemoryTrace:
+    recorder = WindowRecorder({"": model}, [optimizer] if optimizer else [])
+    watch(recorder)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        loop()
+    window = recorder.take()
+    assert window is not None
+    return trace_from_profile(prof, window)
+
+
+def traced(model, optimizer, loop) -> MemoryTrace:
+    tracer = MemoryTracer()
+    with tracer.trace(model, optimizer):
+        loop()
+    return tracer.trace_result()
+
+
+def record(name: str, recorder: Callable[..., MemoryTrace]) -> MemoryTrace:
+    """Return the trace of a loop, without what is left from other tests: the collector does not know it."""
+    AVERAGED.clear()
+    torch.manual_seed(0)
+    gc.freeze()
+    loop = LOOPS[name]()
+    gc.collect()  # now the collector has all tensors in the order in which they were made
+    return recorder(*loop)
+
+
+@pytest.fixture(scope="module", params=LOOPS)
+def both(request) -> Iterator[tuple[str, MemoryTrace, MemoryTrace]]:
+    """A loop, and what the handler and the tracer recorded of it."""
+    name, threads = request.param, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        LOOPS[name]()[-1]()  # the first run also loads code and makes constants that torch keeps
+        yield name, record(name, profiled), record(name, traced)
+    finally:
+        torch.set_num_threads(threads)
+        gc.unfreeze()
+
+
+def by_identity(trace: MemoryTrace) -> Counter[tuple[object, ...]]:
+    """Return what a source tells of each block that has another category than by its lifetime alone."""
+    blocks = trace.allocations
+    columns = (blocks.bytes, blocks.born, blocks.category, blocks.reason, blocks.label)
+    labels = *trace.labels, ""
+    return Counter(
+        (size, born < 0, Category(category).key, Reason(reason).name, labels[label])
+        for size, born, category, reason, label in zip(*(one.tolist() for one in columns), strict=True)
+        if category not in BY_LIFETIME
+    )
+
+
+def test_both_tell_the_same_of_inputs_caches_copies_and_state(both):
+    _, of_handler, of_tracer = both
+    ours, others = by_identity(of_handler), by_identity(of_tracer)
+    assert (ours - others, others - ours) == (Counter(), Counter())
+
+
+def at_peak(trace: MemoryTrace, merged: Collection[Category] = ()) -> dict[str, int]:
+    """Return the bytes of each category at the peak; those of the merged categories together."""
+    blocks = trace.allocations
+    rows = blocks.alive_at(int(np.argmax(trace.live(0))) - 1, 0)
+    found: Counter[str] = Counter()
+    for category, size in zip(blocks.category[rows].tolist(), blocks.bytes[rows].tolist(), strict=True):
+        found["merged" if category in merged else Category(category).key] += size
+    return dict(found)
+
+
+WITHIN_AN_OPERATOR = {
+    "lstm": {Category.TEMPORARY, Category.AUTOGRAD_DETAIL, Category.GRADIENT},
+    "llama with a static cache": {Category.TEMPORARY, Category.ACTIVATION},
+}
+"""Loops that peak within an operator that both see differently, and the categories of what is in it.
+
+The backward of an LSTM makes results and buffers of the same sizes at once, which the tracer tells apart by
+their order. And what an operator returns to another, larger one is temporary to the handler, which sees both.
+"""
+
+
+def test_both_tell_the_same_bytes_by_category_at_the_peak(both):
+    name, of_handler, of_tracer = both
+    merged = WITHIN_AN_OPERATOR.get(name, ())
+    assert at_peak(of_handler, merged) == at_peak(of_tracer, merged)
+
+
+EXPECTED = {
+    "cache that grows": {"cache": 2_240},
+    "cache of one size": {"cache": 2 * 2 * LENGTH * 8 * 4},
+    "older cache of one size": {"cache": 2 * 2 * LENGTH * 8 * 4},
+    "one cache for all layers": {"cache": 2 * 2 * LENGTH * 8 * 4},
+    "moving averages": {"parameter_copy": 3 * 3_380 + 2 * 248},
+    "replay buffer": {"parameter_copy": (64 * 64 + 64 + 64 * 10 + 10) * 4},
+}
+"""The bytes of some categories, which follow from the loop."""
+
+
+def test_what_follows_from_the_loop_is_told(both):
+    name, of_handler, of_tracer = both
+    for key, size in EXPECTED.get(name, {}).items():
+        assert (at_peak(of_handler)[key], at_peak(of_tracer)[key]) == (size, size)

@@ -1,0 +1,110 @@
+"""Looking at all tensors alive must not be a reason for torch to copy any."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tb_memplugin.record.storages_alive import others_may_run, storages_alive
+
+
+def alive() -> set[int]:
+    return {storage._cdata for storage in storages_alive()}
+
+
+def test_tensors_parameters_and_gradients_are_found():
+    layer = nn.Linear(3, 2)
+    layer(torch.ones(1, 3)).sum().backward()
+    batch = torch.ones(4)
+    expected: list[Any] = [batch, layer.weight, layer.bias, layer.weight.grad, layer.bias.grad]
+    assert {tensor.untyped_storage()._cdata for tensor in expected} <= alive()
+
+
+def test_both_parts_of_a_sparse_tensor_and_of_a_sparse_gradient_are_found():
+    table = nn.Embedding(9, 2, sparse=True)
+    table(torch.tensor([1, 2])).sum().backward()
+    sparse = torch.eye(3).to_sparse()
+    gradient: Any = table.weight.grad
+    parts = [sparse._indices(), sparse._values(), gradient._indices(), gradient._values()]
+    assert {part.untyped_storage()._cdata for part in parts} <= alive()
+
+
+def test_a_nested_tensors_shapes_are_found():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    parts = [nested, nested._nested_tensor_size(), nested._nested_tensor_strides()]
+    assert {part.untyped_storage()._cdata for part in parts} <= alive()
+
+
+def test_tensors_without_memory_are_left_out_and_do_no_harm():
+    kept = torch.ones(5), torch.empty(0), torch.ones(3, device="meta")
+    assert kept[0].untyped_storage()._cdata in alive()
+
+    def inside(row: torch.Tensor) -> torch.Tensor:
+        assert kept[0].untyped_storage()._cdata in alive()  # `row` has no storage of its own
+        return row * 2
+
+    assert torch.vmap(inside)(torch.ones(2, 3)).sum() == 12
+
+
+def test_threads_that_wait_are_told_from_those_that_may_be_in_a_backward():
+    begin, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begin.wait()
+        while not end.is_set():
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert not others_may_run()
+    begin.set()
+    while not others_may_run():
+        pass
+    end.set()
+    thread.join()
+
+
+@pytest.fixture
+def eager_threads():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_gradients_of_another_thread_are_not_copied():
+    """Autograd gives a parameter its gradient as it is, if nobody else holds it."""
+    weight: Any = nn.Parameter(torch.ones(64))
+    copied, stop = [], threading.Event()
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            made = gradient * 2
+            addresses.append(made.data_ptr())
+            return made
+
+    def look() -> None:
+        while not stop.is_set():
+            list(storages_alive(of_gradients=False))  # else it may crash: see there
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for _ in range(300):
+        addresses: list[int] = []
+        weight.grad = None
+        Twice.apply(weight).sum().backward()
+        copied.append(weight.grad.data_ptr() != addresses[0])
+    stop.set()
+    looking.join()
+    assert not any(copied)
