@@ -10,34 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tb_memplugin.errors import MemPluginError
-    from tb_memplugin.estimate.answer.estimator import MemoryEstimator
-    from tb_memplugin.estimate.gpu_spec import GpuSpec
-    from tb_memplugin.estimate.ranks import estimate_ranks
-    from tb_memplugin.loading import load
-    from tb_memplugin.logs import configure_logging
-    from tb_memplugin.record.handler import combine_handlers, memory_trace_handler
-    from tb_memplugin.record.iterations import IterationReport
-    from tb_memplugin.record.line_tracer import LineTracer
-    from tb_memplugin.record.memory_tracer import MemoryTracer
-    from tb_memplugin.record.monitor import MemoryMonitor
-    from tb_memplugin.record.oom import record_on_oom
-
-__all__ = [
-    "GpuSpec",
-    "IterationReport",
-    "LineTracer",
-    "MemPluginError",
-    "MemoryEstimator",
-    "MemoryMonitor",
-    "MemoryTracer",
-    "combine_handlers",
-    "configure_logging",
-    "estimate_ranks",
-    "load",
-    "memory_trace_handler",
-    "record_on_oom",
-]
+    from tb_memplugin.errors import MemPluginError as MemPluginError
+    from tb_memplugin.estimate.answer.estimator import MemoryEstimator as MemoryEstimator
+    from tb_memplugin.estimate.gpu_spec import GpuSpec as GpuSpec
+    from tb_memplugin.estimate.ranks import estimate_ranks as estimate_ranks
+    from tb_memplugin.loading import load as load
+    from tb_memplugin.logs import configure_logging as configure_logging
+    from tb_memplugin.record.handler import combine_handlers as combine_handlers
+    from tb_memplugin.record.handler import memory_trace_handler as memory_trace_handler
+    from tb_memplugin.record.iterations import IterationReport as IterationReport
+    from tb_memplugin.record.line_tracer import LineTracer as LineTracer
+    from tb_memplugin.record.memory_tracer import MemoryTracer as MemoryTracer
+    from tb_memplugin.record.monitor import MemoryMonitor as MemoryMonitor
+    from tb_memplugin.record.oom import record_on_oom as record_on_oom
 
 __version__ = "0.1.0"
 
@@ -57,6 +42,12 @@ _HOMES = {
     "record_on_oom": "tb_memplugin.record.oom",
 }
 
+__all__ = list(_HOMES)
+
+
+def __dir__() -> list[str]:
+    return [*_HOMES, *filter(lambda name: name.startswith("__"), globals())]
+
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
@@ -67,4 +58,4 @@ def __getattr__(name: str) -> Any:
 if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL"):
     import_module("tb_memplugin.logs").configure_from_environment()
 if os.environ.get("TB_MEMPLUGIN_EXACT_CPU", "0") not in ("", "0"):
-    import_module("tb_memplugin.record.exact_cpu.at_start").count_if_possible()
+    import_module("tb_memplugin.record.exact_cpu_start").count_if_possible()

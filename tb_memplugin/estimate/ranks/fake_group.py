@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.program.works import Underway
 from tb_memplugin.estimate.ranks.post import Post
-from tb_memplugin.estimate.ranks.works import Underway
 from tb_memplugin.estimate.run.patches import Patches
 
 OLDEST_TORCH = "2.13"

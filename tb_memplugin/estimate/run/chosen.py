@@ -34,9 +34,11 @@ from tb_memplugin.estimate.kernels.unknown import CpuKernels, Unknown
 from tb_memplugin.estimate.kernels.workspaces import Workspaces
 from tb_memplugin.estimate.libraries.applied import Libraries
 from tb_memplugin.estimate.program.attention_masks import AttentionMasks
+from tb_memplugin.estimate.program.communication import Communication
 from tb_memplugin.estimate.program.compiled import Compiled
 from tb_memplugin.estimate.program.constants import Constants
 from tb_memplugin.estimate.program.data_loading import DataLoading
+from tb_memplugin.estimate.program.data_parallel import DataParallel
 from tb_memplugin.estimate.program.devices import Devices
 from tb_memplugin.estimate.program.initialisers import Initialisers
 from tb_memplugin.estimate.program.loaded_files import LoadedFiles
@@ -51,8 +53,6 @@ from tb_memplugin.estimate.program.scripted import Scripted
 from tb_memplugin.estimate.program.sizes import Sizes
 from tb_memplugin.estimate.program.storage_resizing import StorageResizing
 from tb_memplugin.estimate.program.values import Asking, Values
-from tb_memplugin.estimate.ranks.communication import Communication
-from tb_memplugin.estimate.ranks.data_parallel import DataParallel
 from tb_memplugin.estimate.run.correction import Correction, Corrections, Target
 
 ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)

@@ -16,8 +16,8 @@ from torch.distributed.tensor.parallel import SequenceParallel, parallelize_modu
 from torch.nn.parallel import DistributedDataParallel
 
 from tb_memplugin import MemoryEstimator
+from tb_memplugin.estimate.program.data_parallel import _BEFORE_2_15
 from tb_memplugin.estimate.ranks import RankEstimate, estimate_ranks
-from tb_memplugin.estimate.ranks.data_parallel import _BEFORE_2_15
 from tb_memplugin.trace import Category
 
 KIB = 1 << 10

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from tb_memplugin.estimate.ranks import shard_copies
+from tb_memplugin.estimate.program import shard_copies
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_ledger import Place
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.ranks.works import watched
+from tb_memplugin.estimate.program.works import watched
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
