@@ -26,6 +26,9 @@ WRITERS = (
 )
 """The modules that write notes of recordings."""
 
+WITH_MESSAGES = ("arguments", "line_tracer", "memory_tracer", "monitor", "oom")
+"""Modules of `record/` whose sentences are messages to a user, no notes."""
+
 NO_WRITERS = {
     "store/windows.py": "reads back what was written",
     "estimate/run/fake_trace.py": "an estimate records nothing",
@@ -126,7 +129,8 @@ def is_sentence(text: str) -> bool:
 
 def all_sentences() -> list[tuple[str, str]]:
     """Return (module, sentence) of each that can become a note."""
-    paths = sorted(path for pattern in WRITERS for path in PACKAGE.glob(pattern))
+    messages = {PACKAGE / "record" / f"{name}.py" for name in WITH_MESSAGES}
+    paths = sorted({path for pattern in WRITERS for path in PACKAGE.glob(pattern)} - messages)
     return [(str(path.relative_to(PACKAGE)), text) for path in paths for text in sentences(path.read_text())]
 
 
