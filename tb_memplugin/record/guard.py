@@ -38,8 +38,9 @@ Own = TypeVar("Own", bound=Guarded)
 
 
 class Guard:
-    """Ends the errors of one recorder. Each kind of error is logged once: a failure of the file system by
-    its errno and where it was, one of ours by its message, any other by its type and the line that raised it.
+    """Ends the errors of one recorder. Each kind of error is logged once: a failure of a local file system by
+    its errno and where it was, of an object store by where it was, an error of this package by its message,
+    any other by its type and the line that raised it.
 
     Args:
         loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
@@ -173,9 +174,10 @@ def _kind(error: Exception) -> str:
     """Return what tells the kind of an error."""
     if isinstance(error, MemPluginError):
         cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno is not None:
-            return f"errno {cause.errno} {error.where}"
-        return str(error)
+        if not isinstance(cause, OSError) or cause.errno is None:
+            return str(error)
+        is_remote = "://" in error.where  # an object store's client has several errnos for one fault
+        return f"file system {'' if is_remote else cause.errno} {error.where}"
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

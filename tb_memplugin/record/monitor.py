@@ -360,10 +360,11 @@ class _Stream:
 
     def _refuse(self, error: BaseException) -> None:
         if isinstance(error, OSError):
-            error = MemPluginError(
+            refusal = MemPluginError(
                 f"Figures of steps could not be written: {error.strerror or error}. They will be written "
                 "later; the training continues.",
                 where=self._logdir,
                 fix="Free some disk space, or choose a folder that this process can write to.",
             )
+            refusal.__cause__, error = error, refusal
         self._guard.end(self._logdir, error, loss=_NOT_WRITTEN)

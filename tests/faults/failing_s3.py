@@ -89,6 +89,8 @@ class FailingS3:
             start_response("200 OK", [])
             return [b""]
         status, body = STATUSES[self.error]
+        if environ["REQUEST_METHOD"] == "HEAD":
+            body = ""
         start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
         return [body.encode()]
 
