@@ -123,7 +123,10 @@ def _like_the_first(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], ou
 
 def _euclidean(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     """Record the two matrices that are multiplied: the points with two columns more (Distance.cpp)."""
-    sizes = [one.numel() // one.shape[-1] * (one.shape[-1] + 2) * one.element_size() for one in args[:2]]
+    sizes = [
+        points.numel() // points.shape[-1] * (points.shape[-1] + 2) * points.element_size()
+        for points in args[:2]
+    ]
     _hold(mode, func, out, place, sizes)
 
 

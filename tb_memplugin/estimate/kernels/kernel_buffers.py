@@ -62,15 +62,15 @@ class KernelBuffers(Correction):
         These are the indices, a contiguous copy of the values, the sorted indices with their order, and what
         they are sorted with (cuda/Indexing.cu, index_put_with_sort_kernel).
         """
-        indices, values = [one for one in args[1] if one is not None], args[2]
+        indices, values = [index for index in args[1] if index is not None], args[2]
         if len(args) < 4 or not args[3] or not _counts(mode, out) or not indices:
             return
-        if any(one.dtype in (torch.bool, torch.uint8) for one in indices):
+        if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
             return
-        count = prod(torch.broadcast_shapes(*(one.shape for one in indices)))
+        count = prod(torch.broadcast_shapes(*(index.shape for index in indices)))
         if not count:
             return
-        rows = prod(out.shape[row] for row, one in enumerate(args[1]) if one is not None)
+        rows = prod(out.shape[row] for row, index in enumerate(args[1]) if index is not None)
         temporary = sort_bytes(count, 8, 8, self.target.gpu or ANY_GPU, bits=max(1, (rows - 1).bit_length()))
         sizes = [8 * count, _copy(values), *[8 * count] * 3, temporary]
         mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
@@ -111,13 +111,13 @@ def copied_around(
         return run()
     place, row = mode.layers.place(), mode.ledger.device_row(first.fake_device)
     size = _copy(first)
-    held = mode.held(size, func, place, Category.TEMPORARY, row) if size else None
+    block = mode.held(size, func, place, Category.TEMPORARY, row) if size else None
     out = run()
     mode.see(out, func)
     if last is not None:
         mode.passing([_copy(last)], func, place, row)
-    if held is not None:
-        mode.ledger.give_back(held, place)
+    if block is not None:
+        mode.ledger.give_back(block, place)
     return out
 
 
@@ -162,7 +162,7 @@ def _straightened(count: int) -> After:
             return
         if func is aten.embedding_dense_backward.default and first.fake_device.type == "cuda":
             return
-        sizes = [_copy(one) for one in args[:count]]
+        sizes = [_copy(tensor) for tensor in args[:count]]
         mode.passing(sizes, func, place, mode.ledger.device_row(first.fake_device))
 
     return run
@@ -182,17 +182,17 @@ def _chosen_from(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: 
     _converted(mode, func, args[1:3], out, place)
 
 
-def _converted(mode: CountingFakeMode, func: Any, given: tuple[Any, ...], out: Any, place: Place) -> None:
+def _converted(mode: CountingFakeMode, func: Any, tensors: tuple[Any, ...], out: Any, place: Place) -> None:
     """Record copies of tensors in the dtype of the result."""
     if _counts(mode, out):
-        sizes = [one.numel() * out.element_size() for one in given if one.dtype is not out.dtype]
+        sizes = [tensor.numel() * out.element_size() for tensor in tensors if tensor.dtype is not out.dtype]
         mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
 
 
 def _complex(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    given = args[0]
-    if given.dtype.is_complex and _counts(mode, out):
-        size = given.numel() * given.element_size()
+    tensor = args[0]
+    if tensor.dtype.is_complex and _counts(mode, out):
+        size = tensor.numel() * tensor.element_size()
         mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
 
 
@@ -291,15 +291,15 @@ def _averaged(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any
 def _searched(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     """Record contiguous copies of the sorted rows and of what is looked for (cuda/Bucketization.cu)."""
     if _counts(mode, out):
-        sizes = [_copy(one) for one in args[:2]]
+        sizes = [_copy(tensor) for tensor in args[:2]]
         mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
 
 
 def _probabilities(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     """Record the probabilities in float32 (cuda/DistributionTemplates.h, bernoulli_kernel)."""
-    given = args[-1]
-    if _counts(mode, out) and isinstance(given, torch.Tensor) and given.device.type == "cuda":
-        size = 0 if given.dtype in (torch.float32, torch.float64) else 4 * given.numel()
+    probabilities = args[-1]
+    if _counts(mode, out) and isinstance(probabilities, torch.Tensor) and probabilities.device.type == "cuda":
+        size = 0 if probabilities.dtype in (torch.float32, torch.float64) else 4 * probabilities.numel()
         mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
 
 
@@ -308,10 +308,10 @@ def _drawn(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, p
 
     Sources: Distributions.cpp (multinomial_out) and cuda/MultinomialKernel.cu, which draws with replacement.
     """
-    given, count, again = args[0], args[1], len(args) > 2 and args[2]
+    probabilities, count, again = args[0], args[1], len(args) > 2 and args[2]
     if _counts(mode, out):
-        size, several = given.numel() * given.element_size(), count > 1
-        largest = out.numel() * given.element_size() * several
+        size, several = probabilities.numel() * probabilities.element_size(), count > 1
+        largest = out.numel() * probabilities.element_size() * several
         sizes = [size] * 3 if again and several else [size, largest]
         mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
 

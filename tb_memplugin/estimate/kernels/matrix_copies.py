@@ -31,8 +31,8 @@ class MatrixCopies(Correction):
 def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     if out.fake_device.type != "cpu" or out.dtype not in _BY_BLAS:
         return
-    matrices = [one for one in args if isinstance(one, torch.Tensor) and one.dim() == 2]
-    sizes = [one.numel() * one.element_size() for one in matrices if not readable(one)]
+    matrices = [argument for argument in args if isinstance(argument, torch.Tensor) and argument.dim() == 2]
+    sizes = [matrix.numel() * matrix.element_size() for matrix in matrices if not readable(matrix)]
     mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
 
 

@@ -42,7 +42,7 @@ class SameDtypes(Correction):
 
 def _checked(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
     operands = (args[row] for row in _OPERANDS[func] if row < len(args))
-    dtypes = {str(one.dtype).removeprefix("torch.") for one in operands if one is not None}
+    dtypes = {str(operand.dtype).removeprefix("torch.") for operand in operands if operand is not None}
     if len(dtypes) > 1:
         raise RuntimeError(
             f"expected the operands of {func} to have the same dtype, but got {sorted(dtypes)}"

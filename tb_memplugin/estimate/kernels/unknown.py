@@ -79,9 +79,9 @@ class Unknown(Correction):
 
     def after(self) -> dict[Any, After]:
         """Return a function for each operator that such kernels compute; it adds the note."""
-        return {operator: self._told(note) for note, operators in _MET.items() for operator in operators}
+        return {operator: self._noting(note) for note, operators in _MET.items() for operator in operators}
 
-    def _told(self, note: str) -> After:
+    def _noting(self, note: str) -> After:
         def tell(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
             self.target.note(note)
 

@@ -68,18 +68,18 @@ class Workspaces(Correction):
 
     def after(self) -> dict[Any, After]:
         """Return a function for every operator that cuBLAS computes."""
-        found: dict[Any, After] = {}
+        functions: dict[Any, After] = {}
         for name in _PRODUCTS:
             packet = getattr(torch.ops.aten, name, None)
             for overload in packet.overloads() if packet is not None else ():
-                found[getattr(packet, overload)] = self._product
-        return found
+                functions[getattr(packet, overload)] = self._product
+        return functions
 
     def _product(
         self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
     ) -> None:
         device = getattr(out, "fake_device", None)
-        matrices = [one for one in args if isinstance(one, torch.Tensor)]
+        matrices = [argument for argument in args if isinstance(argument, torch.Tensor)]
         if device is None or device.type != "cuda" or not out.numel() or not all(m.numel() for m in matrices):
             return
         row = mode.ledger.device_row(device)
@@ -96,14 +96,14 @@ class Workspaces(Correction):
         self, mode: CountingFakeMode, func: Any, matrices: Sequence[torch.Tensor], place: Place, row: int
     ) -> None:
         if not _suits_cublaslt(func._schema.name, matrices):
-            self._take(mode, func, place, row, self._size(), keeps=keeps_workspaces())
+            self._allocate(mode, func, place, row, self._size(), keeps=keeps_workspaces())
             return
         if lt_needs_cublas():
-            self._take(mode, func, place, row, self._size(), keeps=True)
+            self._allocate(mode, func, place, row, self._size(), keeps=True)
         if lt_workspace() is not LtWorkspace.SHARED:
-            self._take(mode, func, place, row, LT_WORKSPACE, keeps=lt_workspace() is LtWorkspace.KEPT)
+            self._allocate(mode, func, place, row, LT_WORKSPACE, keeps=lt_workspace() is LtWorkspace.KEPT)
 
-    def _take(
+    def _allocate(
         self, mode: CountingFakeMode, func: Any, place: Place, row: int, size: int, *, keeps: bool
     ) -> None:
         """Allocate a workspace: on the first product of a thread and stream, or for this product alone."""
@@ -138,5 +138,5 @@ def _suits_cublaslt(name: str, matrices: Sequence[torch.Tensor]) -> bool:
     if right.dtype not in _BY_CUBLASLT or min(right.shape) < 2:
         return False
     row = bias.is_contiguous() and bias.squeeze().dim() == 1 and bias.shape[-1] == right.shape[1]
-    whole = bias.shape == (left.shape[0], right.shape[1]) and right.dtype in _HALF
-    return row or whole or name == "aten::_addmm_activation"
+    matrix = bias.shape == (left.shape[0], right.shape[1]) and right.dtype in _HALF
+    return row or matrix or name == "aten::_addmm_activation"
