@@ -27,10 +27,10 @@ class Communication(Correction):
         """
         if not dist.is_available():
             return {}
-        found: dict[Any, Rule] = {torch.ops._c10d_functional.wait_tensor.default: _the_same}
+        rules: dict[Any, Rule] = {torch.ops._c10d_functional.wait_tensor.default: _the_same}
         if dist.is_initialized() and self.target.device_type == "cuda":
-            found |= shard_copies.rules(self.target.gpu)
-        return found
+            rules |= shard_copies.rules(self.target.gpu)
+        return rules
 
     def after(self) -> dict[Any, After]:
         """Return functions that categorise FSDP2's gather and reduce buffers and received tensors."""
