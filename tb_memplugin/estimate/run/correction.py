@@ -72,8 +72,8 @@ class Corrections:
         for part in self.parts:
             self.rules |= part.rules()
             for operator, more in part.after().items():
-                known = self.after.get(operator)
-                self.after[operator] = more if known is None else _both(known, more)
+                earlier = self.after.get(operator)
+                self.after[operator] = more if earlier is None else _both(earlier, more)
 
     def apply(self, mode: CountingFakeMode) -> None:
         """Apply every correction."""
@@ -87,9 +87,9 @@ class Corrections:
     def refusal(self, func: Any, error: Exception) -> Exception:
         """Return the error to raise for an operator's error."""
         for part in self.parts:
-            told = part.refusal(func, error)
-            if told is not None:
-                return told
+            refusal = part.refusal(func, error)
+            if refusal is not None:
+                return refusal
         return error
 
 

@@ -26,12 +26,12 @@ class FakeStream:
     device_type = 1
     current: ClassVar[list[FakeStream]] = []
     """The streams that were entered and not left, the default one first."""
-    _made: ClassVar[Counter[int]] = Counter()
+    _numbers: ClassVar[Counter[int]] = Counter()
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device, self.priority = torch.device("cuda", 0), priority
-        number = self._made[priority] % _POOLED
-        self._made[priority] += 1
+        number = self._numbers[priority] % _POOLED
+        self._numbers[priority] += 1
         self.cuda_stream = self.stream_id = 1 + 2 * number + (priority < 0)
 
     @classmethod
@@ -39,7 +39,7 @@ class FakeStream:
         """Forget all streams, and create the default one: its pointer is 0."""
         default = cls()
         default.cuda_stream = default.stream_id = 0
-        cls._made.clear()
+        cls._numbers.clear()
         cls.current[:] = [default]
 
     def wait_stream(self, stream: Any) -> None:

@@ -78,8 +78,8 @@ class FakeLayers:
 
     def row_of(self, module: nn.Module) -> int:
         """Return the row of a module, -1 if it is not known."""
-        found = self._known.get(id(module))
-        return found[1] if found is not None and found[0]() is module else -1
+        entry = self._known.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else -1
 
     def entered(self, module: nn.Module, *_: object) -> None:
         """Record that a call of a module begins; a global forward pre-hook.
@@ -130,9 +130,9 @@ class FakeLayers:
 
     def row_of_ids(self, modules: Sequence[int]) -> int:
         """Return the row of the innermost known module among `id()`s of modules, -1 if none is known."""
-        for one in reversed(modules):
-            reference, row = self._known.get(one, (None, -1))
-            if reference is not None and id(reference()) == one:
+        for module_id in reversed(modules):
+            reference, row = self._known.get(module_id, (None, -1))
+            if reference is not None and id(reference()) == module_id:
                 return row
         return -1
 

@@ -153,10 +153,10 @@ class CountingFakeMode(FakeTensorMode):
             else:
                 out = self.dispatch(func, types, args, kwargs or {})
         except Exception as error:
-            told = self._refusals(func, error)
-            if told is error:
+            refusal = self._refusals(func, error)
+            if refusal is error:
                 raise
-            raise told from error
+            raise refusal from error
         finally:
             self._inside = False
         if out is not NotImplemented:
@@ -200,8 +200,8 @@ class CountingFakeMode(FakeTensorMode):
 
     def passing(self, sizes: Sequence[int], func: Any, place: Place, device: int = 0) -> None:
         """Record a kernel's temporary buffers: all are allocated in order, then freed in reverse order."""
-        held = [self.held(size, func, place, Category.TEMPORARY, device) for size in sizes if size]
-        for block in reversed(held):
+        blocks = [self.held(size, func, place, Category.TEMPORARY, device) for size in sizes if size]
+        for block in reversed(blocks):
             self.ledger.give_back(block, place)
 
     @contextmanager
@@ -230,8 +230,8 @@ class CountingFakeMode(FakeTensorMode):
 
     def see(self, results: Any, func: Any) -> None:
         """Record the storages of results now, for rules whose kernel allocates more in between."""
-        for one in _tensors(results):
-            self._see(one, func, (), self.layers.place())
+        for tensor in _tensors(results):
+            self._see(tensor, func, (), self.layers.place())
 
     @contextmanager
     def adding_in_place(self) -> Iterator[None]:
@@ -257,23 +257,23 @@ class CountingFakeMode(FakeTensorMode):
 
     def _is_composite(self, func: Any) -> bool:
         """Whether an operator consists of other operators. These arrive here only in inference mode."""
-        known = self._composite.get(func)
-        if known is None:
-            known = self._composite[func] = (
+        composite = self._composite.get(func)
+        if composite is None:
+            composite = self._composite[func] = (
                 isinstance(func, torch._ops.OpOverload)
                 and func not in self._rules
                 and func._can_decompose()
                 and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
             )
-        return known
+        return composite
 
     def _note(self, out: Any, func: Any, args: Sequence[object], place: Place) -> None:
         kind = type(out)
         if kind is FakeTensor:
             self._see(out, func, args, place)
         elif isinstance(out, tuple | list | dict):
-            for one in _tensors(out[::-1] if func in _LAST_FIRST else out):
-                self._see(one, func, (), place)
+            for tensor in _tensors(out[::-1] if func in _LAST_FIRST else out):
+                self._see(tensor, func, (), place)
         after = self._after.get(func)
         if after is not None:
             after(self, func, tuple(args), out, place)
@@ -337,11 +337,11 @@ class CountingFakeMode(FakeTensorMode):
 
 
 def _tensors(results: Any) -> Iterator[Any]:
-    for one in results.values() if isinstance(results, dict) else results:
-        if type(one) is FakeTensor:
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from _tensors(one)
+    for result in results.values() if isinstance(results, dict) else results:
+        if type(result) is FakeTensor:
+            yield result
+        elif isinstance(result, list | tuple):
+            yield from _tensors(result)
 
 
 def _called_by_engine(above: int = 1) -> bool:
