@@ -195,8 +195,8 @@ class MemoryEstimator:
         """
         recording = self._inside("forget_what_is_gone")
         gc.collect()
-        recording.mode.settle(recording.layers.place())
-        recording.ledger.forget_the_dead()
+        recording.mode.settle(recording.layers.scope())
+        recording.ledger.forget_freed()
 
     def get_current_memory_allocated(self) -> tuple[int, ...]:
         """Return the allocated bytes of each device, the estimated one first.
@@ -205,7 +205,7 @@ class MemoryEstimator:
         """
         recording = self._here
         if self._running:
-            recording.mode.settle(recording.layers.place())
+            recording.mode.settle(recording.layers.scope())
         return tuple(recording.ledger.allocated) or (0,)
 
     def get_max_memory_allocated(self) -> tuple[int, ...]:

@@ -62,7 +62,7 @@ class _Buffers:
         with _allocated(mode, func, out, [random.untyped_storage().nbytes()] if dropout else []):
             mode.see((unused, random) if dropout else (random, unused), func)
         for block in partial:
-            mode.ledger.give_back(block, mode.layers.place())
+            mode.ledger.free(block, mode.layers.scope())
         return results
 
     def flash_backward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -127,7 +127,7 @@ class _Buffers:
                         delta = _allocate(mode, func, query, sums)
                 workspace = _allocate(mode, func, query, blocks.workspace(query, key, value))
                 for block in (delta, workspace):
-                    mode.ledger.give_back(block, mode.layers.place())
+                    mode.ledger.free(block, mode.layers.scope())
         return results
 
     def _splits(self, query: torch.Tensor, key: torch.Tensor) -> int:
@@ -202,12 +202,12 @@ def _allocated(mode: CountingFakeMode, func: Any, beside: Any, sizes: Sequence[i
     blocks = [_allocate(mode, func, beside, size) for size in sizes if size]
     yield
     for block in reversed(blocks):
-        mode.ledger.give_back(block, mode.layers.place())
+        mode.ledger.free(block, mode.layers.scope())
 
 
 def _allocate(mode: CountingFakeMode, func: Any, beside: Any, size: int) -> Block:
     row = mode.ledger.device_row(beside.fake_device)
-    return mode.held(size, func, mode.layers.place(), Category.TEMPORARY, row)
+    return mode.allocate(size, func, mode.layers.scope(), Category.TEMPORARY, row)
 
 
 def _copy(tensor: torch.Tensor) -> int:

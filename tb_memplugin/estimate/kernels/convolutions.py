@@ -24,7 +24,7 @@ from tb_memplugin.estimate.kernels.reductions import Reducer
 from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution, Operand
 from tb_memplugin.estimate.libraries.cudnn.questions import Cudnn, installed
 from tb_memplugin.estimate.run.correction import Correction, Target
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.trace import Category
@@ -132,7 +132,7 @@ class Convolutions(Correction):
         if results[2] is not None:
             mode.see(results[2:], func)
             kept = [axis for axis in range(args[0].dim()) if axis != 1]
-            Reducer(self.target).record(mode, func, call.place, call.row, Layout.of(args[0]), kept)
+            Reducer(self.target).record(mode, func, call.scope, call.row, Layout.of(args[0]), kept)
         return results
 
     def _gradients(
@@ -216,7 +216,7 @@ class _Call:
         self, owner: Convolutions, mode: CountingFakeMode, func: Any, device: torch.device, layer: Layer
     ) -> None:
         self.owner, self.mode, self.func, self.layer = owner, mode, func, layer
-        self.place: Place = mode.layers.place()
+        self.scope: Scope = mode.layers.scope()
         self.row = mode.ledger.device_row(device)
 
     @contextmanager
@@ -235,15 +235,15 @@ class _Call:
         if read is view:
             yield view
             return
-        with self.held(view.bytes):
+        with self.allocated(view.bytes):
             yield read
 
     @contextmanager
-    def held(self, size: int) -> Iterator[None]:
+    def allocated(self, size: int) -> Iterator[None]:
         """Hold memory of some bytes."""
-        block = self.mode.held(size, self.func, self.place, Category.TEMPORARY, self.row)
+        block = self.mode.allocate(size, self.func, self.scope, Category.TEMPORARY, self.row)
         yield
-        self.mode.ledger.give_back(block, self.place)
+        self.mode.ledger.free(block, self.scope)
 
     def compute(self, computes: str, read: View, weight: View, out: View) -> None:
         """Record the workspace of one call of cuDNN.
@@ -261,7 +261,7 @@ class _Call:
         usual = usual_bytes(x, weight, y)
         self.owner.remember(self.row, self.mode.ledger.allocated[self.row] + usual)
         if size:
-            with self.held(size):
+            with self.allocated(size):
                 pass
 
 

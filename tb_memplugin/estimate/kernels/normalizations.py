@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.trace import Category
 
@@ -37,7 +37,7 @@ class Normalizations(Correction):
         }
 
 
-def _group_norm(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _group_norm(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record a factor and a term for each channel; moments in float32 for half precision."""
     data, weight, bias, rows, channels, pixels, groups = args[:7]
     if data.device.type != "cuda":
@@ -46,11 +46,11 @@ def _group_norm(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: A
     size = max(4, data.element_size())
     affine = pixels > 1 and not (weight is None and bias is None)
     sizes = [rows * groups * size] * (2 * half) + [rows * channels * size] * (2 * affine)
-    mode.passing(sizes, func, place, mode.ledger.device_row(data.device))
+    mode.passing(sizes, func, scope, mode.ledger.device_row(data.device))
 
 
 def _group_norm_backward(
-    mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
+    mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
 ) -> None:
     """Record two sums for each channel, and for the gradient of the input two numbers for each group."""
     data, weight, rows, channels, pixels, groups = args[1], *args[4:9]
@@ -61,7 +61,7 @@ def _group_norm_backward(
     sizes = [by_channel, by_channel]
     if out[0] is not None:
         sizes += [by_group, by_group, by_channel if weight is not None and pixels > 1 else 0]
-    mode.passing(sizes, func, place, mode.ledger.device_row(data.device))
+    mode.passing(sizes, func, scope, mode.ledger.device_row(data.device))
 
 
 def _batch_norm(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -80,14 +80,14 @@ def _batch_norm_backward(
     gradient, data, train = args[0], args[1], args[7]
     if train and data.device.type == "cuda":
         mode.see(out[1:], func)
-        place, row = mode.layers.place(), mode.ledger.device_row(data.device)
+        scope, row = mode.layers.scope(), mode.ledger.device_row(data.device)
         size = data.shape[1] * max(4, data.element_size()) * _is_channels_last(data)
-        sums = [mode.held(size, func, place, Category.TEMPORARY, row) for _ in range(2) if size]
+        sums = [mode.allocate(size, func, scope, Category.TEMPORARY, row) for _ in range(2) if size]
         if _is_channels_last(gradient):
             _exchanged(mode, func, data, 2)
         mode.see(out[:1], func)
         for block in sums:
-            mode.ledger.give_back(block, place)
+            mode.ledger.free(block, scope)
     return out
 
 
@@ -114,7 +114,7 @@ def _exchanged(mode: CountingFakeMode, func: Any, data: Any, numbers: int) -> No
     blocks = min(-(-rows // (down * 16)), 128)
     if blocks >= 8:
         sizes = [numbers * channels * blocks * 4, -(-channels // across) * 4]
-        mode.passing(sizes, func, mode.layers.place(), mode.ledger.device_row(data.device))
+        mode.passing(sizes, func, mode.layers.scope(), mode.ledger.device_row(data.device))
 
 
 def _power(number: int) -> int:

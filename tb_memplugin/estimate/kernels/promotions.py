@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 
 _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -49,7 +49,7 @@ class Promotions(Correction):
         }
 
 
-def _promoted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _promoted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     if not isinstance(out, torch.Tensor) or out.device.type != mode.ledger.device_type:
         return
     compared, in_place = out.dtype is torch.bool, func._schema.is_mutable
@@ -63,5 +63,5 @@ def _promoted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any
         copied.append(out)  # the result is computed in a copy, too
     size = common.itemsize
     mode.passing(
-        [operand.numel() * size for operand in copied], func, place, mode.ledger.device_row(out.device)
+        [operand.numel() * size for operand in copied], func, scope, mode.ledger.device_row(out.device)
     )

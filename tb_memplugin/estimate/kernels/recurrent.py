@@ -26,7 +26,7 @@ from tb_memplugin.estimate.kernels.cudnn_recurrent import (
 )
 from tb_memplugin.estimate.program.packed_sequences import values_of
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Block, Place
+from tb_memplugin.estimate.run.fake_ledger import Block, Scope
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.trace import Category
@@ -70,7 +70,7 @@ class Recurrent(Correction):
         self.target.note(_NOTE)
         data, weights, stride, _, hx, cx, kind, hidden, projected, _, batch_first, _, train, *_ = args
         call = self._call(data, args[6:], forward=True)
-        place, row = mode.layers.place(), mode.ledger.device_row(data.device)
+        scope, row = mode.layers.scope(), mode.ledger.device_row(data.device)
         swaps = batch_first and not call.packed
         with mode:
             steps_first = data.transpose(0, 1) if swaps else data
@@ -85,18 +85,18 @@ class Recurrent(Correction):
             )
             reserve = data.new_empty(reserve_bytes(call) if train else 0, dtype=torch.uint8)
             buffer = data.new_empty(0 if flat else total)
-        blocks = [_allocate(mode, func, _copied_bytes(steps_first), place, row)]
+        blocks = [_allocate(mode, func, _copied_bytes(steps_first), scope, row)]
         mode.see((*results, buffer), func)
-        blocks.append(_allocate(mode, func, workspace_bytes(call, train=train), place, row))
+        blocks.append(_allocate(mode, func, workspace_bytes(call, train=train), scope, row))
         mode.see((reserve,), func)
-        _free(mode, blocks, place)
+        _free(mode, blocks, scope)
         return *results, reserve, buffer
 
     def _backward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         data, weights, stride, _, hx, cx, output, *gradients = args[:10]
         kind, hidden, projected, _, batch_first = args[10:15]
         call = self._call(data, args[10:19], forward=False)
-        place, row = mode.layers.place(), mode.ledger.device_row(data.device)
+        scope, row = mode.layers.scope(), mode.ledger.device_row(data.device)
         swaps = batch_first and not call.packed
         with mode:
             filled = [
@@ -118,19 +118,19 @@ class Recurrent(Correction):
         )
         workspace = workspace_bytes(call, train=True)
         blocks = [
-            _allocate(mode, func, _copied_bytes(tensor), place, row) for tensor in (steps_first, gradient)
+            _allocate(mode, func, _copied_bytes(tensor), scope, row) for tensor in (steps_first, gradient)
         ]
         mode.see(results, func)
-        _free(mode, [*blocks, _allocate(mode, func, workspace, place, row)], place)
+        _free(mode, [*blocks, _allocate(mode, func, workspace, scope, row)], scope)
         pieces: list[Any] = [None] * len(weights)
         if args[-1][3]:
             with mode:
                 pieces = _gradients(total, weights, projected, stride)
-            blocks = [_allocate(mode, func, _copied_bytes(steps_first), place, row)]
+            blocks = [_allocate(mode, func, _copied_bytes(steps_first), scope, row)]
             mode.see((total,), func)
-            blocks.append(_allocate(mode, func, workspace, place, row))
+            blocks.append(_allocate(mode, func, workspace, scope, row))
             mode.see(pieces, func)
-            _free(mode, blocks, place)
+            _free(mode, blocks, scope)
         with mode:
             first = results[0].transpose_(0, 1) if swaps else results[0]
         return first, results[1], results[2] if cx is not None else None, pieces
@@ -162,14 +162,14 @@ class Recurrent(Correction):
         return replace(call, persistent=is_persistent(call, processors, is_half=half, forward=forward))
 
 
-def _allocate(mode: CountingFakeMode, func: Any, size: int, place: Place, row: int) -> Block | None:
-    return mode.held(size, func, place, Category.TEMPORARY, row) if size else None
+def _allocate(mode: CountingFakeMode, func: Any, size: int, scope: Scope, row: int) -> Block | None:
+    return mode.allocate(size, func, scope, Category.TEMPORARY, row) if size else None
 
 
-def _free(mode: CountingFakeMode, blocks: Sequence[Block | None], place: Place) -> None:
+def _free(mode: CountingFakeMode, blocks: Sequence[Block | None], scope: Scope) -> None:
     for block in reversed(blocks):
         if block is not None:
-            mode.ledger.give_back(block, place)
+            mode.ledger.free(block, scope)
 
 
 def _copied_bytes(tensor: torch.Tensor) -> int:

@@ -18,7 +18,7 @@ import torch
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.block_reductions import Layout, reduction_buffers
 from tb_memplugin.estimate.run.correction import Correction, Target
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 from tb_memplugin.trace import Category
 
@@ -84,7 +84,7 @@ class Reducer:
         self,
         mode: CountingFakeMode,
         func: Any,
-        place: Place,
+        scope: Scope,
         device: int,
         layout: Layout,
         dimensions: Any = None,
@@ -98,7 +98,7 @@ class Reducer:
         Args:
             mode: the mode that runs the operator.
             func: the operator.
-            place: where it runs.
+            scope: where it runs.
             device: row of the device in the ledger.
             layout: of what is reduced.
             dimensions: a dimension or several; None or none for all.
@@ -111,14 +111,14 @@ class Reducer:
         reduced = {row % max(count, 1) for row in rows} if rows else set(range(count))
         partial = partial or _number(layout.dtype)
         kernels = reduction_buffers(layout, reduced, partial, self.target.gpu or ANY_GPU)
-        blocks = [mode.held(size, func, place, Category.TEMPORARY, device) for size in before if size]
+        blocks = [mode.allocate(size, func, scope, Category.TEMPORARY, device) for size in before if size]
         if len(kernels) > 1 and not (layout.dtype not in _HALVES if accumulates is None else accumulates):
             outputs = prod(size for row, size in enumerate(layout.shape) if row not in reduced)
-            blocks.append(mode.held(outputs * partial, func, place, Category.TEMPORARY, device))
+            blocks.append(mode.allocate(outputs * partial, func, scope, Category.TEMPORARY, device))
         for sizes in kernels:
-            mode.passing(sizes, func, place, device)
+            mode.passing(sizes, func, scope, device)
         for block in reversed(blocks):
-            mode.ledger.give_back(block, place)
+            mode.ledger.free(block, scope)
 
 
 class Reductions(Correction):
@@ -142,7 +142,7 @@ class Reductions(Correction):
         return functions
 
     def _counted(
-        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
     ) -> None:
         """Record the sum of a mask, a byte and then 8 bytes for each element (ReduceOps.cpp)."""
         tensor = args[0]
@@ -150,7 +150,7 @@ class Reductions(Correction):
             counts = Layout(tensor.shape, tensor.stride(), torch.int64)
             row, dimensions = mode.ledger.device_row(out.device), args[1] if len(args) > 1 else None
             before = (tensor.numel(), 8 * tensor.numel())
-            Reducer(self.target).record(mode, func, place, row, counts, dimensions, before=before)
+            Reducer(self.target).record(mode, func, scope, row, counts, dimensions, before=before)
 
     def _of(self, operator: Any, partial: Partial) -> After | None:
         arguments = operator._schema.arguments
@@ -163,7 +163,7 @@ class Reductions(Correction):
         pair = len(operator._schema.returns) == 2 and partial is _element
         reducer = Reducer(self.target)
 
-        def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+        def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
             first = out[0] if isinstance(out, tuple) else out
             if first.device.type != "cuda":
                 return
@@ -180,7 +180,7 @@ class Reductions(Correction):
             reducer.record(
                 mode,
                 func,
-                place,
+                scope,
                 mode.ledger.device_row(first.device),
                 layout,
                 dimensions,
@@ -192,13 +192,13 @@ class Reductions(Correction):
         return run
 
 
-def _of_each(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _of_each(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record partial results, for each tensor as many as the largest has parts (ForeachReduceOp.cu)."""
     tensors = [tensor for tensor in args[0] if tensor.device.type == "cuda"]
     if tensors:
         parts = max(-(-tensor.numel() // _PART) for tensor in tensors)
         size = max(tensors[0].element_size(), 4 if func._schema.name == "aten::_foreach_norm" else 0)
-        mode.passing([len(tensors) * parts * size], func, place, mode.ledger.device_row(tensors[0].device))
+        mode.passing([len(tensors) * parts * size], func, scope, mode.ledger.device_row(tensors[0].device))
 
 
 def _is_copied(dtype: torch.dtype, out: torch.dtype) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from tb_memplugin.estimate.kernels.convolutions import copied_bytes
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 
 aten = torch.ops.aten
@@ -65,10 +65,10 @@ def _within(mode: CountingFakeMode, out: Any, elements: int) -> Any:
     return mode.quietly(aten.resize_.default, buffer, out.shape)
 
 
-def _read(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _read(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record a copy of an input that is not contiguous, and what the result is before it grows."""
     tensor = args[0]
     if tensor.device.type == mode.ledger.device_type:
         small = tensor.numel() * tensor.element_size() if tensor.numel() < out.numel() else 0
         sizes = [small, copied_bytes(tensor, torch.contiguous_format)]
-        mode.passing(sizes, func, place, mode.ledger.device_row(tensor.device))
+        mode.passing(sizes, func, scope, mode.ledger.device_row(tensor.device))

@@ -98,7 +98,7 @@ class Sorting(Correction):
             self._record(mode, func, values, along, values)
             _pass(mode, func, tensor, [indices.numel() * _INDEX])
             for block in reversed(blocks):
-                mode.ledger.give_back(block, mode.layers.place())
+                mode.ledger.free(block, mode.layers.scope())
         return out
 
     def _selected(self, rows: int, row: int, size: int) -> list[int]:
@@ -134,16 +134,16 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _allocate(mode: CountingFakeMode, func: Any, like: torch.Tensor) -> Any:
     size, row = prod(like.shape) * like.element_size(), mode.ledger.device_row(like.device)
-    return mode.held(size, func, mode.layers.place(), Category.TEMPORARY, row)
+    return mode.allocate(size, func, mode.layers.scope(), Category.TEMPORARY, row)
 
 
 def _pass(
     mode: CountingFakeMode, func: Any, like: torch.Tensor, before: Sequence[int], *kernels: list[int]
 ) -> None:
     """Record what is held all along, and what kernels allocate and free one after the other meanwhile."""
-    place, row = mode.layers.place(), mode.ledger.device_row(like.device)
-    blocks = [mode.held(size, func, place, Category.TEMPORARY, row) for size in before if size]
+    scope, row = mode.layers.scope(), mode.ledger.device_row(like.device)
+    blocks = [mode.allocate(size, func, scope, Category.TEMPORARY, row) for size in before if size]
     for sizes in kernels:
-        mode.passing(sizes, func, place, row)
+        mode.passing(sizes, func, scope, row)
     for block in reversed(blocks):
-        mode.ledger.give_back(block, place)
+        mode.ledger.free(block, scope)

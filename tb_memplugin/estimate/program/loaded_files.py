@@ -31,7 +31,7 @@ class LoadedFiles(Correction):
         def restored(tensor: torch.Tensor) -> Any:
             loaded = restore(tensor)
             if mode.is_on():
-                mode.settle(mode.layers.place())
+                mode.settle(mode.layers.scope())
                 mode.see([loaded], _LOADED)
             return loaded
 

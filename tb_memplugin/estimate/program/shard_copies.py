@@ -41,14 +41,14 @@ def rules(gpu: GpuSpec | None) -> dict[Any, Rule]:
         mode.quietly(func, *args, **kwargs)
         element = gathered.element_size()
         numbers = _split_numbers([size * element for size in sizes], gathered.shape[0], most_blocks)
-        mode.passing([_NUMBER * numbers], func, mode.layers.place())
+        mode.passing([_NUMBER * numbers], func, mode.layers.scope())
 
     def cat(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         gradients, _, ranks = args[:3]
         mode.quietly(func, *args, **kwargs)
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
             alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-            mode.passing(_cat_buffers(alike, ranks, kwargs["out"]), func, mode.layers.place())
+            mode.passing(_cat_buffers(alike, ranks, kwargs["out"]), func, mode.layers.scope())
 
     operators = torch.ops.fsdp
     cats = [getattr(operators, name) for name in _CATS if hasattr(operators, name)]

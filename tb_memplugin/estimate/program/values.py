@@ -19,7 +19,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.hints import Hints, Question, answer, checked, question, unanswered
 from tb_memplugin.estimate.program.checks import passing
 from tb_memplugin.estimate.run.correction import Correction, Target
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 
 aten = torch.ops.aten
@@ -146,7 +146,7 @@ class Values(Asking):
             count = self._selected(func, mask.expand(shape))
             out = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
         if tensor.fake_device.type == "cuda":  # IndexKernel.cpp: converts the mask to indices
-            _pass(mode, func, mode.layers.place(), tensor, [8 * count * len(shape)])
+            _pass(mode, func, mode.layers.scope(), tensor, [8 * count * len(shape)])
         return out
 
     def _index(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ class Values(Asking):
                 rows = torch.empty((index.dim(), count), dtype=torch.int64, device=index.device)
                 converted += [rows[axis] for axis in range(index.dim())]
                 looked_up.append(8 * count * index.dim())
-        _pass(mode, func, mode.layers.place(), tensor, looked_up)
+        _pass(mode, func, mode.layers.scope(), tensor, looked_up)
         return mode.quietly(func, tensor, converted)
 
     def _unique(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -175,7 +175,7 @@ class Values(Asking):
         return self._different(mode, func, tensor, inverse, counts)
 
 
-def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record the indices to which a mask is converted: 8 bytes for each True and dimension (`nonzero`).
 
     A single value for all of them is filled in without indices (index_put_, canDispatchToMaskedFill).
@@ -191,13 +191,13 @@ def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: An
     for size in tensor.shape[covered:]:
         beside *= size
     count = values.numel() // max(beside, 1)
-    _pass(mode, func, place, tensor, [8 * count * mask.dim() for mask in masks])
+    _pass(mode, func, scope, tensor, [8 * count * mask.dim() for mask in masks])
 
 
-def _pass(mode: CountingFakeMode, func: Any, place: Place, tensor: Any, sizes: list[int]) -> None:
+def _pass(mode: CountingFakeMode, func: Any, scope: Scope, tensor: Any, sizes: list[int]) -> None:
     """Record a kernel's temporary buffers, if the tensor is on the estimated type of device."""
     if tensor.fake_device.type == mode.ledger.device_type:
-        mode.passing(sizes, func, place, mode.ledger.device_row(tensor.fake_device))
+        mode.passing(sizes, func, scope, mode.ledger.device_row(tensor.fake_device))
 
 
 def _asked_by_lbfgs() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.libraries.plugins.plugin import Plugin
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
 
@@ -96,8 +96,8 @@ class Corrections:
 def _both(first: After, second: After) -> After:
     """Return a function that runs two corrections of one operator."""
 
-    def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-        first(mode, func, args, out, place)
-        second(mode, func, args, out, place)
+    def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+        first(mode, func, args, out, scope)
+        second(mode, func, args, out, scope)
 
     return run

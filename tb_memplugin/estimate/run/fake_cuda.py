@@ -141,7 +141,7 @@ def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: C
     def of(levels: list[int], device: Any) -> int:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         name = f"cuda:{wanted.index or 0}"
-        mode.settle(mode.layers.place())
+        mode.settle(mode.layers.scope())
         return levels[ledger.devices.index(name)] if name in ledger.devices else 0
 
     def at_least(levels: list[int], device: Any) -> int:
@@ -152,7 +152,7 @@ def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: C
         return of(levels, device)
 
     def reset(device: Any = None) -> None:
-        mode.settle(mode.layers.place())
+        mode.settle(mode.layers.scope())
         ledger.recent_peaks[:] = ledger.allocated
 
     def stats(device: Any = None) -> dict[str, int]:

@@ -83,7 +83,7 @@ class FakeRecording:
     def stop(self) -> FakeRun:
         """End the run, name the storages that are still live, and return what was recorded."""
         self._stack.close()
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         self.layers.stop()
         self._name_everything()
         self.run.stop_ns = time_ns()
@@ -107,7 +107,7 @@ class FakeRecording:
 
     def begin_phase(self, name: str) -> NamedPhase:
         """Begin a phase with a name of the user's."""
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         level = self.level
         phase = NamedPhase(name, level, level, level, time_ns())
         self.ledger.phases.append(phase)
@@ -116,7 +116,7 @@ class FakeRecording:
 
     def end_phase(self, phase: NamedPhase) -> None:
         """End a named phase."""
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         phase.after_bytes = self.level
         self.ledger.phases[:] = [other for other in self.ledger.phases if other is not phase]
         phase.stop_ns = time_ns()
@@ -125,7 +125,7 @@ class FakeRecording:
 
     def end_step(self) -> None:
         """End a training step."""
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         self._name_everything()
         self.run.step_ends.append(time_ns())
 
@@ -187,7 +187,7 @@ class FakeRecording:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         self.layers.optimizer.append((self._step_ns, time_ns()))
         self._know(optimizer)
         self._name(optimizer_storages(optimizer, self.layers.names))

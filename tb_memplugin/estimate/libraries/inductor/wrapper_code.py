@@ -105,7 +105,7 @@ class FakeModule:
                 out = self._call(args)
             except Exception as error:
                 raise CompiledCodeError(error) from error
-            self._mode.settle(self._mode.layers.place())
+            self._mode.settle(self._mode.layers.scope())
             return out
 
 
