@@ -22,7 +22,7 @@ from tb_memplugin.estimate.answer.config_target import (
     config_of_folder,
     nearest_configs,
 )
-from tb_memplugin.estimate.answer.workload import Built, Target, Workload, said_by
+from tb_memplugin.estimate.answer.workload import Built, Target, Workload, text_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -192,7 +192,7 @@ def _module(name: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}"):
             raise MemPluginError(f"There is no module {name!r}.", where="TARGET", fix=FORMS) from error
         raise MemPluginError(
-            f"Importing the module failed: {type(error).__name__}: {said_by(error)}", where=name
+            f"Importing the module failed: {type(error).__name__}: {text_of(error)}", where=name
         ) from error
 
 

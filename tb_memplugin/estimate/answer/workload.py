@@ -252,7 +252,7 @@ def checkpoint_model(model: nn.Module) -> None:
             try:
                 enable(**{keyword: {"use_reentrant": False}})
             except ValueError as error:
-                raise MemPluginError(said_by(error), where="--checkpointing", fix=_BY_HAND) from error
+                raise MemPluginError(text_of(error), where="--checkpointing", fix=_BY_HAND) from error
             return
     if not checkpoint_blocks(model):
         raise MemPluginError(
@@ -344,7 +344,7 @@ def errors_as_refusals(name: str, action: str) -> Iterator[None]:
         raise MemPluginError(
             refusal.what
             if refusal is not None
-            else f"The step could not be {action} on fake tensors: {type(error).__name__}: {said_by(error)}",
+            else f"The step could not be {action} on fake tensors: {type(error).__name__}: {text_of(error)}",
             where=f"{name}, at {line.filename}:{line.lineno}",
             fix=(refusal and refusal.fix)
             or (
@@ -354,7 +354,7 @@ def errors_as_refusals(name: str, action: str) -> Iterator[None]:
         ) from error
 
 
-def said_by(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return the first line of an error's message that is not empty; "" if the message cannot be read."""
     try:
         return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]

@@ -51,7 +51,7 @@ class FakeLayers:
         self.calls: list[Call] = []
         self.in_optimizer = 0
         self.watch_root: Callable[[nn.Module], None] = self.add
-        self._known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._rows: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._stack: list[_Frame] = []
         self._nodes_from: list[int] = [0]
         self._node_rows: list[int] = [-1]
@@ -72,13 +72,13 @@ class FakeLayers:
         ]
         for module in model.modules():
             if self.row_of(module) < 0:
-                self._known[id(module)] = (weakref.ref(module), fresh.row_of[id(module)] + offset)
+                self._rows[id(module)] = (weakref.ref(module), fresh.row_of[id(module)] + offset)
         for key, (row, label) in fresh.owner_of.items():
             self.names.owner_of[key] = (row + offset, label)
 
     def row_of(self, module: nn.Module) -> int:
         """Return the row of a module, -1 if it is not known."""
-        entry = self._known.get(id(module))
+        entry = self._rows.get(id(module))
         return entry[1] if entry is not None and entry[0]() is module else -1
 
     def entered(self, module: nn.Module, *_: object) -> None:
@@ -92,7 +92,7 @@ class FakeLayers:
             if self.row_of(model) < 0:
                 self.watch_root(model)
             row = self.row_of(model)
-            self._known[id(module)] = (weakref.ref(module), row)
+            self._rows[id(module)] = (weakref.ref(module), row)
         if row >= 0:
             in_backward = _current_task() != -1
             if self._in_backward and not in_backward:
@@ -131,7 +131,7 @@ class FakeLayers:
     def row_of_ids(self, modules: Sequence[int]) -> int:
         """Return the row of the innermost known module among `id()`s of modules, -1 if none is known."""
         for module_id in reversed(modules):
-            reference, row = self._known.get(module_id, (None, -1))
+            reference, row = self._rows.get(module_id, (None, -1))
             if reference is not None and id(reference()) == module_id:
                 return row
         return -1
