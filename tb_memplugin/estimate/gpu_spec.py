@@ -57,8 +57,8 @@ class GpuSpec:
         Raises:
             MemPluginError: no GPU has this name.
         """
-        if (found := _BY_KEY.get(_key(name))) is not None:
-            return found
+        if (gpu := _BY_KEY.get(_key(name))) is not None:
+            return gpu
         raise MemPluginError(
             f"{name[:80]!r} is not the name of a GPU.",
             where="gpu",

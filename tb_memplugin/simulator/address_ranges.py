@@ -44,12 +44,12 @@ class Ranges(Generic[T]):
         if first == last:
             self._splice(first, first, [Range(start, end, owner)])
             return 0
-        taken = self._ranges[first:last]
-        edges = [start, *(edge for old in taken for edge in (old.start, old.end)), end]
+        overlapping = self._ranges[first:last]
+        edges = [start, *(edge for old in overlapping for edge in (old.start, old.end)), end]
         gaps = [
             Range(low, high, owner) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high
         ]
-        self._splice(first, last, sorted([*taken, *gaps], key=lambda part: part.start))
+        self._splice(first, last, sorted([*overlapping, *gaps], key=lambda part: part.start))
         return end - start - sum(gap.end - gap.start for gap in gaps)
 
     def remove(self, start: int, end: int) -> int:
@@ -74,9 +74,9 @@ class Ranges(Generic[T]):
 
     def at(self, address: int) -> Range[T] | None:
         """Return the range that contains an address, None if there is none."""
-        place = bisect_right(self._starts, address) - 1
-        found = self._ranges[place] if place >= 0 else None
-        return found if found is not None and address < found.end else None
+        index = bisect_right(self._starts, address) - 1
+        part = self._ranges[index] if index >= 0 else None
+        return part if part is not None and address < part.end else None
 
     def _touched(self, start: int, end: int) -> tuple[int, int]:
         """Return (first, last) such that the ranges [first, last) overlap the addresses [start, end)."""

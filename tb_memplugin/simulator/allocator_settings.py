@@ -113,8 +113,8 @@ class AllocatorSettings:
             if value != getattr(usual, name):
                 parts.append(f"{key}:{value // MIB if key.endswith('_mb') else value}")
         if self.divisions != usual.divisions:
-            told = ",".join(f"{1 << place}:{count}" for place, count in enumerate(self.divisions))
-            parts.append(f"roundup_power2_divisions:[{told}]")
+            divisions = ",".join(f"{1 << power}:{count}" for power, count in enumerate(self.divisions))
+            parts.append(f"roundup_power2_divisions:[{divisions}]")
         return ",".join(parts)
 
     def rounded(self, requested: int) -> int:
@@ -134,9 +134,9 @@ class AllocatorSettings:
         plain: Int64 = units * SMALLEST_BLOCK
         if max(self.divisions) <= 1:
             return plain
-        sizes, place = np.unique(requested, return_inverse=True)
+        sizes, inverse = np.unique(requested, return_inverse=True)
         rounded = np.array([self.rounded(size) for size in sizes.tolist()], np.int64)
-        return rounded[place].reshape(requested.shape)
+        return rounded[inverse].reshape(requested.shape)
 
     def segment_size(self, rounded: int) -> int:
         """Return the size of a new segment for a request of a rounded size (get_allocation_size)."""
@@ -165,8 +165,8 @@ def recorded_settings(trace: MemoryTrace) -> AllocatorSettings:
     Raises:
         MemPluginError: the recorded text is not valid, or cannot be simulated.
     """
-    told = trace.properties
-    conf = told.get("PYTORCH_CUDA_ALLOC_CONF") or told.get("PYTORCH_ALLOC_CONF")
+    properties = trace.properties
+    conf = properties.get("PYTORCH_CUDA_ALLOC_CONF") or properties.get("PYTORCH_ALLOC_CONF")
     if conf:
         try:
             return AllocatorSettings.from_conf(conf)
@@ -176,10 +176,13 @@ def recorded_settings(trace: MemoryTrace) -> AllocatorSettings:
                 where=trace.source,
                 fix="Give the settings to use with --alloc-conf.",
             ) from error
-    split, threshold = told.get("max_split_size", ""), told.get("garbage_collection_threshold", "")
+    split, threshold = (
+        properties.get("max_split_size", ""),
+        properties.get("garbage_collection_threshold", ""),
+    )
     mapped = bool((trace.events.kind == Kind.SEGMENT_MAP).any() or trace.segments.expandable.any())
     return AllocatorSettings(
-        expandable_segments=told.get("expandable_segments", str(mapped)) == "True",
+        expandable_segments=properties.get("expandable_segments", str(mapped)) == "True",
         max_split_bytes=int(split) if split.isdecimal() and int(split) else UNLIMITED,
         gc_threshold=float(threshold) if threshold.replace(".", "", 1).isdecimal() else 0.0,
     )

@@ -130,9 +130,9 @@ class FreeBlocks:
         """Return the index in `keys` of the first of the smallest blocks of at least a size."""
         return bisect_left(self.keys, size << SIZE_SHIFT)
 
-    def block(self, place: int) -> Block:
+    def block(self, index: int) -> Block:
         """Return the block at an index in `keys`."""
-        return self.at[self.keys[place]]
+        return self.at[self.keys[index]]
 
 
 def join(block: Block) -> None:

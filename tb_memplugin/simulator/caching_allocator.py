@@ -101,7 +101,7 @@ class CachingAllocator:
     def malloc(self, size: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> Block | None:
         """Return the block for a request of `size` bytes; None when out of memory."""
         rounded = self.settings.rounded(size)
-        return self.place(rounded, self.home(rounded, stream, pool))
+        return self.allocate(rounded, self.home(rounded, stream, pool))
 
     def home(self, rounded: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> FreeBlocks:
         """Return the free blocks from which a request of a rounded size is served."""
@@ -113,13 +113,13 @@ class CachingAllocator:
             self._pools[pool, small] = Pool(pool, small)
         return self._pools[pool, small]
 
-    def place(self, size: int, home: FreeBlocks) -> Block | None:
+    def allocate(self, size: int, home: FreeBlocks) -> Block | None:
         """Return the block for a request of a rounded size; None when out of memory."""
-        block = self._found(size, home) or self._new(size, home)
+        block = self._best_fit(size, home) or self._new(size, home)
         return None if block is None else self._cut(block, size)
 
-    def place_anew(self, size: int, home: FreeBlocks) -> Block | None:
-        """Do as `place`, but for a request whose search failed already, before some blocks were freed."""
+    def allocate_anew(self, size: int, home: FreeBlocks) -> Block | None:
+        """Do as `allocate`, but for a request whose search failed already, before some blocks were freed."""
         block = self._new(size, home)
         return None if block is None else self._cut(block, size)
 
@@ -129,7 +129,7 @@ class CachingAllocator:
         join(block)
         block.home.put(block)
 
-    def let_go(self, block: Block) -> int:
+    def defer_free(self, block: Block) -> int:
         """Record that the program freed a block that another stream may still use.
 
         Returns:
@@ -140,7 +140,7 @@ class CachingAllocator:
         return self._tickets
 
     def complete(self, ticket: int) -> int | None:
-        """Free a block from `let_go`, since no stream uses it any more.
+        """Free a block from `defer_free`, since no stream uses it any more.
 
         Returns:
             The clock at which it was already freed because memory ran short; None if it was freed now.
@@ -172,11 +172,11 @@ class CachingAllocator:
         blocks = (block for half in halves for block in half.in_order())
         return {block.address: block for block in blocks if block.origin < 0 and block.is_whole}
 
-    def give_back(self, addresses: Iterable[int]) -> None:
+    def free_segments(self, addresses: Iterable[int]) -> None:
         """Free these unused segments, and no other."""
         unused = self.unused_segments()
         for address in addresses:
-            self._give_back(unused[address])
+            self._free_segment(unused[address])
 
     def changed(self, kind: Kind, address: int, size: int, home: FreeBlocks) -> None:
         """Record that the reserved memory grew or shrank."""
@@ -201,51 +201,51 @@ class CachingAllocator:
         block.state = LIVE
         return block
 
-    def _found(self, size: int, home: FreeBlocks) -> Block | None:
+    def _best_fit(self, size: int, home: FreeBlocks) -> Block | None:
         """Remove and return the best fit among the free blocks, None if nothing fits (get_free_block)."""
         if self.simple:
-            place = home.first_of(size)
-            if place == len(home.keys):
+            index = home.first_of(size)
+            if index == len(home.keys):
                 return None
         else:
             home.pool.searches += self._collects
-            place = self._candidate(size, home)
-            if place < 0:
+            index = self._candidate(size, home)
+            if index < 0:
                 return None
-        key = home.keys[place]
+        key = home.keys[index]
         if self.recorded_address and not key >> ADDRESS_BITS & AGES and home.at[key].origin < 0:
-            told = key >> ADDRESS_BITS << ADDRESS_BITS | self.recorded_address
-            place = home.keys.index(told, place) if told in home.at else place
-        return home.at.pop(home.keys.pop(place))
+            recorded_key = key >> ADDRESS_BITS << ADDRESS_BITS | self.recorded_address
+            index = home.keys.index(recorded_key, index) if recorded_key in home.at else index
+        return home.at.pop(home.keys.pop(index))
 
     def _candidate(self, size: int, home: FreeBlocks) -> int:
         """Return the index of the best fit, -1 if there is none."""
-        place, count = home.first_of(size), len(home.keys)
-        if place == count:
+        index, count = home.first_of(size), len(home.keys)
+        if index == count:
             return -1
-        if home.block(place).origin >= 0:
-            place = self._best_to_expand(place, home) if self._expands else _fixed(place, home)
-            if place == count:
+        if home.block(index).origin >= 0:
+            index = self._best_to_expand(index, home) if self._expands else _fixed(index, home)
+            if index == count:
                 return -1
-        found, limit = home.block(place).size, self._max_split
+        block_size, limit = home.block(index).size, self._max_split
         if size < limit:
-            return place if found < limit else -1
-        return place if found < size + self.settings.max_rounding_bytes else -1
+            return index if block_size < limit else -1
+        return index if block_size < size + self.settings.max_rounding_bytes else -1
 
     @staticmethod
-    def _best_to_expand(place: int, home: FreeBlocks) -> int:
+    def _best_to_expand(index: int, home: FreeBlocks) -> int:
         """Return the index of the best fit where blocks can grow.
 
         The size of such a block includes the unmapped addresses behind it, so that a larger block that
         cannot grow may be the better fit.
         """
-        block = home.block(place)
-        while block.origin >= 0 and place + 1 < len(home.keys):
-            behind = home.block(place + 1)
+        block = home.block(index)
+        while block.origin >= 0 and index + 1 < len(home.keys):
+            behind = home.block(index + 1)
             if _room(behind) >= _room(block):
                 break
-            place, block = place + 1, behind
-        return place
+            index, block = index + 1, behind
+        return index
 
     def _new(self, size: int, home: FreeBlocks) -> Block | None:
         """Return a block of new memory; None if there is none even after all cached memory was freed."""
@@ -277,12 +277,12 @@ class CachingAllocator:
         blocks = pool.in_order()
         for block in blocks:
             if block.origin < 0 and block.is_whole:
-                self._give_back(block)
+                self._free_segment(block)
         for block in blocks:
             if block.origin >= 0:
                 self._expandable.release(block)
 
-    def _give_back(self, block: Block) -> None:
+    def _free_segment(self, block: Block) -> None:
         block.home.take(block)
         self.driver.free(block.address, block.size)
         self.changed(Kind.SEGMENT_FREE, block.address, block.size, block.home)
@@ -294,22 +294,22 @@ class CachingAllocator:
         stops with an assertion.
         """
         wanted = max(size, self._max_split)
-        place = home.first_of(wanted)
-        if place < len(home.keys):
-            return self._let_go_of(home.block(place)) > 0
+        index = home.first_of(wanted)
+        if index < len(home.keys):
+            return self._free_cached(home.block(index)) > 0
         released = 0
         for key in reversed(home.keys[home.first_of(self._max_split) :]):
             if released < wanted:
-                released += self._let_go_of(home.at[key])
+                released += self._free_cached(home.at[key])
         return released >= wanted
 
-    def _let_go_of(self, block: Block) -> int:
+    def _free_cached(self, block: Block) -> int:
         """Free the memory of a cached block as far as possible; return the bytes freed."""
         before = self.reserved
         if block.origin >= 0:
             self._expandable.release(block)
         elif block.is_whole:
-            self._give_back(block)
+            self._free_segment(block)
         return before - self.reserved
 
     def _collect(self) -> None:
@@ -318,16 +318,16 @@ class CachingAllocator:
         limit = int(self.settings.gc_threshold * allowed) if allowed is not None else self.reserved
         wanted = self.reserved - limit
         pool = self.half(DEFAULT_POOL, False)
-        whole = [block for block in pool.in_order() if block.is_whole and block.origin < 0]
-        total = sum(pool.searches - block.since for block in whole)
-        while wanted > 0 and whole:
-            average = total / len(whole)
-            old = [block for block in whole if pool.searches - block.since >= average]
+        segments = [block for block in pool.in_order() if block.is_whole and block.origin < 0]
+        total = sum(pool.searches - block.since for block in segments)
+        while wanted > 0 and segments:
+            average = total / len(segments)
+            old = [block for block in segments if pool.searches - block.since >= average]
             for block in old:
                 wanted -= block.size
                 total -= pool.searches - block.since
-                whole.remove(block)
-                self._give_back(block)
+                segments.remove(block)
+                self._free_segment(block)
             if not old:
                 return
 
@@ -338,8 +338,8 @@ def _room(block: Block) -> int:
     return block.size + (behind.size if behind is not None and behind.state not in (FREE, LIVE) else 0)
 
 
-def _fixed(place: int, home: FreeBlocks) -> int:
+def _fixed(index: int, home: FreeBlocks) -> int:
     """Return the next index of a block that is not expandable, for settings without expandable segments."""
-    while place < len(home.keys) and home.block(place).origin >= 0:
-        place += 1
-    return place
+    while index < len(home.keys) and home.block(index).origin >= 0:
+        index += 1
+    return index

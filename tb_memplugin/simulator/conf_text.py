@@ -50,17 +50,17 @@ _OF_THE_HOST = frozenset(key for key in NOT_SIMULATED if key.startswith("pinned_
 def not_followed(conf: str) -> tuple[str, ...]:
     """Return a sentence for each setting in a text that has no effect here, with the reason."""
     keys = [part.partition(":")[0] for part in _parts("".join(conf.split()))]
-    told = [f"{key} is not simulated; it is ignored." for key in keys if key in NOT_FOLLOWED]
-    told += [
+    notes = [f"{key} is not simulated; it is ignored." for key in keys if key in NOT_FOLLOWED]
+    notes += [
         f"{key} is a setting for host memory; it changes nothing here." for key in keys if key in _OF_THE_HOST
     ]
     if "garbage_collection_threshold" in keys and "per_process_memory_fraction" not in keys:
-        told.append(
+        notes.append(
             "garbage_collection_threshold has no effect, in PyTorch and here, until the process is "
             "limited to a share of the device: by set_per_process_memory_fraction, or here by "
             "per_process_memory_fraction:1.0."
         )
-    return tuple(told)
+    return tuple(notes)
 
 
 def refused(key: str, value: str, wanted: str) -> MemPluginError:
@@ -160,21 +160,21 @@ def _divisions(key: str, value: str) -> tuple[int, ...]:
         if not _is_power_of_two(value):
             raise refused(key, value, "a power of two")
         return (int(value),) * INTERVALS
-    told = [0] * INTERVALS
+    divisions = [0] * INTERVALS
     last, is_first = 0, True
     for pair in value[1:-1].split(","):
         size, _, count = pair.partition(":")
         if not (_is_power_of_two(count) or count == "0") or not (size == ">" or _is_power_of_two(size)):
             raise refused(key, value, "[SIZE:DIVISIONS,…], both powers of two; SIZE in MiB or >")
         if size == ">":
-            told[last:] = [int(count)] * (INTERVALS - last)
+            divisions[last:] = [int(count)] * (INTERVALS - last)
             continue
         last = min(int(size).bit_length() - 1, INTERVALS - 1)
         if is_first:
-            told[:last] = [int(count)] * last
+            divisions[:last] = [int(count)] * last
             is_first = False
-        told[last] = int(count)
-    return tuple(told)
+        divisions[last] = int(count)
+    return tuple(divisions)
 
 
 def _is_number(text: str) -> bool:

@@ -47,44 +47,44 @@ class DeviceMemory:
 
     Args:
         capacity: total bytes that the allocator can get; None for no limit.
-        held: bytes of it that are in use already.
+        used: bytes of it that are in use already.
         first_address: the address of the first segment.
     """
 
     def __init__(
-        self, capacity: int | None = None, held: int = 0, first_address: int = FIRST_ADDRESS
+        self, capacity: int | None = None, used: int = 0, first_address: int = FIRST_ADDRESS
     ) -> None:
         self.capacity = capacity
-        self.held = held
+        self.used = used
         self._next = first_address
 
     def allocate(self, size: int) -> int | None:
         """Allocate a segment and return its address; None if there is no memory for it."""
         if not self.map(0, size):
             return None
-        return self._place(size)
+        return self._address_for(size)
 
     def free(self, address: int, size: int) -> None:  # noqa: ARG002  # as in `Driver`
         """Free a segment."""
-        self.held -= size
+        self.used -= size
 
     def reserve(self, page: int) -> tuple[int, int]:
         """Reserve address space for an expandable segment; return its first address and its size in bytes."""
         space = space_for(self.capacity, page)
-        return self._place(space), space
+        return self._address_for(space), space
 
     def map(self, address: int, size: int) -> bool:  # noqa: ARG002  # as in `Driver`
         """Take memory for a range of reserved addresses; return False if there is none."""
-        if self.capacity is not None and self.held + size > self.capacity:
+        if self.capacity is not None and self.used + size > self.capacity:
             return False
-        self.held += size
+        self.used += size
         return True
 
     def unmap(self, address: int, size: int) -> None:  # noqa: ARG002  # as in `Driver`
         """Unmap the memory of a range of reserved addresses."""
-        self.held -= size
+        self.used -= size
 
-    def _place(self, size: int) -> int:
+    def _address_for(self, size: int) -> int:
         address = self._next
         self._next += -(-size // GAP) * GAP + GAP
         return address

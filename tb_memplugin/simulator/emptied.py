@@ -29,7 +29,7 @@ def emptied_by_hand(trace: MemoryTrace, device: int, rows: Int64, kind: Int64) -
     gives_back = np.isin(kind, GIVES_BACK)
     last = np.flatnonzero(gives_back & ~np.append(gives_back[1:], False))
     first = np.flatnonzero(gives_back & ~np.append(False, gives_back[:-1]))
-    eager, level = _gives_back_eagerly(trace), trace.events.reserved[rows]
+    eager, level = _frees_eagerly(trace), trace.events.reserved[rows]
     most, start = int(level.max(initial=0)), trace.devices[device].reserved_at_start or 0
     by_hand = []
     for begin, end in zip(first.tolist(), last.tolist(), strict=True):
@@ -42,7 +42,7 @@ def emptied_by_hand(trace: MemoryTrace, device: int, rows: Int64, kind: Int64) -
     return np.array(by_hand, np.int64)
 
 
-def _gives_back_eagerly(trace: MemoryTrace) -> bool:
+def _frees_eagerly(trace: MemoryTrace) -> bool:
     """Whether the recorded settings let the allocator free segments before memory runs out."""
     try:
         settings = recorded_settings(trace)

@@ -12,7 +12,7 @@ from tb_memplugin.trace import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RecordedChange:
     """A recorded change of the reserved memory."""
 
     kind: Kind
@@ -34,21 +34,21 @@ class RecordedDriver:
 
     def __init__(self, first_address: int, capacity: int | None = None) -> None:
         self.capacity = capacity
-        self.upcoming: deque[Told] = deque()
+        self.upcoming: deque[RecordedChange] = deque()
         self.fails = False
         self.surprises: list[str] = []
         self._other = DeviceMemory(first_address=first_address)
 
     def allocate(self, size: int) -> int | None:
         """Return the recorded address of the next segment; None if the recording refused it."""
-        told = self._next(Kind.SEGMENT_ALLOC)
-        if told is not None:
-            if told.bytes != size:
+        change = self._next(Kind.SEGMENT_ALLOC)
+        if change is not None:
+            if change.bytes != size:
                 self.surprise(
                     f"the simulation made a segment of {size:,} bytes, the recording has one of "
-                    f"{told.bytes:,}"
+                    f"{change.bytes:,}"
                 )
-            return told.address
+            return change.address
         if self._refuses():
             return None
         self.surprise(f"the simulation made a segment of {size:,} bytes, the recording has none")
@@ -56,7 +56,7 @@ class RecordedDriver:
 
     def free(self, address: int, size: int) -> None:
         """Compare a segment that is freed with the recording."""
-        self._given_back(Kind.SEGMENT_FREE, address, size)
+        self._match_free(Kind.SEGMENT_FREE, address, size)
 
     def reserve(self, page: int) -> tuple[int, int]:
         """Reserve the addresses that begin at the next recorded mapping."""
@@ -67,12 +67,12 @@ class RecordedDriver:
 
     def map(self, address: int, size: int) -> bool:
         """Return True if memory is mapped next in the recording, or was not refused there."""
-        told = self._next(Kind.SEGMENT_MAP)
-        if told is not None:
-            if (told.address, told.bytes) != (address, size):
+        change = self._next(Kind.SEGMENT_MAP)
+        if change is not None:
+            if (change.address, change.bytes) != (address, size):
                 self.surprise(
                     f"the simulation mapped {size:,} bytes at {address:#x}, the recording "
-                    f"{told.bytes:,} at {told.address:#x}"
+                    f"{change.bytes:,} at {change.address:#x}"
                 )
             return True
         if self._refuses():
@@ -82,9 +82,9 @@ class RecordedDriver:
 
     def unmap(self, address: int, size: int) -> None:
         """Compare pages that are unmapped with the recording."""
-        self._given_back(Kind.SEGMENT_UNMAP, address, size)
+        self._match_free(Kind.SEGMENT_UNMAP, address, size)
 
-    def gives_back_first(self) -> bool:
+    def frees_first(self) -> bool:
         """Return whether the next recorded change frees memory."""
         return bool(self.upcoming) and self.upcoming[0].kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
 
@@ -94,36 +94,38 @@ class RecordedDriver:
         Nobody recorded how much memory it left to the process. But an emptied cache and a request that finds
         no memory free all unused segments; only garbage collection frees some and keeps the others.
         """
-        freed = [told.address for told in takewhile(_is_segment_free, self.upcoming)]
+        freed = [change.address for change in takewhile(_is_segment_free, self.upcoming)]
         return freed if set(freed) < unused else []
 
     def grows(self) -> bool:
         """Return whether the recording allocates or maps memory before the next request."""
-        return any(told.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) for told in self.upcoming)
+        return any(change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) for change in self.upcoming)
 
     def finish(self) -> None:
         """End a request: note the recorded changes that did not happen here, and clear them."""
-        for told in self.upcoming:
-            self.surprise(f"the recording has a {told.kind.name} of {told.bytes:,} bytes that did not happen")
+        for change in self.upcoming:
+            self.surprise(
+                f"the recording has a {change.kind.name} of {change.bytes:,} bytes that did not happen"
+            )
         self.upcoming.clear()
 
-    def surprise(self, what: str) -> None:
+    def surprise(self, difference: str) -> None:
         """Note a difference from the recording."""
-        self.surprises.append(what)
+        self.surprises.append(difference)
 
-    def _next(self, kind: Kind) -> Told | None:
+    def _next(self, kind: Kind) -> RecordedChange | None:
         return self.upcoming.popleft() if self.upcoming and self.upcoming[0].kind == kind else None
 
     def _refuses(self) -> bool:
-        return self.gives_back_first() or self.fails
+        return self.frees_first() or self.fails
 
-    def _given_back(self, kind: Kind, address: int, size: int) -> None:
-        told = Told(kind, address, size)
-        if told in self.upcoming:
-            self.upcoming.remove(told)
+    def _match_free(self, kind: Kind, address: int, size: int) -> None:
+        change = RecordedChange(kind, address, size)
+        if change in self.upcoming:
+            self.upcoming.remove(change)
         else:
             self.surprise(f"the simulation released {size:,} bytes at {address:#x}, the recording did not")
 
 
-def _is_segment_free(told: Told) -> bool:
-    return told.kind == Kind.SEGMENT_FREE
+def _is_segment_free(change: RecordedChange) -> bool:
+    return change.kind == Kind.SEGMENT_FREE

@@ -109,18 +109,18 @@ class Replay:
     @property
     def reserved_peak_recorded(self) -> int | None:
         """The highest recorded reserved bytes; None if the trace does not record them."""
-        told = self.source.events.reserved[self.source.events.device == self.device]
+        reserved = self.source.events.reserved[self.source.events.device == self.device]
         start = self.source.devices[self.device].reserved_at_start
-        known = [int(told.max(initial=-1)), -1 if start is None else start]
-        return max(known) if max(known) >= 0 else None
+        peaks = [int(reserved.max(initial=-1)), -1 if start is None else start]
+        return max(peaks) if max(peaks) >= 0 else None
 
     @cached_property
     def reserved_misses(self) -> Int64:
         """Events (allocations, completed frees) after which the reserved bytes differ from the recorded."""
         events = self.source.events
-        told = (events.device == self.device) & (events.reserved >= 0)
-        told &= (events.kind == Kind.ALLOC) | (events.kind == Kind.FREE_COMPLETED)
-        rows = np.flatnonzero(told[: self.end])
+        comparable = (events.device == self.device) & (events.reserved >= 0)
+        comparable &= (events.kind == Kind.ALLOC) | (events.kind == Kind.FREE_COMPLETED)
+        rows = np.flatnonzero(comparable[: self.end])
         wrong: Int64 = rows[events.reserved[rows] != self.reserved[rows + 1]]
         return wrong
 
@@ -132,7 +132,7 @@ class Replay:
             return None
         row = int(missed[0])
         event = int(self.allocations[row])
-        why = [what for clock, what in self.surprises if clock <= event]
+        why = [sentence for clock, sentence in self.surprises if clock <= event]
         return FirstMiss(
             event,
             int(self.source.events.bytes[event]),
@@ -166,15 +166,15 @@ def replay(
         MemPluginError: the trace's own settings cannot be simulated.
     """
     follow = settings is None and capacity is None if recorded is None else recorded
-    follow = follow and _tells_segments(trace, device)
+    follow = follow and _records_segments(trace, device)
     chosen = recorded_settings(trace) if settings is None else settings
     outcome: Outcome = run(trace, device, chosen, capacity, follow, by_age=True)
-    found = _replay(trace, device, chosen, capacity, follow, outcome)
-    if found.first_miss is None:
-        return found
+    result = _replay(trace, device, chosen, capacity, follow, outcome)
+    if result.first_miss is None:
+        return result
     outcome = run(trace, device, chosen, capacity, follow, by_age=False)  # recorded by an older PyTorch
     other = _replay(trace, device, chosen, capacity, follow, outcome)
-    return max(found, other, key=lambda one: one.exact_addresses)
+    return max(result, other, key=lambda candidate: candidate.exact_addresses)
 
 
 def _replay(
@@ -206,8 +206,8 @@ def _replay(
     )
 
 
-def _tells_segments(trace: MemoryTrace, device: int) -> bool:
+def _records_segments(trace: MemoryTrace, device: int) -> bool:
     """Whether a trace records the addresses of a device's segments."""
     moved = (trace.events.kind >= Kind.SEGMENT_ALLOC) & (trace.events.kind <= Kind.SEGMENT_UNMAP)
-    told = (trace.segments.device == device).any() or (moved & (trace.events.device == device)).any()
-    return bool(told)
+    recorded = (trace.segments.device == device).any() or (moved & (trace.events.device == device)).any()
+    return bool(recorded)

@@ -13,7 +13,7 @@ from tb_memplugin.simulator.blocks import Block, FreeBlocks, PoolId
 from tb_memplugin.simulator.caching_allocator import CachingAllocator, SegmentChange
 from tb_memplugin.simulator.driver import FIRST_ADDRESS, DeviceMemory
 from tb_memplugin.simulator.emptied import emptied_by_hand
-from tb_memplugin.simulator.recorded_driver import RecordedDriver, Told
+from tb_memplugin.simulator.recorded_driver import RecordedChange, RecordedDriver
 from tb_memplugin.simulator.start_layout import lay_out, pool_of, stream_of
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.allocator import DEFAULT_POOL
@@ -96,7 +96,7 @@ class _Run:
         self._recorded = allocator.driver if isinstance(allocator.driver, RecordedDriver) else None
         self._live: dict[int, Block] = {}
         self._waiting: dict[int, int] = {}
-        self._given_up = _private_pools_given_up(trace, device)
+        self._destroyed_pools = _destroyed_pools(trace, device)
         self._rows: list[int] = []
         self._late_row = -1
         self._late_before = False
@@ -146,17 +146,17 @@ class _Run:
                 return
             self._out.start_address[row], self._out.start_rounded[row] = block.address, block.size
             if start.pending[row]:
-                self._waiting[int(start.address[row])] = allocator.let_go(block)
+                self._waiting[int(start.address[row])] = allocator.defer_free(block)
             elif start.address[row]:
                 self._live[int(start.address[row])] = block
 
     def _make_room(self, device: DeviceMemory) -> None:
         """Free unused segments first if the device has less memory than is reserved at the start."""
         allocator = self._allocator
-        device.held = allocator.reserved
-        if device.capacity is not None and device.held > device.capacity:
+        device.used = allocator.reserved
+        if device.capacity is not None and device.used > device.capacity:
             allocator.empty_cache()
-            if device.held > device.capacity:
+            if device.used > device.capacity:
                 self._fail(-1, 0)
 
     def _events(
@@ -170,7 +170,7 @@ class _Run:
         """Replay the events. Only the most common kinds of events are handled here."""
         self._rows = rows
         allocator, live, out, recorded = self._allocator, self._live, self._out, self._recorded
-        place, free = allocator.place, allocator.free
+        allocate, free = allocator.allocate, allocator.free
         served, put, took = out.events.append, out.address.append, out.rounded.append
         trusts_start = self._trusts_start
         upcoming = recorded.upcoming if recorded is not None else None
@@ -182,7 +182,7 @@ class _Run:
                 allocator.clock = row
                 if trusts_start:
                     allocator.recorded_address = address
-                block = self._as_recorded(size, home) if upcoming else place(size, home)
+                block = self._as_recorded(size, home) if upcoming else allocate(size, home)
                 if block is None:
                     self._fail(row, size)
                     return
@@ -209,17 +209,17 @@ class _Run:
             self._empty_by_hand()
             block = self._live.pop(address, None)
             if block is not None:
-                self._waiting[address] = allocator.let_go(block)
+                self._waiting[address] = allocator.defer_free(block)
             return
         allocator.clock = row
-        while self._given_up and self._given_up[0][0] <= row:
-            allocator.destroyed.add(self._given_up.popleft()[1])
+        while self._destroyed_pools and self._destroyed_pools[0][0] <= row:
+            allocator.destroyed.add(self._destroyed_pools.popleft()[1])
         if kind == OOM:
             self._request_that_failed(row, size, home)
         elif self._recorded is not None:
             if not self._recorded.upcoming:
                 self._late_before = self._is_behind_late_free(row)
-            self._recorded.upcoming.append(Told(Kind(kind), address, size))
+            self._recorded.upcoming.append(RecordedChange(Kind(kind), address, size))
         else:
             allocator.empty_cache()
 
@@ -239,12 +239,12 @@ class _Run:
         recorded, allocator = self._recorded, self._allocator
         assert recorded is not None
         if allocator.settings.gc_threshold > 0:
-            allocator.give_back(recorded.collected(allocator.unused_segments().keys()))
-        if recorded.gives_back_first() and allocator.has(size, home):
+            allocator.free_segments(recorded.collected(allocator.unused_segments().keys()))
+        if recorded.frees_first() and allocator.has(size, home):
             allocator.empty_cache()
         failed_first = self._late_before and (recorded.grows() or recorded.fails)
         self._late_before = False
-        block = allocator.place_anew(size, home) if failed_first else allocator.place(size, home)
+        block = allocator.allocate_anew(size, home) if failed_first else allocator.allocate(size, home)
         recorded.finish()
         return block
 
@@ -264,7 +264,7 @@ class _Run:
             block = self._as_recorded(size, home)
             recorded.fails = False
         else:
-            block = self._allocator.place(size, home)
+            block = self._allocator.allocate(size, home)
         if block is not None:
             self._out.rescued.append(row)
             self._allocator.free(block)
@@ -277,7 +277,7 @@ class _Run:
         """Move the driver's surprises into the result, with the event, up to `MOST_SURPRISES`."""
         assert self._recorded is not None
         if len(self._out.surprises) < MOST_SURPRISES:
-            self._out.surprises += [(row, what) for what in self._recorded.surprises]
+            self._out.surprises += [(row, sentence) for sentence in self._recorded.surprises]
         self._recorded.surprises.clear()
 
     def _fail(self, row: int, size: int) -> None:
@@ -286,7 +286,7 @@ class _Run:
         self._out.end = max(row, 0)
 
 
-def _private_pools_given_up(trace: MemoryTrace, device: int) -> deque[tuple[int, PoolId]]:
+def _destroyed_pools(trace: MemoryTrace, device: int) -> deque[tuple[int, PoolId]]:
     """Return (event, pool) of the events that free memory of a private pool: it was destroyed by then."""
     events = trace.events
     private = np.array([pool != DEFAULT_POOL for pool in trace.pools] + [False], bool)
@@ -330,11 +330,11 @@ def _homes(
     pool, stream = trace.events.pool[rows].astype(np.int64), trace.events.stream[rows].astype(np.int64)
     small = (size <= LARGEST_SMALL).astype(np.int64)
     code = np.where(asks, ((pool + 1) * (len(trace.streams) + 1) + stream + 1) * 2 + small, -1)
-    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     homes = [
         allocator.half(pool_of(trace, int(pool[row])), bool(small[row])).on(
             stream_of(trace, int(stream[row]))
         )
         for row in first.tolist()
     ]
-    return [homes[home] for home in place.tolist()]
+    return [homes[home] for home in inverse.tolist()]

@@ -99,7 +99,7 @@ class _Simulated:
             counters=at_every_moment(len(source.devices), Counter.SIMULATED),
             notes=(*source.notes, *self._notes()),
             properties={
-                **{key: told for key, told in source.properties.items() if key not in OF_SETTINGS},
+                **{key: value for key, value in source.properties.items() if key not in OF_SETTINGS},
                 "PYTORCH_CUDA_ALLOC_CONF": self._replays[0].settings.conf,
                 "expandable_segments": str(self._replays[0].settings.expandable_segments),
             },
@@ -121,9 +121,9 @@ class _Simulated:
         """Return, for each event, the row of `allocations` on a device that it allocates or frees, or -1."""
         blocks, events = self._source.allocations, self._source.events
         rows = np.flatnonzero(blocks.device == replay.device)
-        told = np.flatnonzero((events.device == replay.device) & np.isin(events.kind, FREES))
-        address = np.concatenate((blocks.address[rows], events.address[told]))
-        time = np.concatenate((blocks.born[rows], told))
+        free_rows = np.flatnonzero((events.device == replay.device) & np.isin(events.kind, FREES))
+        address = np.concatenate((blocks.address[rows], events.address[free_rows]))
+        time = np.concatenate((blocks.born[rows], free_rows))
         order = np.lexsort((time, address))
         is_block = order < len(rows)
         last = np.maximum.accumulate(np.where(is_block, np.arange(len(order)), -1))
@@ -131,9 +131,9 @@ class _Simulated:
         owner[blocks.born[rows][blocks.born[rows] >= 0]] = rows[blocks.born[rows] >= 0]
         free, before = order[~is_block] - len(rows), last[~is_block]
         block = rows[order[before]]
-        mine = (before >= 0) & (blocks.address[block] == events.address[told[free]])
-        mine &= blocks.freed[block] >= told[free]
-        owner[told[free[mine]]] = block[mine]
+        mine = (before >= 0) & (blocks.address[block] == events.address[free_rows[free]])
+        mine &= blocks.freed[block] >= free_rows[free]
+        owner[free_rows[free[mine]]] = block[mine]
         return owner
 
     def _addresses(self, replay: Replay) -> UInt64:
@@ -151,9 +151,9 @@ class _Simulated:
         address, blocks = self._addresses(replay), self._source.allocations
         added = []
         for clock, _, recorded in replay.early:
-            held = (blocks.address == recorded) & (blocks.device == replay.device)
-            row = int(np.flatnonzero(held & (blocks.born < clock) & (blocks.freed > clock))[-1])
-            place = (int(blocks.stream[row]), int(blocks.pool[row]))
+            at_address = (blocks.address == recorded) & (blocks.device == replay.device)
+            row = int(np.flatnonzero(at_address & (blocks.born < clock) & (blocks.freed > clock))[-1])
+            home = (int(blocks.stream[row]), int(blocks.pool[row]))
             added.append(
                 _Event(
                     clock,
@@ -161,18 +161,18 @@ class _Simulated:
                     replay.device,
                     int(address[row]),
                     int(blocks.bytes[row]),
-                    *place,
+                    *home,
                 )
             )
         for change in replay.changes:
             if 0 <= change.clock <= self._end:
-                place = _row(self._streams, change.stream), _row(self._pools, change.pool)
+                home = _row(self._streams, change.stream), _row(self._pools, change.pool)
                 added.append(
-                    _Event(change.clock, change.kind, replay.device, change.address, change.bytes, *place)
+                    _Event(change.clock, change.kind, replay.device, change.address, change.bytes, *home)
                 )
         return added + [
-            _Event(max(told.event, 0), Kind.OOM, replay.device, 0, told.requested_bytes, -1, -1)
-            for failed, told in self._failures
+            _Event(max(failure.event, 0), Kind.OOM, replay.device, 0, failure.requested_bytes, -1, -1)
+            for failed, failure in self._failures
             if failed is replay
         ]
 
@@ -217,8 +217,8 @@ class _Simulated:
     def _segments(self) -> Segments:
         """Return the segments before the first event: the recorded ones, and those that the start needed."""
         source = self._source.segments
-        others = np.flatnonzero(~np.isin(source.device, [replay.device for replay in self._replays]))
-        parts = [{field.name: getattr(source, field.name)[others] for field in fields(source)}]
+        unreplayed = np.flatnonzero(~np.isin(source.device, [replay.device for replay in self._replays]))
+        parts = [{field.name: getattr(source, field.name)[unreplayed] for field in fields(source)}]
         for replay in self._replays:
             ranges: Ranges[tuple[int, int, int]] = Ranges()
             for row in np.flatnonzero(source.device == replay.device).tolist():
@@ -227,13 +227,13 @@ class _Simulated:
                 ranges.add(start, start + size, owner)
             for change in replay.changes:
                 if change.clock < 0 and change.kind in MOVES[::2]:
-                    place = _row(self._streams, change.stream), _row(self._pools, change.pool)
+                    home = _row(self._streams, change.stream), _row(self._pools, change.pool)
                     end = change.address + change.bytes
-                    ranges.add(change.address, end, (*place, int(change.kind == Kind.SEGMENT_MAP)))
+                    ranges.add(change.address, end, (*home, int(change.kind == Kind.SEGMENT_MAP)))
                 elif change.clock < 0:
                     ranges.remove(change.address, change.address + change.bytes)
-            found = [(replay.device, part.start, part.end - part.start, *part.owner) for part in ranges]
-            columns = zip(*found, strict=True) if found else [[]] * len(fields(source))
+            segments = [(replay.device, part.start, part.end - part.start, *part.owner) for part in ranges]
+            columns = zip(*segments, strict=True) if segments else [[]] * len(fields(source))
             parts.append(
                 {
                     field.name: np.array(column, getattr(source, field.name).dtype)
@@ -244,9 +244,9 @@ class _Simulated:
 
     def _annotations(self, keys: Int64) -> Annotations:
         """Return the source's annotations at the same moments; those after the end are left out."""
-        told = self._source.annotations
-        kept = told.event < self._end
-        columns = {field.name: getattr(told, field.name)[kept] for field in fields(told)}
+        annotations = self._source.annotations
+        kept = annotations.event < self._end
+        columns = {field.name: getattr(annotations, field.name)[kept] for field in fields(annotations)}
         columns["event"] = np.searchsorted(keys, 3 * columns["event"] + 1, side="right") - 1
         return Annotations(**columns)
 
@@ -257,10 +257,10 @@ class _Simulated:
             for oom in self._source.ooms
             if oom.event < self._end and oom.event not in rescued
         ]
-        for replay, told in self._failures:
+        for replay, failure in self._failures:
             of_device = (events.kind == Kind.OOM) & (events.device == replay.device)
-            free = None if replay.capacity is None else max(replay.capacity - told.reserved_bytes, 0)
-            kept.append(OutOfMemory(int(np.flatnonzero(of_device)[-1]), told.requested_bytes, free))
+            free = None if replay.capacity is None else max(replay.capacity - failure.reserved_bytes, 0)
+            kept.append(OutOfMemory(int(np.flatnonzero(of_device)[-1]), failure.requested_bytes, free))
         return tuple(sorted(kept, key=lambda oom: oom.event))
 
     def _device(self, row: int) -> Device:

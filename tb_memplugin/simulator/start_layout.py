@@ -24,13 +24,13 @@ from tb_memplugin.trace.allocator import DEFAULT_POOL
 class LiveAtStart:
     """A block of the start state: its row of `trace.start`, its address, and its rounded size in bytes.
 
-    `told` says whether the trace recorded that size.
+    `size_recorded` says whether the trace recorded that size.
     """
 
     row: int
     address: int
     size: int
-    told: bool
+    size_recorded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +108,28 @@ class _Layout:
         """Fill a segment with linked live and free blocks; return the first and the last."""
         chain: list[Block] = []
         cursor = segment.address
-        for place, live in enumerate(inside):
+        for index, live in enumerate(inside):
             if live.address < cursor:
                 continue  # it overlaps the block before it: the trace is inconsistent
             if live.address > cursor:
                 chain.append(Block(cursor, live.address - cursor, home, FREE, origin))
-            limit = inside[place + 1].address if place + 1 < len(inside) else segment.end
+            limit = inside[index + 1].address if index + 1 < len(inside) else segment.end
             size = self._extent(live, limit - live.address, home.small or segment.expandable)
             chain.append(Block(live.address, size, home, LIVE, origin))
             self._placed[live.row] = chain[-1]
             cursor = live.address + size
         if cursor < segment.end:
             chain.append(Block(cursor, segment.end - cursor, home, FREE, origin))
-        for place, block in enumerate(chain):
-            if place:
-                block.put_behind(chain[place - 1])
+        for index, block in enumerate(chain):
+            if index:
+                block.put_behind(chain[index - 1])
             if block.state == FREE:
                 home.put(block)
         return chain[0], chain[-1]
 
     def _extent(self, live: LiveAtStart, room: int, splits: bool) -> int:
         size, settings = min(live.size, room), self._allocator.settings
-        if live.told or splits or settings.expandable_segments:
+        if live.size_recorded or splits or settings.expandable_segments:
             return size
         return room if room - size <= LARGEST_SMALL or size >= settings.max_split_bytes else size
 
@@ -182,16 +182,16 @@ def _segments(trace: MemoryTrace, device: int) -> list[SegmentAtStart]:
     rows = np.flatnonzero((table.device == device) & (table.bytes > 0))
     rows = rows[np.argsort(table.address[rows], kind="stable")]
     columns = (table.address, table.bytes, table.stream, table.pool, table.expandable)
-    found: list[SegmentAtStart] = []
+    segments: list[SegmentAtStart] = []
     for address, size, stream, pool, grows in zip(*(each[rows].tolist() for each in columns), strict=True):
         stretch = SegmentAtStart(
             address, address + size, stream_of(trace, stream), pool_of(trace, pool), bool(grows)
         )
-        if found and grows and found[-1] == replace(stretch, address=found[-1].address, end=address):
-            found[-1] = replace(found[-1], end=stretch.end)
-        elif not found or address >= found[-1].end:
-            found.append(stretch)
-    return found
+        if segments and grows and segments[-1] == replace(stretch, address=segments[-1].address, end=address):
+            segments[-1] = replace(segments[-1], end=stretch.end)
+        elif not segments or address >= segments[-1].end:
+            segments.append(stretch)
+    return segments
 
 
 def _live(trace: MemoryTrace, device: int, allocator: CachingAllocator) -> list[LiveAtStart]:
@@ -199,9 +199,9 @@ def _live(trace: MemoryTrace, device: int, allocator: CachingAllocator) -> list[
     start = trace.start
     rows = np.flatnonzero((start.device == device) & (start.address != 0))
     rows = rows[np.argsort(start.address[rows], kind="stable")]
-    told = start.rounded[rows] >= 0
-    size = np.where(told, start.rounded[rows], allocator.settings.rounded_all(start.bytes[rows]))
-    columns = (rows.tolist(), start.address[rows].tolist(), size.tolist(), told.tolist())
+    recorded = start.rounded[rows] >= 0
+    size = np.where(recorded, start.rounded[rows], allocator.settings.rounded_all(start.bytes[rows]))
+    columns = (rows.tolist(), start.address[rows].tolist(), size.tolist(), recorded.tolist())
     return [LiveAtStart(*block) for block in zip(*columns, strict=True)]
 
 

@@ -79,7 +79,7 @@ def test_streams_do_not_share_blocks():
 def test_a_block_that_waits_for_a_stream_is_neither_used_nor_joined():
     made = allocator()
     waits, other, _ = placed(made, 4 * M, 4 * M, 12 * M)
-    ticket = made.let_go(waits)
+    ticket = made.defer_free(waits)
     made.free(other)
     assert where(*placed(made, 4 * M)) == [(4 * M, 4 * M)]
     assert made.complete(ticket) is None
@@ -119,7 +119,7 @@ def test_out_of_memory_is_told_by_no_block():
 def test_memory_that_waits_for_a_stream_is_freed_when_memory_runs_short():
     made = allocator(capacity=20 * M)
     (waits,) = placed(made, 20 * M)
-    ticket = made.let_go(waits)
+    ticket = made.defer_free(waits)
     made.clock = 3
     placed(made, 18 * M)
     assert made.complete(ticket) == 3

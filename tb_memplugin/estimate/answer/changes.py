@@ -57,7 +57,7 @@ class Changes:
 class Candidate:
     """A change to try. `conf` holds the allocator settings, `mesh` the mesh of ranks; None for one rank."""
 
-    what: str
+    name: str
     options: str
     workload: Workload
     conf: str
@@ -72,24 +72,24 @@ def candidates(workload: Workload, conf: str, takes: frozenset[str]) -> Iterator
         conf: the current allocator settings.
         takes: the sizes that the target can change.
     """
-    for what, options, changed in _of_step(workload, takes):
-        yield Candidate(what, options, changed, conf)
+    for name, options, changed in _of_step(workload, takes):
+        yield Candidate(name, options, changed, conf)
     if not AllocatorSettings.from_conf(conf).expandable_segments:
         kept = ",".join(part for part in conf.split(",") if part and "expandable_segments" not in part)
         other = f"{kept},expandable_segments:True".lstrip(",")
         yield Candidate("expandable segments", f"--alloc-conf {other}", workload, other)
 
 
-def together(found: Sequence[Candidate], base: Workload) -> Candidate:
+def together(parts: Sequence[Candidate], base: Workload) -> Candidate:
     """Combine several changes of one step. Where two set the same option, the later one counts."""
     options: dict[str, str] = {}
     workload, conf = base, ""
-    for one in found:
-        options[one.options.partition(" ")[0]] = one.options
+    for part in parts:
+        options[part.options.partition(" ")[0]] = part.options
         names = [field.name for field in fields(Workload)]
-        changed = [name for name in names if getattr(one.workload, name) != getattr(base, name)]
-        workload = replace(workload, **{name: getattr(one.workload, name) for name in changed})
-        conf = one.conf
+        changed = [name for name in names if getattr(part.workload, name) != getattr(base, name)]
+        workload = replace(workload, **{name: getattr(part.workload, name) for name in changed})
+        conf = part.conf
     return Candidate("all together", " ".join(options.values()), workload, conf)
 
 
@@ -108,7 +108,7 @@ def _of_step(workload: Workload, takes: frozenset[str]) -> Iterator[tuple[str, s
         return
     if not workload.checkpointing:
         yield "activation checkpointing", "--checkpointing", replace(workload, checkpointing=True)
-    for what, others in (("a fused optimizer", FUSED), ("less optimizer state", SMALLER_STATE)):
-        if workload.optimizer in others:
-            other = others[workload.optimizer]
-            yield what, f"--optimizer {other}", replace(workload, optimizer=other)
+    for name, replacements in (("a fused optimizer", FUSED), ("less optimizer state", SMALLER_STATE)):
+        if workload.optimizer in replacements:
+            other = replacements[workload.optimizer]
+            yield name, f"--optimizer {other}", replace(workload, optimizer=other)

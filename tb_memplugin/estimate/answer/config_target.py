@@ -75,15 +75,15 @@ class ConfigTarget:
         """
         transformers = _transformers()
         for name in self._architectures:
-            if (found := getattr(transformers, name, None)) is not None:
-                return found
+            if (cls := getattr(transformers, name, None)) is not None:
+                return cls
         tasks = ENCODER_DECODERS if getattr(self.config, "is_encoder_decoder", False) else OTHERS
         for mapping in (*(f"MODEL_FOR_{task}_MAPPING" for task in tasks), "MODEL_MAPPING"):
             if type(self.config) in getattr(transformers, mapping):
-                found = getattr(transformers, mapping)[type(self.config)]
-                found = found[0] if isinstance(found, (tuple, list)) else found
-                if isinstance(self.config, found.config_class):  # not, if it takes only a part of the config
-                    return found
+                cls = getattr(transformers, mapping)[type(self.config)]
+                cls = cls[0] if isinstance(cls, (tuple, list)) else cls
+                if isinstance(self.config, cls.config_class):  # not, if it takes only a part of the config
+                    return cls
         raise MemPluginError(
             f"transformers has no model for {type(self.config).__name__}.",
             where="TARGET",
@@ -120,12 +120,12 @@ class ConfigTarget:
                 where="TARGET",
                 fix="Add --dtype bf16 to estimate the model without quantization.",
             )
-        told = str(getattr(self.config, "dtype", None) or torch.float32).removeprefix("torch.")
+        config_dtype = str(getattr(self.config, "dtype", None) or torch.float32).removeprefix("torch.")
         for name, dtype in DTYPES.items():
-            if str(dtype) == f"torch.{told}":
+            if str(dtype) == f"torch.{config_dtype}":
                 return name
         raise MemPluginError(
-            f"The config's dtype, {told[:40]!r}, cannot be estimated.",
+            f"The config's dtype, {config_dtype[:40]!r}, cannot be estimated.",
             where="TARGET",
             fix=f"Add --dtype with one of: {', '.join(DTYPES)}.",
         )
@@ -145,8 +145,8 @@ class ConfigTarget:
         inputs = self._inputs(workload.batch or 1, workload.seq or 1, labels=not workload.inference)
         if mesh is None:
             return Built(model, keywords=inputs, notes=notes)
-        part, told = sharded(model, mesh)
-        return Built(part, keywords=inputs, notes=(*notes, told), is_part=True)
+        part, note = sharded(model, mesh)
+        return Built(part, keywords=inputs, notes=(*notes, note), is_part=True)
 
     def _without_dropping_layers(self) -> tuple[str, ...]:
         """Keep all layers in training, which a config may drop at random; return a note where it does."""
@@ -179,7 +179,7 @@ class ConfigTarget:
         with _no_first_values()():
             model: Any = self.model_class(self.config)
         device = torch.get_default_device()
-        if any(one.device.type != device.type for one in model.parameters()):
+        if any(parameter.device.type != device.type for parameter in model.parameters()):
             model.to(device)  # old models use torch.FloatTensor, which is always on the CPU
         model.tie_weights()
         return model  # type: ignore[no-any-return]  # every model of transformers is a module
@@ -187,13 +187,13 @@ class ConfigTarget:
     def _positions(self) -> int | None:
         text = getattr(self.config, "get_text_config", lambda: self.config)()
         names = ("max_position_embeddings", "n_positions", "max_target_positions")
-        told = (getattr(text, name, None) for name in names)
-        return next((count for count in told if isinstance(count, int) and count > 0), None)
+        counts = (getattr(text, name, None) for name in names)
+        return next((count for count in counts if isinstance(count, int) and count > 0), None)
 
     def _notes(self, seq: int | None) -> tuple[str, ...]:
-        return tuple(self._said(seq))
+        return tuple(self._differences(seq))
 
-    def _said(self, seq: int | None) -> Iterator[str]:
+    def _differences(self, seq: int | None) -> Iterator[str]:
         """Yield notes on what the estimate does differently from what the config suggests."""
         most, model = self._positions(), self.model_class.__name__
         if most is not None and seq is not None and seq > most:
@@ -208,10 +208,10 @@ class ConfigTarget:
             yield (
                 f"The config describes quantized weights ({quantized}): the estimate is without quantization."
             )
-        others = [kind for kind in ("vision", "audio") if getattr(self.config, f"{kind}_config", None)]
-        if others and self.model_class.main_input_name == "input_ids":
+        kinds = [kind for kind in ("vision", "audio") if getattr(self.config, f"{kind}_config", None)]
+        if kinds and self.model_class.main_input_name == "input_ids":
             yield (
-                f"The model also takes {' and '.join(OTHER_INPUTS[kind] for kind in others)}. The "
+                f"The model also takes {' and '.join(OTHER_INPUTS[kind] for kind in kinds)}. The "
                 "estimate gives it only tokens, so that part does not run and has no gradients."
             )
 
@@ -248,10 +248,14 @@ class ConfigTarget:
 
 def _quantization(config: Any) -> str | None:
     """The quantization method that the config names, None for weights that are not quantized."""
-    told = getattr(config, "quantization_config", None)
-    if told is None:
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
         return None
-    method = told.get("quant_method") if isinstance(told, dict) else getattr(told, "quant_method", None)
+    method = (
+        quantization.get("quant_method")
+        if isinstance(quantization, dict)
+        else getattr(quantization, "quant_method", None)
+    )
     return str(getattr(method, "value", method) or "quantization_config")[:40]
 
 
@@ -269,9 +273,9 @@ def config_of_folder(path: Path) -> Any:
             str(file), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
-        said = (str(error).splitlines() or [""])[0][:300]
+        reason = (str(error).splitlines() or [""])[0][:300]
         raise MemPluginError(
-            f"transformers cannot read the config: {said}",
+            f"transformers cannot read the config: {reason}",
             where=str(file),
             fix="Check that this version of transformers supports its model_type.",
         ) from error
@@ -284,9 +288,9 @@ def config_of_class(name: str) -> Any:
         MemPluginError: transformers has no such class.
     """
     transformers = _transformers()
-    found = getattr(transformers, name, None)
-    if isinstance(found, type):
-        return found()
+    config_class = getattr(transformers, name, None)
+    if isinstance(config_class, type):
+        return config_class()
     near = nearest_configs(name)
     raise MemPluginError(
         f"transformers has no class {name[:80]!r}.",
@@ -301,9 +305,9 @@ def nearest_configs(name: str) -> tuple[str, ...]:
     Empty where transformers is not installed.
     """
     with suppress(MemPluginError):
-        known = [other for other in dir(_transformers()) if other.endswith("Config")]
+        names = [other for other in dir(_transformers()) if other.endswith("Config")]
         stem = _HEADS.split(name)[0] + "Config"
-        return (stem,) if stem in known else tuple(difflib.get_close_matches(name, known, 3))
+        return (stem,) if stem in names else tuple(difflib.get_close_matches(name, names, 3))
     return ()
 
 

@@ -23,8 +23,8 @@ def print_estimate(estimate: Estimate, out: Console) -> None:
         markup=False,
     )
     if estimate.fits is not None and estimate.margin_bytes is not None:
-        told = size_told(abs(estimate.margin_bytes))
-        end = f"it fits; {told} are left" if estimate.fits else f"it does not fit: {told} too much"
+        margin = size_told(abs(estimate.margin_bytes))
+        end = f"it fits; {margin} are left" if estimate.fits else f"it does not fit: {margin} too much"
         out.print(f"On {estimate.gpu} {end}.", markup=False)
     parts = Table("at the peak", unit.name, "share")
     for name, size in estimate.breakdown:
@@ -40,8 +40,8 @@ def print_estimate(estimate: Estimate, out: Console) -> None:
 
 def print_modules(modules: Sequence[ModuleMemory], out: Console) -> None:
     """Print the modules that hold the most memory at the peak."""
-    order = sorted(modules, key=lambda one: -one.at_peak_bytes)
-    unit = Unit.for_bytes(one.peak_bytes for one in modules)
+    order = sorted(modules, key=lambda module: -module.at_peak_bytes)
+    unit = Unit.for_bytes(module.peak_bytes for module in modules)
     table = Table(
         "module",
         "class",
@@ -50,21 +50,21 @@ def print_modules(modules: Sequence[ModuleMemory], out: Console) -> None:
         f"allocated ({unit.name})",
         "allocations",
     )
-    for one in order[:_ROWS]:
+    for module in order[:_ROWS]:
         table.add_row(
-            _plain(one.name),
-            _plain(one.class_name),
-            unit.show(one.at_peak_bytes),
-            unit.show(one.peak_bytes) if one.peak_bytes else "",
-            unit.show(one.allocated_bytes),
-            f"{one.allocations:,}",
+            _plain(module.name),
+            _plain(module.class_name),
+            unit.show(module.at_peak_bytes),
+            unit.show(module.peak_bytes) if module.peak_bytes else "",
+            unit.show(module.allocated_bytes),
+            f"{module.allocations:,}",
         )
     _print(table, len(order), "modules", out)
 
 
 def print_tensors(tensors: Sequence[TensorCreation], out: Console) -> None:
     """Print the operators in the given order, at most 30."""
-    unit = Unit.for_bytes(one.bytes for one in tensors)
+    unit = Unit.for_bytes(creation.bytes for creation in tensors)
     table = Table(
         "operator",
         "tensors",
@@ -72,21 +72,21 @@ def print_tensors(tensors: Sequence[TensorCreation], out: Console) -> None:
         f"largest ({unit.name})",
         f"at the peak ({unit.name})",
     )
-    for one in tensors[:_ROWS]:
+    for creation in tensors[:_ROWS]:
         table.add_row(
-            _plain(one.operator),
-            f"{one.count:,}",
-            unit.show(one.bytes),
-            unit.show(one.largest_bytes),
-            unit.show(one.at_peak_bytes),
+            _plain(creation.operator),
+            f"{creation.count:,}",
+            unit.show(creation.bytes),
+            unit.show(creation.largest_bytes),
+            unit.show(creation.at_peak_bytes),
         )
     _print(table, len(tensors), "operators", out)
 
 
-def _print(table: Table, count: int, what: str, out: Console) -> None:
+def _print(table: Table, count: int, noun: str, out: Console) -> None:
     out.print(table)
     if count > _ROWS:
-        out.print(f"... and {count - _ROWS:,} more {what}", markup=False)
+        out.print(f"... and {count - _ROWS:,} more {noun}", markup=False)
 
 
 def _plain(name: str) -> str:

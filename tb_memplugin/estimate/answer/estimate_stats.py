@@ -66,7 +66,7 @@ def module_memory(trace: MemoryTrace) -> tuple[ModuleMemory, ...]:
     """Return the memory of every module, parents before children; a parent includes its children."""
     here, size, at_peak = _sizes(trace)
     owner, count = trace.allocations.module[here], len(trace.modules)
-    held, asked, number = (
+    live, asked, number = (
         np.bincount(owner, weights=weights, minlength=count).astype(np.int64)
         for weights in (at_peak, size, np.ones(len(here)))
     )
@@ -74,14 +74,14 @@ def module_memory(trace: MemoryTrace) -> tuple[ModuleMemory, ...]:
     for row in range(count - 1, -1, -1):
         parent = trace.modules[row].parent
         if parent >= 0:
-            for column in (held, asked, number):
+            for column in (live, asked, number):
                 column[parent] += column[row]
             peaks[parent] = max(peaks[parent], peaks[row])
     return tuple(
         ModuleMemory(
             module.key or "(root)",
             module.class_name,
-            *(int(column[row]) for column in (held, asked, number, peaks)),
+            *(int(column[row]) for column in (live, asked, number, peaks)),
         )
         for row, module in enumerate(trace.modules)
     )
@@ -105,7 +105,7 @@ def tensor_creation(trace: MemoryTrace) -> tuple[TensorCreation, ...]:
     """Return the allocations of every operator, the largest total first."""
     here, size, at_peak = _sizes(trace)
     operator, names = trace.allocations.operator[here], trace.operators
-    sums, held, number = (
+    sums, live, number = (
         np.bincount(operator, weights=weights, minlength=len(names)).astype(np.int64)
         for weights in (size, at_peak, np.ones(len(here)))
     )
@@ -113,7 +113,7 @@ def tensor_creation(trace: MemoryTrace) -> tuple[TensorCreation, ...]:
     np.maximum.at(largest, operator, size)
     order = np.argsort(-sums, kind="stable")
     return tuple(
-        TensorCreation(names[row], int(number[row]), int(sums[row]), int(largest[row]), int(held[row]))
+        TensorCreation(names[row], int(number[row]), int(sums[row]), int(largest[row]), int(live[row]))
         for row in order.tolist()
         if number[row]
     )

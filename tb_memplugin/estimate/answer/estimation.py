@@ -83,9 +83,9 @@ def answer(
     """
     levels = allocated_levels(simulated, 0)
     reserved = _reserved_peak(simulated) if simulated.devices[0].has_reserved else int(levels.max())
-    fits, margin, told = _fits(trace, settings, gpu, reserved)
+    fits, margin, fit_notes = _fits(trace, settings, gpu, reserved)
     if not len(simulated.allocations):
-        told.append(
+        fit_notes.append(
             f"Nothing was allocated on {trace.devices[0].name}: create the model and the inputs there."
         )
     parts = breakdown(simulated, int(np.argmax(levels)) - 1)
@@ -99,7 +99,7 @@ def answer(
         phases=_named(simulated, levels, named) or _phases(simulated, levels),
         seconds=seconds,
         gpu=gpu.name if gpu is not None else "",
-        notes=(*notes, *told),
+        notes=(*notes, *fit_notes),
     )
 
 
@@ -170,11 +170,11 @@ def _named(
 
 
 def _phases(trace: MemoryTrace, levels: Int64) -> tuple[tuple[str, int], ...]:
-    found = []
+    peaks = []
     for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER):
         rows = np.flatnonzero(
             (trace.events.phase == phase) & (trace.events.kind == Kind.ALLOC) & (trace.events.device == 0)
         )
         if len(rows):
-            found.append((phase.key, int(levels[rows + 1].max())))
-    return tuple(found)
+            peaks.append((phase.key, int(levels[rows + 1].max())))
+    return tuple(peaks)

@@ -143,8 +143,8 @@ class MemoryEstimator:
             self._target.note(f"The hint for {line} was not used: the program asked nothing at that line.")
         for note in self._target.notes:
             self._logger.info("%s", note)
-        if error is not None and (told := by_name(error)) is not None:
-            raise told from error
+        if error is not None and (refusal := by_name(error)) is not None:
+            raise refusal from error
 
     def watch(
         self,
@@ -195,8 +195,8 @@ class MemoryEstimator:
         """
         recording = self._inside("forget_what_is_gone")
         gc.collect()
-        recording.mode.settle(recording.layers.place())
-        recording.ledger.forget_the_dead()
+        recording.mode.settle(recording.layers.scope())
+        recording.ledger.forget_freed()
 
     def get_current_memory_allocated(self) -> tuple[int, ...]:
         """Return the allocated bytes of each device, the estimated one first.
@@ -205,7 +205,7 @@ class MemoryEstimator:
         """
         recording = self._here
         if self._running:
-            recording.mode.settle(recording.layers.place())
+            recording.mode.settle(recording.layers.scope())
         return tuple(recording.ledger.allocated) or (0,)
 
     def get_max_memory_allocated(self) -> tuple[int, ...]:
@@ -243,8 +243,8 @@ class MemoryEstimator:
     def get_phase_stats(self) -> tuple[PhaseMemory, ...]:
         """Return the phases named with `track_phase`, in the order in which they ended."""
         return tuple(
-            PhaseMemory(one.name, one.before_bytes, one.after_bytes, one.peak_bytes)
-            for one in self._here.phases
+            PhaseMemory(phase.name, phase.before_bytes, phase.after_bytes, phase.peak_bytes)
+            for phase in self._here.phases
         )
 
     def get_tensor_stats(self) -> tuple[TensorCreation, ...]:
@@ -311,11 +311,11 @@ class MemoryEstimator:
             )
         return self._recording
 
-    def _inside(self, what: str) -> FakeRecording:
+    def _inside(self, method: str) -> FakeRecording:
         if not self._running:
             raise MemPluginError(
-                f"{what} is outside the estimator's block.",
-                where=f"MemoryEstimator.{what}",
+                f"{method} is outside the estimator's block.",
+                where=f"MemoryEstimator.{method}",
                 fix="Use it inside `with MemoryEstimator() as estimator:`.",
             )
         return self._here

@@ -115,19 +115,19 @@ def read_hints(texts: Sequence[str]) -> dict[str, Any] | None:
     Raises:
         MemPluginError: a text is not KEY=VALUE, or its key matches no possible question.
     """
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for text in texts:
         key, _, value = text.partition("=")
         try:
-            found[key] = _value(value)
+            hints[key] = _value(value)
         except ValueError:
             raise MemPluginError(
                 f"{text[:80]!r} is not a hint.",
                 where="--hint",
                 fix="Write train.py:42=7, share=0.15 or truth=False.",
             ) from None
-    checked(found)
-    return found or None
+    checked(hints)
+    return hints or None
 
 
 def _value(text: str) -> float:
@@ -138,10 +138,10 @@ def _value(text: str) -> float:
 
 def unanswered(asked: Question) -> MemPluginError:
     """Return the error for a question that has no hint and that cannot be answered by a guess."""
-    what = "whether a condition holds" if asked.kind == "truth" else "a whole number"
+    value = "whether a condition holds" if asked.kind == "truth" else "a whole number"
     how, example = (", True or False", "True") if asked.kind == "truth" else ("", "7")
     return MemPluginError(
-        f"The program reads {what} from a tensor ({asked.operator} of shape {asked.shape}, "
+        f"The program reads {value} from a tensor ({asked.operator} of shape {asked.shape}, "
         f"{asked.dtype}), but fake tensors have no values.",
         where=f"{asked.file}:{asked.line}",
         fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}), or on the command line '

@@ -57,30 +57,30 @@ def max_batch(need_of: Callable[[int], Need], limit_bytes: int, most: int = MOST
     """
     if most < 1:
         raise MemPluginError(f"{most} is not a batch size.", where="--find-max-batch")
-    seen: dict[int, Need] = {}
+    needs: dict[int, Need] = {}
     fits, fails, batch, stride = 0, most + 1, 1, 0
     while fails - fits > 1:
         question = fails - fits
-        need = seen[batch] = need_of(batch)
+        need = needs[batch] = need_of(batch)
         fits, fails = (batch, fails) if need.fits else (fits, batch)
-        aim = _on_the_line(seen, fits, fails, limit_bytes)
-        if fails not in seen:
-            stride = max(2 * stride, 1, fits // SHARE) if len(seen) > 2 else 0
+        aim = _on_the_line(needs, fits, fails, limit_bytes)
+        if fails not in needs:
+            stride = max(2 * stride, 1, fits // SHARE) if len(needs) > 2 else 0
             batch = min(max(aim, fits + stride), most)
         else:
             batch = aim if fails - fits <= question // 2 else (fits + fails) // 2
-    return MaxBatch(fits, tuple(sorted(seen.items())))
+    return MaxBatch(fits, tuple(sorted(needs.items())))
 
 
-def _on_the_line(seen: dict[int, Need], fits: int, fails: int, limit_bytes: int) -> int:
+def _on_the_line(needs: dict[int, Need], fits: int, fails: int, limit_bytes: int) -> int:
     """Return the batch at which the line through the two nearest ones meets the limit.
 
     It is strictly between `fits` and `fails`.
     """
-    tried = sorted(seen)
+    tried = sorted(needs)
     if len(tried) == 1:
         return min(2, fails - 1)
-    left, right = (fits, fails) if fails in seen and fits in seen else tried[-2:]
-    growth = (seen[right].bytes - seen[left].bytes) / (right - left)
-    guess = left + int((limit_bytes - seen[left].bytes) / growth) if growth > 0 else 8 * fits
+    left, right = (fits, fails) if fails in needs and fits in needs else tried[-2:]
+    growth = (needs[right].bytes - needs[left].bytes) / (right - left)
+    guess = left + int((limit_bytes - needs[left].bytes) / growth) if growth > 0 else 8 * fits
     return min(max(guess, fits + 1), fails - 1)

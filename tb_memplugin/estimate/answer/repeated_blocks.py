@@ -17,10 +17,10 @@ def checkpoint_blocks(model: nn.Module) -> int:
     Returns:
         The number of blocks.
     """
-    found = repeated_blocks(model)
-    for block in found:
+    blocks = repeated_blocks(model)
+    for block in blocks:
         block.forward = _checkpointed(block.forward)
-    return len(found)
+    return len(blocks)
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:

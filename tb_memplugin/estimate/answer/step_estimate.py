@@ -76,20 +76,20 @@ class StepEstimator:
         """
         self._refuse_a_pipeline_in_vain()
         settings = self.conf if conf is None else conf
-        found = (
+        result = (
             self._alone(workload, settings, logdir)
             if self.mesh is None
             else self._ranks(workload, settings, logdir)
         )
-        return replace(found, estimate=replace(found.estimate, phases=_highest(found.estimate.phases)))
+        return replace(result, estimate=replace(result.estimate, phases=_highest(result.estimate.phases)))
 
     def _alone(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
         with MemoryEstimator(device="cuda", gpu=self.gpu, conf=conf, hints=self.hints) as estimator:
             ran = run(self.target, workload, estimator)
         if logdir is not None:
             estimator.save(logdir)
-        found = estimator.estimate()
-        return StepEstimate(self.target.name, ran.workload, self.gpu, found, (*ran.notes, *found.notes))
+        estimate = estimator.estimate()
+        return StepEstimate(self.target.name, ran.workload, self.gpu, estimate, (*ran.notes, *estimate.notes))
 
     def _ranks(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
         in_stages = PIPELINE in parse_mesh(self.mesh or "").names
@@ -116,9 +116,9 @@ class StepEstimator:
         ranks = estimate_ranks(build, self.mesh or "", self.ranks, gpu=self.gpu, conf=conf, hints=hints)
         if logdir is not None:
             ranks.save(logdir)
-        found = ranks.worst.estimate
-        notes = (*ran[0].notes, *routing, *found.notes)
-        return StepEstimate(self.target.name, ran[0].workload, self.gpu, found, notes, ranks)
+        worst = ranks.worst.estimate
+        notes = (*ran[0].notes, *routing, *worst.notes)
+        return StepEstimate(self.target.name, ran[0].workload, self.gpu, worst, notes, ranks)
 
     def _routing(self, workload: Workload) -> tuple[Any, tuple[str, ...]]:
         """Return hints and notes on how tokens are sent to ranks, where experts are divided over ranks."""
@@ -128,8 +128,8 @@ class StepEstimator:
         size, tensors = self.target.settled(workload), mesh.size("tp")
         at_once = (size.batch or 1) // self._least_batch if workload.batch else 1
         tokens = max(at_once, 1) * (size.seq or 1) / tensors
-        hints, told = even_routing(self.target.config, tokens, mesh.size(EXPERTS) * tensors, self.hints)
-        return hints, (told,)
+        hints, note = even_routing(self.target.config, tokens, mesh.size(EXPERTS) * tensors, self.hints)
+        return hints, (note,)
 
     def changes(self, base: StepEstimate) -> Changes:
         """Estimate the changes that could lower the reserved memory of a step, the largest saving first.
@@ -138,18 +138,18 @@ class StepEstimator:
         sharding over the fewest GPUs (2, 4, 8, ...) on which a config's model would fit. Changes that save
         nothing are left out. Changes that are impossible for this target are returned with the reason.
         """
-        found: list[Change] = []
+        changes: list[Change] = []
         possible: list[Candidate] = []
         impossible = []
         for candidate in candidates(base.workload, self.conf, self.target.takes):
             try:
-                found.append(self._saved_by(candidate, base))
+                changes.append(self._saved_by(candidate, base))
             except MemPluginError as error:
                 impossible.append((candidate.options, error.what))
                 continue
             possible.append(candidate)
         saving = sorted(
-            (change for change in found if change.saved_bytes > 0), key=lambda change: -change.saved_bytes
+            (change for change in changes if change.saved_bytes > 0), key=lambda change: -change.saved_bytes
         )
         if base.estimate.fits is False and not any(change.fits for change in saving):
             with suppress(MemPluginError):  # an impossible change is no advice
@@ -167,7 +167,7 @@ class StepEstimator:
         estimator = self if alone else replace(self, mesh=candidate.mesh, ranks=largest_shard)
         other = estimator.step(candidate.workload, conf=candidate.conf).estimate
         saved = base.estimate.peak_reserved_bytes - other.peak_reserved_bytes
-        return Change(candidate.what, candidate.options, saved, other.peak_reserved_bytes, other.fits)
+        return Change(candidate.name, candidate.options, saved, other.peak_reserved_bytes, other.fits)
 
     def _sharded(self, base: StepEstimate) -> Change:
         """Shard over enough GPUs for the sharded part to fit beside the rest, then over more if needed."""
@@ -188,16 +188,16 @@ class StepEstimator:
             MemPluginError: the target has no batch parameter.
         """
         self.refuse_without_batch()
-        known = {base.workload.batch: base.estimate}
+        estimates = {base.workload.batch: base.estimate}
 
         def need_of(batch: int) -> Need:
             self.tell(f"--batch {batch}")
-            found = known.get(batch) or self.step(replace(base.workload, batch=batch)).estimate
-            return Need(found.peak_reserved_bytes, bool(found.fits))
+            estimate = estimates.get(batch) or self.step(replace(base.workload, batch=batch)).estimate
+            return Need(estimate.peak_reserved_bytes, bool(estimate.fits))
 
         unit = self._least_batch
-        found = max_batch(lambda count: need_of(unit * count), self.gpu.usable_bytes)
-        return MaxBatch(unit * found.batch, tuple((unit * count, need) for count, need in found.needs))
+        result = max_batch(lambda count: need_of(unit * count), self.gpu.usable_bytes)
+        return MaxBatch(unit * result.batch, tuple((unit * count, need) for count, need in result.needs))
 
     def refuse_without_batch(self) -> None:
         """Raise before anything runs if the largest batch of the target cannot be found.

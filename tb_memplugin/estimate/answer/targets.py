@@ -22,7 +22,7 @@ from tb_memplugin.estimate.answer.config_target import (
     config_of_folder,
     nearest_configs,
 )
-from tb_memplugin.estimate.answer.workload import Built, Target, Workload, said_by
+from tb_memplugin.estimate.answer.workload import Built, Target, Workload, text_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -105,7 +105,7 @@ class FunctionTarget:
         Raises:
             MemPluginError: it needs a mesh and none is given, or it returns something else.
         """
-        told = {
+        arguments = {
             "batch": workload.batch,
             "seq": workload.seq,
             "dtype": workload.torch_dtype,
@@ -115,10 +115,12 @@ class FunctionTarget:
         wanted = _parameters(self.function)
         if mesh is None and "mesh" in wanted and self._needs("mesh"):
             raise MemPluginError("The function needs a mesh.", where=self.name, fix="Add --mesh dp=8.")
-        result = self.function(**{name: told[name] for name in wanted if told.get(name) is not None})
-        return self._taken_apart(result)
+        result = self.function(
+            **{name: arguments[name] for name in wanted if arguments.get(name) is not None}
+        )
+        return self._unpacked(result)
 
-    def _taken_apart(self, result: Any) -> Built:
+    def _unpacked(self, result: Any) -> Built:
         if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
             raise self._wrong(f"returned {_described(result)}")
         model, inputs, optimizer = (*result, None)[:3]
@@ -131,8 +133,8 @@ class FunctionTarget:
         arguments = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
         return Built(model, arguments, {}, optimizer)
 
-    def _wrong(self, what: str) -> MemPluginError:
-        return MemPluginError(f"The function {what}.", where=self.name, fix=f"Return {RETURNS}.")
+    def _wrong(self, problem: str) -> MemPluginError:
+        return MemPluginError(f"The function {problem}.", where=self.name, fix=f"Return {RETURNS}.")
 
 
 def _described(value: Any) -> str:
@@ -144,22 +146,22 @@ def _described(value: Any) -> str:
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the parameters that can be passed by keyword."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = inspect.signature(function).parameters.values()
-    return tuple(parameter.name for parameter in found if parameter.kind in by_name)
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind in by_name)
 
 
 def _function(module: str, function: str) -> Callable[..., Any]:
     name = f"{module}:{function}"
-    found: Any = _module(module)
+    value: Any = _module(module)
     for part in function.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise MemPluginError(f"{module} has no {function!r}.", where=name, fix=FORMS)
-        found = getattr(found, part)
-    if not callable(found):
+        value = getattr(value, part)
+    if not callable(value):
         raise MemPluginError(
-            f"{function!r} is a {type(found).__name__}, not a function.", where=name, fix=FORMS
+            f"{function!r} is a {type(value).__name__}, not a function.", where=name, fix=FORMS
         )
-    for parameter in inspect.signature(found).parameters.values():
+    for parameter in inspect.signature(value).parameters.values():
         needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         if needed and parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in GIVEN:
             raise MemPluginError(
@@ -167,7 +169,7 @@ def _function(module: str, function: str) -> Callable[..., Any]:
                 where=name,
                 fix=f"Give the parameter a default value. The command can give: {', '.join(GIVEN)}.",
             )
-    return found  # type: ignore[no-any-return]  # callable() was checked above
+    return value  # type: ignore[no-any-return]  # callable() was checked above
 
 
 def _module(name: str) -> Any:
@@ -190,7 +192,7 @@ def _module(name: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}"):
             raise MemPluginError(f"There is no module {name!r}.", where="TARGET", fix=FORMS) from error
         raise MemPluginError(
-            f"Importing the module failed: {type(error).__name__}: {said_by(error)}", where=name
+            f"Importing the module failed: {type(error).__name__}: {text_of(error)}", where=name
         ) from error
 
 

@@ -143,7 +143,7 @@ def run(
     """
     refuse_what_it_does_not_take(target, workload)
     workload = target.settled(workload)
-    with told_as_refusal(target.name, "built"), torch.device("cuda"), default_dtype(workload.torch_dtype):
+    with errors_as_refusals(target.name, "built"), torch.device("cuda"), default_dtype(workload.torch_dtype):
         built = target.build(workload, mesh)
         built.model.train(not workload.inference)
         _refuse_one_elsewhere(built.model, target.name)
@@ -152,7 +152,7 @@ def run(
             checkpoint_model(built.model)
         if built.is_part:
             estimator.forget_what_is_gone()
-    with told_as_refusal(target.name, "run"):
+    with errors_as_refusals(target.name, "run"):
         if workload.inference:
             _infer(built, workload, estimator)
             return Ran(replace(workload, optimizer=None), built.notes)
@@ -199,9 +199,9 @@ def loss_of(output: Any) -> torch.Tensor:
         MemPluginError: no tensor in the output depends on a parameter.
     """
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    for found in (loss, *tree_leaves(output)):
-        if isinstance(found, torch.Tensor) and found.requires_grad:
-            return found.sum() if found.dim() else found
+    for leaf in (loss, *tree_leaves(output)):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            return leaf.sum() if leaf.dim() else leaf
     raise MemPluginError(
         f"Nothing in the model's output ({type(output).__name__}) has a gradient, so there is no loss.",
         fix="Use a model whose output is a tensor or has a .loss; or add --inference.",
@@ -228,14 +228,17 @@ def optimizer_of(built: Built, workload: Workload) -> tuple[str | None, torch.op
     trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
     if not trained:
         raise MemPluginError("The model has no parameter to train.", fix="Use --inference.")
-    made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, kind)
-    return name, made(_groups(trained), lr=1e-3, **options)
+    factory: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, kind)
+    return name, factory(_groups(trained), lr=1e-3, **options)
 
 
 def _groups(trained: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
     """Group parameters by type: torch's foreach and fused kernels do not mix sharded and whole ones."""
     kinds = {type(parameter) for parameter in trained}
-    return [{"params": [one for one in trained if type(one) is kind]} for kind in sorted(kinds, key=str)]
+    return [
+        {"params": [parameter for parameter in trained if type(parameter) is kind]}
+        for kind in sorted(kinds, key=str)
+    ]
 
 
 def checkpoint_model(model: nn.Module) -> None:
@@ -249,7 +252,7 @@ def checkpoint_model(model: nn.Module) -> None:
             try:
                 enable(**{keyword: {"use_reentrant": False}})
             except ValueError as error:
-                raise MemPluginError(said_by(error), where="--checkpointing", fix=_BY_HAND) from error
+                raise MemPluginError(text_of(error), where="--checkpointing", fix=_BY_HAND) from error
             return
     if not checkpoint_blocks(model):
         raise MemPluginError(
@@ -304,11 +307,11 @@ def _refuse_one_elsewhere(model: nn.Module, name: str) -> None:
 
 def _refuse_another_type(model: nn.Module, workload: Workload) -> None:
     """Raise if a dtype is requested but the function creates its parameters in others."""
-    found = {one.dtype for one in model.parameters() if one.is_floating_point()}
-    if found and workload.torch_dtype is not None and workload.torch_dtype not in found:
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    if dtypes and workload.torch_dtype is not None and workload.torch_dtype not in dtypes:
         raise MemPluginError(
             f"No parameter of the model is {workload.dtype}: the function creates them as "
-            f"{', '.join(sorted(str(one).removeprefix('torch.') for one in found))}.",
+            f"{', '.join(sorted(str(dtype).removeprefix('torch.') for dtype in dtypes))}.",
             where="--dtype",
             fix="Leave the option out, or give the function a parameter named dtype.",
         )
@@ -326,7 +329,7 @@ def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 @contextmanager
-def told_as_refusal(name: str, what: str) -> Iterator[None]:
+def errors_as_refusals(name: str, action: str) -> Iterator[None]:
     """Convert any error of the target's code into a MemPluginError that names the line that raised it."""
     try:
         yield
@@ -336,14 +339,14 @@ def told_as_refusal(name: str, what: str) -> Iterator[None]:
         if isinstance(error.__cause__, MemPluginError):  # our own error, wrapped by torch's pipelines
             raise error.__cause__ from error
         line = _line_of(error)
-        told = (by_name, mixes_types, mixes_devices, names_by_value)
-        known = next((found for one in told if (found := one(error)) is not None), None)
+        recognisers = (by_name, mixes_types, mixes_devices, names_by_value)
+        refusal = next((match for recognise in recognisers if (match := recognise(error)) is not None), None)
         raise MemPluginError(
-            known.what
-            if known is not None
-            else f"The step could not be {what} on fake tensors: {type(error).__name__}: {said_by(error)}",
+            refusal.what
+            if refusal is not None
+            else f"The step could not be {action} on fake tensors: {type(error).__name__}: {text_of(error)}",
             where=f"{name}, at {line.filename}:{line.lineno}",
-            fix=(known and known.fix)
+            fix=(refusal and refusal.fix)
             or (
                 "If the model itself is correct, see docs/estimate.md for what fake tensors cannot do. A "
                 "function that returns (model, inputs) can leave that part out."
@@ -351,7 +354,7 @@ def told_as_refusal(name: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def said_by(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return the first line of an error's message that is not empty; "" if the message cannot be read."""
     try:
         return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]

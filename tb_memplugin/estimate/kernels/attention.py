@@ -118,7 +118,9 @@ def _as_bias(call: Call) -> torch.Tensor | None:
 
 
 def _padded(bias: torch.Tensor | None) -> torch.Tensor | None:
-    if bias is None or (bias.stride(-1) == 1 and not any(one % _MASK_STEP for one in bias.stride()[:-1])):
+    if bias is None or (
+        bias.stride(-1) == 1 and not any(stride % _MASK_STEP for stride in bias.stride()[:-1])
+    ):
         return bias
     size = bias.shape[-1]
     return F.pad(bias, (0, _MASK_STEP - size % _MASK_STEP))[..., :size]

@@ -58,11 +58,11 @@ class _Buffers:
         splits = 1 if dropout else self._splits(args[0], args[1])
         rows = 4 * splits * sums.numel()
         sizes = [rows, rows * _wide(args[0].shape[-1])] if splits > 1 else []
-        partial = [_take(mode, func, out, size) for size in sizes]
-        with _held(mode, func, out, [random.untyped_storage().nbytes()] if dropout else []):
+        partial = [_allocate(mode, func, out, size) for size in sizes]
+        with _allocated(mode, func, out, [random.untyped_storage().nbytes()] if dropout else []):
             mode.see((unused, random) if dropout else (random, unused), func)
         for block in partial:
-            mode.ledger.give_back(block, mode.layers.place())
+            mode.ledger.free(block, mode.layers.scope())
         return results
 
     def flash_backward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -74,10 +74,10 @@ class _Buffers:
         sizes = [rows, sums * rows * _wide(size)]
         if key.shape[1] != heads:
             sizes += [batch * key.shape[2] * heads * size * query.element_size()] * 2
-        with _held(mode, func, query, [_copy(one) for one in (gradient, out)]):
+        with _allocated(mode, func, query, [_copy(tensor) for tensor in (gradient, out)]):
             results = mode.quietly(func, *args, **kwargs)
             mode.see(results, func)
-            with _held(mode, func, query, sizes):
+            with _allocated(mode, func, query, sizes):
                 return results
 
     def efficient(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -94,7 +94,7 @@ class _Buffers:
         query, value = args[0], args[2]
         large = max(query.shape[-1], value.shape[-1]) > _KEPT_IN_REGISTERS
         with (
-            _held(mode, func, query, [4 * out.numel()] if large and query.element_size() < 4 else []),
+            _allocated(mode, func, query, [4 * out.numel()] if large and query.element_size() < 4 else []),
             mode,
         ):
             return (out, sums, *(state or [torch.empty((), dtype=torch.int64) for _ in range(2)]))
@@ -108,24 +108,26 @@ class _Buffers:
         """
         gradient, query, key, value = args[:4]
         rows = query.shape[:2].numel() * key.shape[2] * query.element_size()
-        whole = [rows * one.shape[3] for one in (key, value)] if key.shape[1] != query.shape[1] else []
+        expanded = (
+            [rows * tensor.shape[3] for tensor in (key, value)] if key.shape[1] != query.shape[1] else []
+        )
         blocks = _Blocks.of(self.gpu, query, value, dropout=bool(args[9]))
         products = 4 * gradient.numel()
         sums = 4 * query.shape[:3].numel()
         alike = query.shape[1] == 1 or query.shape[2] == 1  # then no copy is needed to transpose the sums
-        with _held(mode, func, query, [_copy(gradient)]):
+        with _allocated(mode, func, query, [_copy(gradient)]):
             results = mode.quietly(func, *args, **kwargs)
             mode.see(results, func)
-            with _held(mode, func, query, whole):
+            with _allocated(mode, func, query, expanded):
                 if blocks.computes_delta:
-                    delta = _take(mode, func, query, sums)
+                    delta = _allocate(mode, func, query, sums)
                 else:
                     passing = [products] * (3 if query.element_size() < 4 else 1) + ([] if alike else [sums])
-                    with _held(mode, func, query, passing):
-                        delta = _take(mode, func, query, sums)
-                workspace = _take(mode, func, query, blocks.workspace(query, key, value))
+                    with _allocated(mode, func, query, passing):
+                        delta = _allocate(mode, func, query, sums)
+                workspace = _allocate(mode, func, query, blocks.workspace(query, key, value))
                 for block in (delta, workspace):
-                    mode.ledger.give_back(block, mode.layers.place())
+                    mode.ledger.free(block, mode.layers.scope())
         return results
 
     def _splits(self, query: torch.Tensor, key: torch.Tensor) -> int:
@@ -195,17 +197,17 @@ class _Blocks:
 
 
 @contextmanager
-def _held(mode: CountingFakeMode, func: Any, beside: Any, sizes: Sequence[int]) -> Iterator[None]:
+def _allocated(mode: CountingFakeMode, func: Any, beside: Any, sizes: Sequence[int]) -> Iterator[None]:
     """Hold buffers on the device of a tensor inside this context; the last is freed first."""
-    blocks = [_take(mode, func, beside, size) for size in sizes if size]
+    blocks = [_allocate(mode, func, beside, size) for size in sizes if size]
     yield
     for block in reversed(blocks):
-        mode.ledger.give_back(block, mode.layers.place())
+        mode.ledger.free(block, mode.layers.scope())
 
 
-def _take(mode: CountingFakeMode, func: Any, beside: Any, size: int) -> Block:
+def _allocate(mode: CountingFakeMode, func: Any, beside: Any, size: int) -> Block:
     row = mode.ledger.device_row(beside.fake_device)
-    return mode.held(size, func, mode.layers.place(), Category.TEMPORARY, row)
+    return mode.allocate(size, func, mode.layers.scope(), Category.TEMPORARY, row)
 
 
 def _copy(tensor: torch.Tensor) -> int:

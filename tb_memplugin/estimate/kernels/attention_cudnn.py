@@ -144,7 +144,7 @@ class _Workspaces:
         causal = args[6] if len(args) > 6 else kwargs.get("is_causal", False)
         call = CudnnAttention.of(args[:3], dropout, causal, self.gpu)
         mode.passing(
-            [call.forward_bytes()], func, mode.layers.place(), mode.ledger.device_row(out.fake_device)
+            [call.forward_bytes()], func, mode.layers.scope(), mode.ledger.device_row(out.fake_device)
         )
         return results
 
@@ -156,7 +156,7 @@ class _Workspaces:
         copied = gradient.numel() * gradient.element_size() if gradient.stride(-1) != 1 else 0
         call = CudnnAttention.of(args[1:4], args[13], args[14], self.gpu)
         row = mode.ledger.device_row(gradient.fake_device)
-        mode.passing([copied, call.backward_bytes()], func, mode.layers.place(), row)
+        mode.passing([copied, call.backward_bytes()], func, mode.layers.scope(), row)
         return results
 
 

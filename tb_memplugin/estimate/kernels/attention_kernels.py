@@ -86,8 +86,8 @@ def kernel(call: Call) -> str:
 
 def _order(gpu: GpuSpec | None) -> tuple[str, ...]:
     """Return the names of the kernels to try: the program's own order, if it has one, else the GPU's."""
-    known: Any = getattr(torch._C, "_get_sdp_priority_order", list)  # torch 2.6 has none
-    chosen = [number for number in known() if number in NUMBERS]
+    priority_order: Any = getattr(torch._C, "_get_sdp_priority_order", list)  # torch 2.6 has none
+    chosen = [number for number in priority_order() if number in NUMBERS]
     if chosen and chosen not in USUAL_ORDERS:
         return tuple(NUMBERS[number] for number in chosen)
     return (*(gpu.sdpa_order if gpu is not None else DEFAULT_ORDER), "cudnn")
@@ -176,7 +176,7 @@ def _mask_suits_cudnn(call: Call) -> bool:
     if mask is None:
         return True
     wanted = (*call.query.shape[:2], call.query.shape[-2], call.key.shape[-2])[-mask.dim() :]
-    alike = all(size in (1, whole) for size, whole in zip(mask.shape, wanted, strict=False))
+    alike = all(size in (1, full) for size, full in zip(mask.shape, wanted, strict=False))
     return not mask.requires_grad and mask.dim() in (2, 4) and alike
 
 

@@ -54,51 +54,53 @@ class _Dimension:
     """A dimension of the iteration; strides in elements, that of the output is 0 if it is reduced."""
 
     size: int
-    out: int
-    given: int
+    out_stride: int
+    in_stride: int
 
 
-def reduction_buffers(given: Layout, reduced: Collection[int], partial: int, gpu: GpuSpec) -> list[list[int]]:
+def reduction_buffers(
+    layout: Layout, reduced: Collection[int], partial: int, gpu: GpuSpec
+) -> list[list[int]]:
     """Return the sizes in bytes of the buffers of each kernel that a reduction starts, in order.
 
     Args:
-        given: what is reduced.
+        layout: of what is reduced.
         reduced: the dimensions that are reduced, each from 0 on.
         partial: bytes of a partial result (`arg_t`).
         gpu: the GPU that reduces it.
     """
-    if not given.shape or not prod(given.shape):
+    if not layout.shape or not prod(layout.shape):
         return []
-    kernels = _halved(_dimensions(given, reduced), given.dtype.itemsize)
-    return [_of_kernel(one, given, partial, gpu) for one in kernels]
+    kernels = _halved(_dimensions(layout, reduced), layout.dtype.itemsize)
+    return [_of_kernel(dimensions, layout, partial, gpu) for dimensions in kernels]
 
 
-def _dimensions(given: Layout, reduced: Collection[int]) -> list[_Dimension]:
+def _dimensions(layout: Layout, reduced: Collection[int]) -> list[_Dimension]:
     """Return the dimensions, reduced ones first, each group from the fastest on, with neighbours joined."""
-    kept = [size for row, size in enumerate(given.shape) if row not in reduced]
+    kept = [size for row, size in enumerate(layout.shape) if row not in reduced]
     steps = iter([prod(kept[row + 1 :]) for row in range(len(kept))])
-    whole = [
-        _Dimension(size, 0 if row in reduced else next(steps), given.strides[row])
-        for row, size in enumerate(given.shape)
+    dimensions = [
+        _Dimension(size, 0 if row in reduced else next(steps), layout.strides[row])
+        for row, size in enumerate(layout.shape)
     ]
     order: list[_Dimension] = []
-    for one in reversed(whole):
+    for dimension in reversed(dimensions):
         at = len(order)
         for row in range(len(order) - 1, -1, -1):
-            comparison = _comes_after(order[row], one)
+            comparison = _comes_after(order[row], dimension)
             if comparison < 0:
                 break
             if comparison > 0:
                 at = row
-        order.insert(at, one)
+        order.insert(at, dimension)
     return _joined(order)
 
 
 def _comes_after(first: _Dimension, second: _Dimension) -> int:
     """Return 1 if the first dimension belongs after the second, -1 if before, 0 if that is open."""
-    if (first.out == 0) != (second.out == 0):
-        return 1 if second.out == 0 else -1
-    for left, right in ((first.out, second.out), (first.given, second.given)):
+    if (first.out_stride == 0) != (second.out_stride == 0):
+        return 1 if second.out_stride == 0 else -1
+    for left, right in ((first.out_stride, second.out_stride), (first.in_stride, second.in_stride)):
         if left == 0 or right == 0:
             continue
         if left != right:
@@ -109,24 +111,30 @@ def _comes_after(first: _Dimension, second: _Dimension) -> int:
 
 
 def _joined(order: list[_Dimension]) -> list[_Dimension]:
-    found = order[:1]
-    for one in order[1:]:
-        last = found[-1]
-        alike = last.size * last.out == one.out and last.size * last.given == one.given
+    joined = order[:1]
+    for dimension in order[1:]:
+        last = joined[-1]
+        alike = (
+            last.size * last.out_stride == dimension.out_stride
+            and last.size * last.in_stride == dimension.in_stride
+        )
         if last.size == 1:
-            found[-1] = one
-        elif one.size == 1 or alike:
-            last.size *= one.size
+            joined[-1] = dimension
+        elif dimension.size == 1 or alike:
+            last.size *= dimension.size
         else:
-            found.append(one)
-    return found
+            joined.append(dimension)
+    return joined
 
 
 def _halved(dimensions: list[_Dimension], element: int) -> list[list[_Dimension]]:
     """Return the iterations into which one is divided until 32 bits can index each (with_32bit_indexing)."""
-    extents = [(one.size - 1) * max(one.given, one.out) * element for one in dimensions]
-    last = sum((one.size - 1) * one.given * element for one in dimensions)
-    if last < _LARGEST and prod(one.size for one in dimensions) <= _LARGEST:
+    extents = [
+        (dimension.size - 1) * max(dimension.in_stride, dimension.out_stride) * element
+        for dimension in dimensions
+    ]
+    last = sum((dimension.size - 1) * dimension.in_stride * element for dimension in dimensions)
+    if last < _LARGEST and prod(dimension.size for dimension in dimensions) <= _LARGEST:
         return [dimensions]
     at = max(range(len(extents)), key=lambda row: (extents[row], row))
     size = dimensions[at].size
@@ -134,26 +142,28 @@ def _halved(dimensions: list[_Dimension], element: int) -> list[list[_Dimension]
         [*dimensions[:at], replace(dimensions[at], size=half), *dimensions[at + 1 :]]
         for half in (size // 2, size - size // 2)
     )
-    return [one for part in parts for one in _halved(part, element)]
+    return [iteration for part in parts for iteration in _halved(part, element)]
 
 
-def _of_kernel(dimensions: list[_Dimension], given: Layout, partial: int, gpu: GpuSpec) -> list[int]:
-    reduced = [one for one in dimensions if one.out == 0]
-    outputs = prod(one.size for one in dimensions if one.out)
-    inputs = prod(one.size for one in reduced)
+def _of_kernel(dimensions: list[_Dimension], layout: Layout, partial: int, gpu: GpuSpec) -> list[int]:
+    reduced = [dimension for dimension in dimensions if dimension.out_stride == 0]
+    outputs = prod(dimension.size for dimension in dimensions if dimension.out_stride)
+    inputs = prod(dimension.size for dimension in reduced)
     along_input = len(reduced) == len(dimensions) or (
-        bool(reduced) and dimensions[0].given < dimensions[len(reduced)].given
+        bool(reduced) and dimensions[0].in_stride < dimensions[len(reduced)].in_stride
     )
     fastest = dimensions[0 if along_input else len(reduced)]
     wide, tall = (inputs, outputs) if along_input else (outputs, inputs)
     loaded = 1
-    if fastest.given == 1:
+    if fastest.in_stride == 1:
         if along_input and wide >= 128 and len(reduced) == 1:
             wide //= _VECTOR
         elif not along_input:
-            loaded = _vector_of_outputs(dimensions, len(reduced), given.offset)
+            loaded = _vector_of_outputs(dimensions, len(reduced), layout.offset)
             wide //= loaded
-    width, height = _block((_BLOCK // 2 if given.dtype is torch.complex128 else _BLOCK) // loaded, wide, tall)
+    width, height = _block(
+        (_BLOCK // 2 if layout.dtype is torch.complex128 else _BLOCK) // loaded, wide, tall
+    )
     step = width if along_input else 1
     steps_of_output = 1 if along_input else width
     if -(-inputs // step) < min(height * 16, _MOST_VALUES):
@@ -173,12 +183,12 @@ def _of_kernel(dimensions: list[_Dimension], given: Layout, partial: int, gpu: G
 
 def _vector_of_outputs(dimensions: list[_Dimension], reduced: int, offset: int) -> int:
     """Return how many outputs a thread computes at once (get_output_vec_size)."""
-    steps = [one.given for row, one in enumerate(dimensions) if row != reduced]
-    found = _VECTOR
+    steps = [dimension.in_stride for row, dimension in enumerate(dimensions) if row != reduced]
+    vector = _VECTOR
     for number in (offset, dimensions[reduced].size, *steps):
-        while number % found:
-            found //= 2
-    return found
+        while number % vector:
+            vector //= 2
+    return vector
 
 
 def _block(threads: int, wide: int, tall: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from tb_memplugin.estimate.kernels.reductions import Reducer
 from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution, Operand
 from tb_memplugin.estimate.libraries.cudnn.questions import Cudnn, installed
 from tb_memplugin.estimate.run.correction import Correction, Target
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.trace import Category
@@ -104,9 +104,9 @@ class Convolutions(Correction):
             return result
         call = _Call(self, mode, func, result.device, Layer.of(args[3:], args[0].dim() - 2))
         weight = _image(args[1])
-        with call.sequence(args[0]) as given:
-            last = reads_channels_last(given, weight)
-            with call.copied(given, last) as read:
+        with call.sequence(args[0]) as data:
+            last = reads_channels_last(data, weight)
+            with call.copied(data, last) as read:
                 mode.see([result], func)
                 out = _image(result).dense(last)
                 with call.copied(weight, last) as filters:
@@ -121,31 +121,31 @@ class Convolutions(Correction):
             return results
         call = _Call(self, mode, func, args[0].device, Layer.of(args[4:], args[0].dim() - 2))
         gradient, weight = _image(args[0]), _image(args[2])
-        with call.sequence(args[1]) as given:
-            if is_pytorchs_own(given, weight, call.layer):
+        with call.sequence(args[1]) as data:
+            if is_pytorchs_own(data, weight, call.layer):
                 mode.see(results[:2], func)
-                for one in (gradient, given):
-                    with call.copied(one, channels_last=False):
+                for view in (gradient, data):
+                    with call.copied(view, channels_last=False):
                         pass
             else:
-                self._gradients(call, results, gradient, given, weight)
+                self._gradients(call, results, gradient, data, weight)
         if results[2] is not None:
             mode.see(results[2:], func)
             kept = [axis for axis in range(args[0].dim()) if axis != 1]
-            Reducer(self.target).record(mode, func, call.place, call.row, Layout.of(args[0]), kept)
+            Reducer(self.target).record(mode, func, call.scope, call.row, Layout.of(args[0]), kept)
         return results
 
     def _gradients(
-        self, call: _Call, results: Sequence[Any], gradient: View, given: View, weight: View
+        self, call: _Call, results: Sequence[Any], gradient: View, data: View, weight: View
     ) -> None:
         """Record that cuDNN computes the gradients of input and weight, one after the other."""
         transposed = call.layer.transposed
-        with ExitStack() as held:
+        with ExitStack() as copies:
             if results[1] is not None:
-                given = held.enter_context(call.copied(given, reads_channels_last(given, weight)))
-            last = given.is_channels_last
+                data = copies.enter_context(call.copied(data, reads_channels_last(data, weight)))
+            last = data.is_channels_last
             if transposed or gradient.is_channels_last != last:
-                gradient = held.enter_context(call.copied(gradient, last))
+                gradient = copies.enter_context(call.copied(gradient, last))
             if results[0] is not None:
                 last = reads_channels_last(gradient, weight)
                 call.mode.see(results[:1], call.func)
@@ -153,8 +153,8 @@ class Convolutions(Correction):
                 with call.copied(weight, last) as filters, call.copied(gradient, last) as read:
                     call.compute("forward" if transposed else "input", read, filters, out)
             if results[1] is not None:
-                last = reads_channels_last(given, gradient)
-                y, x = (given, gradient) if transposed else (gradient, given)
+                last = reads_channels_last(data, gradient)
+                y, x = (data, gradient) if transposed else (gradient, data)
                 with call.copied(y, last) as y_read, call.copied(x, last) as x_read:
                     call.mode.see(results[1:2], call.func)
                     call.compute("weight", x_read, _image(results[1]).dense(last), y_read)
@@ -170,7 +170,7 @@ class Convolutions(Correction):
             return 0
         last = reads_channels_last(x, w)
         x_read, w_read, y_read = (
-            Operand(one.shape, one.described_strides(last), one.alignment) for one in (x, w, y)
+            Operand(view.shape, view.described_strides(last), view.alignment) for view in (x, w, y)
         )
         size = self._asked.workspace_bytes(
             self.target.gpu,
@@ -200,9 +200,9 @@ class Convolutions(Correction):
         if self._asked is None:
             return
         if self._answered:
-            told = _COUNTED.format(self._asked.version)
-            told += _REFUSED.format(self._refused, self._asked.refusal) if self._refused else ""
-            self.target.note(told + (_BENCHMARK if torch.backends.cudnn.benchmark else ""))
+            note = _COUNTED.format(self._asked.version)
+            note += _REFUSED.format(self._refused, self._asked.refusal) if self._refused else ""
+            self.target.note(note + (_BENCHMARK if torch.backends.cudnn.benchmark else ""))
         else:
             more = max((most - mode.ledger.peaks[row] for row, most in self._most.items()), default=0)
             why = "no GPU is named" if self.target.gpu is None else self._asked.refusal
@@ -216,7 +216,7 @@ class _Call:
         self, owner: Convolutions, mode: CountingFakeMode, func: Any, device: torch.device, layer: Layer
     ) -> None:
         self.owner, self.mode, self.func, self.layer = owner, mode, func, layer
-        self.place: Place = mode.layers.place()
+        self.scope: Scope = mode.layers.scope()
         self.row = mode.ledger.device_row(device)
 
     @contextmanager
@@ -235,15 +235,15 @@ class _Call:
         if read is view:
             yield view
             return
-        with self.held(view.bytes):
+        with self.allocated(view.bytes):
             yield read
 
     @contextmanager
-    def held(self, size: int) -> Iterator[None]:
+    def allocated(self, size: int) -> Iterator[None]:
         """Hold memory of some bytes."""
-        block = self.mode.held(size, self.func, self.place, Category.TEMPORARY, self.row)
+        block = self.mode.allocate(size, self.func, self.scope, Category.TEMPORARY, self.row)
         yield
-        self.mode.ledger.give_back(block, self.place)
+        self.mode.ledger.free(block, self.scope)
 
     def compute(self, computes: str, read: View, weight: View, out: View) -> None:
         """Record the workspace of one call of cuDNN.
@@ -261,7 +261,7 @@ class _Call:
         usual = usual_bytes(x, weight, y)
         self.owner.remember(self.row, self.mode.ledger.allocated[self.row] + usual)
         if size:
-            with self.held(size):
+            with self.allocated(size):
                 pass
 
 
@@ -271,22 +271,22 @@ def _image(tensor: torch.Tensor) -> View:
     return view.with_height() if len(view.shape) == 3 else view
 
 
-def is_pytorchs_own(given: View, weight: View, layer: Layer) -> bool:
+def is_pytorchs_own(data: View, weight: View, layer: Layer) -> bool:
     """Whether a kernel of PyTorch computes a convolution, without a workspace.
 
     That is so for depthwise ones in the usual format, but for some in float16 (Convolution.cpp,
     use_cudnn_depthwise).
     """
-    channels = given.shape[1]
-    if layer.transposed or not 1 < layer.groups == channels or reads_channels_last(given, weight):
+    channels = data.shape[1]
+    if layer.transposed or not 1 < layer.groups == channels or reads_channels_last(data, weight):
         return False
-    if given.dtype is not torch.float16 or len(given.shape) != 4 or channels < 32:
+    if data.dtype is not torch.float16 or len(data.shape) != 4 or channels < 32:
         return True
     first, second = layer.stride
-    height, width = given.shape[2:]
+    height, width = data.shape[2:]
     if set(layer.dilation) != {1} or not (first == second or height == 1):
         return True
-    return not _cudnn_is_faster(given.shape[0], channels, height, width, weight.shape[2:], second)
+    return not _cudnn_is_faster(data.shape[0], channels, height, width, weight.shape[2:], second)
 
 
 def _cudnn_is_faster(
@@ -320,11 +320,11 @@ def copied_bytes(tensor: torch.Tensor, form: torch.memory_format) -> int:
     return 0 if tensor.is_contiguous(memory_format=form) else tensor.numel() * tensor.element_size()
 
 
-def usual_bytes(given: View, weight: View, result: View) -> int:
+def usual_bytes(data: View, weight: View, result: View) -> int:
     """Return the bytes that a workspace usually has at most, but for 16 MiB: those of copies of all three.
 
     Kernels for channels-last in half precision need no copies.
     """
-    if reads_channels_last(given, weight) and given.dtype in _HALF:
+    if reads_channels_last(data, weight) and data.dtype in _HALF:
         return 0
-    return given.bytes + weight.bytes + result.bytes
+    return data.bytes + weight.bytes + result.bytes

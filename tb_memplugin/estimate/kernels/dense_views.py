@@ -34,8 +34,8 @@ class View:
     @property
     def alignment(self) -> int:
         """The largest power of two up to 32 that divides the address in bytes (Conv_v8.cpp)."""
-        place = self.offset * self.dtype.itemsize
-        return min(place & -place, 32) if place else 32
+        address = self.offset * self.dtype.itemsize
+        return min(address & -address, 32) if address else 32
 
     @property
     def is_channels_last(self) -> bool:
@@ -60,8 +60,8 @@ class View:
         """Return this view if it is contiguous in a memory format, else that of a copy in the format."""
         wanted = dense_strides(self.shape, channels_last)
         if not prod(self.shape) or all(
-            size == 1 or one == other
-            for size, one, other in zip(self.shape, self.strides, wanted, strict=True)
+            size == 1 or stride == other
+            for size, stride, other in zip(self.shape, self.strides, wanted, strict=True)
         ):
             return self
         return View(self.shape, wanted, self.dtype)
@@ -70,8 +70,8 @@ class View:
         """Return the strides as cuDNN is told: dimensions of one element get those of a dense tensor."""
         wanted = dense_strides(self.shape, channels_last)
         return tuple(
-            other if size == 1 else one
-            for size, one, other in zip(self.shape, self.strides, wanted, strict=True)
+            other if size == 1 else stride
+            for size, stride, other in zip(self.shape, self.strides, wanted, strict=True)
         )
 
 

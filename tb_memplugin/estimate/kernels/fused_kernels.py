@@ -30,10 +30,10 @@ class FusedKernels(Correction):
 
     def rules(self) -> dict[Any, Rule]:
         """Return rules for the operators whose results FakeTensorMode does not know."""
-        found: dict[Any, Rule] = {aten.mish_backward.default: _mish_backward}
+        rules: dict[Any, Rule] = {aten.mish_backward.default: _mish_backward}
         if self.target.device_type == "cuda" and HAS_RMS_NORM:
-            found[aten._fused_rms_norm.default] = _fused_rms_norm
-        return found
+            rules[aten._fused_rms_norm.default] = _fused_rms_norm
+        return rules
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Register a CUDA kernel, so that autograd passes the operator to the mode undecomposed."""
@@ -56,13 +56,13 @@ def _fused_rms_norm(
     mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any]:
     """Return the result, and a number for each row, in the accumulation dtype, which backward reads."""
-    given, shape = args[0], args[1]
-    rows = (*given.shape[: given.dim() - len(shape)], *(1 for _ in shape))
-    dtype = torch.float64 if given.dtype is torch.float64 else torch.float32
+    data, shape = args[0], args[1]
+    rows = (*data.shape[: data.dim() - len(shape)], *(1 for _ in shape))
+    dtype = torch.float64 if data.dtype is torch.float64 else torch.float32
 
     def run() -> tuple[Any, Any]:
-        result = mode.quietly(aten.empty_like.default, given, memory_format=torch.contiguous_format)
-        return result, mode.quietly(aten.empty.memory_format, rows, dtype=dtype, device=given.device)
+        result = mode.quietly(aten.empty_like.default, data, memory_format=torch.contiguous_format)
+        return result, mode.quietly(aten.empty.memory_format, rows, dtype=dtype, device=data.device)
 
-    made: tuple[Any, Any] = copied_around(mode, func, given, run)
-    return made
+    results: tuple[Any, Any] = copied_around(mode, func, data, run)
+    return results

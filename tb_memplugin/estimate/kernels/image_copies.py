@@ -14,7 +14,7 @@ from torch._prims_common import suggest_memory_format
 
 from tb_memplugin.estimate.kernels.convolutions import copied_bytes
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 
 _READ = (
@@ -46,11 +46,11 @@ class ImageCopies(Correction):
         return {getattr(torch.ops.aten, name).default: _copied for name in _READ}
 
 
-def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     read = args[0]
     if read.device.type != "cuda":
         return
     like = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else read
     form = suggest_memory_format(like)
     if func._schema.name != _READS_STRIDES or form is torch.contiguous_format:
-        mode.passing([copied_bytes(read, form)], func, place, mode.ledger.device_row(read.device))
+        mode.passing([copied_bytes(read, form)], func, scope, mode.ledger.device_row(read.device))

@@ -11,7 +11,7 @@ import torch
 from tb_memplugin.estimate.kernels.radix_sort import sort_bytes
 from tb_memplugin.estimate.kernels.reductions import ANY_GPU
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.trace import Category
 
@@ -55,25 +55,25 @@ class KernelBuffers(Correction):
         }
 
     def _accumulated_at(
-        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
     ) -> None:
         """Record what adds values at indices, as the derivative of indexing does.
 
         These are the indices, a contiguous copy of the values, the sorted indices with their order, and what
         they are sorted with (cuda/Indexing.cu, index_put_with_sort_kernel).
         """
-        indices, values = [one for one in args[1] if one is not None], args[2]
+        indices, values = [index for index in args[1] if index is not None], args[2]
         if len(args) < 4 or not args[3] or not _counts(mode, out) or not indices:
             return
-        if any(one.dtype in (torch.bool, torch.uint8) for one in indices):
+        if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
             return
-        count = prod(torch.broadcast_shapes(*(one.shape for one in indices)))
+        count = prod(torch.broadcast_shapes(*(index.shape for index in indices)))
         if not count:
             return
-        rows = prod(out.shape[row] for row, one in enumerate(args[1]) if one is not None)
+        rows = prod(out.shape[row] for row, index in enumerate(args[1]) if index is not None)
         temporary = sort_bytes(count, 8, 8, self.target.gpu or ANY_GPU, bits=max(1, (rows - 1).bit_length()))
         sizes = [8 * count, _copy(values), *[8 * count] * 3, temporary]
-        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+        mode.passing(sizes, func, scope, mode.ledger.device_row(out.fake_device))
 
 
 class OtherTypes(Correction):
@@ -109,15 +109,15 @@ def copied_around(
     """
     if first.fake_device.type != mode.ledger.device_type:
         return run()
-    place, row = mode.layers.place(), mode.ledger.device_row(first.fake_device)
+    scope, row = mode.layers.scope(), mode.ledger.device_row(first.fake_device)
     size = _copy(first)
-    held = mode.held(size, func, place, Category.TEMPORARY, row) if size else None
+    block = mode.allocate(size, func, scope, Category.TEMPORARY, row) if size else None
     out = run()
     mode.see(out, func)
     if last is not None:
-        mode.passing([_copy(last)], func, place, row)
-    if held is not None:
-        mode.ledger.give_back(held, place)
+        mode.passing([_copy(last)], func, scope, row)
+    if block is not None:
+        mode.ledger.free(block, scope)
     return out
 
 
@@ -156,14 +156,14 @@ def _normalized(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs
 
 
 def _straightened(count: int) -> After:
-    def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
         first = args[0]
         if first.fake_device.type != mode.ledger.device_type:
             return
         if func is aten.embedding_dense_backward.default and first.fake_device.type == "cuda":
             return
-        sizes = [_copy(one) for one in args[:count]]
-        mode.passing(sizes, func, place, mode.ledger.device_row(first.fake_device))
+        sizes = [_copy(tensor) for tensor in args[:count]]
+        mode.passing(sizes, func, scope, mode.ledger.device_row(first.fake_device))
 
     return run
 
@@ -173,30 +173,30 @@ def _copy(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 
-def _accumulated(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _accumulated(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     if args[0].dim():
-        _converted(mode, func, args[:1], out, place)
+        _converted(mode, func, args[:1], out, scope)
 
 
-def _chosen_from(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    _converted(mode, func, args[1:3], out, place)
+def _chosen_from(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    _converted(mode, func, args[1:3], out, scope)
 
 
-def _converted(mode: CountingFakeMode, func: Any, given: tuple[Any, ...], out: Any, place: Place) -> None:
+def _converted(mode: CountingFakeMode, func: Any, tensors: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record copies of tensors in the dtype of the result."""
     if _counts(mode, out):
-        sizes = [one.numel() * out.element_size() for one in given if one.dtype is not out.dtype]
-        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+        sizes = [tensor.numel() * out.element_size() for tensor in tensors if tensor.dtype is not out.dtype]
+        mode.passing(sizes, func, scope, mode.ledger.device_row(out.fake_device))
 
 
-def _complex(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-    given = args[0]
-    if given.dtype.is_complex and _counts(mode, out):
-        size = given.numel() * given.element_size()
-        mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
+def _complex(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    tensor = args[0]
+    if tensor.dtype.is_complex and _counts(mode, out):
+        size = tensor.numel() * tensor.element_size()
+        mode.passing([size], func, scope, mode.ledger.device_row(out.fake_device))
 
 
-def _scattered(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _scattered(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record the prefix sum of the mask, 8 bytes for each element, and the expanded mask if it is broadcast.
 
     Source: maskPrefixSum of masked_scatter_cuda in IndexKernel.cpp.
@@ -205,7 +205,7 @@ def _scattered(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: An
     if not _counts(mode, out):
         return
     spread = out.numel() if mask.numel() < out.numel() else 0
-    mode.passing([spread, 8 * out.numel()], func, place, mode.ledger.device_row(out.fake_device))
+    mode.passing([spread, 8 * out.numel()], func, scope, mode.ledger.device_row(out.fake_device))
 
 
 def _counts(mode: CountingFakeMode, out: Any) -> bool:
@@ -225,22 +225,22 @@ class SafeSoftmax(Correction):
         return {packet.default: _masked_rows} if packet is not None else {}
 
 
-def _masked_rows(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _masked_rows(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record a byte for each score, a byte for each row and a zero, while scores and result are live."""
     if _counts(mode, out):
         rows = out.numel() // out.shape[args[1]]
         sizes = [out.numel(), rows, out.element_size()]
-        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+        mode.passing(sizes, func, scope, mode.ledger.device_row(out.fake_device))
 
 
-def _weighted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _weighted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record the product of gradient and result, which the kernel reads (cuda/SoftMax.cu)."""
     if _counts(mode, out):
         size = args[0].numel() * args[0].element_size()
-        mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
+        mode.passing([size], func, scope, mode.ledger.device_row(out.fake_device))
 
 
-def _bags(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _bags(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record a copy of the gradient, and what sums and means of bags sort (cuda/EmbeddingBag.cu)."""
     gradient, indices, weights, by_frequency, kind = args[0], args[1], args[6], args[7], args[8]
     if not _counts(mode, out):
@@ -249,28 +249,28 @@ def _bags(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, pl
     if kind != _MAXIMUM:
         sizes += [indices.numel() * indices.element_size()] * by_frequency
         sizes += _sorted(indices, weights, gradient)
-    mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+    mode.passing(sizes, func, scope, mode.ledger.device_row(out.fake_device))
 
 
-def _embedding(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _embedding(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record the sorted indices, segments of equal indices, and a float32 row for each partial sum."""
     gradient, indices, weights, _, by_frequency = args[:5]
     count = indices.numel()
     if out.fake_device.type != "cuda":
         return
     if count <= _WITHOUT_SORTING and not by_frequency:
-        mode.passing([_copy(gradient)], func, place, mode.ledger.device_row(out.fake_device))
+        mode.passing([_copy(gradient)], func, scope, mode.ledger.device_row(out.fake_device))
         return
     counts = [count * indices.element_size()] * bool(by_frequency)
     mode.passing(
         [_copy(gradient), *counts, *_sorted(indices, weights, gradient)],
         func,
-        place,
+        scope,
         mode.ledger.device_row(out.fake_device),
     )
 
 
-def _differences(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _differences(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record a gradient for each coordinate of each pair of points (cuda/DistanceKernel.cu)."""
     if not _counts(mode, out):
         return
@@ -278,42 +278,42 @@ def _differences(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: 
     if func is aten._pdist_backward.default:
         pairs = args[1].shape[0] * (args[1].shape[0] - 1)
     size = pairs * out.shape[-1] * out.element_size()
-    mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
+    mode.passing([size], func, scope, mode.ledger.device_row(out.fake_device))
 
 
-def _averaged(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _averaged(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record how many elements meet at each place, ones that are counted, and a mask (scatter_reduce)."""
     if args[4] == "mean" and _counts(mode, out):
         sizes = [out.numel() * out.element_size(), args[3].numel() * out.element_size(), out.numel()]
-        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+        mode.passing(sizes, func, scope, mode.ledger.device_row(out.fake_device))
 
 
-def _searched(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _searched(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record contiguous copies of the sorted rows and of what is looked for (cuda/Bucketization.cu)."""
     if _counts(mode, out):
-        sizes = [_copy(one) for one in args[:2]]
-        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+        sizes = [_copy(tensor) for tensor in args[:2]]
+        mode.passing(sizes, func, scope, mode.ledger.device_row(out.fake_device))
 
 
-def _probabilities(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _probabilities(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record the probabilities in float32 (cuda/DistributionTemplates.h, bernoulli_kernel)."""
-    given = args[-1]
-    if _counts(mode, out) and isinstance(given, torch.Tensor) and given.device.type == "cuda":
-        size = 0 if given.dtype in (torch.float32, torch.float64) else 4 * given.numel()
-        mode.passing([size], func, place, mode.ledger.device_row(out.fake_device))
+    probabilities = args[-1]
+    if _counts(mode, out) and isinstance(probabilities, torch.Tensor) and probabilities.device.type == "cuda":
+        size = 0 if probabilities.dtype in (torch.float32, torch.float64) else 4 * probabilities.numel()
+        mode.passing([size], func, scope, mode.ledger.device_row(out.fake_device))
 
 
-def _drawn(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _drawn(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record random numbers for each probability and the largest of them, or three tensors of probabilities.
 
     Sources: Distributions.cpp (multinomial_out) and cuda/MultinomialKernel.cu, which draws with replacement.
     """
-    given, count, again = args[0], args[1], len(args) > 2 and args[2]
+    probabilities, count, again = args[0], args[1], len(args) > 2 and args[2]
     if _counts(mode, out):
-        size, several = given.numel() * given.element_size(), count > 1
-        largest = out.numel() * given.element_size() * several
+        size, several = probabilities.numel() * probabilities.element_size(), count > 1
+        largest = out.numel() * probabilities.element_size() * several
         sizes = [size] * 3 if again and several else [size, largest]
-        mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+        mode.passing(sizes, func, scope, mode.ledger.device_row(out.fake_device))
 
 
 def _sorted(indices: torch.Tensor, weights: int, gradient: torch.Tensor) -> list[int]:

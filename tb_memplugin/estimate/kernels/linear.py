@@ -25,7 +25,9 @@ class BiasInPlace(Correction):
         original: Any = functional.linear
 
         def linear(*args: Any, **kwargs: Any) -> Any:
-            if not mode.is_here or any(type(one) is not FakeTensor for one in (*args, *kwargs.values())):
+            if not mode.is_here or any(
+                type(argument) is not FakeTensor for argument in (*args, *kwargs.values())
+            ):
                 return original(*args, **kwargs)  # a real run also adds out of place for subclasses (DTensor)
             with mode.adding_in_place():
                 return original(*args, **kwargs)

@@ -35,7 +35,7 @@ class LossDerivatives(Correction):
             plain = type(input) is FakeTensor and mode.is_here and input.requires_grad
             if not plain or target.requires_grad or torch.is_inference_mode_enabled():
                 return original(input, target, weight, pos_weight, reduction)
-            tensors = [_cast(one) for one in (input, target, weight, pos_weight)]
+            tensors = [_cast(tensor) for tensor in (input, target, weight, pos_weight)]
             apply: Any = _WithLogits.apply
             return apply(original, *tensors, reduction)
 
@@ -51,33 +51,33 @@ def _cast(tensor: Any) -> Any:
 
 class _WithLogits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, original: Any, given: Any, target: Any, weight: Any, more: Any, how: int) -> Any:
-        ctx.save_for_backward(given, target, weight, more)
+    def forward(ctx: Any, original: Any, logits: Any, target: Any, weight: Any, more: Any, how: int) -> Any:
+        ctx.save_for_backward(logits, target, weight, more)
         ctx.how = how
-        return original(given, target, weight, more, how)
+        return original(logits, target, weight, more, how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        given, target, weight, more = ctx.saved_tensors
+        logits, target, weight, more = ctx.saved_tensors
         if torch.is_grad_enabled():  # for derivatives of derivatives, in steps that autograd can follow
-            answer = _in_steps(given, target, more) * gradients[0]
+            answer = _in_steps(logits, target, more) * gradients[0]
             answer = answer if weight is None else answer * weight
-            return None, answer / (given.numel() if ctx.how == _MEAN else 1), None, None, None, None
+            return None, answer / (logits.numel() if ctx.how == _MEAN else 1), None, None, None, None
         if more is None:
-            answer = given.sigmoid().sub_(target)
+            answer = logits.sigmoid().sub_(target)
         else:
             weighted = more.mul(target)
-            answer = weighted.add(1).sub_(target).mul_(given.sigmoid()).sub_(weighted)
+            answer = weighted.add(1).sub_(target).mul_(logits.sigmoid()).sub_(weighted)
         answer.mul_(gradients[0])
         if weight is not None:
             answer.mul_(weight)
         if ctx.how == _MEAN:
-            answer.div_(given.numel())
+            answer.div_(logits.numel())
         return None, answer, None, None, None, None
 
 
-def _in_steps(given: Any, target: Any, more: Any) -> Any:
+def _in_steps(logits: Any, target: Any, more: Any) -> Any:
     if more is None:
-        return given.sigmoid() - target
+        return logits.sigmoid() - target
     weighted = more * target
-    return (weighted + 1 - target) * given.sigmoid() - weighted
+    return (weighted + 1 - target) * logits.sigmoid() - weighted

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 
 aten = torch.ops.aten
@@ -28,12 +28,12 @@ class MatrixCopies(Correction):
         return {aten.mm.default: _copied, aten.addmm.default: _copied}
 
 
-def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     if out.fake_device.type != "cpu" or out.dtype not in _BY_BLAS:
         return
-    matrices = [one for one in args if isinstance(one, torch.Tensor) and one.dim() == 2]
-    sizes = [one.numel() * one.element_size() for one in matrices if not readable(one)]
-    mode.passing(sizes, func, place, mode.ledger.device_row(out.fake_device))
+    matrices = [argument for argument in args if isinstance(argument, torch.Tensor) and argument.dim() == 2]
+    sizes = [matrix.numel() * matrix.element_size() for matrix in matrices if not readable(matrix)]
+    mode.passing(sizes, func, scope, mode.ledger.device_row(out.fake_device))
 
 
 def readable(matrix: torch.Tensor) -> bool:

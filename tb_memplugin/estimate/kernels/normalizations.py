@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.trace import Category
 
@@ -37,39 +37,39 @@ class Normalizations(Correction):
         }
 
 
-def _group_norm(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _group_norm(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record a factor and a term for each channel; moments in float32 for half precision."""
-    given, weight, bias, rows, channels, pixels, groups = args[:7]
-    if given.device.type != "cuda":
+    data, weight, bias, rows, channels, pixels, groups = args[:7]
+    if data.device.type != "cuda":
         return
-    half = given.dtype in (torch.float16, torch.bfloat16)
-    size = max(4, given.element_size())
+    half = data.dtype in (torch.float16, torch.bfloat16)
+    size = max(4, data.element_size())
     affine = pixels > 1 and not (weight is None and bias is None)
     sizes = [rows * groups * size] * (2 * half) + [rows * channels * size] * (2 * affine)
-    mode.passing(sizes, func, place, mode.ledger.device_row(given.device))
+    mode.passing(sizes, func, scope, mode.ledger.device_row(data.device))
 
 
 def _group_norm_backward(
-    mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
+    mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
 ) -> None:
     """Record two sums for each channel, and for the gradient of the input two numbers for each group."""
-    given, weight, rows, channels, pixels, groups = args[1], *args[4:9]
-    if given.device.type != "cuda":
+    data, weight, rows, channels, pixels, groups = args[1], *args[4:9]
+    if data.device.type != "cuda":
         return
-    size = max(4, given.element_size())
+    size = max(4, data.element_size())
     by_channel, by_group = rows * channels * size, rows * groups * size
     sizes = [by_channel, by_channel]
     if out[0] is not None:
         sizes += [by_group, by_group, by_channel if weight is not None and pixels > 1 else 0]
-    mode.passing(sizes, func, place, mode.ledger.device_row(given.device))
+    mode.passing(sizes, func, scope, mode.ledger.device_row(data.device))
 
 
 def _batch_norm(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     out = mode.quietly(func, *args, **kwargs)
-    given, train = args[0], args[5]
-    if train and given.device.type == "cuda":
+    data, train = args[0], args[5]
+    if train and data.device.type == "cuda":
         mode.see(out, func)
-        _exchanged(mode, func, given, 4)
+        _exchanged(mode, func, data, 4)
     return out
 
 
@@ -77,36 +77,36 @@ def _batch_norm_backward(
     mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     out = mode.quietly(func, *args, **kwargs)
-    gradient, given, train = args[0], args[1], args[7]
-    if train and given.device.type == "cuda":
+    gradient, data, train = args[0], args[1], args[7]
+    if train and data.device.type == "cuda":
         mode.see(out[1:], func)
-        place, row = mode.layers.place(), mode.ledger.device_row(given.device)
-        size = given.shape[1] * max(4, given.element_size()) * _is_channels_last(given)
-        sums = [mode.held(size, func, place, Category.TEMPORARY, row) for _ in range(2) if size]
+        scope, row = mode.layers.scope(), mode.ledger.device_row(data.device)
+        size = data.shape[1] * max(4, data.element_size()) * _is_channels_last(data)
+        sums = [mode.allocate(size, func, scope, Category.TEMPORARY, row) for _ in range(2) if size]
         if _is_channels_last(gradient):
-            _exchanged(mode, func, given, 2)
+            _exchanged(mode, func, data, 2)
         mode.see(out[:1], func)
         for block in sums:
-            mode.ledger.give_back(block, place)
+            mode.ledger.free(block, scope)
     return out
 
 
-def _is_channels_last(given: Any) -> bool:
+def _is_channels_last(data: Any) -> bool:
     """Whether channels are the fastest dimension (batch_norm_choose_impl)."""
-    if given.is_contiguous():
-        return bool(given.stride(1) == 1)
-    return bool(given.dim() == 4 and given.is_contiguous(memory_format=torch.channels_last))
+    if data.is_contiguous():
+        return bool(data.stride(1) == 1)
+    return bool(data.dim() == 4 and data.is_contiguous(memory_format=torch.channels_last))
 
 
-def _exchanged(mode: CountingFakeMode, func: Any, given: Any, numbers: int) -> None:
+def _exchanged(mode: CountingFakeMode, func: Any, data: Any, numbers: int) -> None:
     """Record what blocks exchange if channels are the fastest dimension: numbers for each channel, a count.
 
     A block has 512 threads, each for 16 rows of a channel.
     """
-    if not _is_channels_last(given):
+    if not _is_channels_last(data):
         return
-    channels = given.shape[1]
-    rows = given.numel() // max(1, channels)
+    channels = data.shape[1]
+    rows = data.numel() // max(1, channels)
     across = min(_power(channels), 32)
     down = min(_power(-(-rows // 16)), 512 // across)
     if across * down != 512:
@@ -114,7 +114,7 @@ def _exchanged(mode: CountingFakeMode, func: Any, given: Any, numbers: int) -> N
     blocks = min(-(-rows // (down * 16)), 128)
     if blocks >= 8:
         sizes = [numbers * channels * blocks * 4, -(-channels // across) * 4]
-        mode.passing(sizes, func, mode.layers.place(), mode.ledger.device_row(given.device))
+        mode.passing(sizes, func, mode.layers.scope(), mode.ledger.device_row(data.device))
 
 
 def _power(number: int) -> int:

@@ -52,22 +52,22 @@ def _is_dimension(along: Any) -> bool:
 class _OfProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, original: Original, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.Tensor:
-        found = original(*args, **kwargs)
+        product = original(*args, **kwargs)
         ctx.along = _dimension(args, kwargs)
         ctx.lost = ctx.along is not None and not (args[2] if len(args) > 2 else kwargs.get("keepdim"))
-        ctx.save_for_backward(tensor, found)
-        return found
+        ctx.save_for_backward(tensor, product)
+        return product
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        tensor, found = ctx.saved_tensors
+        tensor, product = ctx.saved_tensors
         gradient = gradients[0]
         if ctx.lost:
-            gradient, found = gradient.unsqueeze(ctx.along), found.unsqueeze(ctx.along)
+            gradient, product = gradient.unsqueeze(ctx.along), product.unsqueeze(ctx.along)
         zero = tensor == 0
         looked = None if ctx.along is None else (zero, zero.sum(ctx.along, keepdim=True))
         del zero
-        answer = gradient * (found / tensor).conj()
+        answer = gradient * (product / tensor).conj()
         del looked  # live to the end, as in the real derivative
         return None, None, None, answer
 
@@ -75,15 +75,15 @@ class _OfProduct(torch.autograd.Function):
 class _OfRunningProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, original: Original, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.Tensor:
-        found = original(*args, **kwargs)
+        products = original(*args, **kwargs)
         ctx.along = _dimension(args, kwargs)
-        ctx.save_for_backward(tensor, found)
-        return found
+        ctx.save_for_backward(tensor, products)
+        return products
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        tensor, found = ctx.saved_tensors
-        weighted = found.conj() * gradients[0]
+        tensor, products = ctx.saved_tensors
+        weighted = products.conj() * gradients[0]
         zero = tensor == 0  # live to the end, as in the real derivative
         turned = weighted.flip(ctx.along)
         summed = turned.cumsum(ctx.along)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 
 _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -49,13 +49,19 @@ class Promotions(Correction):
         }
 
 
-def _promoted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _promoted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     if not isinstance(out, torch.Tensor) or out.device.type != mode.ledger.device_type:
         return
     compared, in_place = out.dtype is torch.bool, func._schema.is_mutable
     common = torch.result_type(*args[:2]) if len(args) > 1 and (compared or in_place) else out.dtype
-    copied = [one for one in args if isinstance(one, torch.Tensor) and one.dim() and one.dtype is not common]
+    copied = [
+        operand
+        for operand in args
+        if isinstance(operand, torch.Tensor) and operand.dim() and operand.dtype is not common
+    ]
     if in_place and out.dtype is not common:
         copied.append(out)  # the result is computed in a copy, too
     size = common.itemsize
-    mode.passing([one.numel() * size for one in copied], func, place, mode.ledger.device_row(out.device))
+    mode.passing(
+        [operand.numel() * size for operand in copied], func, scope, mode.ledger.device_row(out.device)
+    )

@@ -26,7 +26,7 @@ from tb_memplugin.estimate.kernels.cudnn_recurrent import (
 )
 from tb_memplugin.estimate.program.packed_sequences import values_of
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Block, Place
+from tb_memplugin.estimate.run.fake_ledger import Block, Scope
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.trace import Category
@@ -70,7 +70,7 @@ class Recurrent(Correction):
         self.target.note(_NOTE)
         data, weights, stride, _, hx, cx, kind, hidden, projected, _, batch_first, _, train, *_ = args
         call = self._call(data, args[6:], forward=True)
-        place, row = mode.layers.place(), mode.ledger.device_row(data.device)
+        scope, row = mode.layers.scope(), mode.ledger.device_row(data.device)
         swaps = batch_first and not call.packed
         with mode:
             steps_first = data.transpose(0, 1) if swaps else data
@@ -85,46 +85,52 @@ class Recurrent(Correction):
             )
             reserve = data.new_empty(reserve_bytes(call) if train else 0, dtype=torch.uint8)
             buffer = data.new_empty(0 if flat else total)
-        held = [_held(mode, func, _copied_bytes(steps_first), place, row)]
+        blocks = [_allocate(mode, func, _copied_bytes(steps_first), scope, row)]
         mode.see((*results, buffer), func)
-        held.append(_held(mode, func, workspace_bytes(call, train=train), place, row))
+        blocks.append(_allocate(mode, func, workspace_bytes(call, train=train), scope, row))
         mode.see((reserve,), func)
-        _give_back(mode, held, place)
+        _free(mode, blocks, scope)
         return *results, reserve, buffer
 
     def _backward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         data, weights, stride, _, hx, cx, output, *gradients = args[:10]
         kind, hidden, projected, _, batch_first = args[10:15]
         call = self._call(data, args[10:19], forward=False)
-        place, row = mode.layers.place(), mode.ledger.device_row(data.device)
+        scope, row = mode.layers.scope(), mode.ledger.device_row(data.device)
         swaps = batch_first and not call.packed
         with mode:
-            given = [
-                torch.empty_like(like) if one is None and like is not None else one
-                for one, like in zip(gradients, (output, hx, cx), strict=True)
+            filled = [
+                torch.empty_like(like) if gradient is None and like is not None else gradient
+                for gradient, like in zip(gradients, (output, hx, cx), strict=True)
             ]
             steps_first = data.transpose(0, 1) if swaps else data
-            gradient = given[0].transpose(0, 1) if swaps else given[0]
+            gradient = filled[0].transpose(0, 1) if swaps else filled[0]
             results = [torch.empty(steps_first.shape, dtype=data.dtype, device=data.device)]
-            results += [torch.empty_like(one) for one in (hx, cx) if one is not None]
+            results += [torch.empty_like(state) for state in (hx, cx) if state is not None]
             total = data.new_empty(_buffer_elements(weights, stride, kind, hidden, projected))
         mode.see(
-            [one for one, before in zip(given, gradients, strict=True) if before is None and one is not None],
+            [
+                gradient
+                for gradient, before in zip(filled, gradients, strict=True)
+                if before is None and gradient is not None
+            ],
             func,
         )
         workspace = workspace_bytes(call, train=True)
-        held = [_held(mode, func, _copied_bytes(one), place, row) for one in (steps_first, gradient)]
+        blocks = [
+            _allocate(mode, func, _copied_bytes(tensor), scope, row) for tensor in (steps_first, gradient)
+        ]
         mode.see(results, func)
-        _give_back(mode, [*held, _held(mode, func, workspace, place, row)], place)
+        _free(mode, [*blocks, _allocate(mode, func, workspace, scope, row)], scope)
         pieces: list[Any] = [None] * len(weights)
         if args[-1][3]:
             with mode:
                 pieces = _gradients(total, weights, projected, stride)
-            held = [_held(mode, func, _copied_bytes(steps_first), place, row)]
+            blocks = [_allocate(mode, func, _copied_bytes(steps_first), scope, row)]
             mode.see((total,), func)
-            held.append(_held(mode, func, workspace, place, row))
+            blocks.append(_allocate(mode, func, workspace, scope, row))
             mode.see(pieces, func)
-            _give_back(mode, held, place)
+            _free(mode, blocks, scope)
         with mode:
             first = results[0].transpose_(0, 1) if swaps else results[0]
         return first, results[1], results[2] if cx is not None else None, pieces
@@ -156,14 +162,14 @@ class Recurrent(Correction):
         return replace(call, persistent=is_persistent(call, processors, is_half=half, forward=forward))
 
 
-def _held(mode: CountingFakeMode, func: Any, size: int, place: Place, row: int) -> Block | None:
-    return mode.held(size, func, place, Category.TEMPORARY, row) if size else None
+def _allocate(mode: CountingFakeMode, func: Any, size: int, scope: Scope, row: int) -> Block | None:
+    return mode.allocate(size, func, scope, Category.TEMPORARY, row) if size else None
 
 
-def _give_back(mode: CountingFakeMode, blocks: Sequence[Block | None], place: Place) -> None:
+def _free(mode: CountingFakeMode, blocks: Sequence[Block | None], scope: Scope) -> None:
     for block in reversed(blocks):
         if block is not None:
-            mode.ledger.give_back(block, place)
+            mode.ledger.free(block, scope)
 
 
 def _copied_bytes(tensor: torch.Tensor) -> int:
@@ -246,8 +252,8 @@ def _autocast(
     if not torch.is_autocast_enabled("cuda"):
         return data, params, *states
     dtype = torch.get_autocast_dtype("cuda")
-    flat = torch.cat([one.to(dtype).reshape(-1) for one in params])
-    cast = [one.to(dtype) if one is not None else None for one in states]
+    flat = torch.cat([param.to(dtype).reshape(-1) for param in params])
+    cast = [state.to(dtype) if state is not None else None for state in states]
     return data.to(dtype), _pieces(flat, params), *cast
 
 

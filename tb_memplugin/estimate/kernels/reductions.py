@@ -18,7 +18,7 @@ import torch
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.block_reductions import Layout, reduction_buffers
 from tb_memplugin.estimate.run.correction import Correction, Target
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 from tb_memplugin.trace import Category
 
@@ -84,41 +84,41 @@ class Reducer:
         self,
         mode: CountingFakeMode,
         func: Any,
-        place: Place,
+        scope: Scope,
         device: int,
-        given: Layout,
+        layout: Layout,
         dimensions: Any = None,
         *,
         partial: int = 0,
         before: tuple[int, ...] = (),
         accumulates: bool | None = None,
     ) -> None:
-        """Record the buffers of a reduction of `given`.
+        """Record the buffers of a reduction of a tensor with this layout.
 
         Args:
             mode: the mode that runs the operator.
             func: the operator.
-            place: where it runs.
+            scope: where it runs.
             device: row of the device in the ledger.
-            given: what is reduced.
+            layout: of what is reduced.
             dimensions: a dimension or several; None or none for all.
             partial: bytes of a partial result; 0 for those of a sum.
             before: sizes of what the kernel holds meanwhile.
             accumulates: whether the result holds partial results; None: not if it is in half precision.
         """
-        count = len(given.shape)
+        count = len(layout.shape)
         rows = [dimensions] if isinstance(dimensions, int) else dimensions
         reduced = {row % max(count, 1) for row in rows} if rows else set(range(count))
-        partial = partial or _number(given.dtype)
-        kernels = reduction_buffers(given, reduced, partial, self.target.gpu or ANY_GPU)
-        held = [mode.held(size, func, place, Category.TEMPORARY, device) for size in before if size]
-        if len(kernels) > 1 and not (given.dtype not in _HALVES if accumulates is None else accumulates):
-            outputs = prod(size for row, size in enumerate(given.shape) if row not in reduced)
-            held.append(mode.held(outputs * partial, func, place, Category.TEMPORARY, device))
+        partial = partial or _number(layout.dtype)
+        kernels = reduction_buffers(layout, reduced, partial, self.target.gpu or ANY_GPU)
+        blocks = [mode.allocate(size, func, scope, Category.TEMPORARY, device) for size in before if size]
+        if len(kernels) > 1 and not (layout.dtype not in _HALVES if accumulates is None else accumulates):
+            outputs = prod(size for row, size in enumerate(layout.shape) if row not in reduced)
+            blocks.append(mode.allocate(outputs * partial, func, scope, Category.TEMPORARY, device))
         for sizes in kernels:
-            mode.passing(sizes, func, place, device)
-        for block in reversed(held):
-            mode.ledger.give_back(block, place)
+            mode.passing(sizes, func, scope, device)
+        for block in reversed(blocks):
+            mode.ledger.free(block, scope)
 
 
 class Reductions(Correction):
@@ -126,42 +126,44 @@ class Reductions(Correction):
 
     def after(self) -> dict[Any, After]:
         """Return a function for each operator."""
-        found: dict[Any, After] = {}
+        functions: dict[Any, After] = {}
         for name, partial in _PARTIAL.items():
             packet = getattr(aten, name)
             for overload in packet.overloads():
                 run = self._of(getattr(packet, overload), partial)
                 if run is not None:
-                    found[getattr(packet, overload)] = run
+                    functions[getattr(packet, overload)] = run
         for operator in (aten.count_nonzero.default, aten.count_nonzero.dim_IntList):
-            found[operator] = self._counted
+            functions[operator] = self._counted
         for name in ("_foreach_norm", "_foreach_max"):
             for overload in getattr(getattr(aten, name, None), "overloads", list)():
                 if overload in ("default", "Scalar"):
-                    found[getattr(getattr(aten, name), overload)] = _of_each
-        return found
+                    functions[getattr(getattr(aten, name), overload)] = _of_each
+        return functions
 
     def _counted(
-        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
     ) -> None:
         """Record the sum of a mask, a byte and then 8 bytes for each element (ReduceOps.cpp)."""
-        given = args[0]
+        tensor = args[0]
         if out.device.type == "cuda":
-            counts = Layout(given.shape, given.stride(), torch.int64)
+            counts = Layout(tensor.shape, tensor.stride(), torch.int64)
             row, dimensions = mode.ledger.device_row(out.device), args[1] if len(args) > 1 else None
-            before = (given.numel(), 8 * given.numel())
-            Reducer(self.target).record(mode, func, place, row, counts, dimensions, before=before)
+            before = (tensor.numel(), 8 * tensor.numel())
+            Reducer(self.target).record(mode, func, scope, row, counts, dimensions, before=before)
 
     def _of(self, operator: Any, partial: Partial) -> After | None:
         arguments = operator._schema.arguments
-        if any(one.is_out for one in arguments) or (len(arguments) > 1 and arguments[1].name == "other"):
+        if any(argument.is_out for argument in arguments) or (
+            len(arguments) > 1 and arguments[1].name == "other"
+        ):
             return None
         name = operator._schema.name.removeprefix("aten::")
-        at = next((row for row, one in enumerate(arguments) if one.name == "dim"), None)
+        at = next((row for row, argument in enumerate(arguments) if argument.name == "dim"), None)
         pair = len(operator._schema.returns) == 2 and partial is _element
         reducer = Reducer(self.target)
 
-        def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+        def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
             first = out[0] if isinstance(out, tuple) else out
             if first.device.type != "cuda":
                 return
@@ -171,16 +173,16 @@ class Reductions(Correction):
                 copied = Layout.contiguous(tensor.shape, tensor.dtype)
             if partial is _number and _is_copied(tensor.dtype, first.dtype):
                 copied = Layout(tensor.shape, tensor.stride(), first.dtype)
-            given = copied or Layout.of(tensor)
-            before = tensor.numel() * given.dtype.itemsize if copied else 0
-            size = 16 if pair else partial(given.dtype)
-            halved = given.dtype in _HALVES and first.dtype in _HALVES and size > 2
+            layout = copied or Layout.of(tensor)
+            before = tensor.numel() * layout.dtype.itemsize if copied else 0
+            size = 16 if pair else partial(layout.dtype)
+            halved = layout.dtype in _HALVES and first.dtype in _HALVES and size > 2
             reducer.record(
                 mode,
                 func,
-                place,
+                scope,
                 mode.ledger.device_row(first.device),
-                given,
+                layout,
                 dimensions,
                 partial=size,
                 before=(before,),
@@ -190,15 +192,15 @@ class Reductions(Correction):
         return run
 
 
-def _of_each(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _of_each(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record partial results, for each tensor as many as the largest has parts (ForeachReduceOp.cu)."""
-    given = [one for one in args[0] if one.device.type == "cuda"]
-    if given:
-        parts = max(-(-one.numel() // _PART) for one in given)
-        size = max(given[0].element_size(), 4 if func._schema.name == "aten::_foreach_norm" else 0)
-        mode.passing([len(given) * parts * size], func, place, mode.ledger.device_row(given[0].device))
+    tensors = [tensor for tensor in args[0] if tensor.device.type == "cuda"]
+    if tensors:
+        parts = max(-(-tensor.numel() // _PART) for tensor in tensors)
+        size = max(tensors[0].element_size(), 4 if func._schema.name == "aten::_foreach_norm" else 0)
+        mode.passing([len(tensors) * parts * size], func, scope, mode.ledger.device_row(tensors[0].device))
 
 
-def _is_copied(given: torch.dtype, out: torch.dtype) -> bool:
+def _is_copied(dtype: torch.dtype, out: torch.dtype) -> bool:
     """Whether an input is copied in the dtype of the result; a GPU sums half precision in float32 without."""
-    return given is not out and not (given in _HALVES and out is torch.float32)
+    return dtype is not out and not (dtype in _HALVES and out is torch.float32)

@@ -14,7 +14,7 @@ import torch
 
 from tb_memplugin.estimate.kernels.convolutions import copied_bytes
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 
 aten = torch.ops.aten
@@ -41,7 +41,9 @@ class ResizedResults(Correction):
 
 def is_reduced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a call of a loss has one number as its result."""
-    position = next(row for row, one in enumerate(func._schema.arguments) if one.name == "reduction")
+    position = next(
+        row for row, argument in enumerate(func._schema.arguments) if argument.name == "reduction"
+    )
     return bool(args[position] if len(args) > position else kwargs.get("reduction", _MEAN))
 
 
@@ -59,14 +61,14 @@ def _columns(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: M
 
 def _within(mode: CountingFakeMode, out: Any, elements: int) -> Any:
     """Return a tensor like `out` in the memory of so many elements."""
-    whole = mode.quietly(aten.empty.memory_format, [elements], dtype=out.dtype, device=out.device)
-    return mode.quietly(aten.resize_.default, whole, out.shape)
+    buffer = mode.quietly(aten.empty.memory_format, [elements], dtype=out.dtype, device=out.device)
+    return mode.quietly(aten.resize_.default, buffer, out.shape)
 
 
-def _read(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _read(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record a copy of an input that is not contiguous, and what the result is before it grows."""
-    given = args[0]
-    if given.device.type == mode.ledger.device_type:
-        small = given.numel() * given.element_size() if given.numel() < out.numel() else 0
-        sizes = [small, copied_bytes(given, torch.contiguous_format)]
-        mode.passing(sizes, func, place, mode.ledger.device_row(given.device))
+    tensor = args[0]
+    if tensor.device.type == mode.ledger.device_type:
+        small = tensor.numel() * tensor.element_size() if tensor.numel() < out.numel() else 0
+        sizes = [small, copied_bytes(tensor, torch.contiguous_format)]
+        mode.passing(sizes, func, scope, mode.ledger.device_row(tensor.device))

@@ -54,8 +54,8 @@ def _first_contiguous(
     """Return contiguous gradients of the input; fake tensors lay them out like the gradient of the result."""
 
     def run() -> Any:
-        first, *others = mode.quietly(func, *args, **kwargs)
-        return (first if first is None else _laid_out(mode, first, torch.contiguous_format), *others)
+        first, *rest = mode.quietly(func, *args, **kwargs)
+        return (first if first is None else _laid_out(mode, first, torch.contiguous_format), *rest)
 
     return copied_around(mode, func, args[1], run, last=args[0])
 
@@ -66,7 +66,9 @@ def _contiguous_like_the_input(mode: CountingFakeMode, func: Any, args: tuple[An
 
 def _of_two(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return what TensorIterator makes of the gradient and the other tensor."""
-    return mode.quietly(aten.mul.Tensor, *(one for one in args if isinstance(one, torch.Tensor)))
+    return mode.quietly(
+        aten.mul.Tensor, *(argument for argument in args if isinstance(argument, torch.Tensor))
+    )
 
 
 def _like_the_gradient(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:

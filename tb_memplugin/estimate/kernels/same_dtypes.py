@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 
 aten = torch.ops.aten
@@ -40,9 +40,9 @@ class SameDtypes(Correction):
         return dict.fromkeys(_OPERANDS, _checked)
 
 
-def _checked(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _checked(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     operands = (args[row] for row in _OPERANDS[func] if row < len(args))
-    dtypes = {str(one.dtype).removeprefix("torch.") for one in operands if one is not None}
+    dtypes = {str(operand.dtype).removeprefix("torch.") for operand in operands if operand is not None}
     if len(dtypes) > 1:
         raise RuntimeError(
             f"expected the operands of {func} to have the same dtype, but got {sorted(dtypes)}"

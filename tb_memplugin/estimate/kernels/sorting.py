@@ -50,20 +50,20 @@ class Sorting(Correction):
         self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         out = mode.quietly(func, *args, **kwargs)
-        given = args[0]
-        if given.device.type == "cuda" and given.dim() and given.numel():
+        tensor = args[0]
+        if tensor.device.type == "cuda" and tensor.dim() and tensor.numel():
             mode.see(out, func)
             along = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-            self._record(mode, func, given, along, out[0])
+            self._record(mode, func, tensor, along, out[0])
         return out
 
-    def _record(self, mode: CountingFakeMode, func: Any, given: Any, along: int, values: Any) -> None:
+    def _record(self, mode: CountingFakeMode, func: Any, tensor: Any, along: int, values: Any) -> None:
         """Record what the kernel holds besides `values` and their indices."""
-        row, size, count = given.shape[along], given.element_size(), given.numel()
+        row, size, count = tensor.shape[along], tensor.element_size(), tensor.numel()
         if row <= _SMALL:
-            _pass(mode, func, given, [_INDEX * row])
+            _pass(mode, func, tensor, [_INDEX * row])
             return
-        copied = not (_is_dense(given) and given.stride(along) == 1)
+        copied = not (_is_dense(tensor) and tensor.stride(along) == 1)
         apart = values.stride(along) != 1
         before = [count * size * copied, count * size * apart, count * _INDEX * apart]
         gpu, rows = self.target.gpu or ANY_GPU, count // row
@@ -77,28 +77,28 @@ class Sorting(Correction):
             ]
         else:
             kernels = [[_INDEX * count, segmented_sort_bytes(count, size, _INDEX)]]
-        _pass(mode, func, given, before, *kernels)
+        _pass(mode, func, tensor, before, *kernels)
 
     def _topk(
         self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         out = mode.quietly(func, *args, **kwargs)
-        given = args[0]
-        if given.device.type != "cuda" or not given.dim() or not out[0].numel():
+        tensor = args[0]
+        if tensor.device.type != "cuda" or not tensor.dim() or not out[0].numel():
             return out
         mode.see(out, func)
         along = args[2] if len(args) > 2 else -1
-        row, size = given.shape[along], given.element_size()
-        copy = 0 if given.is_contiguous() else given.numel() * size
-        _pass(mode, func, given, [copy], self._selected(given.numel() // row, row, size))
+        row, size = tensor.shape[along], tensor.element_size()
+        copy = 0 if tensor.is_contiguous() else tensor.numel() * size
+        _pass(mode, func, tensor, [copy], self._selected(tensor.numel() // row, row, size))
         in_order = args[4] if len(args) > 4 else True
         if in_order and out[0].shape[along] > _SMALL:
             values, indices = out[0], out[1]
-            held = [_hold(mode, func, one) for one in (indices, values)]
+            blocks = [_allocate(mode, func, result) for result in (indices, values)]
             self._record(mode, func, values, along, values)
-            _pass(mode, func, given, [indices.numel() * _INDEX])
-            for block in reversed(held):
-                mode.ledger.give_back(block, mode.layers.place())
+            _pass(mode, func, tensor, [indices.numel() * _INDEX])
+            for block in reversed(blocks):
+                mode.ledger.free(block, mode.layers.scope())
         return out
 
     def _selected(self, rows: int, row: int, size: int) -> list[int]:
@@ -132,18 +132,18 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return last + 1 == tensor.numel()
 
 
-def _hold(mode: CountingFakeMode, func: Any, like: torch.Tensor) -> Any:
+def _allocate(mode: CountingFakeMode, func: Any, like: torch.Tensor) -> Any:
     size, row = prod(like.shape) * like.element_size(), mode.ledger.device_row(like.device)
-    return mode.held(size, func, mode.layers.place(), Category.TEMPORARY, row)
+    return mode.allocate(size, func, mode.layers.scope(), Category.TEMPORARY, row)
 
 
 def _pass(
     mode: CountingFakeMode, func: Any, like: torch.Tensor, before: Sequence[int], *kernels: list[int]
 ) -> None:
     """Record what is held all along, and what kernels allocate and free one after the other meanwhile."""
-    place, row = mode.layers.place(), mode.ledger.device_row(like.device)
-    held = [mode.held(size, func, place, Category.TEMPORARY, row) for size in before if size]
+    scope, row = mode.layers.scope(), mode.ledger.device_row(like.device)
+    blocks = [mode.allocate(size, func, scope, Category.TEMPORARY, row) for size in before if size]
     for sizes in kernels:
-        mode.passing(sizes, func, place, row)
-    for block in reversed(held):
-        mode.ledger.give_back(block, place)
+        mode.passing(sizes, func, scope, row)
+    for block in reversed(blocks):
+        mode.ledger.free(block, scope)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
 
@@ -79,10 +79,10 @@ class Unknown(Correction):
 
     def after(self) -> dict[Any, After]:
         """Return a function for each operator that such kernels compute; it adds the note."""
-        return {operator: self._told(note) for note, operators in _MET.items() for operator in operators}
+        return {operator: self._noting(note) for note, operators in _MET.items() for operator in operators}
 
-    def _told(self, note: str) -> After:
-        def tell(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    def _noting(self, note: str) -> After:
+        def tell(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
             self.target.note(note)
 
         return tell

@@ -19,7 +19,7 @@ import torch
 
 from tb_memplugin.estimate.kernels.matrix_copies import readable
 from tb_memplugin.estimate.run.correction import Correction, Target
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 from tb_memplugin.read.cublas import (
     LT_WORKSPACE,
@@ -68,52 +68,52 @@ class Workspaces(Correction):
 
     def after(self) -> dict[Any, After]:
         """Return a function for every operator that cuBLAS computes."""
-        found: dict[Any, After] = {}
+        functions: dict[Any, After] = {}
         for name in _PRODUCTS:
             packet = getattr(torch.ops.aten, name, None)
             for overload in packet.overloads() if packet is not None else ():
-                found[getattr(packet, overload)] = self._product
-        return found
+                functions[getattr(packet, overload)] = self._product
+        return functions
 
     def _product(
-        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
     ) -> None:
         device = getattr(out, "fake_device", None)
-        matrices = [one for one in args if isinstance(one, torch.Tensor)]
+        matrices = [argument for argument in args if isinstance(argument, torch.Tensor)]
         if device is None or device.type != "cuda" or not out.numel() or not all(m.numel() for m in matrices):
             return
         row = mode.ledger.device_row(device)
         copies = [
-            mode.held(matrix.numel() * matrix.element_size(), func, place, Category.TEMPORARY, row)
+            mode.allocate(matrix.numel() * matrix.element_size(), func, scope, Category.TEMPORARY, row)
             for matrix in matrices
             if matrix.dim() >= 2 and not readable(matrix)
         ]
-        self._workspace(mode, func, matrices, place, row)
+        self._workspace(mode, func, matrices, scope, row)
         for block in copies:
-            mode.ledger.give_back(block, place)
+            mode.ledger.free(block, scope)
 
     def _workspace(
-        self, mode: CountingFakeMode, func: Any, matrices: Sequence[torch.Tensor], place: Place, row: int
+        self, mode: CountingFakeMode, func: Any, matrices: Sequence[torch.Tensor], scope: Scope, row: int
     ) -> None:
         if not _suits_cublaslt(func._schema.name, matrices):
-            self._take(mode, func, place, row, self._size(), keeps=keeps_workspaces())
+            self._allocate(mode, func, scope, row, self._size(), keeps=keeps_workspaces())
             return
         if lt_needs_cublas():
-            self._take(mode, func, place, row, self._size(), keeps=True)
+            self._allocate(mode, func, scope, row, self._size(), keeps=True)
         if lt_workspace() is not LtWorkspace.SHARED:
-            self._take(mode, func, place, row, LT_WORKSPACE, keeps=lt_workspace() is LtWorkspace.KEPT)
+            self._allocate(mode, func, scope, row, LT_WORKSPACE, keeps=lt_workspace() is LtWorkspace.KEPT)
 
-    def _take(
-        self, mode: CountingFakeMode, func: Any, place: Place, row: int, size: int, *, keeps: bool
+    def _allocate(
+        self, mode: CountingFakeMode, func: Any, scope: Scope, row: int, size: int, *, keeps: bool
     ) -> None:
         """Allocate a workspace: on the first product of a thread and stream, or for this product alone."""
         if not keeps:
-            mode.ledger.give_back(mode.held(size, func, place, Category.WORKSPACE, row), place)
+            mode.ledger.free(mode.allocate(size, func, scope, Category.WORKSPACE, row), scope)
             return
-        key = (row, mode.ledger.stream(), place.phase is Phase.BACKWARD, size)
+        key = (row, mode.ledger.stream(), scope.phase is Phase.BACKWARD, size)
         if key not in self._kept:
             self._kept.add(key)
-            mode.held(size, func, Place(-1, place.phase), Category.WORKSPACE, row)
+            mode.allocate(size, func, Scope(-1, scope.phase), Category.WORKSPACE, row)
 
     def _size(self) -> int:
         if self.target.gpu is not None:
@@ -138,5 +138,5 @@ def _suits_cublaslt(name: str, matrices: Sequence[torch.Tensor]) -> bool:
     if right.dtype not in _BY_CUBLASLT or min(right.shape) < 2:
         return False
     row = bias.is_contiguous() and bias.squeeze().dim() == 1 and bias.shape[-1] == right.shape[1]
-    whole = bias.shape == (left.shape[0], right.shape[1]) and right.dtype in _HALF
-    return row or whole or name == "aten::_addmm_activation"
+    matrix = bias.shape == (left.shape[0], right.shape[1]) and right.dtype in _HALF
+    return row or matrix or name == "aten::_addmm_activation"

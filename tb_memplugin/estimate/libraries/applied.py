@@ -31,18 +31,20 @@ def chosen_plugins(wanted: Sequence[str | Plugin] | None) -> tuple[Plugin, ...]:
     """
     if wanted is None:
         return tuple(PLUGINS)
-    known = {plugin.name: plugin for plugin in PLUGINS}
+    plugins = {plugin.name: plugin for plugin in PLUGINS}
     names = [wanted] if isinstance(wanted, str) else wanted
-    return tuple(_plugin(one, known) for one in names)
+    return tuple(_plugin(name, plugins) for name in names)
 
 
-def _plugin(one: object, known: dict[str, Plugin]) -> Plugin:
-    if isinstance(one, str) and one in known:
-        return known[one]
-    if isinstance(one, Plugin) and not isinstance(one, str):
-        return one
+def _plugin(wanted: object, plugins: dict[str, Plugin]) -> Plugin:
+    if isinstance(wanted, str) and wanted in plugins:
+        return plugins[wanted]
+    if isinstance(wanted, Plugin) and not isinstance(wanted, str):
+        return wanted
     raise MemPluginError(
-        f"There is no plugin {str(one)[:80]!r}.",
+        f"There is no plugin {str(wanted)[:80]!r}.",
         where="MemoryEstimator(plugins=...)",
-        fix=f"Use names among {', '.join(known)}; objects with name, applies() and patch(); or () for none.",
+        fix=(
+            f"Use names among {', '.join(plugins)}; objects with name, applies() and patch(); or () for none."
+        ),
     )

@@ -36,7 +36,7 @@ def passing() -> bool | None:
         for part, truth in _parts(condition, wanted)
         if part.lineno <= frame.f_lineno <= (part.end_lineno or part.lineno)
     ]
-    reading = [one for one in parts if _names(one[0]) & _READING] or parts
+    reading = [pair for pair in parts if _names(pair[0]) & _READING] or parts
     answers = {_answer(part, truth) for part, truth in reading}
     return answers.pop() if len(answers) == 1 else None
 
@@ -48,14 +48,14 @@ def _conditions(file: str) -> tuple[tuple[ast.expr, bool | None], ...]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return ()
-    found: list[tuple[ast.expr, bool | None]] = []
+    conditions: list[tuple[ast.expr, bool | None]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
-            found.append((node.test, True))
+            conditions.append((node.test, True))
         elif isinstance(node, ast.If):
             otherwise = True if node.orelse and isinstance(node.orelse[-1], ast.Raise) else None
-            found.append((node.test, False if isinstance(node.body[-1], ast.Raise) else otherwise))
-    return tuple(found)
+            conditions.append((node.test, False if isinstance(node.body[-1], ast.Raise) else otherwise))
+    return tuple(conditions)
 
 
 def _parts(condition: ast.expr, truth: bool | None) -> Iterator[tuple[ast.expr, bool | None]]:
@@ -71,7 +71,10 @@ def _parts(condition: ast.expr, truth: bool | None) -> Iterator[tuple[ast.expr, 
 
 def _answer(part: ast.expr, truth: bool | None) -> bool | None:
     if isinstance(part, ast.Compare):  # `x.any() == False` is true where the value that is read is not
-        named = any(isinstance(one, ast.Constant) and isinstance(one.value, bool) for one in part.comparators)
+        named = any(
+            isinstance(comparator, ast.Constant) and isinstance(comparator.value, bool)
+            for comparator in part.comparators
+        )
         return None if named else truth
     if truth is not None:
         return truth

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from tb_memplugin.estimate.program import shard_copies
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.trace import Category
 
@@ -27,10 +27,10 @@ class Communication(Correction):
         """
         if not dist.is_available():
             return {}
-        found: dict[Any, Rule] = {torch.ops._c10d_functional.wait_tensor.default: _the_same}
+        rules: dict[Any, Rule] = {torch.ops._c10d_functional.wait_tensor.default: _the_same}
         if dist.is_initialized() and self.target.device_type == "cuda":
-            found |= shard_copies.rules(self.target.gpu)
-        return found
+            rules |= shard_copies.rules(self.target.gpu)
+        return rules
 
     def after(self) -> dict[Any, After]:
         """Return functions that categorise FSDP2's gather and reduce buffers and received tensors."""
@@ -64,26 +64,26 @@ def _collectives() -> Iterator[Any]:
 def _with_values_of_others(after: After | None) -> After:
     """Make tensors with known values (constants.py) forget them: they have values of other ranks now."""
 
-    def forget(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+    def forget(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
         for tensor in tree_leaves((args, out)):
             if isinstance(tensor, FakeTensor) and tensor.constant is not None:
                 mode.fake_tensor_converter.invalidate_constant_aliases(tensor.constant)
                 tensor.constant = None
         if after is not None:
-            after(mode, func, args, out, place)
+            after(mode, func, args, out, scope)
 
     return forget
 
 
-def _gathered(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _gathered(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     _name(mode, out[1])
 
 
-def _reduced_from(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _reduced_from(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     _name(mode, args[1])
 
 
-def _received(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _received(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     for tensor in args[0]:
         _name(mode, tensor)
 

@@ -49,7 +49,7 @@ class Constants(Correction):
         """Return a rule for every operator that creates a tensor from numbers."""
         packets = [getattr(torch.ops.aten, name) for name in _MAKERS]
         return {
-            getattr(packet, overload): _made
+            getattr(packet, overload): _created
             for packet in packets
             for overload in packet.overloads()
             if "out" not in overload.split("_")
@@ -73,7 +73,7 @@ def _copied(mode: CountingFakeMode, tensor: Any, memo: dict[int, Any]) -> Any:
     return out
 
 
-def _made(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _created(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     out = mode.quietly(func, *args, **kwargs)
     if out.fake_device.type != "cpu" or out.numel() > MOST or out.layout is not torch.strided:
         return out

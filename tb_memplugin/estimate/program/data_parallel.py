@@ -166,7 +166,7 @@ class FakeReducer:
                 "and output_args.",
             )
         self._may_rebuild = False
-        found, _ = _compute_bucket_assignment_by_size(
+        buckets, _ = _compute_bucket_assignment_by_size(
             [self._parameters[index] for index in self._order],
             self._limits,
             [False] * len(self._order),
@@ -174,16 +174,16 @@ class FakeReducer:
         )
         indices = self._small(torch.int32.itemsize * (len(self._order) + 1))
         self._sent.clear()  # indices are sent before sizes
-        sizes = self._small(torch.int32.itemsize * len(found))
-        self._make_buckets(found)
+        sizes = self._small(torch.int32.itemsize * len(buckets))
+        self._make_buckets(buckets)
         del indices, sizes
         return True
 
     def _small(self, size: int) -> torch.Tensor:
         """Allocate bytes that carry numbers between ranks."""
-        made = torch.empty(size, dtype=torch.uint8, device=self._parameters[0].device)
-        self._name(made, Category.COMMUNICATION, "DDP bookkeeping")
-        return made
+        tensor = torch.empty(size, dtype=torch.uint8, device=self._parameters[0].device)
+        self._name(tensor, Category.COMMUNICATION, "DDP bookkeeping")
+        return tensor
 
     def _make_map_of_used(self) -> None:
         """Allocate the map of used parameters (Reducer::initialize_local_used_map)."""
@@ -364,9 +364,9 @@ def _refuse_mixed_precision(*_: Any) -> None:
     raise _refusal("with mixed_precision", "Use autocast, or FSDP2's MixedPrecisionPolicy.")
 
 
-def _refusal(what: str, fix: str) -> MemPluginError:
+def _refusal(clause: str, fix: str) -> MemPluginError:
     return MemPluginError(
-        f"DistributedDataParallel {what} cannot be estimated.", where="DistributedDataParallel", fix=fix
+        f"DistributedDataParallel {clause} cannot be estimated.", where="DistributedDataParallel", fix=fix
     )
 
 
@@ -378,7 +378,7 @@ def _exchange_shapes(group: Any, parameters: Sequence[torch.Tensor], *_: Any) ->
         counts = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(ranks + 1)]
         if _BEFORE_2_15:
             torch.empty(ranks, dtype=torch.int64, device=device)
-        torch.empty(sum(2 * one.dim() for one in parameters), dtype=torch.int64, device=device)
+        torch.empty(sum(2 * parameter.dim() for parameter in parameters), dtype=torch.int64, device=device)
         del counts
 
 

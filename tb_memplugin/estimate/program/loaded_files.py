@@ -31,7 +31,7 @@ class LoadedFiles(Correction):
         def restored(tensor: torch.Tensor) -> Any:
             loaded = restore(tensor)
             if mode.is_on():
-                mode.settle(mode.layers.place())
+                mode.settle(mode.layers.scope())
                 mode.see([loaded], _LOADED)
             return loaded
 
@@ -76,8 +76,10 @@ class _FakeFile:
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """Return a tensor of the file."""
-        told = self._file.get_slice(name)
-        return torch.empty(told.get_shape(), dtype=self._types[told.get_dtype()], device=self._device)
+        tensor_slice = self._file.get_slice(name)
+        return torch.empty(
+            tensor_slice.get_shape(), dtype=self._types[tensor_slice.get_dtype()], device=self._device
+        )
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
         """Return all tensors of the file."""

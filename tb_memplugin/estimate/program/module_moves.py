@@ -57,7 +57,7 @@ class ModuleMoves(Correction):
 def _kinds(module: nn.Module) -> set[type]:
     """Return the types of a module's own parameters and buffers."""
     tensors = (*module._parameters.values(), *module._buffers.values())
-    return {type(one) for one in tensors if one is not None}
+    return {type(tensor) for tensor in tensors if tensor is not None}
 
 
 def _refused(module: nn.Module) -> MemPluginError:

@@ -69,11 +69,11 @@ def by_name(error: BaseException) -> MemPluginError | None:
     """Return a MemPluginError for a known error of torch, None for any other error."""
     if not isinstance(error, (RuntimeError, AssertionError, AttributeError, TypeError)):
         return None
-    said = str(error)[:2000]
-    for part, what, fix in _KNOWN:
-        if part in said:
+    text = str(error)[:2000]
+    for part, cause, fix in _KNOWN:
+        if part in text:
             return MemPluginError(
-                f"{what} cannot be estimated, because fake tensors do not support it.", fix=fix
+                f"{cause} cannot be estimated, because fake tensors do not support it.", fix=fix
             )
     return None
 
@@ -84,11 +84,11 @@ _MIXED = ("expected scalar type", "to have the same dtype", "type (c10::", "Unsu
 
 def mixes_types(error: BaseException) -> MemPluginError | None:
     """Return a MemPluginError if a model's code does not run in its dtype, None for any other error."""
-    said = str(error).strip()[:300]
-    if not isinstance(error, RuntimeError) or not any(part in said for part in _MIXED):
+    text = str(error).strip()[:300]
+    if not isinstance(error, RuntimeError) or not any(part in text for part in _MIXED):
         return None
     return MemPluginError(
-        f"The model does not run in this dtype: {said.splitlines()[0]}. Real tensors are expected to "
+        f"The model does not run in this dtype: {text.splitlines()[0]}. Real tensors are expected to "
         "fail there too.",
         fix=(
             "Use --dtype fp32; add --autocast bf16 for a forward in half precision. Or create the inputs in "
@@ -99,11 +99,11 @@ def mixes_types(error: BaseException) -> MemPluginError | None:
 
 def mixes_devices(error: BaseException) -> MemPluginError | None:
     """Return a MemPluginError if a model's code mixes tensors of two devices, None for any other error."""
-    said = str(error).strip()[:300]
-    if "on the same device" not in said:
+    text = str(error).strip()[:300]
+    if "on the same device" not in text:
         return None
     return MemPluginError(
-        f"The model mixes tensors of two devices: {said.splitlines()[0]} Real tensors are expected to "
+        f"The model mixes tensors of two devices: {text.splitlines()[0]} Real tensors are expected to "
         "fail there too.",
         fix=(
             "Give the function a parameter named device, and create the model and all its tensors there: "

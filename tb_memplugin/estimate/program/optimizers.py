@@ -38,12 +38,12 @@ class FusedOptimizers(Correction):
 
     def rules(self) -> dict[Any, Rule]:
         """Return a rule for every fused kernel that this version of torch has."""
-        found: dict[Any, Rule] = {}
+        rules: dict[Any, Rule] = {}
         for name in _FUSED:
             packet = getattr(torch.ops.aten, f"_fused_{name}_", None)
             for overload in packet.overloads() if packet is not None else ():
-                found[getattr(packet, overload)] = _nothing
-        return found
+                rules[getattr(packet, overload)] = _nothing
+        return rules
 
 
 def _nothing(mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> None:

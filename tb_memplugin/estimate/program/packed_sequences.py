@@ -33,7 +33,7 @@ class PackedSequences(Correction):
             sizes = values_of(batch_sizes)
             padded = _unpacked(data, sizes, padding, max(total, len(sizes)))
             lengths = [sum(size > row for size in sizes) for row in range(sizes[0])]
-            return (padded.transpose(0, 1) if batch_first else padded), _whole(mode, lengths)
+            return (padded.transpose(0, 1) if batch_first else padded), _integers(mode, lengths)
 
         key = f"Autograd{self.target.device_type.upper()}"
         patches.register("_pad_packed_sequence", unpack, key)
@@ -60,16 +60,16 @@ def values_of(tensor: torch.Tensor) -> list[int]:
                 "of the longest batch."
             ),
         )
-    return [int(one) for one in real.tolist()]
+    return [int(value) for value in real.tolist()]
 
 
 def _pack(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     data, lengths, _ = args
-    known = values_of(lengths)
-    sizes = [sum(length > time for length in known) for time in range(max(known))]
+    values = values_of(lengths)
+    sizes = [sum(length > time for length in values) for time in range(max(values))]
     with mode:
-        rows = data.new_empty(sum(known), *data.shape[2:])
-    return rows, _whole(mode, sizes)
+        rows = data.new_empty(sum(values), *data.shape[2:])
+    return rows, _integers(mode, sizes)
 
 
 def _pack_backward(
@@ -91,7 +91,7 @@ def _unpacked(data: torch.Tensor, sizes: list[int], padding: float, times: int) 
     return padded
 
 
-def _whole(mode: CountingFakeMode, numbers: list[int]) -> torch.Tensor:
+def _integers(mode: CountingFakeMode, numbers: list[int]) -> torch.Tensor:
     """Return a constant int64 tensor on the CPU."""
     with _disable_current_modes():
         real = torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -39,15 +39,15 @@ class Printing(Asking):
         asked = question(
             "number" if real else "truth" if tensor.dtype is torch.bool else "count", "numpy", tensor
         )
-        told = answer(self._hints, asked)
-        if told is None and not real:
+        hint = answer(self._hints, asked)
+        if hint is None and not real:
             raise unanswered(asked)
-        if told is None:
+        if hint is None:
             self.target.note(
                 f"The numbers of the array at {asked.place} are assumed to be 1.0; a hint can set them."
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return np.full(tuple(tensor.shape), 1.0 if told is None else told, dtype=dtype)
+        return np.full(tuple(tensor.shape), 1.0 if hint is None else hint, dtype=dtype)
 
 
 def _formatted(tensor: torch.Tensor, text: str) -> str:

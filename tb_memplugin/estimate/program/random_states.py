@@ -26,10 +26,12 @@ class RandomStates(Correction):
         def get_rng_state() -> torch.Tensor:
             state = original()
             if mode.is_here:
-                ledger, place = mode.ledger, mode.layers.place()
-                mode.settle(place)
+                ledger, scope = mode.ledger, mode.layers.scope()
+                mode.settle(scope)
                 storage = state.untyped_storage()
-                ledger.born(storage, storage.nbytes(), ledger.device_row(state.device), MADE_BY, place)
+                ledger.allocate_storage(
+                    storage, storage.nbytes(), ledger.device_row(state.device), MADE_BY, scope
+                )
             return state
 
         for owner in (torch, torch.random):

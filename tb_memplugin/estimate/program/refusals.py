@@ -37,7 +37,9 @@ class Refusals(Correction):
     def rules(self) -> dict[Any, Rule]:
         """Return rules that refuse quantized tensors: torch's fake ones are float32, four times as large."""
         packets = (aten.quantize_per_tensor, aten.quantize_per_channel, aten.quantize_per_tensor_dynamic)
-        return {getattr(one, overload): _quantized for one in packets for overload in one.overloads()}
+        return {
+            getattr(packet, overload): _quantized for packet in packets for overload in packet.overloads()
+        }
 
     def refusal(self, func: Any, error: Exception) -> Exception | None:
         """Return a MemPluginError for a known error of FakeTensorMode, None for any other error."""

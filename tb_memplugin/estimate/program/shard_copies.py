@@ -41,18 +41,18 @@ def rules(gpu: GpuSpec | None) -> dict[Any, Rule]:
         mode.quietly(func, *args, **kwargs)
         element = gathered.element_size()
         numbers = _split_numbers([size * element for size in sizes], gathered.shape[0], most_blocks)
-        mode.passing([_NUMBER * numbers], func, mode.layers.place())
+        mode.passing([_NUMBER * numbers], func, mode.layers.scope())
 
     def cat(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         gradients, _, ranks = args[:3]
         mode.quietly(func, *args, **kwargs)
-        for dtype in dict.fromkeys(one.dtype for one in gradients):
-            alike = [one for one in gradients if one.dtype == dtype]
-            mode.passing(_cat_buffers(alike, ranks, kwargs["out"]), func, mode.layers.place())
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+            mode.passing(_cat_buffers(alike, ranks, kwargs["out"]), func, mode.layers.scope())
 
     operators = torch.ops.fsdp
     cats = [getattr(operators, name) for name in _CATS if hasattr(operators, name)]
-    return {operators.split_with_sizes_copy.default: split, **{one.default: cat for one in cats}}
+    return {operators.split_with_sizes_copy.default: split, **{packet.default: cat for packet in cats}}
 
 
 def _split_numbers(shards: Sequence[int], ranks: int, most_blocks: int) -> int:
@@ -65,11 +65,15 @@ def _split_numbers(shards: Sequence[int], ranks: int, most_blocks: int) -> int:
 
 def _cat_buffers(gradients: Sequence[torch.Tensor], ranks: int, out: torch.Tensor) -> list[int]:
     """Return the bytes that gradients need while they are copied together: numbers, or padded copies."""
-    rows = [-(-one.shape[0] // ranks) for one in gradients]  # of each rank, the last one's padded
+    rows = [-(-gradient.shape[0] // ranks) for gradient in gradients]  # of each rank, the last one's padded
     if not _has_kernel(gradients[0].dtype, out.dtype):
         both = zip(gradients, rows, strict=True)
-        return [ranks * n * _row(one) * one.element_size() for one, n in both if one.shape[0] % ranks]
-    parts = [n * _row(one) * out.element_size() for one, n in zip(gradients, rows, strict=True)]
+        return [
+            ranks * n * _row(gradient) * gradient.element_size()
+            for gradient, n in both
+            if gradient.shape[0] % ranks
+        ]
+    parts = [n * _row(gradient) * out.element_size() for gradient, n in zip(gradients, rows, strict=True)]
     return [_NUMBER * (6 * len(parts) + 2 + sum(-(-size // _TILE) for size in parts))]
 
 

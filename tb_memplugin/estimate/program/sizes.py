@@ -41,10 +41,10 @@ class Sizes(Asking):
             MemPluginError: there is no hint.
         """
         asked = question(kind, func, tensor)
-        told = answer(self._hints, asked)
-        if told is None:
+        hint = answer(self._hints, asked)
+        if hint is None:
             raise unanswered(asked)
-        return told
+        return hint
 
     def _bincount(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         weights = args[1] if len(args) > 1 else kwargs.get("weights")
@@ -57,8 +57,8 @@ class Sizes(Asking):
 
     def _repeat(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the result of `repeat_interleave`: indices of rows, each as often as it is repeated."""
-        told = kwargs.get("output_size")
-        count = told if told is not None else int(self._asked("count", func, args[0]))
+        output_size = kwargs.get("output_size")
+        count = output_size if output_size is not None else int(self._asked("count", func, args[0]))
         with mode:
             return torch.empty(count, dtype=args[0].dtype, device=args[0].device)
 
@@ -76,16 +76,19 @@ class Sizes(Asking):
     def _unique_consecutive(
         self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
-        tensor, told = args[0], dict(zip(("return_inverse", "return_counts", "dim"), args[1:], strict=False))
-        told |= kwargs
-        if told.get("dim") is not None:
-            return self._unique_dim(mode, func, (tensor, told["dim"]), kwargs)
-        inverse, counts = told.get("return_inverse", False), told.get("return_counts", False)
+        tensor, options = (
+            args[0],
+            dict(zip(("return_inverse", "return_counts", "dim"), args[1:], strict=False)),
+        )
+        options |= kwargs
+        if options.get("dim") is not None:
+            return self._unique_dim(mode, func, (tensor, options["dim"]), kwargs)
+        inverse, counts = options.get("return_inverse", False), options.get("return_counts", False)
         return self._different(mode, func, tensor, inverse, counts)
 
     def _same(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
         asked = question("truth", func, args[0])
-        told = answer(self._hints, asked)
-        if told is None and (told := self._passing(asked)) is None:
+        truth = answer(self._hints, asked)
+        if truth is None and (truth := self._passing(asked)) is None:
             raise unanswered(asked)
-        return bool(told)
+        return bool(truth)

@@ -30,21 +30,21 @@ class StorageResizing(Correction):
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             if not mode.is_here:
                 return original(storage, size)
-            ledger, place = mode.ledger, mode.layers.place()
-            mode.settle(place)
+            ledger, scope = mode.ledger, mode.layers.scope()
+            mode.settle(scope)
             before = ledger.block_of(storage)
             result = original(storage, size)
             if before is not None and not size:
-                ledger.lost(storage, place)
+                ledger.free_storage(storage, scope)
                 emptied[storage._cdata] = (weakref.ref(storage), before)
                 return result
             owner, last = emptied.pop(storage._cdata, (None, None))
             old = before or (last if owner is not None and owner() is storage else None)
             if old is not None and (before is None or before.bytes != size):
-                fresh = ledger.born(storage, size, old.device, MADE_BY, place)
+                fresh = ledger.allocate_storage(storage, size, old.device, MADE_BY, scope)
                 fresh.label, fresh.module = old.label, old.module
                 if before is not None:
-                    ledger.give_back(before, place)
+                    ledger.free(before, scope)
             return result
 
         patches.set(torch.UntypedStorage, "resize_", resize_)

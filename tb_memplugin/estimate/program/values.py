@@ -19,7 +19,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.hints import Hints, Question, answer, checked, question, unanswered
 from tb_memplugin.estimate.program.checks import passing
 from tb_memplugin.estimate.run.correction import Correction, Target
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 
 aten = torch.ops.aten
@@ -43,14 +43,14 @@ class Asking(Correction):
     def _selected(self, func: Any, mask: torch.Tensor) -> int:
         """Return how many elements a mask selects: by a hint, or else all of them, with a note."""
         asked = question("share", func, mask)
-        told = answer(self._hints, asked)
-        if told is None:
+        hint = answer(self._hints, asked)
+        if hint is None:
             self.target.note(
                 f"How many elements {asked.place} selects depends on values: the maximum, all "
                 f"{mask.numel():,}, is assumed; a hint can set it."
             )
             return mask.numel()
-        return min(told, mask.numel()) if isinstance(told, int) else round(mask.numel() * told)
+        return min(hint, mask.numel()) if isinstance(hint, int) else round(mask.numel() * hint)
 
     def _passing(self, asked: Question) -> bool | None:
         """Return the truth with which a check of the program passes, with a note; None if it is no check."""
@@ -105,9 +105,9 @@ class Values(Asking):
         real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
         kind = "number" if real else "truth" if tensor.dtype is torch.bool else "count"
         asked = question(kind, "item", tensor)
-        told = answer(self._hints, asked)
-        if told is not None:
-            return type_of(tensor.dtype)(told)
+        hint = answer(self._hints, asked)
+        if hint is not None:
+            return type_of(tensor.dtype)(hint)
         if kind == "truth" and Path(asked.file).as_posix().endswith(_ASKS_FOR_PADDING):
             self.target.note(
                 f"transformers checks at {asked.place} whether nothing is padded or packed. This is "
@@ -146,27 +146,27 @@ class Values(Asking):
             count = self._selected(func, mask.expand(shape))
             out = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
         if tensor.fake_device.type == "cuda":  # IndexKernel.cpp: converts the mask to indices
-            _pass(mode, func, mode.layers.place(), tensor, [8 * count * len(shape)])
+            _pass(mode, func, mode.layers.scope(), tensor, [8 * count * len(shape)])
         return out
 
     def _index(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, indices = args
-        masks = [one for one in indices if one is not None and one.dtype in _MASKS]
+        masks = [index for index in indices if index is not None and index.dtype in _MASKS]
         if not masks:
             return mode.quietly(func, tensor, indices)
-        found: list[Any] = []
+        converted: list[Any] = []
         looked_up = []
-        for one in indices:
-            if one is None or one.dtype not in _MASKS:
-                found.append(one)
+        for index in indices:
+            if index is None or index.dtype not in _MASKS:
+                converted.append(index)
                 continue
             with mode:
-                count = self._selected(func, one)
-                rows = torch.empty((one.dim(), count), dtype=torch.int64, device=one.device)
-                found += [rows[axis] for axis in range(one.dim())]
-                looked_up.append(8 * count * one.dim())
-        _pass(mode, func, mode.layers.place(), tensor, looked_up)
-        return mode.quietly(func, tensor, found)
+                count = self._selected(func, index)
+                rows = torch.empty((index.dim(), count), dtype=torch.int64, device=index.device)
+                converted += [rows[axis] for axis in range(index.dim())]
+                looked_up.append(8 * count * index.dim())
+        _pass(mode, func, mode.layers.scope(), tensor, looked_up)
+        return mode.quietly(func, tensor, converted)
 
     def _unique(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *flags = args
@@ -175,29 +175,29 @@ class Values(Asking):
         return self._different(mode, func, tensor, inverse, counts)
 
 
-def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
+def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Record the indices to which a mask is converted: 8 bytes for each True and dimension (`nonzero`).
 
     A single value for all of them is filled in without indices (index_put_, canDispatchToMaskedFill).
     """
     tensor, indices, values = args[:3]
-    masks = [one for one in indices if one is not None and one.dtype in _MASKS]
+    masks = [index for index in indices if index is not None and index.dtype in _MASKS]
     if not masks or (values.numel() == 1 and not (len(args) > 3 and args[3])):
         return
     covered, beside = 0, 1
-    for one in indices:
-        beside *= tensor.shape[covered] if one is None else 1
-        covered += one.dim() if one is not None and one.dtype in _MASKS else 1
+    for index in indices:
+        beside *= tensor.shape[covered] if index is None else 1
+        covered += index.dim() if index is not None and index.dtype in _MASKS else 1
     for size in tensor.shape[covered:]:
         beside *= size
     count = values.numel() // max(beside, 1)
-    _pass(mode, func, place, tensor, [8 * count * one.dim() for one in masks])
+    _pass(mode, func, scope, tensor, [8 * count * mask.dim() for mask in masks])
 
 
-def _pass(mode: CountingFakeMode, func: Any, place: Place, tensor: Any, sizes: list[int]) -> None:
+def _pass(mode: CountingFakeMode, func: Any, scope: Scope, tensor: Any, sizes: list[int]) -> None:
     """Record a kernel's temporary buffers, if the tensor is on the estimated type of device."""
     if tensor.fake_device.type == mode.ledger.device_type:
-        mode.passing(sizes, func, place, mode.ledger.device_row(tensor.fake_device))
+        mode.passing(sizes, func, scope, mode.ledger.device_row(tensor.fake_device))
 
 
 def _asked_by_lbfgs() -> bool:

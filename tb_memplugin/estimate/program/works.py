@@ -14,10 +14,10 @@ import torch
 
 from tb_memplugin.estimate.libraries.plugins.distributed import Done
 
-Seen = Callable[[list[torch.Tensor]], None]
+Watcher = Callable[[list[torch.Tensor]], None]
 """Called with what NCCL stashes for a work that begins; `Work.wait` empties the list."""
 
-_watching: list[Seen] = []
+_watching: list[Watcher] = []
 
 
 class Underway(Done):
@@ -25,8 +25,8 @@ class Underway(Done):
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors, self._stashed = list(tensors), list(tensors)
-        for seen in _watching:
-            seen(self._stashed)
+        for watcher in _watching:
+            watcher(self._stashed)
 
     def wait(self, *_: object, **__: object) -> bool:
         """Let NCCL's stash go."""
@@ -41,10 +41,10 @@ class Underway(Done):
 
 
 @contextmanager
-def watched(seen: Seen) -> Iterator[None]:
-    """Call `seen` for each work that begins inside the block."""
-    _watching.append(seen)
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Call `watcher` for each work that begins inside the block."""
+    _watching.append(watcher)
     try:
         yield
     finally:
-        _watching.remove(seen)
+        _watching.remove(watcher)

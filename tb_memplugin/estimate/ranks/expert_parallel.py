@@ -78,8 +78,8 @@ class ExpertMesh:
         with refusing_old_transformers():
             from transformers.distributed.expert_parallel import apply_expert_parallelism  # noqa: F401
             from transformers.distributed.utils import TransformersDeviceMesh
-        told = dict(zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=True))
-        stages, replicas, shards, experts, tensors = (told.get(name, 1) for name in ORDER)
+        sizes = dict(zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=True))
+        stages, replicas, shards, experts, tensors = (sizes.get(name, 1) for name in ORDER)
         views = _views(mesh.device_type, stages, replicas, shards, experts, tensors)
         return cls(stages, replicas, shards, experts, tensors, TransformersDeviceMesh(*views))
 
@@ -106,11 +106,11 @@ class ExpertMesh:
         return self._within("efsdp")
 
     def _within(self, name: str) -> DeviceMesh:
-        found = self.views.get_mesh(("dp_replicate", name) if self.replicas > 1 else name)
-        return found  # type: ignore[no-any-return]  # mypy does not follow transformers
+        mesh = self.views.get_mesh(("dp_replicate", name) if self.replicas > 1 else name)
+        return mesh  # type: ignore[no-any-return]  # mypy does not follow transformers
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """A sentence that describes the division."""
         dense = f"sharded over {self.shards * self.experts} by fully_shard"
         if self.tensors > 1:
@@ -135,7 +135,7 @@ def by_experts(model: Any, mesh: DeviceMesh) -> str:
         model.maybe_distribute_model(model, ranks.config, ranks.views)
     except ValueError as error:
         raise _cannot_be(error) from error
-    return ranks.told
+    return ranks.description
 
 
 def divided_experts(model: Any, mesh: DeviceMesh) -> tuple[ExpertMesh, tuple[nn.Module, ...]]:
@@ -192,8 +192,8 @@ def even_routing(
     each = max(1, round(tokens * getattr(config, "num_experts_per_tok", 1) / ranks))
 
     def rows(asked: Question) -> Any:
-        if (told := answer(hints, asked)) is not None:
-            return told
+        if (hint := answer(hints, asked)) is not None:
+            return hint
         here = asked.kind == "count" and Path(asked.file).as_posix().endswith(ASKS)
         return each if here else None
 

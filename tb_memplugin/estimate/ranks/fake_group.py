@@ -79,8 +79,8 @@ def _stay_fake(patches: Patches) -> None:
 
     @functools.wraps(original)
     def new_group(ranks: Any = None, *_: Any, **keywords: Any) -> Any:
-        told = {name: keywords[name] for name in _KEPT if name in keywords}
-        return original(ranks, **told)
+        kept = {name: keywords[name] for name in _KEPT if name in keywords}
+        return original(ranks, **kept)
 
     for owner in (dist, distributed_c10d):
         patches.set(owner, "new_group", new_group)

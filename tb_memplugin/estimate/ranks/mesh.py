@@ -49,11 +49,11 @@ class Mesh:
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Return a rank's coordinate, one number for each dimension."""
-        found = []
+        coordinate = []
         for size in reversed(self.shape):
-            rank, place = divmod(rank, size)
-            found.append(place)
-        return tuple(reversed(found))
+            rank, index = divmod(rank, size)
+            coordinate.append(index)
+        return tuple(reversed(coordinate))
 
     @property
     def corners(self) -> tuple[int, ...]:
@@ -64,11 +64,11 @@ class Mesh:
         stages run different programs.
         """
         ends = [range(size) if name == PIPELINE else sorted({0, size - 1}) for name, size in self.dimensions]
-        return tuple(sorted(self._rank(place) for place in itertools.product(*ends)))
+        return tuple(sorted(self._rank(coordinate) for coordinate in itertools.product(*ends)))
 
-    def _rank(self, place: tuple[int, ...]) -> int:
+    def _rank(self, coordinate: tuple[int, ...]) -> int:
         rank = 0
-        for size, here in zip(self.shape, place, strict=True):
+        for size, here in zip(self.shape, coordinate, strict=True):
             rank = rank * size + here
         return rank
 
@@ -106,11 +106,11 @@ def checked_mesh(mesh: Mesh, text: str) -> Mesh:
 
 def _dimensions(text: str) -> Iterator[tuple[str, int]]:
     for part in text.split(","):
-        found = _DIMENSION.fullmatch(part)
-        if found is None:
+        match = _DIMENSION.fullmatch(part)
+        if match is None:
             raise MemPluginError(
                 f"The mesh {text[:80]!r} cannot be read at {part[:40]!r}.",
                 where="mesh",
                 fix="Write name=size for each dimension, as in dp=8,tp=2.",
             )
-        yield found[1], int(found[2])
+        yield match[1], int(match[2])

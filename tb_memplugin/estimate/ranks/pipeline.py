@@ -20,9 +20,9 @@ from tb_memplugin.estimate.answer.workload import (
     autocast_of,
     checkpoint_model,
     default_dtype,
+    errors_as_refusals,
     optimizer_of,
     refuse_what_it_does_not_take,
-    told_as_refusal,
 )
 from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, divided_experts, shard_experts
 from tb_memplugin.estimate.ranks.mesh import PIPELINE
@@ -75,20 +75,20 @@ def run_stage(
     group = mesh[PIPELINE]
     micro_batches = how.micro_batches_on(group.size())
     workload = _settled(target, workload, micro_batches)
-    with told_as_refusal(target.name, "built"), torch.device("cuda"), default_dtype(workload.torch_dtype):
-        stages, given, told = _stages(target, workload, mesh, each, micro_batches)
+    with errors_as_refusals(target.name, "built"), torch.device("cuda"), default_dtype(workload.torch_dtype):
+        stages, feed, stage_notes = _stages(target, workload, mesh, each, micro_batches)
         estimator.forget_what_is_gone()
-    with told_as_refusal(target.name, "run"):
-        name = _train(stages, given, workload, estimator, group, replace(how, micro_batches=micro_batches))
+    with errors_as_refusals(target.name, "run"):
+        name = _train(stages, feed, workload, estimator, group, replace(how, micro_batches=micro_batches))
     notes = _notes(target, workload, how, group.size(), each, micro_batches)
-    return Ran(replace(workload, optimizer=name), (*notes, *told))
+    return Ran(replace(workload, optimizer=name), (*notes, *stage_notes))
 
 
 def _settled(target: Target, workload: Workload, micro_batches: int) -> Workload:
     if workload.inference or workload.autocast == "fp16":
-        what = "inference" if workload.inference else "a GradScaler"
+        feature = "inference" if workload.inference else "a GradScaler"
         raise MemPluginError(
-            f"A pipeline with {what} cannot be estimated.",
+            f"A pipeline with {feature} cannot be estimated.",
             where="--mesh",
             fix="Estimate training steps in bf16 or fp32, or run your own schedule with estimate_ranks.",
         )
@@ -109,18 +109,18 @@ def _stages(
 ) -> tuple[list[Stage], Fed, tuple[str, ...]]:
     """Build each stage of this rank: a whole model is built for it, and its other parts are freed at once."""
     group = mesh[PIPELINE]
-    found, given, count = [], [], each * group.size()
-    told = ""
+    stages, feeds, count = [], [], each * group.size()
+    note = ""
     for turn in range(each):
         built = target.build(workload, None)
         built.model.train()
-        given.append(fed(built, micro_batches))
+        feeds.append(fed(built, micro_batches))
         if workload.checkpointing:
             checkpoint_model(built.model)
         _refuse_an_optimizer(built)
-        stage, told = sharded_stage(built.model, group.get_local_rank() + turn * group.size(), count, mesh)
-        found.append(stage)
-    return found, given[-1], (told,) * bool(told)
+        stage, note = sharded_stage(built.model, group.get_local_rank() + turn * group.size(), count, mesh)
+        stages.append(stage)
+    return stages, feeds[-1], (note,) * bool(note)
 
 
 def sharded_stage(model: nn.Module, index: int, count: int, mesh: DeviceMesh) -> tuple[Stage, str]:
@@ -131,17 +131,17 @@ def sharded_stage(model: nn.Module, index: int, count: int, mesh: DeviceMesh) ->
         stage = stage_of(model, index, count)
         shard_experts(stage.module, experts, ranks)
         fully_sharded(stage.module, ranks.dense)
-        return stage, f"{NOTE}In each stage: {ranks.told}"
+        return stage, f"{NOTE}In each stage: {ranks.description}"
     ways = [by_tensors(model, mesh)] if "tp" in names else []
     stage = stage_of(model, index, count)
     module, more = in_data_parallel(stage.module, mesh)
-    told = ", ".join([*ways, *more])
-    return replace(stage, module=module), f"{NOTE}Each stage is sharded by {told}." if told else ""
+    sharding = ", ".join([*ways, *more])
+    return replace(stage, module=module), f"{NOTE}Each stage is sharded by {sharding}." if sharding else ""
 
 
 def _train(
     stages: Sequence[Stage],
-    given: Fed,
+    feed: Fed,
     workload: Workload,
     estimator: MemoryEstimator,
     group: DeviceMesh,
@@ -150,13 +150,13 @@ def _train(
     modules = nn.ModuleList(stage.module for stage in stages)
     name, optimizer = optimizer_of(Built(modules), workload)
     estimator.watch(modules, optimizer)
-    schedule = _schedule(stages, given, estimator, group, how)
+    schedule = _schedule(stages, feed, estimator, group, how)
     first, last = group.get_local_rank() == 0, group.get_local_rank() == group.size() - 1
     for _ in range(STEPS):
         with estimator.track_phase("forward and backward"), autocast_of(workload):
             schedule.step(
-                *(given.inputs if first else ()),
-                target=given.target if last else None,
+                *(feed.inputs if first else ()),
+                target=feed.target if last else None,
                 return_outputs=False,
             )
         with estimator.track_phase("optimizer"):
@@ -167,12 +167,12 @@ def _train(
 
 
 def _schedule(
-    stages: Sequence[Stage], given: Fed, estimator: MemoryEstimator, group: DeviceMesh, how: Pipelining
+    stages: Sequence[Stage], feed: Fed, estimator: MemoryEstimator, group: DeviceMesh, how: Pipelining
 ) -> Any:
     from torch.distributed import pipelining
 
     kind, each = SCHEDULES[how.schedule]
-    made = [
+    pipeline_stages = [
         pipelining.PipelineStage(
             stage.module,
             group.get_local_rank() + turn * group.size(),
@@ -183,7 +183,7 @@ def _schedule(
         for turn, stage in enumerate(stages)
     ]
     schedule: Any = getattr(pipelining, kind)
-    return schedule(made if each > 1 else made[0], how.micro_batches, loss_fn=given.loss)
+    return schedule(pipeline_stages if each > 1 else pipeline_stages[0], how.micro_batches, loss_fn=feed.loss)
 
 
 def _refuse_an_optimizer(built: Built) -> None:

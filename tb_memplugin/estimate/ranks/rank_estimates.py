@@ -47,7 +47,11 @@ class RankEstimates:
         """The rank that reserves the most; among equals, the one that allocates the most, then the first."""
         return max(
             self.ranks,
-            key=lambda one: (one.estimate.peak_reserved_bytes, one.estimate.peak_allocated_bytes, -one.rank),
+            key=lambda estimated: (
+                estimated.estimate.peak_reserved_bytes,
+                estimated.estimate.peak_allocated_bytes,
+                -estimated.rank,
+            ),
         )
 
     def of(self, rank: int) -> RankEstimate:
@@ -56,12 +60,12 @@ class RankEstimates:
         Raises:
             MemPluginError: the rank was not estimated.
         """
-        for one in self.ranks:
-            if one.rank == rank:
-                return one
-        told = ", ".join(str(one.rank) for one in self.ranks[:20])
+        for estimated in self.ranks:
+            if estimated.rank == rank:
+                return estimated
+        ranks = ", ".join(str(estimated.rank) for estimated in self.ranks[:20])
         raise MemPluginError(
-            f"Rank {rank} was not estimated; these ranks were: {told}.", where="RankEstimates"
+            f"Rank {rank} was not estimated; these ranks were: {ranks}.", where="RankEstimates"
         )
 
     def save(self, logdir: str | os.PathLike[str]) -> None:
@@ -70,8 +74,8 @@ class RankEstimates:
         Raises:
             MemPluginError: the folder cannot be written.
         """
-        for one in self.ranks:
-            RunWriter(os.fspath(logdir), f"{WORKER}_rank{one.rank}").write(one.trace)
+        for estimated in self.ranks:
+            RunWriter(os.fspath(logdir), f"{WORKER}_rank{estimated.rank}").write(estimated.trace)
 
 
 def estimate_ranks(
@@ -116,28 +120,28 @@ def _in_turns(
 ) -> tuple[RankEstimate, ...]:
     """Run the ranks. A rank that waits for another rank's letter is run again once that letter is sent."""
     post, turns, waiting = Post(), deque(wanted), dict[int, Waiting]()
-    found: dict[int, RankEstimate] = {}
-    while turns and not found.keys() >= set(wanted):
+    estimates: dict[int, RankEstimate] = {}
+    while turns and not estimates.keys() >= set(wanted):
         rank = turns.popleft()
         try:
-            found[rank] = _estimated(build, mesh, rank, options, post)
+            estimates[rank] = _estimated(build, mesh, rank, options, post)
         except Waiting as wait:
             waiting[rank], sender = wait, wait.letter[0]
-            if sender not in turns and sender not in waiting and sender not in found:
+            if sender not in turns and sender not in waiting and sender not in estimates:
                 turns.append(sender)
         ready = [other for other, wait in waiting.items() if post.has(wait.letter)]
         for other in ready:
             del waiting[other]
         turns.extendleft(reversed(ready))
-    if not found.keys() >= set(wanted):
+    if not estimates.keys() >= set(wanted):
         raise _never_sent(waiting)
-    return tuple(found[rank] for rank in wanted)
+    return tuple(estimates[rank] for rank in wanted)
 
 
 def _never_sent(waiting: dict[int, Waiting]) -> MemPluginError:
-    told = [f"rank {rank} for rank {wait.letter[0]}" for rank, wait in sorted(waiting.items())]
+    waits = [f"rank {rank} for rank {wait.letter[0]}" for rank, wait in sorted(waiting.items())]
     return MemPluginError(
-        f"Ranks wait for objects that are never sent: {', '.join(told[:8])}.",
+        f"Ranks wait for objects that are never sent: {', '.join(waits[:8])}.",
         where="estimate_ranks",
         fix=(
             "Send everything that is received, in the same order. In a pipeline, give input_args and "

@@ -44,9 +44,9 @@ def sharded(model: Any, mesh: DeviceMesh) -> tuple[nn.Module, str]:
     refuse_other_dimensions(names)
     if EXPERTS in names:
         return model, NOTE + by_experts(model, mesh)
-    told = [by_tensors(model, mesh)] if "tp" in names else []
+    ways = [by_tensors(model, mesh)] if "tp" in names else []
     model, more = in_data_parallel(model, mesh)
-    return model, f"{NOTE}Sharded by {', '.join([*told, *more])}."
+    return model, f"{NOTE}Sharded by {', '.join([*ways, *more])}."
 
 
 def in_data_parallel(model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, tuple[str, ...]]:
@@ -154,10 +154,10 @@ def refuse_other_dimensions(names: tuple[str, ...]) -> None:
         f"ep, also with the others. Give them in the order {','.join(ORDER)}. Or use a function with a "
         "parameter named mesh."
     )
-    known = ORDER if EXPERTS in names else DIMENSIONS
-    if others := [name for name in names if name not in known]:
+    allowed = ORDER if EXPERTS in names else DIMENSIONS
+    if unknown := [name for name in names if name not in allowed]:
         raise MemPluginError(
-            f"A model cannot be divided along {', '.join(others)[:80]}.", where="--mesh", fix=fix
+            f"A model cannot be divided along {', '.join(unknown)[:80]}.", where="--mesh", fix=fix
         )
     ordered = [name for name in names if EXPERTS in names or name in ("dp", "fsdp")]
     if sorted(ordered, key=ORDER.index) != ordered:

@@ -26,10 +26,10 @@ Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One part of a model. `told` describes its contents for notes."""
+    """One part of a model. `description` names its contents for notes."""
 
     module: nn.Module
-    told: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def stage_of(model: nn.Module, index: int, count: int) -> Stage:
     """
     if isinstance(model, nn.Sequential):
         own = shares(len(model), count)[index]
-        return Stage(model[own.start : own.stop], f"children {_told(own)}")
+        return Stage(model[own.start : own.stop], f"children {_range_text(own)}")
     base = getattr(model, getattr(model, "base_model_prefix", ""), None)
     plan = getattr(getattr(model, "config", None), "base_model_pp_plan", None) or {}
     if base is None or base is model or set(plan) != PARTS_OF_A_DECODER:
@@ -115,9 +115,9 @@ class DecoderStage(nn.Module):
         self._takes = "input_ids" if first else "inputs_embeds"
         self._gives = "logits" if last else "last_hidden_state"
 
-    def forward(self, given: torch.Tensor) -> Any:
+    def forward(self, micro_batch: torch.Tensor) -> Any:
         """Run one micro-batch."""
-        return getattr(self.model(**{self._takes: given}), self._gives)
+        return getattr(self.model(**{self._takes: micro_batch}), self._gives)
 
 
 def _decoder_stage(model: Any, base: Any, index: int, count: int) -> Stage:
@@ -128,17 +128,17 @@ def _decoder_stage(model: Any, base: Any, index: int, count: int) -> Stage:
     if getattr(base.config, "layer_types", None):
         base.config.layer_types = list(base.config.layer_types)[own.start : own.stop]
     base.layers = base.layers[own.start : own.stop]
-    told = [f"layers {_told(own)}"]
+    parts = [f"layers {_range_text(own)}"]
     if first:
-        told.insert(0, "the embedding")
+        parts.insert(0, "the embedding")
     else:
         base.embed_tokens = None
     if last:
-        told.append("the norm and the head")
+        parts.append("the norm and the head")
     else:
         base.norm = nn.Identity()
-    return Stage(DecoderStage(model if last else base, first, last), ", ".join(told))
+    return Stage(DecoderStage(model if last else base, first, last), ", ".join(parts))
 
 
-def _told(own: range) -> str:
+def _range_text(own: range) -> str:
     return f"{own.start} to {own.stop - 1}" if len(own) > 1 else str(own.start)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.libraries.plugins.plugin import Plugin
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
 
@@ -72,8 +72,8 @@ class Corrections:
         for part in self.parts:
             self.rules |= part.rules()
             for operator, more in part.after().items():
-                known = self.after.get(operator)
-                self.after[operator] = more if known is None else _both(known, more)
+                earlier = self.after.get(operator)
+                self.after[operator] = more if earlier is None else _both(earlier, more)
 
     def apply(self, mode: CountingFakeMode) -> None:
         """Apply every correction."""
@@ -87,17 +87,17 @@ class Corrections:
     def refusal(self, func: Any, error: Exception) -> Exception:
         """Return the error to raise for an operator's error."""
         for part in self.parts:
-            told = part.refusal(func, error)
-            if told is not None:
-                return told
+            refusal = part.refusal(func, error)
+            if refusal is not None:
+                return refusal
         return error
 
 
 def _both(first: After, second: After) -> After:
     """Return a function that runs two corrections of one operator."""
 
-    def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, place: Place) -> None:
-        first(mode, func, args, out, place)
-        second(mode, func, args, out, place)
+    def run(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+        first(mode, func, args, out, scope)
+        second(mode, func, args, out, scope)
 
     return run

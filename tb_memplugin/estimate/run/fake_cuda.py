@@ -26,12 +26,12 @@ class FakeStream:
     device_type = 1
     current: ClassVar[list[FakeStream]] = []
     """The streams that were entered and not left, the default one first."""
-    _made: ClassVar[Counter[int]] = Counter()
+    _numbers: ClassVar[Counter[int]] = Counter()
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device, self.priority = torch.device("cuda", 0), priority
-        number = self._made[priority] % _POOLED
-        self._made[priority] += 1
+        number = self._numbers[priority] % _POOLED
+        self._numbers[priority] += 1
         self.cuda_stream = self.stream_id = 1 + 2 * number + (priority < 0)
 
     @classmethod
@@ -39,7 +39,7 @@ class FakeStream:
         """Forget all streams, and create the default one: its pointer is 0."""
         default = cls()
         default.cuda_stream = default.stream_id = 0
-        cls._made.clear()
+        cls._numbers.clear()
         cls.current[:] = [default]
 
     def wait_stream(self, stream: Any) -> None:
@@ -141,7 +141,7 @@ def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: C
     def of(levels: list[int], device: Any) -> int:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         name = f"cuda:{wanted.index or 0}"
-        mode.settle(mode.layers.place())
+        mode.settle(mode.layers.scope())
         return levels[ledger.devices.index(name)] if name in ledger.devices else 0
 
     def at_least(levels: list[int], device: Any) -> int:
@@ -152,7 +152,7 @@ def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: C
         return of(levels, device)
 
     def reset(device: Any = None) -> None:
-        mode.settle(mode.layers.place())
+        mode.settle(mode.layers.scope())
         ledger.recent_peaks[:] = ledger.allocated
 
     def stats(device: Any = None) -> dict[str, int]:

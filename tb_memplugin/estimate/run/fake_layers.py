@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tb_memplugin.estimate.run.fake_ledger import Place
+from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.trace import Phase
 
@@ -51,7 +51,7 @@ class FakeLayers:
         self.calls: list[Call] = []
         self.in_optimizer = 0
         self.watch_root: Callable[[nn.Module], None] = self.add
-        self._known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._rows: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._stack: list[_Frame] = []
         self._nodes_from: list[int] = [0]
         self._node_rows: list[int] = [-1]
@@ -60,7 +60,7 @@ class FakeLayers:
         self._backward_row = -1
         self._row_began_ns = 0
         self._in_backward = False
-        self._kernel: Place | None = None
+        self._kernel: Scope | None = None
         self._kernel_ns = 0
 
     def add(self, model: nn.Module, prefix: str = "") -> None:
@@ -72,14 +72,14 @@ class FakeLayers:
         ]
         for module in model.modules():
             if self.row_of(module) < 0:
-                self._known[id(module)] = (weakref.ref(module), fresh.row_of[id(module)] + offset)
+                self._rows[id(module)] = (weakref.ref(module), fresh.row_of[id(module)] + offset)
         for key, (row, label) in fresh.owner_of.items():
             self.names.owner_of[key] = (row + offset, label)
 
     def row_of(self, module: nn.Module) -> int:
         """Return the row of a module, -1 if it is not known."""
-        found = self._known.get(id(module))
-        return found[1] if found is not None and found[0]() is module else -1
+        entry = self._rows.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else -1
 
     def entered(self, module: nn.Module, *_: object) -> None:
         """Record that a call of a module begins; a global forward pre-hook.
@@ -92,7 +92,7 @@ class FakeLayers:
             if self.row_of(model) < 0:
                 self.watch_root(model)
             row = self.row_of(model)
-            self._known[id(module)] = (weakref.ref(module), row)
+            self._rows[id(module)] = (weakref.ref(module), row)
         if row >= 0:
             in_backward = _current_task() != -1
             if self._in_backward and not in_backward:
@@ -112,16 +112,16 @@ class FakeLayers:
                 break
         self._boundary()
 
-    def place(self) -> Place:
+    def scope(self) -> Scope:
         """Return the module and phase in which the program is now."""
         if self._kernel is not None:
             return self._kernel
         if _current_task() != -1:
-            return self._place_in_backward()
+            return self._scope_in_backward()
         if self._in_backward:
             self._end_backward()
         if self._stack:
-            return Place(self._stack[-1].row, Phase.FORWARD)
+            return Scope(self._stack[-1].row, Phase.FORWARD)
         if self.in_optimizer:
             return _IN_OPTIMIZER
         if torch._C.is_grad_enabled():
@@ -130,9 +130,9 @@ class FakeLayers:
 
     def row_of_ids(self, modules: Sequence[int]) -> int:
         """Return the row of the innermost known module among `id()`s of modules, -1 if none is known."""
-        for one in reversed(modules):
-            reference, row = self._known.get(one, (None, -1))
-            if reference is not None and id(reference()) == one:
+        for module_id in reversed(modules):
+            reference, row = self._rows.get(module_id, (None, -1))
+            if reference is not None and id(reference()) == module_id:
                 return row
         return -1
 
@@ -143,7 +143,7 @@ class FakeLayers:
         Args:
             training: whether autograd has a node for the graph, or the graph is a backward.
         """
-        around, began = self.place(), time_ns()
+        around, began = self.scope(), time_ns()
         inside = around
         if around.phase is Phase.OTHER and training:
             inside = replace(around, phase=Phase.FORWARD)
@@ -155,7 +155,7 @@ class FakeLayers:
             self._kernel = None
             if inside is not around:
                 self.forward.append((began, time_ns()))
-            self.place()  # backward lasts until here
+            self.scope()  # backward lasts until here
 
     def run_kernel(self, row: int) -> None:
         """Say which module a compiled graph's operator is from; -1 keeps the one before."""
@@ -170,18 +170,18 @@ class FakeLayers:
         while self._stack:
             self._ended(self._stack.pop())
 
-    def _place_in_backward(self) -> Place:
+    def _scope_in_backward(self) -> Scope:
         now = time_ns()
         if not self._in_backward:
             self._in_backward, self._began_ns, self._backward_row = True, now, -1
         self._last_ns = now
         if self._stack and self._stack[-1].in_backward:
-            return Place(self._stack[-1].row, Phase.BACKWARD, recomputing=True)
+            return Scope(self._stack[-1].row, Phase.BACKWARD, recomputing=True)
         row = self._owner(_current_node())
         if row != self._backward_row:
             self._end_row(now)
             self._backward_row, self._row_began_ns = row, now
-        return Place(row, Phase.BACKWARD)
+        return Scope(row, Phase.BACKWARD)
 
     def _owner(self, node: Any) -> int:
         if node is None:
@@ -229,5 +229,5 @@ class FakeLayers:
             self.forward.append((now - 1, now))
 
 
-_IN_OPTIMIZER = Place(-1, Phase.OPTIMIZER)
-_OUTSIDE = Place()
+_IN_OPTIMIZER = Scope(-1, Phase.OPTIMIZER)
+_OUTSIDE = Scope()

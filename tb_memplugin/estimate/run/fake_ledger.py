@@ -56,8 +56,8 @@ class Life(weakref.ref[torch.UntypedStorage]):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place in the program where something happens; `module` is a row of `ModuleNames`, -1 for none."""
+class Scope:
+    """The module and phase in which something happens; `module` is a row of `ModuleNames`, -1 for none."""
 
     module: int = -1
     phase: Phase = Phase.OTHER
@@ -103,13 +103,13 @@ class FakeLedger:
         self.peaks: list[int] = []
         self.recent_peaks: list[int] = []
         self.lives: dict[int, Life] = {}
-        self.deaths: deque[Life] = deque()
+        self.freed: deque[Life] = deque()
         self.phases: list[NamedPhase] = []
         self.stream: Callable[[], int] = _default_stream
         self._unit = 1 if device_type == "cpu" else SMALLEST_BLOCK
         self._next_address = FIRST_ADDRESS
         self._rows: dict[torch.device, int] = {}
-        self._died = _queue(self.deaths)
+        self._on_free = _queue(self.freed)
 
     def device_row(self, device: torch.device) -> int:
         """Return the row of a device; a new device gets the next row."""
@@ -124,12 +124,12 @@ class FakeLedger:
             row = self._rows[device] = self.devices.index(name)
         return row
 
-    def take(self, size: int, device: int, made_by: Any, place: Place) -> Block:
+    def allocate(self, size: int, device: int, made_by: Any, scope: Scope) -> Block:
         """Record an allocation and return its block."""
         now = time_ns()
         rounded = -(-size // self._unit) * self._unit
         block = Block(
-            self._next_address, size, device, made_by, place.module, place.phase, place.recomputing, now
+            self._next_address, size, device, made_by, scope.module, scope.phase, scope.recomputing, now
         )
         block.stream = self.stream()
         self._next_address += rounded
@@ -140,51 +140,51 @@ class FakeLedger:
         for phase in self.phases:
             if device == 0 and level > phase.peak_bytes:
                 phase.peak_bytes = level
-        self.entries.append((now, True, block, place.module, place.phase))
+        self.entries.append((now, True, block, scope.module, scope.phase))
         return block
 
-    def give_back(self, block: Block, place: Place) -> None:
+    def free(self, block: Block, scope: Scope) -> None:
         """Record that a block is freed."""
         block.freed_ns = now = time_ns()
         self.allocated[block.device] -= -(-block.bytes // self._unit) * self._unit
-        self.entries.append((now, False, block, place.module, place.phase))
+        self.entries.append((now, False, block, scope.module, scope.phase))
 
-    def born(
-        self, storage: torch.UntypedStorage, size: int, device: int, made_by: Any, place: Place
+    def allocate_storage(
+        self, storage: torch.UntypedStorage, size: int, device: int, made_by: Any, scope: Scope
     ) -> Block:
         """Record the allocation of a new storage, and follow the storage until it is freed."""
-        block = self.take(size, device, made_by, place)
+        block = self.allocate(size, device, made_by, scope)
         self._follow(block, storage)
         return block
 
-    def lost(self, storage: torch.UntypedStorage, place: Place) -> None:
+    def free_storage(self, storage: torch.UntypedStorage, scope: Scope) -> None:
         """Record that a live storage frees its memory (FSDP resizes storages to zero)."""
         life = self.lives.pop(storage._cdata)
-        self.give_back(life.block, place)
+        self.free(life.block, scope)
 
-    def settle(self, place: Place) -> None:
-        """Record the storages freed since the last call, as freed at `place`."""
-        deaths = self.deaths
-        while deaths:
-            life = deaths.popleft()
+    def settle(self, scope: Scope) -> None:
+        """Record the storages freed since the last call, as freed in `scope`."""
+        freed = self.freed
+        while freed:
+            life = freed.popleft()
             if self.lives.get(life.key) is life:
                 del self.lives[life.key]
-                self.give_back(life.block, place)
+                self.free(life.block, scope)
 
     def inherit(self, block: Block, heir: torch.UntypedStorage) -> bool:
         """Give a block to another storage, if the block's own storage was freed since the last `settle`.
 
         A real run would have written the new tensor into that memory. Returns whether it was done.
         """
-        for life in self.deaths:
+        for life in self.freed:
             if life.block is block and self.lives.get(life.key) is life:
-                self.deaths.remove(life)
+                self.freed.remove(life)
                 del self.lives[life.key]
                 self._follow(block, heir)
                 return True
         return False
 
-    def forget_the_dead(self) -> None:
+    def forget_freed(self) -> None:
         """Remove all freed blocks from the history: it then begins with the blocks that are live now."""
         self.entries[:] = [entry for entry in self.entries if entry[1] and entry[2].freed_ns == FOREVER]
         self.peaks[:] = self.recent_peaks[:] = self.allocated
@@ -195,17 +195,17 @@ class FakeLedger:
         return life.block if life is not None else None
 
     def _follow(self, block: Block, storage: torch.UntypedStorage) -> None:
-        life = Life(storage, self._died)
+        life = Life(storage, self._on_free)
         life.block, life.key = block, storage._cdata
         self.lives[life.key] = life
 
 
-def _queue(deaths: deque[Life]) -> Callable[[Any], None]:
+def _queue(freed: deque[Life]) -> Callable[[Any], None]:
     """Return the callback of the weak references.
 
     It refers only to the queue, since the ledger may be deleted before the storages.
     """
-    return deaths.append
+    return freed.append
 
 
 def _default_stream() -> int:

@@ -17,7 +17,7 @@ from torch.utils import _python_dispatch, _stats
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.run.fake_layers import FakeLayers
-from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, Place
+from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, Scope
 from tb_memplugin.trace import Category, Phase
 
 aten = torch.ops.aten
@@ -25,8 +25,8 @@ aten = torch.ops.aten
 Rule = Callable[["CountingFakeMode", Any, tuple[Any, ...], Mapping[str, Any]], Any]
 """`rule(mode, operator, args, kwargs)` returns the operator's results in place of FakeTensorMode."""
 
-After = Callable[["CountingFakeMode", Any, tuple[Any, ...], Any, Place], None]
-"""`after(mode, operator, args, results, place)` records what the kernel allocates besides its results."""
+After = Callable[["CountingFakeMode", Any, tuple[Any, ...], Any, Scope], None]
+"""`after(mode, operator, args, results, scope)` records what the kernel allocates besides its results."""
 
 _OURS = {__file__, fake_tensor.__file__, _stats.__file__, _python_dispatch.__file__}
 """Files of the Python frames between an operator's caller and this mode."""
@@ -100,7 +100,7 @@ class CountingFakeMode(FakeTensorMode):
         self._inside = False
         self._thread = threading.get_ident()
         self._composite: dict[Any, bool] = {}
-        self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Place] | None = None
+        self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Scope] | None = None
         self._adding_in_place = False
 
     @property
@@ -138,8 +138,8 @@ class CountingFakeMode(FakeTensorMode):
         """Run an operator on fake tensors, and record the storages that it created."""
         if self._inside or func in _DISPATCH_META_HANDLERS:
             return self.dispatch(func, types, args, kwargs or {})
-        place = self.layers.place()
-        self.settle(place)
+        scope = self.layers.scope()
+        self.settle(scope)
         plain = all(kind is FakeTensor for kind in types)  # DTensor and others call again with what they hold
         rule = self._rules.get(func) if plain else None
         composite = self._is_composite(func)
@@ -153,14 +153,14 @@ class CountingFakeMode(FakeTensorMode):
             else:
                 out = self.dispatch(func, types, args, kwargs or {})
         except Exception as error:
-            told = self._refusals(func, error)
-            if told is error:
+            refusal = self._refusals(func, error)
+            if refusal is error:
                 raise
-            raise told from error
+            raise refusal from error
         finally:
             self._inside = False
         if out is not NotImplemented:
-            self._note(out, func, args, place)
+            self._note(out, func, args, scope)
         return out
 
     def __deepcopy__(self, memo: Any) -> CountingFakeMode:
@@ -171,7 +171,7 @@ class CountingFakeMode(FakeTensorMode):
         """Return FakeTensorMode's own result of an operator, for rules."""
         return self.dispatch(func, (), args, kwargs)
 
-    def settle(self, place: Place) -> None:
+    def settle(self, scope: Scope) -> None:
         """Record the storages freed since the last operator, and the sum that waited to know about them.
 
         If the first summand was freed, the sum takes its block over; otherwise the sum is a new allocation.
@@ -182,27 +182,27 @@ class CountingFakeMode(FakeTensorMode):
             self._pending = None
             storage = reference()
             if storage is None:  # the sum was freed already
-                if not any(life.block is block for life in ledger.deaths):
-                    ledger.give_back(ledger.take(size, block.device, func, where), where)
+                if not any(life.block is block for life in ledger.freed):
+                    ledger.free(ledger.allocate(size, block.device, func, where), where)
             elif not ledger.inherit(block, storage):
-                ledger.born(storage, size, block.device, func, where)
-        if ledger.deaths:
-            ledger.settle(place)
+                ledger.allocate_storage(storage, size, block.device, func, where)
+        if ledger.freed:
+            ledger.settle(scope)
 
-    def held(self, size: int, func: Any, place: Place, category: Category, device: int = 0) -> Block:
+    def allocate(self, size: int, func: Any, scope: Scope, category: Category, device: int = 0) -> Block:
         """Allocate memory that no tensor owns, such as a library's workspace or a kernel's buffer.
 
-        It stays live until the caller passes the block to `FakeLedger.give_back`.
+        It stays live until the caller passes the block to `FakeLedger.free`.
         """
-        block = self.ledger.take(size, device, func, place)
+        block = self.ledger.allocate(size, device, func, scope)
         block.category = category
         return block
 
-    def passing(self, sizes: Sequence[int], func: Any, place: Place, device: int = 0) -> None:
+    def passing(self, sizes: Sequence[int], func: Any, scope: Scope, device: int = 0) -> None:
         """Record a kernel's temporary buffers: all are allocated in order, then freed in reverse order."""
-        held = [self.held(size, func, place, Category.TEMPORARY, device) for size in sizes if size]
-        for block in reversed(held):
-            self.ledger.give_back(block, place)
+        blocks = [self.allocate(size, func, scope, Category.TEMPORARY, device) for size in sizes if size]
+        for block in reversed(blocks):
+            self.ledger.free(block, scope)
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -218,11 +218,11 @@ class CountingFakeMode(FakeTensorMode):
         """Record what a kernel allocates besides a result that it wrote into a given tensor."""
         if self._inside:
             return
-        place = self.layers.place()
-        self.settle(place)
+        scope = self.layers.scope()
+        self.settle(scope)
         after = self._after.get(func)
         if after is not None:
-            after(self, func, tuple(args), out, place)
+            after(self, func, tuple(args), out, scope)
 
     def is_called_by_engine(self) -> bool:
         """Whether autograd's engine, and no Python function, called the operator whose rule asks."""
@@ -230,8 +230,8 @@ class CountingFakeMode(FakeTensorMode):
 
     def see(self, results: Any, func: Any) -> None:
         """Record the storages of results now, for rules whose kernel allocates more in between."""
-        for one in _tensors(results):
-            self._see(one, func, (), self.layers.place())
+        for tensor in _tensors(results):
+            self._see(tensor, func, (), self.layers.scope())
 
     @contextmanager
     def adding_in_place(self) -> Iterator[None]:
@@ -257,28 +257,28 @@ class CountingFakeMode(FakeTensorMode):
 
     def _is_composite(self, func: Any) -> bool:
         """Whether an operator consists of other operators. These arrive here only in inference mode."""
-        known = self._composite.get(func)
-        if known is None:
-            known = self._composite[func] = (
+        composite = self._composite.get(func)
+        if composite is None:
+            composite = self._composite[func] = (
                 isinstance(func, torch._ops.OpOverload)
                 and func not in self._rules
                 and func._can_decompose()
                 and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
             )
-        return known
+        return composite
 
-    def _note(self, out: Any, func: Any, args: Sequence[object], place: Place) -> None:
+    def _note(self, out: Any, func: Any, args: Sequence[object], scope: Scope) -> None:
         kind = type(out)
         if kind is FakeTensor:
-            self._see(out, func, args, place)
+            self._see(out, func, args, scope)
         elif isinstance(out, tuple | list | dict):
-            for one in _tensors(out[::-1] if func in _LAST_FIRST else out):
-                self._see(one, func, (), place)
+            for tensor in _tensors(out[::-1] if func in _LAST_FIRST else out):
+                self._see(tensor, func, (), scope)
         after = self._after.get(func)
         if after is not None:
-            after(self, func, tuple(args), out, place)
+            after(self, func, tuple(args), out, scope)
 
-    def _see(self, tensor: Any, func: Any, args: Sequence[object], place: Place) -> None:
+    def _see(self, tensor: Any, func: Any, args: Sequence[object], scope: Scope) -> None:
         device = tensor.fake_device
         ledger = self.ledger
         if device.type != ledger.device_type:
@@ -296,7 +296,7 @@ class CountingFakeMode(FakeTensorMode):
             if life.block.bytes == size:
                 return
             if not size:
-                ledger.lost(storage, place)
+                ledger.free_storage(storage, scope)
                 return
         elif not size or (self._pending is not None and self._pending[0]() is storage):
             return
@@ -306,17 +306,17 @@ class CountingFakeMode(FakeTensorMode):
         count[0] += 1
         count[1] += size
         if func in _IN_PLACE_WITHOUT_MODES:
-            summand = self._reused(func, args, size, place)
+            summand = self._reused(func, args, size, scope)
             if summand is not None:
-                self._pending = (weakref.ref(storage), size, summand, func, place)
+                self._pending = (weakref.ref(storage), size, summand, func, scope)
                 return
         old = life.block if life is not None else None
-        fresh = ledger.born(storage, size, ledger.device_row(device), func, place)
+        fresh = ledger.allocate_storage(storage, size, ledger.device_row(device), func, scope)
         if old is not None:  # resized: the new memory is allocated before the old is freed
             fresh.category, fresh.label = old.category, old.label
-            ledger.give_back(old, place)
+            ledger.free(old, scope)
 
-    def _reused(self, func: Any, args: Sequence[object], size: int, place: Place) -> Block | None:
+    def _reused(self, func: Any, args: Sequence[object], size: int, scope: Scope) -> Block | None:
         """Return the block that a real run would write this result into, None if it would allocate.
 
         The engine adds into its first summand, and a derivative writes into its zeros. A view keeps its base
@@ -324,7 +324,7 @@ class CountingFakeMode(FakeTensorMode):
         can_accumulate_inplace). Gradients of weights and biases are views.
         """
         first = args[0] if args else None
-        if not self._adding_in_place and (place.phase is not Phase.BACKWARD or not self._engine_adds):
+        if not self._adding_in_place and (scope.phase is not Phase.BACKWARD or not self._engine_adds):
             return None
         if type(first) is not FakeTensor or first._is_view():
             return None
@@ -337,11 +337,11 @@ class CountingFakeMode(FakeTensorMode):
 
 
 def _tensors(results: Any) -> Iterator[Any]:
-    for one in results.values() if isinstance(results, dict) else results:
-        if type(one) is FakeTensor:
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from _tensors(one)
+    for result in results.values() if isinstance(results, dict) else results:
+        if type(result) is FakeTensor:
+            yield result
+        elif isinstance(result, list | tuple):
+            yield from _tensors(result)
 
 
 def _called_by_engine(above: int = 1) -> bool:

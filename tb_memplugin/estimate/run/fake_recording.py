@@ -38,7 +38,7 @@ class FakeRecording:
 
     def __init__(self, device_type: str, corrections: Corrections, *, has_device: bool) -> None:
         self.ledger, self.layers = FakeLedger(device_type), FakeLayers()
-        self.layers.watch_root = self._found
+        self.layers.watch_root = self._watch_running
         self.run = FakeRun(self.ledger, self.layers, time_ns())
         self.phases: list[NamedPhase] = []
         self._models: list[weakref.ref[nn.Module]] = []
@@ -83,7 +83,7 @@ class FakeRecording:
     def stop(self) -> FakeRun:
         """End the run, name the storages that are still live, and return what was recorded."""
         self._stack.close()
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         self.layers.stop()
         self._name_everything()
         self.run.stop_ns = time_ns()
@@ -94,11 +94,11 @@ class FakeRecording:
         """Register a model and optimizers, to name their parameters, buffers, gradients and states."""
         if model is not None and self.mode.is_on():
             _refuse_a_real_one(model)
-        if model is not None and any(one() is model for one in self._models):
+        if model is not None and any(reference() is model for reference in self._models):
             self.layers.add(model, name)
         elif model is not None:
-            taken = {module.key.partition(".")[0] for module in self.layers.names.modules}
-            prefix = name if name or not self._models else _free_name(type(model).__name__, taken)
+            prefixes = {module.key.partition(".")[0] for module in self.layers.names.modules}
+            prefix = name if name or not self._models else _free_name(type(model).__name__, prefixes)
             self._models.append(weakref.ref(model))
             self.layers.add(model, prefix)
         for optimizer in optimizers:
@@ -107,7 +107,7 @@ class FakeRecording:
 
     def begin_phase(self, name: str) -> NamedPhase:
         """Begin a phase with a name of the user's."""
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         level = self.level
         phase = NamedPhase(name, level, level, level, time_ns())
         self.ledger.phases.append(phase)
@@ -116,16 +116,16 @@ class FakeRecording:
 
     def end_phase(self, phase: NamedPhase) -> None:
         """End a named phase."""
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         phase.after_bytes = self.level
-        self.ledger.phases[:] = [one for one in self.ledger.phases if one is not phase]
+        self.ledger.phases[:] = [other for other in self.ledger.phases if other is not phase]
         phase.stop_ns = time_ns()
         self.run.marks.append((phase.stop_ns, phase.name, True))
         self.phases.append(phase)
 
     def end_step(self) -> None:
         """End a training step."""
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         self._name_everything()
         self.run.step_ends.append(time_ns())
 
@@ -140,15 +140,19 @@ class FakeRecording:
 
     def _here(self, hook: Callable[..., None]) -> Callable[..., None]:
         """Restrict a hook to the estimate's own thread: other threads may train a real model meanwhile."""
-        return lambda *given: hook(*given) if self.mode.is_here else None
+        return lambda *args: hook(*args) if self.mode.is_here else None
 
-    def _found(self, model: nn.Module) -> None:
+    def _watch_running(self, model: nn.Module) -> None:
         """Register a model that runs without having been watched."""
         self.watch(model, (), "")
 
     def _name_everything(self) -> None:
         names = self.layers.names
-        models = {str(row): model for row, one in enumerate(self._models) if (model := one()) is not None}
+        models = {
+            str(row): model
+            for row, reference in enumerate(self._models)
+            if (model := reference()) is not None
+        }
         self._name(model_storages(models, names))
         for reference in self._optimizers:
             optimizer = reference()
@@ -156,7 +160,7 @@ class FakeRecording:
                 self._name(optimizer_storages(optimizer, names))
 
     def _know(self, optimizer: torch.optim.Optimizer) -> None:
-        if not any(one() is optimizer for one in self._optimizers):
+        if not any(reference() is optimizer for reference in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
 
     def _name(self, tensors: Iterable[Named]) -> None:
@@ -183,7 +187,7 @@ class FakeRecording:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
-        self.mode.settle(self.layers.place())
+        self.mode.settle(self.layers.scope())
         self.layers.optimizer.append((self._step_ns, time_ns()))
         self._know(optimizer)
         self._name(optimizer_storages(optimizer, self.layers.names))
@@ -205,10 +209,10 @@ def _is_of_functions(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def _free_name(name: str, taken: set[str]) -> str:
+def _free_name(name: str, used: set[str]) -> str:
     number = 2
     free = name
-    while free in taken:
+    while free in used:
         free = f"{name}_{number}"
         number += 1
     return free

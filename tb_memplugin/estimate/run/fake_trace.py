@@ -107,8 +107,8 @@ def _phases(run: FakeRun) -> Spans:
 
 def _streams(run: FakeRun) -> tuple[int, ...]:
     """Return the pointers of all streams that allocated; none if that was only the default one."""
-    found = {entry[2].stream for entry in run.ledger.entries}
-    return () if found <= {0} else tuple(sorted(found))
+    streams = {entry[2].stream for entry in run.ledger.entries}
+    return () if streams <= {0} else tuple(sorted(streams))
 
 
 def _events(
@@ -122,17 +122,17 @@ def _events(
     operator = np.full(len(entries), -1, np.int64)
     for row in np.flatnonzero(is_alloc).tolist():
         made_by = blocks[row].made_by
-        known = rows.get(made_by)
-        if known is None:
-            known = rows[made_by] = operators.add(operator_name(made_by))
-        operator[row] = known
+        operator_row = rows.get(made_by)
+        if operator_row is None:
+            operator_row = rows[made_by] = operators.add(operator_name(made_by))
+        operator[row] = operator_row
     # A block may get its owner after it was allocated (optimizer state): its allocation shows that owner.
-    told = np.where(
+    modules = np.where(
         is_alloc, _column([block.module for block in blocks]), _column([entry[3] for entry in entries])
     )
-    loose = is_alloc & (told < 0)
-    module = told.astype(np.int32)
-    module[loose] = owners.with_outside(told[loose], operator[loose], operators)
+    loose = is_alloc & (modules < 0)
+    module = modules.astype(np.int32)
+    module[loose] = owners.with_outside(modules[loose], operator[loose], operators)
     phase = np.array([entry[4] for entry in entries], np.uint8)
     phase = np.where(phase == Phase.BACKWARD, phase, phase_at(phases, time)).astype(np.uint8)
     device = np.array([block.device for block in blocks], np.uint8)

@@ -32,12 +32,12 @@ class Patches:
         neither when a kernel is added nor when one goes, so a model that is compiled later would run another.
         """
         name, _, overload = operator.partition(".")
-        found = getattr(getattr(torch.ops.aten, name), overload or "default")
+        op = getattr(getattr(torch.ops.aten, name), overload or "default")
         library = torch.library.Library("aten", "IMPL")
-        self.on_undo(found._dispatch_cache.clear)
+        self.on_undo(op._dispatch_cache.clear)
         self.on_undo(library._destroy)
         library.impl(operator, kernel, dispatch_key)
-        found._dispatch_cache.clear()
+        op._dispatch_cache.clear()
 
     def on_undo(self, action: Callable[[], object]) -> None:
         """Add another action that `undo` runs."""
@@ -46,7 +46,7 @@ class Patches:
     @contextmanager
     def put_back(self, *, but: Callable[[Any], bool] = lambda _: False) -> Iterator[None]:
         """Restore the attributes inside this context, but not those of owners for which `but` is true."""
-        back = [one for one in self._replaced if not but(one[0])]
+        back = [patch for patch in self._replaced if not but(patch[0])]
         for owner, name, old, _ in reversed(back):
             _restore(owner, name, old)
         try:

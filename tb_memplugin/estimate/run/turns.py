@@ -84,4 +84,4 @@ def _joins_us(frame: FrameType | None) -> bool:
 
 
 def _name(ident: int) -> str:
-    return next((one.name for one in threading.enumerate() if one.ident == ident), "one that ended")
+    return next((thread.name for thread in threading.enumerate() if thread.ident == ident), "one that ended")

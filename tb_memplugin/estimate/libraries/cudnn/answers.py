@@ -18,7 +18,7 @@ from tb_memplugin.estimate.libraries.cudnn.plans import device_descriptor
 class Question(Protocol):
     """What one can ask about: a frozen dataclass of plain values, in a module that does not import torch."""
 
-    def workspace_bytes(self, made: Descriptors, device: int) -> int:
+    def workspace_bytes(self, descriptors: Descriptors, device: int) -> int:
         """Return the bytes of the workspace on a device.
 
         Raises:
@@ -37,8 +37,8 @@ class Answer:
 def answer(library: Library, description: str, question: Question) -> Answer:
     """Return what cuDNN answers for a described GPU."""
     try:
-        with Descriptors(library) as made:
-            return Answer(question.workspace_bytes(made, device_descriptor(made, description)))
+        with Descriptors(library) as descriptors:
+            return Answer(question.workspace_bytes(descriptors, device_descriptor(descriptors, description)))
     except CudnnError as error:
         return Answer(refusal=str(error))
 

@@ -53,7 +53,7 @@ class Convolution:
     tf32: bool = True
     deterministic: bool = False
 
-    def workspace_bytes(self, made: Descriptors, device: int) -> int:
+    def workspace_bytes(self, descriptors: Descriptors, device: int) -> int:
         """Return the bytes of its workspace on a device.
 
         Raises:
@@ -62,10 +62,10 @@ class Convolution:
         dtype = DataType[self.dtype]
         computed = DataType.FLOAT if dtype in (DataType.HALF, DataType.BFLOAT16) else dtype
         x, w, y = (
-            made.tensor(ord(name), one.shape, one.strides, dtype, one.alignment)
-            for name, one in (("x", self.x), ("w", self.w), ("y", self.y))
+            descriptors.tensor(ord(name), operand.shape, operand.strides, dtype, operand.alignment)
+            for name, operand in (("x", self.x), ("w", self.w), ("y", self.y))
         )
-        convolution = made.make(
+        convolution = descriptors.make(
             Descriptor.CONVOLUTION,
             CONVOLUTION_SPATIAL_DIMS=len(self.stride),
             CONVOLUTION_COMP_TYPE=computed,
@@ -78,11 +78,11 @@ class Convolution:
         kind, prefix, *names = OPERATIONS[self.computes]
         operands = dict(zip(names, (w, x, y), strict=True))
         values = {"ALPHA": 1.0, "BETA": 0.0, "CONV_DESC": convolution, **operands}
-        operation = made.make(
+        operation = descriptors.make(
             kind, **{f"OPERATION_CONVOLUTION_{prefix}{name}": value for name, value in values.items()}
         )
         modes = (HeurMode.INSTANT, HeurMode.FALLBACK)
-        return first_workspace(made, device, [operation], modes, _unwanted(self))
+        return first_workspace(descriptors, device, [operation], modes, _unwanted(self))
 
 
 def _unwanted(asked: Convolution) -> frozenset[NumericalNote]:

@@ -70,7 +70,7 @@ class Descriptors:
 
     def __init__(self, library: Library) -> None:
         self._c = library.c
-        self._made: list[ctypes.c_void_p] = []
+        self._pointers: list[ctypes.c_void_p] = []
 
     def __enter__(self) -> Descriptors:
         return self
@@ -78,9 +78,9 @@ class Descriptors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one in reversed(self._made):
-            self._c.cudnnBackendDestroyDescriptor(one)
-        self._made.clear()
+        for pointer in reversed(self._pointers):
+            self._c.cudnnBackendDestroyDescriptor(pointer)
+        self._pointers.clear()
 
     def make(self, kind: Descriptor, **attributes: Any) -> int:
         """Return a finalized descriptor.
@@ -93,18 +93,20 @@ class Descriptors:
         Raises:
             CudnnError: cuDNN refuses it.
         """
-        one = self.empty(kind)
+        descriptor = self.empty(kind)
         for name, value in attributes.items():
-            self._set(one, name, value)
-        self._check(self._c.cudnnBackendFinalize(ctypes.c_void_p(one)), f"finalize {kind.name}")
-        return one
+            self._set(descriptor, name, value)
+        self._check(self._c.cudnnBackendFinalize(ctypes.c_void_p(descriptor)), f"finalize {kind.name}")
+        return descriptor
 
     def empty(self, kind: Descriptor) -> int:
         """Return a descriptor without attributes, which is not finalized."""
-        made = ctypes.c_void_p()
-        self._check(self._c.cudnnBackendCreateDescriptor(int(kind), ctypes.byref(made)), f"make {kind.name}")
-        self._made.append(made)
-        return made.value or 0
+        pointer = ctypes.c_void_p()
+        self._check(
+            self._c.cudnnBackendCreateDescriptor(int(kind), ctypes.byref(pointer)), f"make {kind.name}"
+        )
+        self._pointers.append(pointer)
+        return pointer.value or 0
 
     def tensor(
         self,
@@ -124,47 +126,51 @@ class Descriptors:
             TENSOR_BYTE_ALIGNMENT=alignment,
         )
 
-    def numbers(self, one: int, name: str, most: int = 1) -> list[int]:
+    def numbers(self, descriptor: int, name: str, most: int = 1) -> list[int]:
         """Return the numbers of an attribute, at most so many.
 
         Raises:
             CudnnError: cuDNN does not tell.
         """
         attribute, kind = ATTRIBUTES[name]
-        found, out = ctypes.c_int64(), (C_TYPES.get(kind, ctypes.c_int) * most)()
-        self._get(one, attribute, kind, most, found, out)
-        return list(out)[: found.value]
+        count, out = ctypes.c_int64(), (C_TYPES.get(kind, ctypes.c_int) * most)()
+        self._get(descriptor, attribute, kind, most, count, out)
+        return list(out)[: count.value]
 
-    def descriptors(self, one: int, name: str, kind: Descriptor) -> list[int]:
+    def descriptors(self, descriptor: int, name: str, kind: Descriptor) -> list[int]:
         """Return the descriptors of one kind that an attribute holds.
 
         Raises:
             CudnnError: cuDNN does not tell.
         """
         attribute, value = ATTRIBUTES[name]
-        found = ctypes.c_int64()
-        self._get(one, attribute, value, 0, found, None)
-        held = (ctypes.c_void_p * found.value)(*(self.empty(kind) for _ in range(found.value)))
-        self._get(one, attribute, value, len(held), found, held)
-        return [each or 0 for each in held][: found.value]
+        count = ctypes.c_int64()
+        self._get(descriptor, attribute, value, 0, count, None)
+        pointers = (ctypes.c_void_p * count.value)(*(self.empty(kind) for _ in range(count.value)))
+        self._get(descriptor, attribute, value, len(pointers), count, pointers)
+        return [each or 0 for each in pointers][: count.value]
 
-    def _set(self, one: int, name: str, value: Any) -> None:
+    def _set(self, descriptor: int, name: str, value: Any) -> None:
         attribute, kind = ATTRIBUTES[name]
         values = value if isinstance(value, (Sequence, bytes)) else (value,)
         array = (C_TYPES.get(kind, ctypes.c_int) * len(values))(*values)
         status = self._c.cudnnBackendSetAttribute(
-            ctypes.c_void_p(one), attribute, int(kind), ctypes.c_int64(len(values)), array
+            ctypes.c_void_p(descriptor), attribute, int(kind), ctypes.c_int64(len(values)), array
         )
         self._check(status, f"set {name}")
 
-    def _get(self, one: int, attribute: int, kind: int, most: int, found: ctypes.c_int64, out: Any) -> None:
+    def _get(
+        self, descriptor: int, attribute: int, kind: int, most: int, count: ctypes.c_int64, out: Any
+    ) -> None:
         status = self._c.cudnnBackendGetAttribute(
-            ctypes.c_void_p(one), attribute, int(kind), ctypes.c_int64(most), ctypes.byref(found), out
+            ctypes.c_void_p(descriptor), attribute, int(kind), ctypes.c_int64(most), ctypes.byref(count), out
         )
         self._check(status, f"get attribute {attribute}")
 
-    def _check(self, status: int, what: str) -> None:
+    def _check(self, status: int, action: str) -> None:
         if status:
             text = ctypes.create_string_buffer(500)
             self._c.cudnnGetLastErrorString(text, ctypes.c_size_t(len(text)))
-            raise CudnnError(f"cuDNN does not {what}: status {status} {text.value.decode(errors='replace')}")
+            raise CudnnError(
+                f"cuDNN does not {action}: status {status} {text.value.decode(errors='replace')}"
+            )

@@ -8,13 +8,13 @@ from tb_memplugin.estimate.libraries.cudnn.header import Descriptor, HeurMode, N
 from tb_memplugin.estimate.libraries.cudnn.library import CudnnError, Descriptors
 
 
-def device_descriptor(made: Descriptors, description: str) -> int:
+def device_descriptor(descriptors: Descriptors, description: str) -> int:
     """Return the descriptor of a described device (`device.described`)."""
-    return made.make(Descriptor.DEVICEPROP, DEVICEPROP_JSON_REPRESENTATION=description.encode())
+    return descriptors.make(Descriptor.DEVICEPROP, DEVICEPROP_JSON_REPRESENTATION=description.encode())
 
 
 def first_workspace(
-    made: Descriptors,
+    descriptors: Descriptors,
     device: int,
     operations: Sequence[int],
     modes: Iterable[HeurMode],
@@ -23,7 +23,7 @@ def first_workspace(
     """Return the workspace's bytes of the first plan for a graph of operations that cuDNN can make.
 
     Args:
-        made: makes the descriptors.
+        descriptors: makes descriptors.
         device: the descriptor of the device.
         operations: finalized descriptors of the graph's operations.
         modes: the heuristics to ask, one after the other.
@@ -32,37 +32,37 @@ def first_workspace(
     Raises:
         CudnnError: there is no plan.
     """
-    graph = made.make(Descriptor.OPERATIONGRAPH, OPERATIONGRAPH_OPS=operations)
+    graph = descriptors.make(Descriptor.OPERATIONGRAPH, OPERATIONGRAPH_OPS=operations)
     refusal = "cuDNN has no plan"
     for mode in modes:
         try:
-            heuristics = made.make(
+            heuristics = descriptors.make(
                 Descriptor.ENGINEHEUR,
                 ENGINEHEUR_OPERATION_GRAPH=graph,
                 ENGINEHEUR_MODE=mode,
                 ENGINEHEUR_DEVICEPROP=device,
             )
-            configs = made.descriptors(heuristics, "ENGINEHEUR_RESULTS", Descriptor.ENGINECFG)
+            configs = descriptors.descriptors(heuristics, "ENGINEHEUR_RESULTS", Descriptor.ENGINECFG)
         except CudnnError as error:
             refusal = str(error)
             continue
         for config in configs:
-            if unwanted and unwanted & _notes(made, config):
+            if unwanted and unwanted & _notes(descriptors, config):
                 continue
             try:
-                plan = made.make(
+                plan = descriptors.make(
                     Descriptor.EXECUTION_PLAN,
                     EXECUTION_PLAN_ENGINE_CONFIG=config,
                     EXECUTION_PLAN_DEVICEPROP=device,
                 )
-                return made.numbers(plan, "EXECUTION_PLAN_WORKSPACE_SIZE")[0]
+                return descriptors.numbers(plan, "EXECUTION_PLAN_WORKSPACE_SIZE")[0]
             except CudnnError as error:
                 refusal = str(error)
     raise CudnnError(refusal)
 
 
-def _notes(made: Descriptors, config: int) -> frozenset[NumericalNote]:
+def _notes(descriptors: Descriptors, config: int) -> frozenset[NumericalNote]:
     """Return what cuDNN notes on the numerics of an engine's configuration."""
-    (engine,) = made.descriptors(config, "ENGINECFG_ENGINE", Descriptor.ENGINE)
-    numbers = made.numbers(engine, "ENGINE_NUMERICAL_NOTE", NumericalNote.TYPE_COUNT)
+    (engine,) = descriptors.descriptors(config, "ENGINECFG_ENGINE", Descriptor.ENGINE)
+    numbers = descriptors.numbers(engine, "ENGINE_NUMERICAL_NOTE", NumericalNote.TYPE_COUNT)
     return frozenset(NumericalNote(number) for number in numbers if number in set(NumericalNote))

@@ -39,18 +39,18 @@ class Cudnn:
         refusal: why there is none, or why the last question without an answer has none; else empty.
     """
 
-    def __init__(self, told: str) -> None:
+    def __init__(self, setting: str) -> None:
         """Find a cuDNN that answers.
 
         Args:
-            told: the path of the library, `none`, or nothing: then it is searched.
+            setting: the path of the library, `none`, or nothing: then it is searched.
         """
         self.version = ""
-        self.refusal = f"{VARIABLE}=none" if told == "none" else "it is not installed"
+        self.refusal = f"{VARIABLE}=none" if setting == "none" else "it is not installed"
         self._lock = Lock()
         self._answers: dict[tuple[str, Question], Answer] = {}
         self._connection: Connection[Any, Any] | None = None
-        for path in libraries(told):
+        for path in libraries(setting):
             self._connection = _started(path)
             first = self._received()
             self.refusal = first.refusal
@@ -63,15 +63,15 @@ class Cudnn:
         """Return the bytes of the workspace that cuDNN takes for a question; None if it does not say."""
         key = (described(gpu), question)
         with self._lock:
-            known = self._answers.get(key)
-            if known is None:
+            answer = self._answers.get(key)
+            if answer is None:
                 if self._connection is None:
                     return None
-                known = self._answers[key] = self._asked(key)
-        if known.refusal:
-            self.refusal = known.refusal
+                answer = self._answers[key] = self._asked(key)
+        if answer.refusal:
+            self.refusal = answer.refusal
             return None
-        return known.number
+        return answer.number
 
     def _asked(self, key: tuple[str, Question]) -> Answer:
         assert self._connection is not None
@@ -98,14 +98,14 @@ def installed() -> Cudnn:
 
 
 @lru_cache(maxsize=4)
-def _installed(_process: int, told: str) -> Cudnn:
-    return Cudnn(told)
+def _installed(_process: int, setting: str) -> Cudnn:
+    return Cudnn(setting)
 
 
-def libraries(told: str = "") -> Iterator[str]:
-    """Yield where cuDNN may be: what was told, else NVIDIA's wheel, then the system's library."""
-    if told:
-        yield from () if told == "none" else (told,)
+def libraries(setting: str = "") -> Iterator[str]:
+    """Yield where cuDNN may be: the path that was set, else NVIDIA's wheel, then the system's library."""
+    if setting:
+        yield from () if setting == "none" else (setting,)
         return
     namespace = PathFinder.find_spec("nvidia")
     for folder in (namespace and namespace.submodule_search_locations) or ():

@@ -132,7 +132,9 @@ class Compiler:
     def _guards(self, entries: Any) -> list[bool]:
         """Return which guards dynamo keeps: none that compares what this estimate replaces meanwhile."""
         originals = self._patches.originals()
-        return [id(one.value) not in originals and not any(h in one.name for h in _HOOKS) for one in entries]
+        return [
+            id(entry.value) not in originals and not any(h in entry.name for h in _HOOKS) for entry in entries
+        ]
 
     def _start(self) -> None:
         """Load dynamo and Inductor as if there were no estimate, then make them work inside one."""
@@ -216,16 +218,16 @@ class Compiler:
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
         """Hide the estimate from dynamo and Inductor: its mode, its hooks, and what it replaced."""
-        held = {}
+        saved = {}
         for name in _HOOKS:
             hooks = getattr(module_hooks, name, {})
-            held[name] = [(key, hook) for key, hook in hooks.items()]
+            saved[name] = [(key, hook) for key, hook in hooks.items()]
             hooks.clear()
         try:
             with self._patches.put_back(but=_is_a_device), _disable_current_modes():
                 yield
         finally:
-            for name, hooks in held.items():
+            for name, hooks in saved.items():
                 getattr(module_hooks, name, {}).update(hooks)
 
     def _load(self, graph: Any, code: Any) -> Any:

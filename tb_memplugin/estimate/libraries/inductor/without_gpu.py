@@ -25,10 +25,12 @@ class _OnTheCpu(TorchDispatchMode):
     """Creates tensors on the CPU, whatever device the operator names."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(kwargs or {})
-        if given.get("device") is not None:
-            given["device"] = _CPU
-        return func(*(_CPU if isinstance(one, torch.device) else one for one in args), **given)
+        keywords = dict(kwargs or {})
+        if keywords.get("device") is not None:
+            keywords["device"] = _CPU
+        return func(
+            *(_CPU if isinstance(argument, torch.device) else argument for argument in args), **keywords
+        )
 
 
 @contextmanager
@@ -80,8 +82,8 @@ def _forget_devices() -> None:
     from torch._inductor.runtime.hints import DeviceProperties
     from torch.utils import _triton
 
-    known = [DeviceProperties.create, *vars(utils).values(), *vars(_triton).values()]
-    for function in known:
+    functions = [DeviceProperties.create, *vars(utils).values(), *vars(_triton).values()]
+    for function in functions:
         clear = getattr(function, "cache_clear", None)
         if clear is not None:
             clear()

@@ -63,7 +63,7 @@ class FakeModule:
 
     def run_on_samples(self) -> None:
         """Run the code once on inputs like those that it was compiled for."""
-        self._call([_sample(one) for one in self._inputs])
+        self._call([_sample(value) for value in self._inputs])
 
     def _names(self) -> dict[str, Any]:
         """Return what stands for the functions that the code imports."""
@@ -86,11 +86,11 @@ class FakeModule:
 
     def _allocate(self, device: str) -> Callable[..., Tensor]:
         def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, kernel: str = "") -> Tensor:
-            made = torch.empty_strided(size, stride, dtype=dtype, device=device)
-            block = self._mode.ledger.block_of(made.untyped_storage())
+            tensor = torch.empty_strided(size, stride, dtype=dtype, device=device)
+            block = self._mode.ledger.block_of(tensor.untyped_storage())
             if block is not None and kernel:
                 block.made_by = kernel
-            return made
+            return tensor
 
         return empty
 
@@ -105,7 +105,7 @@ class FakeModule:
                 out = self._call(args)
             except Exception as error:
                 raise CompiledCodeError(error) from error
-            self._mode.settle(self._mode.layers.place())
+            self._mode.settle(self._mode.layers.scope())
             return out
 
 
@@ -155,7 +155,7 @@ class _Rewritten(ast.NodeTransformer):
         self._names, self._owners = names, owners
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        node.body = [self.visit(one) for one in node.body if not self._replaced(one)]
+        node.body = [self.visit(statement) for statement in node.body if not self._replaced(statement)]
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -201,25 +201,25 @@ class _Rewritten(ast.NodeTransformer):
 def _owners(graph: Any) -> dict[str, tuple[int, ...]]:
     """Return the modules of each buffer of a graph, from what dynamo wrote down at each operator."""
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
-    found: dict[str, tuple[int, ...]] = {}
+    owners: dict[str, tuple[int, ...]] = {}
     for name, buffer in graph.name_to_buffer.items():
         stacks = [
             (order.get(node, -1), stack)
             for node in buffer.get_origins()
             if (stack := node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack"))
         ]
-        stack = max(stacks, key=lambda one: one[0])[1] if stacks else {}
+        stack = max(stacks, key=lambda numbered: numbered[0])[1] if stacks else {}
         keys = [str(key).partition("@")[0] for key in stack]
-        found[name] = tuple(int(key) for key in keys if key.isdigit())
-    return found
+        owners[name] = tuple(int(key) for key in keys if key.isdigit())
+    return owners
 
 
-def _sample(given: Any) -> Any:
+def _sample(value: Any) -> Any:
     """Return an input of a graph with its likely sizes in place of symbols."""
-    if not isinstance(given, Tensor):
-        return _number(given)
-    shape, strides = map(_number, given.shape), map(_number, given.stride())
-    return torch.empty_strided(tuple(shape), tuple(strides), dtype=given.dtype, device=given.device)
+    if not isinstance(value, Tensor):
+        return _number(value)
+    shape, strides = map(_number, value.shape), map(_number, value.stride())
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=value.dtype, device=value.device)
 
 
 def _number(size: Any) -> Any:
@@ -248,17 +248,19 @@ def _is_allocation(value: ast.expr) -> bool:
 
 def _users(body: Sequence[ast.stmt]) -> dict[int, str]:
     """Return, for each statement that allocates, the name of the first later call that gets the buffer."""
-    found: dict[int, str] = {}
+    users: dict[int, str] = {}
     latest: dict[str, str] = {}
     for number in range(len(body) - 1, -1, -1):
         statement = body[number]
         if isinstance(statement, ast.Assign) and _is_allocation(statement.value):
-            found[number] = latest.get(_target(statement), "")
+            users[number] = latest.get(_target(statement), "")
         elif isinstance(call := getattr(statement, "value", None), ast.Call):
-            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
             name = _name(ast.unparse(call.func))
-            latest |= {one.id: name for arg in given for one in ast.walk(arg) if isinstance(one, ast.Name)}
-    return found
+            latest |= {
+                node.id: name for arg in arguments for node in ast.walk(arg) if isinstance(node, ast.Name)
+            }
+    return users
 
 
 def _name(function: str) -> str:

@@ -115,7 +115,7 @@ def _unless_there_is_a_group(name: str, call: Callable[..., Any]) -> Callable[..
 
 def _collective(*args: Any, async_op: bool = False, **_: Any) -> Done | None:
     """Do nothing: input and output are the caller's tensors. Return a work if the call is asynchronous."""
-    return Done() if async_op or any(one is True for one in args) else None
+    return Done() if async_op or any(argument is True for argument in args) else None
 
 
 def _point_to_point(*_: Any, **__: Any) -> Done:

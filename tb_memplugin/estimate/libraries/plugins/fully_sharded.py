@@ -56,7 +56,7 @@ class FullySharded:
             (FSDPParam, "reset_sharded_param", reset_sharded_param),
             (begin, "_move_states_to_device", _moving_fakes(begin._move_states_to_device)),
             *((home, _MESHES, really(getattr(home, _MESHES))) for home in (begin, fully)),
-            (older, "_init_device_handle", _told(older._init_device_handle)),
+            (older, "_init_device_handle", _requiring_gpu(older._init_device_handle)),
         ):
             yield
 
@@ -76,7 +76,7 @@ def _moving_fakes(original: Any) -> Any:
     return run
 
 
-def _told(find_device: Any) -> Any:
+def _requiring_gpu(find_device: Any) -> Any:
     """Wrap FSDP1's search for a GPU to raise a MemPluginError if there is none."""
 
     @functools.wraps(find_device)

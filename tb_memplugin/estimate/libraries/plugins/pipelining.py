@@ -61,9 +61,9 @@ def _vote(_schedule: Any, stages: Sequence[Any], has_backward: bool, *_: Any) ->
     for stage in stages:
         stage.p2p_per_edge = False
     modes: Any = importlib.import_module("torch.distributed.pipelining._utils").InferenceMode
-    told = [stage for stage in stages if hasattr(stage, "_user_meta")]
-    dynamic = any(modes.needs_dynamic(stage._user_meta, has_backward) for stage in told)
-    for stage in told:
+    with_meta = [stage for stage in stages if hasattr(stage, "_user_meta")]
+    dynamic = any(modes.needs_dynamic(stage._user_meta, has_backward) for stage in with_meta)
+    for stage in with_meta:
         stage._inference_mode = modes.DYNAMIC if dynamic else modes.STATIC
 
 

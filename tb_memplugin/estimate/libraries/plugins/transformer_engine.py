@@ -50,9 +50,9 @@ class TransformerEngine:
         _check(compiled)
         constants: Any = importlib.import_module(f"{_MODULE}.constants")
         attention: Any = importlib.import_module(f"{_MODULE}.cpp_extensions.fused_attn")
-        known = Kernels(constants.TE_DType, attention.FusedAttnBackend["F16_arbitrary_seqlen"]).all()
-        kernels = {name: new for name, new in known.items() if hasattr(compiled, name)}
-        changes: list[tuple[object, str, object]] = [(compiled, *one) for one in kernels.items()]
+        all_kernels = Kernels(constants.TE_DType, attention.FusedAttnBackend["F16_arbitrary_seqlen"]).all()
+        kernels = {name: new for name, new in all_kernels.items() if hasattr(compiled, name)}
+        changes: list[tuple[object, str, object]] = [(compiled, *item) for item in kernels.items()]
         new_of = {id(getattr(compiled, name)): new for name, new in kernels.items()}
         for module in _modules():
             for name, value in list(vars(module).items()):
@@ -93,8 +93,8 @@ def _check(compiled: Any) -> None:
 @contextmanager
 def _without_fp8_state() -> Iterator[None]:
     """Give the library's FP8 state its first values inside this context, and restore it afterwards."""
-    found = (getattr(module, "FP8GlobalStateManager", None) for module in _modules())
-    manager = next((one for one in found if one is not None), None)
+    managers = (getattr(module, "FP8GlobalStateManager", None) for module in _modules())
+    manager = next((candidate for candidate in managers if candidate is not None), None)
     if manager is None:
         yield
         return

@@ -56,7 +56,7 @@ class Kernels:
 
     def all(self) -> dict[str, Callable[..., Any]]:
         """Return each replacement under the name of the function that it replaces."""
-        found: dict[str, Callable[..., Any]] = {
+        kernels: dict[str, Callable[..., Any]] = {
             "generic_gemm": self.generic_gemm,
             "layernorm_fwd": self.layernorm_fwd,
             "rmsnorm_fwd": self.rmsnorm_fwd,
@@ -66,7 +66,7 @@ class Kernels:
             "quantize": self.quantize,
             "bgrad_quantize": self.bgrad_quantize,
             "dequantize": self.dequantize,
-            "create_empty_quantized_tensor": lambda quantizer, shape, dtype, device, *_: self.made(
+            "create_empty_quantized_tensor": lambda quantizer, shape, dtype, device, *_: self.empty(
                 quantizer, shape, dtype, device
             ),
             "fp8_transpose": fp8_transpose,
@@ -74,17 +74,17 @@ class Kernels:
             "fused_attn_fwd": fused_attn_fwd,
             "fused_attn_bwd": fused_attn_bwd,
         }
-        found |= {name: self._activation(1) for name in _ACTIVATIONS}
-        found |= {name: self._activation(2) for name in (*_GATED, "clamped_swiglu")}
-        found |= {f"d{name}": self.dactivation for name in (*_ACTIVATIONS, *_GATED)}
-        found |= {"clamped_dswiglu": self.dactivation}
-        found |= {f"dbias_d{name}": self.dbias_dactivation for name in _ACTIVATIONS}
+        kernels |= {name: self._activation(1) for name in _ACTIVATIONS}
+        kernels |= {name: self._activation(2) for name in (*_GATED, "clamped_swiglu")}
+        kernels |= {f"d{name}": self.dactivation for name in (*_ACTIVATIONS, *_GATED)}
+        kernels |= {"clamped_dswiglu": self.dactivation}
+        kernels |= {f"dbias_d{name}": self.dbias_dactivation for name in _ACTIVATIONS}
         for name in _SOFTMAXES:
-            found[f"{name}_forward"] = lambda scores, *_: torch.empty_like(scores)
-            found[f"{name}_backward"] = lambda grad, *_: grad.contiguous()  # computed in place
-        return found | dict.fromkeys(_NOTHING, _nothing)
+            kernels[f"{name}_forward"] = lambda scores, *_: torch.empty_like(scores)
+            kernels[f"{name}_backward"] = lambda grad, *_: grad.contiguous()  # computed in place
+        return kernels | dict.fromkeys(_NOTHING, _nothing)
 
-    def made(self, quantizer: Any, shape: Iterable[int], dtype: torch.dtype, device: Any) -> Any:
+    def empty(self, quantizer: Any, shape: Iterable[int], dtype: torch.dtype, device: Any) -> Any:
         """Return an empty tensor of `dtype`, or what the quantizer would make of it.
 
         Raises:
@@ -155,7 +155,7 @@ class Kernels:
         dtype = self._dtype(out_dtype, workspace.dtype) if out is None else out.dtype
         device = workspace.device
         if out is None:
-            out = self.made(quantizer, shape, dtype, device)
+            out = self.empty(quantizer, shape, dtype, device)
         fused = _is_per_tensor(a, b) and type(quantizer).__name__ == "Float8Quantizer"
         unquantized = torch.empty(shape, dtype=dtype, device=device) if quantizer and not fused else None
         bias_grad = None
@@ -185,7 +185,7 @@ class Kernels:
         """Return the given output, or a new quantized tensor."""
         source = tensor.contiguous()
         if output is None:
-            output = self.made(quantizer, source.shape, source.dtype, source.device)
+            output = self.empty(quantizer, source.shape, source.dtype, source.device)
         scratch = _amax_and_scale(quantizer, source)
         del scratch
         return output
@@ -195,15 +195,15 @@ class Kernels:
         source = grad_output.contiguous()
         if quantizer is None:
             return [_sum_rows(source), source]
-        made = self.made(quantizer, source.shape, source.dtype, source.device)
+        quantized = self.empty(quantizer, source.shape, source.dtype, source.device)
         if _has_all_layouts() or (not _is_current_scaling(quantizer) and quantizer.columnwise_usage):
             bias_grad = source.new_empty(source.shape[-1])
             workspace = _tile_sums(source)
             del workspace
         else:
             bias_grad = _sum_rows(source)
-            self.quantize(source, quantizer, made)
-        return [bias_grad, made]
+            self.quantize(source, quantizer, quantized)
+        return [bias_grad, quantized]
 
     def dequantize(self, tensor: Any, dtype: Any) -> torch.Tensor:
         """Return a tensor of the same shape in `dtype`."""
@@ -217,11 +217,11 @@ class Kernels:
     def dbias_dactivation(self, grad: torch.Tensor, x: torch.Tensor, quantizer: Any) -> list[Any]:
         """Return [gradient of the bias, gradient of an activation function's input]."""
         grad, x = grad.contiguous(), x.contiguous()
-        made = self.made(quantizer, x.shape, grad.dtype, grad.device)
+        input_grad = self.empty(quantizer, x.shape, grad.dtype, grad.device)
         bias_grad = grad.new_empty(x.shape[-1])
         workspace = _tile_sums(x)
         del workspace
-        return [bias_grad, made]
+        return [bias_grad, input_grad]
 
     def get_fused_attn_backend(self, *args: Any) -> Any:
         """Return the backend for any length in 16 bits; since 2.20 (one argument), with an empty message."""
@@ -236,7 +236,7 @@ class Kernels:
 
     def _computed(self, x: torch.Tensor, shape: Sequence[int], quantizer: Any) -> Any:
         """Return a result in the dtype of `x`, quantized afterwards if the kernel cannot do it."""
-        out = self.made(quantizer, shape, x.dtype, x.device)
+        out = self.empty(quantizer, shape, x.dtype, x.device)
         high = x.new_empty(shape) if _is_current_scaling(quantizer) else None
         del high
         return out
@@ -244,7 +244,7 @@ class Kernels:
     def _normalised(self, x: Any, out: Any, quantizer: Any, out_dtype: Any) -> Any:
         dtype = self._dtype(out_dtype, x.dtype)
         if out is None:
-            out = self.made(quantizer, x.size(), dtype, x.device)
+            out = self.empty(quantizer, x.size(), dtype, x.device)
         high = torch.empty(x.size(), dtype=dtype, device=x.device) if _is_current_scaling(quantizer) else None
         workspace = torch.empty(1, dtype=torch.uint8, device=x.device)
         del workspace, high
@@ -295,20 +295,20 @@ def fused_attn_bwd(*args: Any, **_: Any) -> list[Any]:
     """Return the gradients of [query, key, value], in one block if these are views of one."""
     inputs = _wide(args)[:3]
     blocks: dict[Any, torch.Tensor] = {}
-    found = []
-    for one in inputs:
-        storage = one.untyped_storage()
+    gradients = []
+    for tensor in inputs:
+        storage = tensor.untyped_storage()
         if storage not in blocks:
             blocks[storage] = torch.empty(
-                storage.nbytes() // one.element_size(), dtype=one.dtype, device=one.device
+                storage.nbytes() // tensor.element_size(), dtype=tensor.dtype, device=tensor.device
             )
-        found.append(blocks[storage].as_strided(one.shape, one.stride(), one.storage_offset()))
-    return [*found, *[None] * 2]
+        gradients.append(blocks[storage].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+    return [*gradients, *[None] * 2]
 
 
 def _wide(args: Iterable[Any]) -> list[torch.Tensor]:
     """Return the tensors with at least 3 dimensions: query, key and value come first."""
-    return [one for one in args if isinstance(one, torch.Tensor) and one.dim() >= 3]
+    return [argument for argument in args if isinstance(argument, torch.Tensor) and argument.dim() >= 3]
 
 
 def _flat(tensor: Any) -> tuple[int, int]:
@@ -347,7 +347,7 @@ def _has_all_layouts() -> bool:
 
 
 def _is_per_tensor(*tensors: Any) -> bool:
-    return any(type(one).__name__.startswith("Float8Tensor") for one in tensors)
+    return any(type(tensor).__name__.startswith("Float8Tensor") for tensor in tensors)
 
 
 def _is_current_scaling(quantizer: Any) -> bool:
