@@ -81,7 +81,7 @@ def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple
     threads = np.concatenate((thread, memory.thread))
     later = np.arange(len(times)) >= count  # a memory row comes after the ranges that begin with it
     order = np.lexsort((later, times, threads))
-    found = np.empty(len(times), np.int64)
+    enclosing = np.empty(len(times), np.int64)
     inner = []
     until = end.tolist()
     open_rows: list[int] = []
@@ -94,8 +94,8 @@ def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple
         inner.append(open_rows[-1] if open_rows else -1)
         if row < count:
             open_rows.append(row)
-    found[order] = inner
-    return found[:count], found[count:]
+    enclosing[order] = inner
+    return enclosing[:count], enclosing[count:]
 
 
 def _told_apart(kept: list[Written], start: Int64, end: Int64, thread: Int64, parent: Int64) -> Ranges:
