@@ -100,9 +100,9 @@ def _per_ms(estimate: Recomputed) -> float:
 
 def _evidence(name: str, estimate: Recomputed, step: int, rates: Unit, most: int) -> Evidence:
     calls = f"{estimate.calls:,} {'call' if estimate.calls == 1 else 'calls'}"
-    held = part_told(estimate.held_bytes, most)
+    size = part_told(estimate.held_bytes, most)
     per_ms = rates.tell(_per_ms(estimate))
-    detail = f"{_ms(estimate)} of forward in {calls}; saves {per_ms} per ms; holds {held}"
+    detail = f"{_ms(estimate)} of forward in {calls}; saves {per_ms} per ms; holds {size}"
     return Evidence(name or ROOT, estimate.saved_bytes, detail, where=_where(name, step))
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.folded_layers import folds
-from tb_memplugin.analysis.growth import MATTERS_IN_STEPS, MATTERS_SHARE, place_name
-from tb_memplugin.analysis.leaks import MODELS_OWN, kept_places
+from tb_memplugin.analysis.growth import MATTERS_IN_STEPS, MATTERS_SHARE, site_name
+from tb_memplugin.analysis.leaks import MODELS_OWN, kept_sites
 from tb_memplugin.analysis.units import size_told
 from tb_memplugin.trace import MemoryTrace
 
@@ -153,7 +153,7 @@ def _finding(device: str, run: Sequence[WindowLevel], levels: np.ndarray, a_step
 
 
 def _suspects(run: Sequence[WindowLevel]) -> list[Evidence]:
-    """Return the places that kept memory in every window, sorted by the least that they kept in one."""
+    """Return the sites that kept memory in every window, sorted by the least that they kept in one."""
     occurrences = Counter(name for window in run for name, _ in window.kept)
     in_all = [name for name, count in occurrences.items() if count == len(run)]
     least = {name: min(dict(window.kept)[name] for window in run) for name in in_all}
@@ -166,6 +166,6 @@ def _kept(trace: MemoryTrace, device: int) -> tuple[tuple[str, int], ...]:
     before = trace.step_events(steps - 1)[0] if steps > 1 else len(trace.events)
     kept: Counter[str] = Counter()
     rows = folds([module.key for module in trace.modules])
-    for key, frames, size in kept_places(trace, device, before):
-        kept[place_name(key, frames, rows)] += size // max(1, steps - 1)
+    for key, frames, size in kept_sites(trace, device, before):
+        kept[site_name(key, frames, rows)] += size // max(1, steps - 1)
     return tuple(kept.most_common())

@@ -91,8 +91,8 @@ class _Gaps:
         updates = np.flatnonzero(phases.phase == Phase.OPTIMIZER)
         forwards = np.flatnonzero(phases.phase == Phase.FORWARD)
         following = np.searchsorted(phases.start_ns[forwards], phases.end_ns[updates], side="left")
-        known = following < len(forwards)
-        updates, forwards = updates[known], forwards[following[known]]
+        has_forward = following < len(forwards)
+        updates, forwards = updates[has_forward], forwards[following[has_forward]]
         last = np.append(forwards[1:] != forwards[:-1], True)[: len(forwards)]  # last update before forward
         time = trace.events.time_ns
         last &= phases.start_ns[forwards] <= time.max(initial=-1)

@@ -244,11 +244,11 @@ def _cause(request: int, new_segment: int, room: _Room) -> Cause:
 def _why(
     cause: Cause, request: int, new_segment: int, active: int, reserved: int | None, room: _Room, home: str
 ) -> str:
-    held = f"PyTorch uses {size_told(active)}"
+    usage = f"PyTorch uses {size_told(active)}"
     if reserved is not None and reserved >= active:  # less: the record contradicts itself
-        held += f" of the {size_told(reserved)} that it has reserved"
+        usage += f" of the {size_told(reserved)} that it has reserved"
     asked = f"The request needs one free block of {size_told(request)}{home}"
-    return f"{held}. {asked}{_largest(room)}. {_device(room)}. {_verdict(cause, request, new_segment, room)}"
+    return f"{usage}. {asked}{_largest(room)}. {_device(room)}. {_verdict(cause, request, new_segment, room)}"
 
 
 def _largest(room: _Room) -> str:

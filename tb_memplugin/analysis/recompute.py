@@ -83,9 +83,9 @@ class Activations:
         lower = lower + self._inputs(calls)
         again = self._again(calls, lower)
         peak = max(int(lower.max()), int(again.max()))
-        held = int(self._bytes[block].sum())
+        held_bytes = int(self._bytes[block].sum())
         spent = int(calls.spent_ns.sum())
-        return Recomputed(rows, len(calls.start), peak, self._step.peak_bytes - peak, held, spent)
+        return Recomputed(rows, len(calls.start), peak, self._step.peak_bytes - peak, held_bytes, spent)
 
     def _with_backward(self, inner: Int64) -> _Calls:
         """Return the forward calls of the outermost chosen modules that have a backward in the step."""

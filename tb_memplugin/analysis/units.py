@@ -45,9 +45,9 @@ def size_told(size: float) -> str:
     return Unit.for_bytes([size]).tell(size)
 
 
-def part_told(size: float, whole: float) -> str:
+def part_told(size: float, total: float) -> str:
     """Return a part in the unit of its whole; only less than one of that has a smaller unit."""
-    unit = Unit.for_bytes([whole])
+    unit = Unit.for_bytes([total])
     return unit.tell(size) if abs(size) >= unit.bytes else size_told(size)
 
 

@@ -26,7 +26,7 @@ from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.summary import epoch_ns as epoch_of
 from tb_memplugin.store.windows import read_window
 from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason
-from tb_memplugin.trace.counters import known
+from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.step_figures import WatchedSteps, joined_before
 from tb_memplugin.trace.tables import NOT_NAMED
 
@@ -129,11 +129,11 @@ def recorded_accounts(device: DeviceSummary) -> tuple[Account, ...]:
         Account(
             Moment(stored.moment),
             stored.counted_bytes,
-            known(Counter, stored.counter),
+            code_of(Counter, stored.counter),
             stored.allocator_bytes if stored.HasField("allocator_bytes") else None,
             stored.at_least,
             tuple(
-                (known(Cause, cause), size)
+                (code_of(Cause, cause), size)
                 for cause, size in zip(stored.causes, stored.cause_bytes, strict=True)
             ),
         )

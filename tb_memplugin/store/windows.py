@@ -35,7 +35,7 @@ from tb_memplugin.trace import (
     StartState,
     Step,
 )
-from tb_memplugin.trace.counters import known
+from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.tables import ABSENT
 
 MOST_ROWS = 1 << 26
@@ -375,10 +375,10 @@ def _reading(stored: side_file_pb2.CounterReading) -> CounterReading:
     return CounterReading(
         stored.device,
         Moment(stored.moment),
-        known(Counter, stored.counter),
+        code_of(Counter, stored.counter),
         stored.bytes if stored.HasField("bytes") else None,
         stored.at_least,
-        tuple((known(Cause, cause), size) for cause, size in causes),
+        tuple((code_of(Cause, cause), size) for cause, size in causes),
     )
 
 

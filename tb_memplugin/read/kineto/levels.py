@@ -110,8 +110,8 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, starts: Sequence[Beg
         if beginning.counted is None and not name.startswith(SHARED):
             yield (
                 f"{name}: the file has no totals (PyTorch before 1.10). Of what was allocated before the "
-                f"file begins, only the {int(beginning.bytes.sum()):,} bytes that are freed in it are counted: "
-                "the rest is missing from every level."
+                f"file begins, only the {int(beginning.bytes.sum()):,} bytes that are freed in it are "
+                "counted: the rest is missing from every level."
             )
         if beginning.other_bytes < 0:
             yield (
