@@ -23,7 +23,7 @@ from tb_memplugin.exports.output import STDOUT, cannot_write
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.trace.step_figures import WatchedSteps
 
-_FORMATS = "; ".join(f"{name}: {one.what}" for name, one in FORMATS.items())
+_FORMATS = "; ".join(f"{name}: {format_.description}" for name, format_ in FORMATS.items())
 
 
 @click.command("export", epilog=f"Formats: {_FORMATS}")
@@ -81,8 +81,8 @@ def command(
 
 def _refuse_unused(format_: str, *, by: bool, rules: bool, no_stacks: bool) -> None:
     """Refuse options that another format has."""
-    given = {"--by": (by, "html"), "--rules": (rules, "html"), "--no-stacks": (no_stacks, "csv")}
-    for option, (is_given, its_format) in given.items():
+    options = {"--by": (by, "html"), "--rules": (rules, "html"), "--no-stacks": (no_stacks, "csv")}
+    for option, (is_given, its_format) in options.items():
         if is_given and format_ != its_format:
             raise MemPluginError(
                 f"{option} changes nothing in {format_}.",
@@ -107,7 +107,7 @@ def _write_watched(
         )
     write = monitored_steps.write_csv if format_ == "csv" else monitored_steps.write_json
     write(watched, output)
-    return tuple(f"{one.worker}: {note}" for one in watched for note in one.figures.notes)
+    return tuple(f"{worker.worker}: {note}" for worker in watched for note in worker.figures.notes)
 
 
 def refuse_own_input(file: str, output: str) -> None:
