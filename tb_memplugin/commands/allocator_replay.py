@@ -90,7 +90,7 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
             "-o", "--output", type=PATH, help="Write the simulation as a memory snapshot, for any viewer."
         ),
     )
-    return functools.reduce(lambda made, option: option(made), reversed(options), with_simulation)
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_simulation)
 
 
 def read_size(text: str) -> int:
@@ -179,11 +179,15 @@ def _what_if(result: Replay) -> dict[str, Any]:
     }
 
 
-def _at(result: Replay, what: FirstMiss | Failure | None, fields: Sequence[str]) -> dict[str, Any] | None:
+def _at(
+    result: Replay, miss_or_failure: FirstMiss | Failure | None, fields: Sequence[str]
+) -> dict[str, Any] | None:
     """Return the event's number and some fields of a result; None without a result."""
-    if what is None:
+    if miss_or_failure is None:
         return None
-    return {"event": _number(result, what.event)} | {field: getattr(what, field) for field in fields}
+    return {"event": _number(result, miss_or_failure.event)} | {
+        field: getattr(miss_or_failure, field) for field in fields
+    }
 
 
 def _show(replays: Sequence[Replay], *, is_other: bool) -> None:

@@ -99,16 +99,16 @@ class _Guard:
         elif ended_by not in CRASHES:
             return BY_SIGNAL - code
         elif path:
-            what = (
+            message = (
                 f"The process that read the file crashed (signal {-code}): the file is nested too deeply, or "
                 "the system ran out of memory."
             )
             fix = "Ask the sender for the file that torch.cuda.memory._dump_snapshot() or the profiler wrote."
-            _refuse(UnreadableFileError(what, where=path, fix=fix))
+            _refuse(UnreadableFileError(message, where=path, fix=fix))
         else:
-            what = f"The command was killed (signal {-code}): the system may have run out of memory."
+            message = f"The command was killed (signal {-code}): the system may have run out of memory."
             fix = "Run it on a machine with more memory."
-            _refuse(UnreadableFileError(what, where=_the_command(), fix=fix))
+            _refuse(UnreadableFileError(message, where=_the_command(), fix=fix))
         return REFUSED
 
     def _kill(self, _number: int, _frame: FrameType | None) -> None:

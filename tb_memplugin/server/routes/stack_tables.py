@@ -41,8 +41,8 @@ def answer(session: Session, request: Request) -> Json:
     page, window = _page(request, rows, keys)
     table = FrameTable()
     shown = [_stack_shape(row, table) for row in page]
-    found = found_shape(stacks, finder)
-    return {**chosen.shape(stacks), "found": found, **window, "frames": table.shape(), "rows": shown}
+    matches = found_shape(stacks, finder)
+    return {**chosen.shape(stacks), "found": matches, **window, "frames": table.shape(), "rows": shown}
 
 
 def answer_lines(session: Session, request: Request) -> Json:
