@@ -22,7 +22,7 @@ FEWEST_WINDOWS = 4
 MOST_WINDOWS = 12
 """How many windows of a run are read at most, spread over the run; each is a file."""
 
-SHOWN_PLACES = 5
+SHOWN_SITES = 5
 
 COUNTED_ON_CPU = ("MemoryTracer", "IterationReport", "LineTracer")
 """Sources that count all CPU memory alive when a window begins. torch.profiler does not on the CPU."""
@@ -157,7 +157,7 @@ def _suspects(run: Sequence[WindowLevel]) -> list[Evidence]:
     occurrences = Counter(name for window in run for name, _ in window.kept)
     in_all = [name for name, count in occurrences.items() if count == len(run)]
     least = {name: min(dict(window.kept)[name] for window in run) for name in in_all}
-    largest = sorted(least.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_PLACES]
+    largest = sorted(least.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_SITES]
     return [Evidence(name, size, "kept for a step or more, in every window") for name, size in largest]
 
 

@@ -129,8 +129,8 @@ def _kept(trace: MemoryTrace, rows: Int64, gaps: _Gaps) -> tuple[Int64, Int64]:
     first = np.searchsorted(gaps.optimizer, born, side="right").astype(np.int64)
     behind = np.searchsorted(gaps.end, freed, side="right").astype(np.int64)
     last = np.searchsorted(gaps.begin, freed, side="right") - 1
-    let_go = (last >= 0) & (freed < gaps.forward[last])
-    return first, np.where(let_go, first, np.maximum(behind, first))
+    freed_in_gap = (last >= 0) & (freed < gaps.forward[last])
+    return first, np.where(freed_in_gap, first, np.maximum(behind, first))
 
 
 @dataclass(frozen=True, slots=True)

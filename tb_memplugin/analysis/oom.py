@@ -247,8 +247,8 @@ def _why(
     usage = f"PyTorch uses {size_told(active)}"
     if reserved is not None and reserved >= active:  # less: the record contradicts itself
         usage += f" of the {size_told(reserved)} that it has reserved"
-    asked = f"The request needs one free block of {size_told(request)}{home}"
-    return f"{usage}. {asked}{_largest(room)}. {_device(room)}. {_verdict(cause, request, new_segment, room)}"
+    need = f"The request needs one free block of {size_told(request)}{home}"
+    return f"{usage}. {need}{_largest(room)}. {_device(room)}. {_verdict(cause, request, new_segment, room)}"
 
 
 def _largest(room: _Room) -> str:

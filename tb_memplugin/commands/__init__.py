@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from tb_memplugin.commands.apart import READ_FILES, go_apart
+from tb_memplugin.commands.apart import READ_FILES, fork_guarded
 from tb_memplugin.errors import MemPluginError
 
 SUB_COMMANDS = {
@@ -58,7 +58,7 @@ class LazyGroup(click.Group):
         """Run the command line. If `args` is None, commands that read files go on in a child process."""
         if args is None and sys.argv[1:2] and sys.argv[1] in READ_FILES:
             try:
-                go_apart()
+                fork_guarded()
             except MemPluginError as error:
                 _refuse(error)
         return super().main(args, *more, **options)

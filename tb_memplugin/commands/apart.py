@@ -37,7 +37,7 @@ OPENED = struct.Struct(f"<QH{LONGEST_PATH}s")
 """What the child says of the file that it opened last: its CPU seconds, and its path in UTF-8."""
 
 
-def go_apart() -> None:
+def fork_guarded() -> None:
     """Fork: return in the child process, while the parent waits for it and exits with its exit code.
 
     The child is held to the budget of the files that it opens. On a system without fork (Windows) this
@@ -50,7 +50,7 @@ def go_apart() -> None:
     if not hasattr(os, "fork"):
         return
     opened = _Opened()
-    confine(opened.tell)
+    confine(opened.report)
     child = os.fork()
     if child:
         raise SystemExit(_Guard(child, opened).wait())
@@ -62,7 +62,7 @@ class _Opened:
 
     memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, OPENED.size))
 
-    def tell(self, path: str, seconds: int) -> None:
+    def report(self, path: str, seconds: int) -> None:
         text = path.encode("utf-8", "surrogateescape")[:LONGEST_PATH]
         self.memory[:] = OPENED.pack(seconds, len(text), text)
 

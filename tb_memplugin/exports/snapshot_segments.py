@@ -65,7 +65,7 @@ def addresses_of(trace: MemoryTrace, device: int) -> Addresses:
     blocks = trace.allocations
     own = blocks.device == device
     has_address = own & (blocks.address != 0)
-    if not all(_lie_apart(trace, device, event) for event in (-1, len(trace.events) - 1)):
+    if not all(_are_disjoint(trace, device, event) for event in (-1, len(trace.events) - 1)):
         has_address[:] = False
     made_up_bytes = int(rounded_by_rule(blocks.bytes[own & ~has_address]).sum())
     if _end(trace, has_address) + made_up_bytes > (1 << 64) - ROOM_BEYOND:
@@ -86,7 +86,7 @@ def _end(trace: MemoryTrace, rows: Bool) -> int:
     return int(blocks.address[rows].max(initial=0)) + int(blocks.bytes[rows].max(initial=0))
 
 
-def _lie_apart(trace: MemoryTrace, device: int, event: int) -> bool:
+def _are_disjoint(trace: MemoryTrace, device: int, event: int) -> bool:
     """Return whether no two live blocks overlap."""
     blocks = trace.allocations
     rows = blocks.alive_at(event, device)

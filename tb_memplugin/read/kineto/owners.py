@@ -155,7 +155,7 @@ def _phases(ranges: Ranges, step_starts: Int64) -> Spans:
     node = innermost(ranges.parent, ranges.node) >= 0
     optimizer = innermost(ranges.parent, ranges.optimizer) >= 0
     roots = _marks(ranges.node & ~np.append(node, False)[ranges.parent])
-    forward = (ranges.module | _made_nodes(ranges, node | optimizer)) & ~node & ~optimizer
+    forward = (ranges.module | _makers_of_nodes(ranges, node | optimizer)) & ~node & ~optimizer
     outer = outermost(ranges.parent, forward)
     return phase_spans(
         _stretch(ranges, np.unique(outer[outer >= 0])),
@@ -173,7 +173,7 @@ def _stretch(ranges: Ranges, rows: Int64) -> tuple[Int64, Int64]:
     return ranges.start_ns[rows], ranges.end_ns[rows]
 
 
-def _made_nodes(ranges: Ranges, beside: Bool) -> Bool:
+def _makers_of_nodes(ranges: Ranges, beside: Bool) -> Bool:
     """Return a mask of outermost operators that contain the maker of an autograd node that ran.
 
     An operator's sequence number is that of the next node, so a node was made by the last operator with the

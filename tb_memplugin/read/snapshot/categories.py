@@ -209,11 +209,11 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
     is_decided = (phase != Phase.OTHER) | (mark != Mark.NOTHING)
     for device in range(len(trace.devices)):
         here = trace.events.device == device
-        decided, asked = np.flatnonzero(here & is_decided), np.flatnonzero(here & silent)
-        before = np.searchsorted(decided, asked)
-        asked, before = asked[before > 0], before[before > 0]
+        decided, candidates = np.flatnonzero(here & is_decided), np.flatnonzero(here & silent)
+        before = np.searchsorted(decided, candidates)
+        candidates, before = candidates[before > 0], before[before > 0]
         last = phase[decided[before - 1]]
-        phases[asked[(last == Phase.FORWARD) | (last == Phase.BACKWARD)]] = Phase.BACKWARD
+        phases[candidates[(last == Phase.FORWARD) | (last == Phase.BACKWARD)]] = Phase.BACKWARD
     return phases
 
 
@@ -239,12 +239,12 @@ def _with_losses(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
     loose = (phase == Phase.OTHER) & (mark == Mark.NOTHING)
     for device in range(len(trace.devices)):
         here = trace.events.device == device
-        decided, asked = np.flatnonzero(here & ~loose), np.flatnonzero(here & loose)
-        after = np.searchsorted(decided, asked)
+        decided, candidates = np.flatnonzero(here & ~loose), np.flatnonzero(here & loose)
+        after = np.searchsorted(decided, candidates)
         inside = (after > 0) & (after < len(decided))
-        asked, after = asked[inside], after[inside]
+        candidates, after = candidates[inside], after[inside]
         between = (phase[decided[after - 1]] == Phase.FORWARD) & (phase[decided[after]] == Phase.BACKWARD)
-        phases[asked[between]] = Phase.FORWARD
+        phases[candidates[between]] = Phase.FORWARD
     return phases
 
 

@@ -17,7 +17,7 @@ from tb_memplugin.read.snapshot.segments import RESERVES, first_segments, pools_
 from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
-TOLD_OOMS = 3
+LISTED_OOMS = 3
 """The largest number of out-of-memory entries per device that get their own note."""
 
 
@@ -197,12 +197,12 @@ class SnapshotDevice:
 
     def _ooms(self) -> Iterator[str]:
         ooms = np.flatnonzero(self.entries.kind == Kind.OOM).tolist()
-        for index in ooms[:TOLD_OOMS]:
+        for index in ooms[:LISTED_OOMS]:
             free = self.entries.free_bytes.get(index)
             rest = f" with {free:,} bytes free on the device" if free is not None else ""
             asked = int(self.entries.bytes[index])
             yield f"{self.name}: out of memory at entry {index}: {asked:,} bytes requested{rest}."
-        if len(ooms) > TOLD_OOMS:
+        if len(ooms) > LISTED_OOMS:
             most = int(self.entries.bytes[ooms].max())
             yield f"{self.name}: out of memory {len(ooms)} times in all, at requests of up to {most:,} bytes."
 
@@ -220,9 +220,9 @@ class SnapshotDevice:
             return waits.astype(np.uint8)
         address, first = np.unique(self.entries.address[requests], return_index=True)
         index = np.searchsorted(address, start.address).clip(max=len(address) - 1)
-        asked = requests[first[index]]
+        request = requests[first[index]]
         in_trace = address[index] == start.address
-        in_trace &= kept | (asked < start.freed)
+        in_trace &= kept | (request < start.freed)
         waits &= ~in_trace
         return waits.astype(np.uint8)
 
