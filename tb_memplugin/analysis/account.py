@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Cause, Counter, CounterReading, MemoryTrace, Moment
 from tb_memplugin.trace.replay import frees_of_unknown, unreported_frees
 
@@ -190,11 +190,11 @@ def _sentence(account: Account) -> str:
     where = MOMENTS[account.moment]
     if missing > 0:
         least = "at least " if account.is_bound else ""
-        text += f": {least}{size_told(missing)} missing {where}"
+        text += f": {least}{size_text(missing)} missing {where}"
     elif account.is_bound:
-        text = f"counts up to {size_told(-missing)} too much {where}"
+        text = f"counts up to {size_text(-missing)} too much {where}"
     else:
-        text += f": {size_told(-missing)} too much {where}"
+        text += f": {size_text(-missing)} too much {where}"
     return f"{text}{_reasons(account, missing)}"
 
 
@@ -221,7 +221,7 @@ def _reasons(account: Account, missing: int) -> str:
     for cause, size in causes:
         part = min(abs(size), rest)  # some causes are upper bounds
         rest -= part
-        reasons += [f"{size_told(part)} {CAUSES[cause]}"] if part else []
+        reasons += [f"{size_text(part)} {CAUSES[cause]}"] if part else []
     if reasons and rest:
-        reasons.append(f"{size_told(rest)} for no known reason")
+        reasons.append(f"{size_text(rest)} for no known reason")
     return f" ({'; '.join(reasons)})" if reasons else ""

@@ -9,7 +9,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.leaks import FEWEST_STEPS, Leak, leaks, step_bounds
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
-from tb_memplugin.analysis.units import counted, part_told, size_told
+from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import FX
 from tb_memplugin.trace.tables import NOT_NAMED, ROOT, Int64
@@ -45,7 +45,7 @@ def growth(trace: MemoryTrace, device: int) -> Result:
     a_step = sum(leak.bytes for leak in growing) // growing[0].of_steps
     if a_step * MATTERS_IN_STEPS < MATTERS_SHARE * peak:
         return Fine(
-            f"Memory grows by {size_told(a_step)} per step: {MATTERS_IN_STEPS:,} steps would add less than "
+            f"Memory grows by {size_text(a_step)} per step: {MATTERS_IN_STEPS:,} steps would add less than "
             f"{MATTERS_SHARE:.0%} of the peak."
         )
     return _finding(trace, device, growing, bounds, a_step, peak)
@@ -117,7 +117,7 @@ def _evidence(site: _Site, step: int, event: int) -> Evidence:
 
 def _rise(site: _Site) -> str:
     slope = sum(leak.slope_bytes for leak in site.leaks)
-    return f"rises {part_told(slope, site.bytes)} per step"
+    return f"rises {part_text(slope, site.bytes)} per step"
 
 
 def site_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.growth import MATTERS_IN_STEPS, MATTERS_SHARE, site_name
 from tb_memplugin.analysis.leaks import MODELS_OWN, kept_sites
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
 
 FEWEST_WINDOWS = 4
@@ -99,7 +99,7 @@ def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -
     a_step, peak = int(np.median(rises / steps)), int(trace.live(device).max())
     if a_step * MATTERS_IN_STEPS < MATTERS_SHARE * peak:
         return Fine(
-            f"From window to window, memory grows by {size_told(a_step)} per step: {MATTERS_IN_STEPS:,} "
+            f"From window to window, memory grows by {size_text(a_step)} per step: {MATTERS_IN_STEPS:,} "
             f"steps would add less than {MATTERS_SHARE:.0%} of the peak."
         )
     return _finding(name, windows, levels, a_step, peak)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.highest_step import HighestStep, step_on, stretch_on
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -62,8 +62,8 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
     )
     if best.bytes < LEAST_SHARE * best.step.peak_bytes:
         return Fine(
-            f"{size_told(best.kept_bytes)} of gradients stay allocated during forward, but the peak is "
-            f"elsewhere: without them it would be only {size_told(best.bytes)} lower."
+            f"{size_text(best.kept_bytes)} of gradients stay allocated during forward, but the peak is "
+            f"elsewhere: without them it would be only {size_text(best.bytes)} lower."
         )
     return _finding(trace, device, best)
 

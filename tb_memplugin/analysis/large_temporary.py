@@ -9,7 +9,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import HighestStep, highest_step
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, OUTSIDE, ROOT, Int64
 
@@ -78,8 +78,8 @@ def large_temporary(trace: MemoryTrace, device: int) -> Result:
     if saved[best] < LEAST_SHARE * step.peak_bytes:
         size = int(blocks.bytes[alive].sum())
         return Fine(
-            f"Temporaries hold {size_told(size)} at the peak of step {step.number}. Without those of any "
-            f"single operator, the peak would be at most {size_told(saved[best])} lower."
+            f"Temporaries hold {size_text(size)} at the peak of step {step.number}. Without those of any "
+            f"single operator, the peak would be at most {size_text(saved[best])} lower."
         )
     return _finding(trace, device, step, temporaries[site == best], saved[best])
 

@@ -111,14 +111,14 @@ def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
     if estimate.fits is None or estimate.margin_bytes is None:
         yield f"{step.gpu.name}: whether it fits is not known"
     elif estimate.fits:
-        spare = gpu_unit.tell(max(estimate.margin_bytes, 0))
-        yield f"fits {step.gpu.name} ({gpu_unit.tell(room)}) with {spare} to spare"
+        spare = gpu_unit.text(max(estimate.margin_bytes, 0))
+        yield f"fits {step.gpu.name} ({gpu_unit.text(room)}) with {spare} to spare"
     else:
-        missing = gpu_unit.tell(abs(estimate.margin_bytes))
-        yield f"does not fit {step.gpu.name} ({gpu_unit.tell(room)}): {missing} too much"
+        missing = gpu_unit.text(abs(estimate.margin_bytes))
+        yield f"does not fit {step.gpu.name} ({gpu_unit.text(room)}): {missing} too much"
     yield (
-        f"peak {unit.tell(estimate.peak_allocated_bytes)} allocated, "
-        f"{unit.tell(estimate.peak_reserved_bytes)} reserved"
+        f"peak {unit.text(estimate.peak_allocated_bytes)} allocated, "
+        f"{unit.text(estimate.peak_reserved_bytes)} reserved"
     )
 
 
@@ -149,7 +149,7 @@ def _show_changes(changes: Changes, unit: Unit, usable_bytes: int) -> None:
             change.label,
             unit.show(change.saved_bytes),
             unit.show(change.peak_reserved_bytes),
-            fits_told(change, usable_bytes),
+            fits_text(change, usable_bytes),
         )
         for change in changes.saving
     ]
@@ -157,7 +157,7 @@ def _show_changes(changes: Changes, unit: Unit, usable_bytes: int) -> None:
     for change in changes.saving:
         if change.label == change.what:
             out.print(printable(f"{change.what}: {change.options}"), soft_wrap=True)
-    if any(fits_told(change, usable_bytes) == JUST for change in changes.saving):
+    if any(fits_text(change, usable_bytes) == JUST for change in changes.saving):
         click.echo(
             f"note: {JUST}: the step would reserve more than the GPU has. It fits only because the "
             "allocator frees unused segments when memory runs out, which is slow.",
@@ -165,7 +165,7 @@ def _show_changes(changes: Changes, unit: Unit, usable_bytes: int) -> None:
         )
 
 
-def fits_told(change: Change, usable_bytes: int) -> str:
+def fits_text(change: Change, usable_bytes: int) -> str:
     """Return one word for whether a step with a change would fit: yes, just, no, or ? if not known."""
     if change.fits is None:
         return NOT_KNOWN

@@ -12,7 +12,7 @@ import click
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.paths import PATH, output_option
 from tb_memplugin.commands.tables import printable
@@ -139,6 +139,6 @@ def report_written(file: str, output: str, format_: str, as_json: bool, notes: S
         click.echo(json.dumps(document, indent=2), err=is_stdout)
         return
     if size is not None:
-        click.echo(f"Wrote {printable(output)} ({size_told(size)}).", err=True)
+        click.echo(f"Wrote {printable(output)} ({size_text(size)}).", err=True)
     for note in notes:
         click.echo(f"note: {printable(note)}", err=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands import on_scheduler
 from tb_memplugin.commands.opening import Reading, load_file, reading_options
 from tb_memplugin.commands.paths import PATH
@@ -173,7 +173,7 @@ def _document(imported: Sequence[_Imported], failed: Sequence[tuple[str, MemPlug
 def _show(imported: Sequence[_Imported], logdir: str) -> None:
     for item in imported:
         run = item.run if item.run.endswith(item.worker) else f"{item.run}, worker {item.worker}"
-        peaks = ", ".join(f"{name} {size_told(peak)}" for name, peak in item.peaks.items())
+        peaks = ", ".join(f"{name} {size_text(peak)}" for name, peak in item.peaks.items())
         click.echo(
             printable(
                 f"{'replaced' if item.replaced else 'imported'} {item.file}: run {run}; "
